@@ -8,14 +8,22 @@
 //! the process.
 
 mod address_file;
+mod cluster;
+mod configuration;
 mod controller;
+mod desired;
 mod drains;
 mod fault_log;
 mod flows;
 mod kube_proxy;
+mod node_ports;
 mod operator;
+mod publications;
+mod publisher;
+mod readiness;
 mod refused;
 mod reload;
+mod round_log;
 mod self_check;
 mod start;
 mod state;
@@ -39,7 +47,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use controller::{Command, Controller};
-use start::Source;
+use start::{Listeners, Source};
 use state::State;
 use supervisor::Supervisor;
 
@@ -129,140 +137,174 @@ async fn serve(
     failures: watch::Receiver<Option<String>>,
     links: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
-    let source = Source::open(&config)?;
-    let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
-    let checker = Checker::start(prober, Limits::of_this_process(), &config.name);
-    let verdicts = checker.verdicts();
-    let state =
-        Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts(), source.state()));
-    state.configure(&config);
-    let (operator, commands) = mpsc::channel(16);
-    let listeners = start::listeners(&config, &state, operator).await?;
-    let cluster = start::cluster(&config, &source);
-    let fleet = match &cluster {
-        Some(cluster) => cluster.fleet(),
-        // Nobody else reads the directory.
-        None => watch::Sender::new(PeerReleases::default()).subscribe(),
-    };
-    let name_taken = match &cluster {
-        Some(cluster) => cluster.name_taken(),
-        None => watch::Sender::new(None).subscribe(),
-    };
-    if let Some(cluster) = &cluster {
-        state.writes(cluster.counts());
-        state.may_lose_name(name_taken.clone());
-    }
-    let kube_proxy = kube_proxy::follow(&config);
-    let addresses = start::address_file(&config);
-    let mut controller =
-        Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker, cluster);
-    if let Some(addresses) = addresses {
-        controller.resume(addresses);
-    }
-    let mut inputs = Inputs {
-        manifests: source.updates(),
-        seen: None,
-        source,
-        verdicts,
-        unbound: controller.unbound(),
-        fleet,
-        name_taken,
-        kube_proxy,
-        commands,
-        failures,
-        links,
-        comparisons: controller.comparisons_end(),
-        hangup: signal(SignalKind::hangup())?,
-        terminate: signal(SignalKind::terminate())?,
-        interrupt: signal(SignalKind::interrupt())?,
-    };
-
-    controller.take(inputs.manifests.borrow_and_update().clone());
-    controller.set_peers(&inputs.fleet.borrow_and_update());
-    controller.share_node(*inputs.kube_proxy.borrow_and_update());
-    controller.apply(None).await;
-    let started = Instant::now();
-    let mut pace = Pace::begin();
-    let mut supervisor = Supervisor::of_environment();
-    let source_state = inputs.source.state();
-    let tell = |supervisor: &mut Supervisor| {
-        let health = state.health();
-        supervisor.tell(health.ready, || waits_for(&source_state.borrow(), &health.degraded));
-    };
-    tell(&mut supervisor);
-    match inputs.manifests.borrow().revision {
-        0 => tracing::info!(gateway = controller.config().name, "waiting for the initial objects"),
-        _ => tracing::info!(gateway = controller.config().name, "forwarding"),
-    }
-    let (code, farewell) = loop {
-        let mut seen = None;
-        match inputs.next(controller.due().into_iter().chain(supervisor.due()).min()).await {
-            Wake::Changed => {
-                seen = inputs.seen.take();
-                sleep_until(pace.next()).await;
-            }
-            Wake::Compared => {
-                // Most find no difference, and no round is due.
-                if !controller.heal() {
-                    continue;
-                }
-                sleep_until(pace.next()).await;
-            }
-            Wake::Command(command) => controller.execute(command),
-            Wake::Reload => {
-                controller.reload();
-                inputs.source.reload();
-            }
-            Wake::End => {
-                let is_taken = inputs.name_taken.borrow().is_some();
-                let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
-                break (code, SHUTDOWN_GRACE);
-            }
-            Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
-                tracing::error!("exiting: another gateway has the same metadata.name");
-                break (ExitCode::from(NAME_TAKEN), Duration::ZERO);
-            }
-            Wake::NameTaken => {
-                tracing::error!(
-                    "another gateway has the same metadata.name: this one keeps forwarding existing traffic; change the name of one of them"
-                );
-            }
-            Wake::Failed(why) => {
-                tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
-                // Packets are lost already: the next process is what helps.
-                break (ExitCode::FAILURE, Duration::ZERO);
-            }
-        }
-        controller.take(inputs.manifests.borrow_and_update().clone());
-        controller.set_verdicts(inputs.verdicts.borrow_and_update().clone());
-        controller.set_peers(&inputs.fleet.borrow_and_update());
-        controller.share_node(*inputs.kube_proxy.borrow_and_update());
-        // The main thread runs this loop and its rounds. Elapsed time would include the CPU time of others: on a busy
-        // machine each slow round would be followed by an equally long pause.
-        let before = cpu_time();
-        controller.apply(seen).await;
-        pace.ended(cpu_time().saturating_sub(before));
-        tell(&mut supervisor);
-    };
-    supervisor.stopping();
-    tracing::info!(grace = ?farewell, "shutting down: not ready, still forwarding until the grace period ends");
-    state.leave();
-    // Old and new flows are forwarded to the last moment. Nobody takes them over but a router that has seen that the
-    // gateway is not ready; a new flow that is refused here waits for its client's next SYN, a second or three later.
-    let forwarding = async {
-        tokio::select! {
-            () = tokio::time::sleep(farewell) => {}
-            _ = inputs.terminate.recv() => {}
-            _ = inputs.interrupt.recv() => {}
-        }
-    };
-    // What takes its time is done meanwhile.
-    tokio::join!(forwarding, controller.leave_cluster(), inputs.source.save());
-    // From here on packets find nobody until the next process: nothing waits.
-    drop((listeners, controller, inputs, state));
+    let mut gateway = Gateway::start(path, config, &dataplane, failures, links).await?;
+    let End { code, grace } = gateway.run().await;
+    // From its end on packets find nobody until the next process: nothing waits.
+    gateway.shut_down(grace).await;
     stop(dataplane).await;
     tracing::info!("stopped");
     Ok(code)
+}
+
+/// A running gateway, without its dataplane.
+struct Gateway {
+    _listeners: Listeners,
+    controller: Controller,
+    inputs: Inputs,
+    state: Arc<State>,
+}
+
+/// How the loop ends.
+struct End {
+    code: ExitCode,
+    /// How long to keep forwarding.
+    grace: Duration,
+}
+
+impl Gateway {
+    /// Starts everything but the dataplane.
+    async fn start(
+        path: &Path,
+        config: GatewayConfig,
+        dataplane: &Arc<Dataplane>,
+        failures: watch::Receiver<Option<String>>,
+        links: watch::Receiver<()>,
+    ) -> anyhow::Result<Self> {
+        let source = Source::open(&config)?;
+        let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
+        let checker = Checker::start(prober, Limits::of_this_process(), &config.name);
+        let verdicts = checker.verdicts();
+        let state = State::new(config.name.clone(), Arc::clone(dataplane), checker.counts(), source.state());
+        let state = Arc::new(state);
+        state.configure(&config);
+        let (operator, commands) = mpsc::channel(16);
+        let listeners = start::listeners(&config, &state, operator).await?;
+        let cluster = start::cluster(&config, &source);
+        let (fleet, name_taken) = match &cluster {
+            Some(cluster) => {
+                state.join_cluster(cluster.counts(), cluster.name_taken());
+                (cluster.fleet(), cluster.name_taken())
+            }
+            // Nobody else reads the directory.
+            None => (
+                watch::Sender::new(PeerReleases::default()).subscribe(),
+                watch::Sender::new(None).subscribe(),
+            ),
+        };
+        let kube_proxy = kube_proxy::follow(&config);
+        let addresses = start::address_file(&config);
+        let mut controller =
+            Controller::new(config, path, Arc::clone(dataplane), Arc::clone(&state), checker, cluster);
+        if let Some(addresses) = addresses {
+            controller.resume(addresses);
+        }
+        let inputs = Inputs {
+            manifests: source.updates(),
+            seen: None,
+            source,
+            verdicts,
+            unbound: controller.unbound(),
+            fleet,
+            name_taken,
+            kube_proxy,
+            commands,
+            failures,
+            links,
+            comparisons: controller.comparisons_end(),
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        };
+        Ok(Self { _listeners: listeners, controller, inputs, state })
+    }
+
+    /// Runs a round after each change, until a signal, a dead worker or another gateway's name ends it.
+    async fn run(&mut self) -> End {
+        self.inputs.pass_to(&mut self.controller);
+        self.controller.apply(None).await;
+        let started = Instant::now();
+        let mut pace = Pace::begin();
+        let mut supervisor = Supervisor::of_environment();
+        self.tell(&mut supervisor);
+        match self.inputs.manifests.borrow().revision {
+            0 => tracing::info!(gateway = self.controller.config().name, "waiting for the initial objects"),
+            _ => tracing::info!(gateway = self.controller.config().name, "forwarding"),
+        }
+        let end = loop {
+            let mut seen = None;
+            let due = self.controller.due().into_iter().chain(supervisor.due()).min();
+            match self.inputs.next(due).await {
+                Wake::Changed => {
+                    seen = self.inputs.seen.take();
+                    sleep_until(pace.next()).await;
+                }
+                Wake::Compared => {
+                    // Most find no difference, and no round is due.
+                    if !self.controller.heal() {
+                        continue;
+                    }
+                    sleep_until(pace.next()).await;
+                }
+                Wake::Command(command) => self.controller.execute(command),
+                Wake::Reload => {
+                    self.controller.reload();
+                    self.inputs.source.reload();
+                }
+                Wake::End => {
+                    let is_taken = self.inputs.name_taken.borrow().is_some();
+                    let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
+                    break End { code, grace: SHUTDOWN_GRACE };
+                }
+                Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
+                    tracing::error!("exiting: another gateway has the same metadata.name");
+                    break End { code: ExitCode::from(NAME_TAKEN), grace: Duration::ZERO };
+                }
+                Wake::NameTaken => {
+                    tracing::error!(
+                        "another gateway has the same metadata.name: this one keeps forwarding existing traffic; change the name of one of them"
+                    );
+                }
+                Wake::Failed(why) => {
+                    tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
+                    // Packets are lost already: the next process is what helps.
+                    break End { code: ExitCode::FAILURE, grace: Duration::ZERO };
+                }
+            }
+            self.inputs.pass_to(&mut self.controller);
+            // The main thread runs this loop and its rounds. Elapsed time would include the CPU time of others: on a
+            // busy machine each slow round would be followed by an equally long pause.
+            let before = cpu_time();
+            self.controller.apply(seen).await;
+            pace.ended(cpu_time().saturating_sub(before));
+            self.tell(&mut supervisor);
+        };
+        supervisor.stopping();
+        end
+    }
+
+    /// Tells the supervisor whether the gateway forwards, or what it waits for.
+    fn tell(&self, supervisor: &mut Supervisor) {
+        let health = self.state.health();
+        supervisor.tell(health.ready, || waits_for(&self.inputs.source.state().borrow(), &health.degraded));
+    }
+
+    /// Keeps forwarding for `grace`, and ends everything but the dataplane.
+    async fn shut_down(mut self, grace: Duration) {
+        tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
+        self.state.leave();
+        // Old and new flows are forwarded to the last moment. Nobody takes them over but a router that has seen that
+        // the gateway is not ready; a new flow that is refused here waits for its client's next SYN, a second or three
+        // later.
+        let forwarding = async {
+            tokio::select! {
+                () = tokio::time::sleep(grace) => {}
+                _ = self.inputs.terminate.recv() => {}
+                _ = self.inputs.interrupt.recv() => {}
+            }
+        };
+        // What takes its time is done meanwhile.
+        tokio::join!(forwarding, self.controller.leave_cluster(), self.inputs.source.save());
+    }
 }
 
 /// Why the gateway does not forward yet, as text for people.
@@ -288,6 +330,14 @@ async fn stop(dataplane: Arc<Dataplane>) {
 }
 
 impl Inputs {
+    /// Sets the newest of each input in the controller.
+    fn pass_to(&mut self, controller: &mut Controller) {
+        controller.take(self.manifests.borrow_and_update().clone());
+        controller.set_verdicts(self.verdicts.borrow_and_update().clone());
+        controller.set_peers(&self.fleet.borrow_and_update());
+        controller.share_node(*self.kube_proxy.borrow_and_update());
+    }
+
     /// Waits for something to happen, or for `due`.
     async fn next(&mut self, due: Option<Instant>) -> Wake {
         let due = async {

@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
-use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
+use tidegate_health::health_check_node_port::HealthReport;
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
@@ -20,12 +20,10 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
+use super::publications::{Publications, PublishFailure};
+use super::readiness::Readiness;
 use super::self_check::Comparisons;
 use crate::telemetry::{self, Generations, Latencies, Process, Sample, Timings};
-
-/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's default
-/// sync period, as for kube-proxy.
-const UPDATE_MAX: Duration = Duration::from_secs(60);
 
 /// How long a scrape waits for the workers' count of local ports in use.
 const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
@@ -47,26 +45,6 @@ pub(super) struct Round {
     pub(super) ended: Timestamp,
 }
 
-/// The newest desired state cannot be published: the last good one keeps forwarding.
-#[derive(Debug, Clone)]
-pub(super) struct PublishFailure {
-    /// The error of the dataplane.
-    pub(super) why: String,
-    /// The time of the first of the consecutive failures.
-    pub(super) since: Timestamp,
-}
-
-impl std::fmt::Display for PublishFailure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let since = whole_seconds(self.since);
-        write!(
-            f,
-            "the newest state cannot be published since {since}; the last good state is in use: {}",
-            self.why
-        )
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
@@ -78,16 +56,11 @@ pub(super) struct State {
     /// Comparisons of incremental results with ones from scratch.
     pub(super) comparisons: Arc<Comparisons>,
     timings: Timings,
-    health: ProxyHealth,
-    /// The origin of the monotonic times of `health`.
-    epoch: Instant,
-    desired: AtomicU64,
-    publish_failures: AtomicU64,
+    readiness: Readiness,
+    publications: Publications,
     /// Log lines that were left out.
     lines_left_out: AtomicU64,
-    publish_failure: RwLock<Option<PublishFailure>>,
     last: RwLock<Option<Arc<Round>>>,
-    leaving: AtomicBool,
     /// Why the configuration on disk is not in use.
     refused_configuration: RwLock<Option<String>>,
     /// `admin.metricsPerBackend`.
@@ -95,9 +68,16 @@ pub(super) struct State {
     /// Why the addresses of Services and the drained targets are not saved on disk.
     unsaved: RwLock<(Option<String>, Option<String>)>,
     source: watch::Receiver<SourceState>,
-    /// The counters of the cluster writer, if the objects come from an API server.
-    cluster: OnceLock<Arc<tidegate_cluster::Counts>>,
-    name_taken: OnceLock<watch::Receiver<Option<String>>>,
+    /// What is known of the cluster, if the objects come from an API server.
+    cluster: OnceLock<ClusterState>,
+}
+
+/// What the writer to the cluster knows.
+#[derive(Debug)]
+struct ClusterState {
+    counts: Arc<tidegate_cluster::Counts>,
+    /// The other gateway with the same name.
+    name_taken: watch::Receiver<Option<String>>,
 }
 
 impl State {
@@ -115,48 +95,41 @@ impl State {
             checks,
             comparisons: Arc::default(),
             timings: Timings::default(),
-            health: ProxyHealth::new(UPDATE_MAX, started),
-            epoch: Instant::now(),
-            desired: AtomicU64::new(0),
-            publish_failures: AtomicU64::new(0),
+            readiness: Readiness::new(started),
+            publications: Publications::default(),
             lines_left_out: AtomicU64::new(0),
-            publish_failure: RwLock::new(None),
             last: RwLock::new(None),
-            leaving: AtomicBool::new(false),
             refused_configuration: RwLock::new(None),
             metrics_per_backend: AtomicBool::new(true),
             unsaved: RwLock::default(),
             source,
             cluster: OnceLock::new(),
-            name_taken: OnceLock::new(),
         }
     }
 
-    /// Sets the counters of the cluster writer.
-    pub(super) fn writes(&self, counts: Arc<tidegate_cluster::Counts>) {
-        // Logged once, at the start.
-        let _ = self.cluster.set(counts);
-    }
-
-    /// Sets the source of information about a gateway with the same name.
-    pub(super) fn may_lose_name(&self, taken: watch::Receiver<Option<String>>) {
-        // Logged once, at the start.
-        let _ = self.name_taken.set(taken);
+    /// Sets the counters of the cluster writer, and its information about a gateway with the same name.
+    pub(super) fn join_cluster(
+        &self,
+        counts: Arc<tidegate_cluster::Counts>,
+        name_taken: watch::Receiver<Option<String>>,
+    ) {
+        // Called once, at the start.
+        let _ = self.cluster.set(ClusterState { counts, name_taken });
     }
 
     /// The other gateway with the same name.
     pub(super) fn name_taken(&self) -> Option<String> {
-        self.name_taken.get()?.borrow().clone()
+        self.cluster.get()?.name_taken.borrow().clone()
     }
 
     /// The counters of the cluster writer, if the objects come from an API server.
     pub(super) fn cluster(&self) -> Option<tidegate_cluster::Reading> {
-        self.cluster.get().map(|counts| counts.read())
+        self.cluster.get().map(|cluster| cluster.counts.read())
     }
 
     /// The state of the election, if the objects come from an API server.
     pub(super) fn candidate(&self) -> tidegate_cluster::Candidate {
-        self.cluster.get().map(|counts| counts.standing()).unwrap_or_default()
+        self.cluster.get().map(|cluster| cluster.counts.standing()).unwrap_or_default()
     }
 
     /// The state of the source.
@@ -166,8 +139,8 @@ impl State {
 
     /// Records that this generation was published to the workers.
     pub(super) fn desire(&self, generation: u64) {
-        self.desired.store(generation, Ordering::Relaxed);
-        self.health.update_queued(self.epoch.elapsed());
+        self.publications.desire(generation);
+        self.readiness.update_queued();
     }
 
     /// Records why the latest configuration is refused, or that it is in use.
@@ -194,31 +167,23 @@ impl State {
     /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason
     /// than the last one.
     pub(super) fn publish_failed(&self, why: &str) -> bool {
-        self.publish_failures.fetch_add(1, Ordering::Relaxed);
-        self.health.update_queued(self.epoch.elapsed());
-        let mut failure = self.publish_failure.write().unwrap_or_else(PoisonError::into_inner);
-        let is_news = failure.as_ref().is_none_or(|failure| failure.why != why);
-        let since = failure.as_ref().map_or_else(Timestamp::now, |failure| failure.since);
-        *failure = Some(PublishFailure { why: why.to_owned(), since });
-        is_news
+        self.readiness.update_queued();
+        self.publications.failed(why)
     }
 
     /// Records that the newest desired state is published. Returns whether that failed before.
     pub(super) fn published(&self) -> bool {
-        if self.publish_failure().is_none() {
-            return false;
-        }
-        self.publish_failure.write().unwrap_or_else(PoisonError::into_inner).take().is_some()
+        self.publications.succeeded()
     }
 
     /// Why the newest desired state is not published, if so.
     pub(super) fn publish_failure(&self) -> Option<PublishFailure> {
-        self.publish_failure.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.publications.failure()
     }
 
     /// Sets whether load balancers may send to the gateway's own node.
     pub(super) fn set_node_eligible(&self, eligible: bool) {
-        self.health.set_node_eligible(eligible);
+        self.readiness.set_node_eligible(eligible);
     }
 
     /// Counts log lines that were left out.
@@ -258,7 +223,7 @@ impl State {
 
     /// The generations of the newest snapshot, and of the oldest one that a worker still uses.
     pub(super) fn generations(&self) -> Generations {
-        let desired = self.desired.load(Ordering::Relaxed);
+        let desired = self.publications.desired();
         Generations { desired, applied: self.dataplane.applied_generation() }
     }
 
@@ -269,26 +234,19 @@ impl State {
 
     /// Records that shutdown has begun: the gateway is no longer ready.
     pub(super) fn leave(&self) {
-        self.leaving.store(true, Ordering::Relaxed);
+        self.readiness.leave();
     }
 
     /// The time since the start, independent of changes of the system clock.
     pub(super) fn uptime(&self) -> Duration {
-        self.epoch.elapsed()
+        self.readiness.uptime()
     }
 
     /// The current answer of health ports and probes.
     pub(super) fn health(&self) -> HealthReport {
         let Generations { desired, applied } = self.generations();
-        let now = Timestamp::now();
-        if desired > 0 && applied >= desired && self.publish_failure().is_none() {
-            self.health.applied(now);
-        }
-        self.health.set_workers_run(self.dataplane.healthy());
-        let report = self.health.report(self.epoch.elapsed(), now);
-        let leaving = self.leaving.load(Ordering::Relaxed);
-        let degraded = self.link_troubles();
-        HealthReport { ready: report.ready && !leaving && degraded.is_empty(), degraded, ..report }
+        let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
+        self.readiness.report(is_applied, self.dataplane.healthy(), self.link_troubles())
     }
 
     /// Interfaces that cannot carry packets, as text for people.
@@ -321,7 +279,7 @@ impl State {
             generations: self.generations(),
             configuration_refused: self.refused_configuration().is_some(),
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
-            publish_failures: self.publish_failures.load(Ordering::Relaxed),
+            publish_failures: self.publications.failures(),
             comparisons: &comparisons,
             timings: &self.timings,
             latencies: &self.latencies(&stats),
@@ -329,7 +287,7 @@ impl State {
             check_load: self.checks.load(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
             log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed)
-                + self.cluster().map_or(0, |cluster| cluster.log_lines_left_out),
+                + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
             slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),

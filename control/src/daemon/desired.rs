@@ -1,0 +1,107 @@
+//! Computes the desired state of each round from that of the last one, and has it compared from time to time with one
+//! from scratch.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_model::config::SelfCheckConfig;
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::Objects;
+use tidegate_policy::reconcile::{DrainTarget, Input, Memory, Outcome, Reconciler};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::configuration::Configuration;
+use super::self_check::{Comparisons, Layer, SelfCheck, Subject};
+
+/// See the module.
+pub(super) struct Desired {
+    reconciler: Reconciler,
+    /// Addresses and draining flows.
+    pub(super) memory: Memory,
+    self_check: SelfCheck,
+    started: Instant,
+    /// When the state changes by itself, since `started`.
+    reconcile_at: Option<Duration>,
+}
+
+impl Desired {
+    pub(super) fn new(comparisons: Arc<Comparisons>) -> Self {
+        Self {
+            reconciler: Reconciler::default(),
+            memory: Memory::default(),
+            self_check: SelfCheck::new(comparisons),
+            started: Instant::now(),
+            reconcile_at: None,
+        }
+    }
+
+    /// Changes when a comparison has ended: [`Self::heal`] is to be called then.
+    pub(super) fn comparisons_end(&self) -> watch::Receiver<()> {
+        self.self_check.ends()
+    }
+
+    /// Comparisons that were due so far.
+    pub(super) fn comparisons_due(&self) -> u64 {
+        self.self_check.due_count()
+    }
+
+    /// When the state changes by itself.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.reconcile_at.map(|at| self.started + at)
+    }
+
+    /// When the next comparison needs a round, even without a change.
+    pub(super) fn comparison_due(&self, config: &SelfCheckConfig) -> Option<Instant> {
+        self.self_check.due(config)
+    }
+
+    /// If a comparison has found a difference, the next round is computed from scratch. Addresses and draining flows
+    /// are in `memory` and stay. Returns the layers with a difference.
+    pub(super) fn heal(&mut self) -> Vec<Layer> {
+        let different = self.self_check.collect();
+        if different.iter().any(|layer| matches!(layer, Layer::Reconcile | Layer::Allocation)) {
+            self.reconciler = Reconciler::default();
+        }
+        different
+    }
+
+    /// The desired state, and the subject of a comparison if one is due.
+    pub(super) fn reconcile(
+        &mut self,
+        configuration: &Configuration,
+        objects: &Objects,
+        verdicts: &Verdicts,
+        drained: &BTreeSet<DrainTarget>,
+        generation: u64,
+    ) -> (Arc<Outcome>, Option<Subject>) {
+        let input = Input {
+            settings: &configuration.settings,
+            objects,
+            verdicts,
+            drained,
+            memory: &self.memory,
+            generation,
+            now: self.started.elapsed(),
+        };
+        let outcome = Arc::new(self.reconciler.reconcile(&input));
+        if self.reconciler.taken_up() > 0 {
+            self.self_check.changed();
+        }
+        let is_due = self.self_check.is_due(&configuration.config.self_check);
+        if is_due {
+            self.self_check.takes_round();
+        }
+        let subject =
+            is_due.then(|| Subject { round: self.reconciler.round(&input, &outcome), snapshot: None });
+        self.reconcile_at = outcome.reconcile_at;
+        self.memory = outcome.memory.clone();
+        (outcome, subject)
+    }
+
+    /// Begins a comparison in the background.
+    pub(super) fn compare(&mut self, subject: Subject) {
+        self.self_check.begin(subject);
+    }
+}

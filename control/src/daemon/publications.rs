@@ -1,0 +1,76 @@
+//! What is known about the publication of desired states, for status and metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use jiff::Timestamp;
+use tidegate_model::time::whole_seconds;
+
+/// The newest desired state cannot be published: the last good one keeps forwarding.
+#[derive(Debug, Clone)]
+pub(super) struct PublishFailure {
+    /// The error of the dataplane.
+    pub(super) why: String,
+    /// The time of the first of the consecutive failures.
+    pub(super) since: Timestamp,
+}
+
+impl std::fmt::Display for PublishFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let since = whole_seconds(self.since);
+        write!(
+            f,
+            "the newest state cannot be published since {since}; the last good state is in use: {}",
+            self.why
+        )
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Publications {
+    desired: AtomicU64,
+    failures: AtomicU64,
+    failure: RwLock<Option<PublishFailure>>,
+}
+
+impl Publications {
+    /// The newest generation that was published.
+    pub(super) fn desired(&self) -> u64 {
+        self.desired.load(Ordering::Relaxed)
+    }
+
+    /// Records that this generation was published to the workers.
+    pub(super) fn desire(&self, generation: u64) {
+        self.desired.store(generation, Ordering::Relaxed);
+    }
+
+    /// Publications that failed.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Why the newest desired state is not published, if so.
+    pub(super) fn failure(&self) -> Option<PublishFailure> {
+        self.failure.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason
+    /// than the last one.
+    pub(super) fn failed(&self, why: &str) -> bool {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
+        let is_news = failure.as_ref().is_none_or(|failure| failure.why != why);
+        let since = failure.as_ref().map_or_else(Timestamp::now, |failure| failure.since);
+        *failure = Some(PublishFailure { why: why.to_owned(), since });
+        is_news
+    }
+
+    /// Records that the newest desired state is published. Returns whether that failed before.
+    pub(super) fn succeeded(&self) -> bool {
+        if self.failure().is_none() {
+            return false;
+        }
+        self.failure.write().unwrap_or_else(PoisonError::into_inner).take().is_some()
+    }
+}

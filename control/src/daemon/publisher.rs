@@ -1,0 +1,195 @@
+//! Publishes desired states to the workers, and knows which of them every worker has applied.
+//!
+//! Invariant: a state that cannot be published changes nothing; the last good state stays in use.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
+use tidegate_dataplane::gateway::{Dataplane, KeptSnapshot};
+use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::Outcome;
+use tokio::time::Instant;
+
+use super::state::State;
+
+/// How long a round waits for the workers to apply its snapshot. Only a worker that hangs takes longer, and
+/// `/healthz` then reports it.
+const APPLY_MAX: Duration = Duration::from_millis(500);
+/// How long the round polls the workers without yielding its thread.
+const APPLY_SOON: Duration = Duration::from_millis(2);
+const APPLY_POLL: Duration = Duration::from_micros(50);
+
+/// See the module.
+pub(super) struct Publisher {
+    dataplane: Arc<Dataplane>,
+    state: Arc<State>,
+    /// The round whose spec was last given to the workers.
+    published: Option<Arc<Outcome>>,
+    generation: u64,
+    /// Since when the workers have a snapshot that is not known to be applied by each of them.
+    handed_over: Option<std::time::Instant>,
+    /// The last round that every worker has applied.
+    applied: Option<Arc<Outcome>>,
+    /// The version of the newest Services that all workers have applied.
+    version_applied: u64,
+    /// The snapshot in use was revised wrongly: the next one is compiled from scratch, though its spec says the same.
+    recompiles: bool,
+}
+
+impl Publisher {
+    /// A publisher that has published nothing yet.
+    pub(super) fn new(dataplane: Arc<Dataplane>, state: Arc<State>) -> Self {
+        Self {
+            dataplane,
+            state,
+            published: None,
+            generation: 0,
+            handed_over: None,
+            applied: None,
+            version_applied: 0,
+            recompiles: false,
+        }
+    }
+
+    /// The generation of the next state.
+    pub(super) fn next_generation(&self) -> u64 {
+        self.generation + 1
+    }
+
+    /// The version of the newest Services that all workers have applied.
+    pub(super) fn version_applied(&self) -> u64 {
+        self.version_applied
+    }
+
+    /// The next snapshot is compiled from scratch.
+    pub(super) fn recompile(&mut self) {
+        self.recompiles = true;
+    }
+
+    /// The snapshot in use, and the outcome that it was made of.
+    pub(super) fn in_use(&self) -> Option<(KeptSnapshot, Arc<Outcome>)> {
+        let published = self.published.as_ref()?;
+        Some((self.dataplane.keep_snapshot(), Arc::clone(published)))
+    }
+
+    /// Publishes a spec that differs from the last one, and waits for the workers to apply it. Returns the problems
+    /// of parts that are left out; `None` if nothing was published.
+    pub(super) async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
+        let spec = &outcome.spec;
+        if self.is_published(spec) && !self.recompiles {
+            // What could not be published is no longer asked for.
+            self.state.published();
+            return None;
+        }
+        let published = match self.recompiles {
+            true => self.dataplane.publish_from_scratch(spec),
+            false => self.dataplane.publish(spec),
+        };
+        let published = match published {
+            Ok(published) => published,
+            Err(error) => {
+                let why = error.to_string();
+                if self.state.publish_failed(&why) {
+                    tracing::error!(
+                        reason = why,
+                        "cannot publish the desired state: the last good state keeps forwarding"
+                    );
+                }
+                return None;
+            }
+        };
+        if self.state.published() {
+            tracing::info!("the desired state is published again");
+        }
+        self.recompiles = false;
+        self.published = Some(Arc::clone(outcome));
+        self.generation = spec.generation;
+        self.handed_over.get_or_insert(published.handed_over);
+        self.state.desire(spec.generation);
+        self.wait_for_workers().await;
+        self.note_applied();
+        let (generation, services) = (published.generation, spec.services.len());
+        tracing::debug!(generation, services, "published");
+        Some(published.problems)
+    }
+
+    /// Whether the workers already have an equal spec.
+    fn is_published(&self, spec: &SnapshotSpec) -> bool {
+        self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec))
+    }
+
+    /// Records whether every worker has applied the round, whose Services are of this version. Returns the Services
+    /// whose newest state the workers have not applied yet.
+    pub(super) fn check_applied(&mut self, outcome: &Arc<Outcome>, version: u64) -> BTreeSet<ObjectKey> {
+        // A worker may have been slow in an earlier round.
+        self.note_applied();
+        let is_forwarded = self.is_published(&outcome.spec);
+        if is_forwarded && self.dataplane.applied_generation() >= self.generation {
+            self.version_applied = version;
+            self.applied = Some(Arc::clone(outcome));
+        }
+        unapplied(self.applied.as_deref(), outcome)
+    }
+
+    /// Records how long the workers took to apply a snapshot, when each of them has applied it. If another snapshot
+    /// followed meanwhile, both count as one.
+    fn note_applied(&mut self) {
+        if self.dataplane.applied_generation() >= self.generation
+            && let Some(since) = self.handed_over.take()
+        {
+            self.state.applied(since.elapsed());
+        }
+    }
+
+    async fn wait_for_workers(&self) {
+        let began = Instant::now();
+        // A worker that is busy comes by within microseconds, one that sleeps within a millisecond.
+        while began.elapsed() < APPLY_SOON {
+            if self.dataplane.applied_generation() >= self.generation {
+                return;
+            }
+            std::thread::sleep(APPLY_POLL);
+        }
+        let latest = began + APPLY_MAX;
+        while self.dataplane.applied_generation() < self.generation && Instant::now() < latest {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// The Services whose newest state the workers have not applied yet: their service ports differ from those of the
+/// last applied round.
+fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey> {
+    let before = applied.map_or(&[][..], |outcome| &outcome.spec.services);
+    let now = &newest.spec.services[..];
+    let named = |spec: &SharedService| ObjectKey::new(spec.namespace.as_str(), spec.name.as_str());
+    let mut found = BTreeSet::new();
+    let (mut i, mut j) = (0, 0);
+    // Both are sorted by key.
+    while i < before.len() || j < now.len() {
+        match (before.get(i), now.get(j)) {
+            (Some(was), Some(is)) if was.key == is.key => {
+                if !was.is_same(is) && was != is {
+                    found.extend([named(was), named(is)]);
+                }
+                (i, j) = (i + 1, j + 1);
+            }
+            (Some(was), Some(is)) if was.key > is.key => {
+                found.insert(named(is));
+                j += 1;
+            }
+            (None, Some(is)) => {
+                found.insert(named(is));
+                j += 1;
+            }
+            (Some(was), _) => {
+                found.insert(named(was));
+                i += 1;
+            }
+            (None, None) => break,
+        }
+    }
+    found
+}

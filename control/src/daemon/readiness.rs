@@ -1,0 +1,63 @@
+//! The answer of health ports and probes, as far as it depends on time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
+
+/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's default
+/// sync period, as for kube-proxy.
+const UPDATE_MAX: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Readiness {
+    health: ProxyHealth,
+    /// The origin of the monotonic times of `health`.
+    epoch: Instant,
+    leaving: AtomicBool,
+}
+
+impl Readiness {
+    pub(super) fn new(started: Timestamp) -> Self {
+        Self {
+            health: ProxyHealth::new(UPDATE_MAX, started),
+            epoch: Instant::now(),
+            leaving: AtomicBool::new(false),
+        }
+    }
+
+    /// The time since the start, independent of changes of the system clock.
+    pub(super) fn uptime(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    /// Records that the workers have an update to apply, or that it could not be published.
+    pub(super) fn update_queued(&self) {
+        self.health.update_queued(self.epoch.elapsed());
+    }
+
+    /// Sets whether load balancers may send to the gateway's own node.
+    pub(super) fn set_node_eligible(&self, eligible: bool) {
+        self.health.set_node_eligible(eligible);
+    }
+
+    /// Records that shutdown has begun: the gateway is no longer ready.
+    pub(super) fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// The current answer. `is_applied`: the workers have applied the newest update; `workers_run`: all of them run;
+    /// `degraded`: interfaces that cannot carry packets.
+    pub(super) fn report(&self, is_applied: bool, workers_run: bool, degraded: Vec<String>) -> HealthReport {
+        let now = Timestamp::now();
+        if is_applied {
+            self.health.applied(now);
+        }
+        self.health.set_workers_run(workers_run);
+        let report = self.health.report(self.epoch.elapsed(), now);
+        let leaving = self.leaving.load(Ordering::Relaxed);
+        HealthReport { ready: report.ready && !leaving && degraded.is_empty(), degraded, ..report }
+    }
+}

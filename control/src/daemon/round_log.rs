@@ -1,0 +1,98 @@
+//! Logs the faults that a round finds, each once while it exists.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tidegate_core::snapshot::{Problem, SharedService};
+use tidegate_health::health_check_node_port::BindFailure;
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_policy::reconcile::{Finding, Outcome};
+use tidegate_source::SourceUpdate;
+use tokio::time::Instant;
+
+use super::fault_log::FaultLog;
+use super::node_ports::unopened;
+use crate::logging;
+
+/// What has been logged.
+#[derive(Default)]
+pub(super) struct RoundLog {
+    /// The faults that still exist, and the budget of lines of each namespace.
+    faults: FaultLog,
+    /// What that was made of.
+    findings: Arc<[Finding]>,
+    report: Arc<Report>,
+    unbound: Vec<BindFailure>,
+    problems: Vec<Problem>,
+}
+
+impl RoundLog {
+    /// When there is something to log although nothing changes.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.faults.due()
+    }
+
+    /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines were left
+    /// out, to be counted. `unbound`: the health-check node ports that cannot be bound; `problems`: the parts that the
+    /// dataplane leaves out.
+    pub(super) fn log(
+        &mut self,
+        manifests: &SourceUpdate,
+        outcome: &Outcome,
+        unbound: Vec<BindFailure>,
+        problems: &[Problem],
+    ) -> u64 {
+        let now = Instant::now();
+        if Arc::ptr_eq(&self.findings, &outcome.findings)
+            && (Arc::ptr_eq(&self.report, &manifests.report) || self.report == manifests.report)
+            && (&*self.problems, &self.unbound) == (problems, &unbound)
+        {
+            logging::left_out(&self.faults.summaries(now));
+            return 0;
+        }
+        let of_namespaces = manifests.faults_of_namespaces.iter();
+        let of_namespaces = of_namespaces
+            .flat_map(|(namespace, report)| report.iter().map(|fault| (namespace.clone(), fault.clone())));
+        let theirs: BTreeSet<&Diagnostic> =
+            manifests.faults_of_namespaces.values().flat_map(Report::iter).collect();
+        let others = manifests.report.iter().filter(|fault| !theirs.contains(fault));
+        let others = others.map(|fault| (String::new(), fault.clone()));
+        let findings = outcome
+            .findings
+            .iter()
+            .map(|finding| (finding.object.namespace.clone(), finding.diagnostic.clone()));
+        let unbound_findings = unbound.iter().map(|failure| {
+            let finding = unopened(failure, &manifests.objects);
+            (failure.service.namespace.clone(), finding.diagnostic)
+        });
+        let left_out = problems.iter().map(|problem| {
+            let namespace = namespace_of(problem, &outcome.spec.services).unwrap_or_default();
+            (namespace.to_owned(), Diagnostic::warning(problem.to_string()))
+        });
+        let faults = of_namespaces.chain(others).chain(findings).chain(unbound_findings).chain(left_out);
+        let news = self.faults.news(faults.collect(), now);
+        news.faults.iter().for_each(logging::diagnostic);
+        logging::left_out(&news.left_out);
+        self.findings = Arc::clone(&outcome.findings);
+        self.report = Arc::clone(&manifests.report);
+        self.unbound = unbound;
+        self.problems = problems.to_vec();
+        news.left_out_now
+    }
+}
+
+/// The namespace of the Service that a problem is about; `services` are sorted by key.
+fn namespace_of<'a>(problem: &Problem, services: &'a [SharedService]) -> Option<&'a str> {
+    let key = match problem {
+        Problem::Backend { service, .. }
+        | Problem::TableTooSmall { service, .. }
+        | Problem::WeightsDivided { service, .. } => service,
+        Problem::RouterOffLink { .. }
+        | Problem::RouteShadowed { .. }
+        | Problem::RouterTableFull { .. }
+        | Problem::NeighborOffLink { .. }
+        | Problem::NeighborTableFull { .. } => return None,
+    };
+    let at = services.binary_search_by(|service| service.key.cmp(key)).ok()?;
+    Some(&services[at].namespace)
+}
