@@ -23,7 +23,10 @@ use tokio::sync::watch;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
-use crate::telemetry::{self, Generations, Latencies, Process, Sample, Timings};
+use crate::telemetry::{
+    self, CheckSample, DataplaneSample, Generations, Latencies, Process, PublicationSample, RoundSample,
+    Sample, Timings,
+};
 
 /// How long a scrape waits for the workers' count of local ports in use.
 const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
@@ -268,28 +271,37 @@ impl State {
         let comparisons: Vec<_> = self.comparisons.read().into_iter().chain(plans).collect();
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
-            interfaces: &interfaces,
-            links: &self.dataplane.links().report(),
-            stats: &stats,
-            service_stats: &self.dataplane.service_stats(),
-            snat_ports: &if per_backend { self.dataplane.snat_ports(SNAT_PORTS_WAIT) } else { Vec::new() },
-            services: outcome.map_or(&[], |outcome| &outcome.services),
-            findings: outcome.map_or(&[], |outcome| &outcome.findings),
-            pools: outcome.map_or(&[], |outcome| &outcome.pools),
-            generations: self.generations(),
+            dataplane: DataplaneSample {
+                interfaces: &interfaces,
+                links: &self.dataplane.links().report(),
+                stats: &stats,
+                services: &self.dataplane.service_stats(),
+                snat_ports: &if per_backend {
+                    self.dataplane.snat_ports(SNAT_PORTS_WAIT)
+                } else {
+                    Vec::new()
+                },
+                packet_buffers: self.dataplane.buffers(),
+            },
+            round: RoundSample {
+                services: outcome.map_or(&[], |outcome| &outcome.services),
+                findings: outcome.map_or(&[], |outcome| &outcome.findings),
+                pools: outcome.map_or(&[], |outcome| &outcome.pools),
+                stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
+                slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
+            },
+            publication: PublicationSample {
+                generations: self.generations(),
+                failures: self.publications.failures(),
+                timings: &self.timings,
+            },
+            checks: CheckSample { results: &self.checks.read(), load: self.checks.load() },
             configuration_refused: self.refused_configuration().is_some(),
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
-            publish_failures: self.publications.failures(),
             comparisons: &comparisons,
-            timings: &self.timings,
             latencies: &self.latencies(&stats),
-            health_checks: &self.checks.read(),
-            check_load: self.checks.load(),
-            stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
             log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed)
                 + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
-            slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
-            packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),
             cluster,
             process: Process::read().ok().as_ref(),

@@ -104,7 +104,10 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     }
     let help = "Frames passed from the worker that received them to the worker that owns their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
+}
 
+/// Frames between the workers and the kernel, and the neighbours that the slow path resolves.
+pub(super) fn kernel(page: &mut Exposition, stats: &Stats) {
     let slow = &stats.slow_path;
     page.counter(
         "tidegate_kernel_packets_total",
@@ -325,10 +328,10 @@ pub(super) fn snat_ports(page: &mut Exposition, stats: &[ServiceStats], snat_por
 pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     let mut checks =
         page.counter("tidegate_health_checks_total", "Health checks of backends, by result.", ["result"]);
-    for (result, count) in sample.health_checks {
+    for (result, count) in sample.checks.results {
         checks.sample([result], *count);
     }
-    let load = &sample.check_load;
+    let load = &sample.checks.load;
     let help = "Health checks that started late by more than their interval.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks in progress.";
@@ -342,7 +345,7 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
 
     let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
-    for service in sample.services {
+    for service in sample.round.services {
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             *open.entry(key).or_default() |= port.fail_open;
@@ -360,11 +363,11 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help =
         "Generation of the newest desired state, and of the state that every worker has applied, by kind.";
     page.gauge("tidegate_snapshot_generation", help, ["kind"])
-        .sample(["desired"], sample.generations.desired)
-        .sample(["applied"], sample.generations.applied);
+        .sample(["desired"], sample.publication.generations.desired)
+        .sample(["applied"], sample.publication.generations.applied);
     let help =
         "Desired states that could not be published to the workers; the last good state keeps forwarding.";
-    page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publish_failures);
+    page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publication.failures);
     let help = "Comparisons of an incremental result with one computed from scratch, by layer.";
     let mut made = page.counter("tidegate_incremental_comparisons_total", help, ["layer"]);
     for (layer, count, _) in sample.comparisons {
@@ -378,21 +381,25 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     }
     let help =
         "Time of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
-    page.histogram("tidegate_sync_duration_seconds", help, sample.timings.sync.read());
+    page.histogram("tidegate_sync_duration_seconds", help, sample.publication.timings.sync.read());
     let help = "Time from when the source saw a change until every worker had applied it.";
-    page.histogram("tidegate_network_programming_duration_seconds", help, sample.timings.programming.read());
+    page.histogram(
+        "tidegate_network_programming_duration_seconds",
+        help,
+        sample.publication.timings.programming.read(),
+    );
 
     let help = "Addresses of the pool, by state: assigned to Services, free, reserved because they are the gateway's own, or \
                 outside: held by Services and no longer in the pool.";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
-    for one in sample.pools {
+    for one in sample.round.pools {
         pools
             .sample([&one.pool, "assigned"], one.assigned)
             .sample([&one.pool, "free"], one.free())
             .sample([&one.pool, "reserved"], one.reserved)
             .sample([&one.pool, "outside"], one.outside);
     }
-    let denied = sample.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
+    let denied = sample.round.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
     let help = "External IPs that Services request and that no pool authorises.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 
@@ -407,8 +414,8 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
         unsaved.sample([what], usize::from(*is_unsaved));
     }
     let help = "Manifest files with errors whose last good state is kept.";
-    page.gauge("tidegate_source_stale_files", help, []).sample([], sample.stale_files.len());
-    let since = sample.stale_files.iter().map(|file| file.since).min();
+    page.gauge("tidegate_source_stale_files", help, []).sample([], sample.round.stale_files.len());
+    let since = sample.round.stale_files.iter().map(|file| file.since).min();
     let since = since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
     let help = "Unix time since which a manifest file has had errors, for the file with the oldest errors; 0 while no file has errors.";
     page.gauge("tidegate_source_stale_timestamp_seconds", help, [])
@@ -417,11 +424,11 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Log lines about faults of objects and about failed writes that were left out, because their namespace had too many.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log_lines_left_out);
     let help = "EndpointSlices whose endpoints are not kept, because a Service lists too many or a namespace is above its share.";
-    page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.slices_left_out);
+    page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.round.slices_left_out);
 
     source(page, sample.source);
 
-    let (capacity, free) = sample.packet_buffers;
+    let (capacity, free) = sample.dataplane.packet_buffers;
     page.gauge("tidegate_packet_buffers", "Packet buffers (mbufs), by state.", ["state"])
         .sample(["free"], free)
         .sample(["used"], capacity.saturating_sub(free));

@@ -24,7 +24,7 @@ mod tests;
 pub use exposition::CONTENT_TYPE;
 pub use latency::{Latencies, Latency};
 pub use process::Process;
-pub use sample::{Generations, Sample};
+pub use sample::{CheckSample, DataplaneSample, Generations, PublicationSample, RoundSample, Sample};
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
@@ -35,15 +35,17 @@ use exposition::Exposition;
 pub fn render(sample: &Sample<'_>) -> String {
     let mut page = Exposition::default();
     families::build(&mut page, sample.version);
-    families::frames(&mut page, sample.stats, sample.interfaces);
-    families::links(&mut page, sample.links);
-    families::workers(&mut page, sample.stats);
+    let DataplaneSample { stats, services, .. } = sample.dataplane;
+    families::frames(&mut page, stats, sample.dataplane.interfaces);
+    families::kernel(&mut page, stats);
+    families::links(&mut page, sample.dataplane.links);
+    families::workers(&mut page, stats);
     families::latencies(&mut page, sample.latencies);
-    families::services(&mut page, sample.service_stats);
-    families::service_info(&mut page, sample.services);
+    families::services(&mut page, services);
+    families::service_info(&mut page, sample.round.services);
     if sample.per_backend {
-        families::backends(&mut page, sample.service_stats, sample.services);
-        families::snat_ports(&mut page, sample.service_stats, sample.snat_ports);
+        families::backends(&mut page, services, sample.round.services);
+        families::snat_ports(&mut page, services, sample.dataplane.snat_ports);
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);

@@ -16,6 +16,37 @@ use super::timings::Timings;
 pub struct Sample<'a> {
     /// Of the binary.
     pub version: &'a str,
+    /// The dataplane.
+    pub dataplane: DataplaneSample<'a>,
+    /// The last round.
+    pub round: RoundSample<'a>,
+    /// Its way to the workers.
+    pub publication: PublicationSample<'a>,
+    /// Health checks.
+    pub checks: CheckSample<'a>,
+    /// Whether the latest configuration is not in use.
+    pub configuration_refused: bool,
+    /// Kinds of state that a restart would lose, each with whether it is missing on disk.
+    pub unsaved: &'a [(&'static str, bool)],
+    /// Comparisons of incremental results: (layer, made, found different), each layer once.
+    pub comparisons: &'a [(&'static str, u64, u64)],
+    /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
+    pub latencies: &'a Latencies,
+    /// Log lines about faults of objects that were left out.
+    pub log_lines_left_out: u64,
+    /// The state of the source.
+    pub source: &'a SourceState,
+    /// What is written to the cluster; `None` leaves its families out.
+    pub cluster: Option<tidegate_cluster::Reading>,
+    /// The process itself; `None` leaves its families out.
+    pub process: Option<&'a Process>,
+    /// Whether there are series for each backend: the product of backends and service ports can be large.
+    pub per_backend: bool,
+}
+
+/// What the dataplane counts.
+#[derive(Debug, Clone, Copy)]
+pub struct DataplaneSample<'a> {
     /// Names by interface index; an interface without a name is called by its index.
     pub interfaces: &'a [String],
     /// Their links and taps, by interface index.
@@ -23,49 +54,46 @@ pub struct Sample<'a> {
     /// The counters of the dataplane.
     pub stats: &'a Stats,
     /// The counters of the services of the published snapshot.
-    pub service_stats: &'a [ServiceStats],
+    pub services: &'a [ServiceStats],
     /// Local ports of `fullnat` in use, by SNAT address and backend.
     pub snat_ports: &'a [SnatPortStats],
-    /// The Services of the last [`Outcome`](tidegate_policy::reconcile::Outcome), for the states of their backends.
+    /// (Total, free), from `Dataplane::buffers`.
+    pub packet_buffers: (u32, u32),
+}
+
+/// The result of the last round.
+#[derive(Debug, Clone, Copy)]
+pub struct RoundSample<'a> {
+    /// The Services of its [`Outcome`](tidegate_policy::reconcile::Outcome), for the states of their backends.
     pub services: &'a [std::sync::Arc<ServiceView>],
     /// Its findings.
     pub findings: &'a [Finding],
     /// Its pools.
     pub pools: &'a [PoolUsage],
-    /// Generation of the newest snapshot, and the one that every worker has applied.
-    pub generations: Generations,
-    /// Whether the latest configuration is not in use.
-    pub configuration_refused: bool,
-    /// Kinds of state that a restart would lose, each with whether it is missing on disk.
-    pub unsaved: &'a [(&'static str, bool)],
-    /// Desired states that could not be published.
-    pub publish_failures: u64,
-    /// Comparisons of incremental results: (layer, made, found different), each layer once.
-    pub comparisons: &'a [(&'static str, u64, u64)],
-    /// How long updates took.
-    pub timings: &'a Timings,
-    /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
-    pub latencies: &'a Latencies,
-    /// Health checks by result, each result once.
-    pub health_checks: &'a [(&'static str, u64)],
-    /// How much there is to check.
-    pub check_load: CheckLoad,
     /// Files whose last good state is kept.
     pub stale_files: &'a [StaleFile],
-    /// Log lines about faults of objects that were left out.
-    pub log_lines_left_out: u64,
     /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
     pub slices_left_out: usize,
-    /// The state of the source.
-    pub source: &'a SourceState,
-    /// What is written to the cluster; `None` leaves its families out.
-    pub cluster: Option<tidegate_cluster::Reading>,
-    /// (Total, free), from `Dataplane::buffers`.
-    pub packet_buffers: (u32, u32),
-    /// The process itself; `None` leaves its families out.
-    pub process: Option<&'a Process>,
-    /// Whether there are series for each backend: the product of backends and service ports can be large.
-    pub per_backend: bool,
+}
+
+/// Publications of desired states.
+#[derive(Debug, Clone, Copy)]
+pub struct PublicationSample<'a> {
+    /// Generation of the newest snapshot, and the one that every worker has applied.
+    pub generations: Generations,
+    /// Desired states that could not be published.
+    pub failures: u64,
+    /// How long updates took.
+    pub timings: &'a Timings,
+}
+
+/// Health checks.
+#[derive(Debug, Clone, Copy)]
+pub struct CheckSample<'a> {
+    /// Checks by result, each result once.
+    pub results: &'a [(&'static str, u64)],
+    /// How much there is to check.
+    pub load: CheckLoad,
 }
 
 /// Generations of snapshots.

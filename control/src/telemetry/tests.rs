@@ -172,29 +172,37 @@ impl World {
     fn sample(&self) -> Sample<'_> {
         Sample {
             version: "1.2.3",
-            interfaces: &self.interfaces,
-            links: &self.links,
-            stats: &self.stats,
-            service_stats: &self.service_stats,
-            snat_ports: &[],
-            services: &self.services,
-            findings: &self.findings,
-            pools: &self.pools,
-            generations: Generations { desired: 8, applied: 7 },
+            dataplane: DataplaneSample {
+                interfaces: &self.interfaces,
+                links: &self.links,
+                stats: &self.stats,
+                services: &self.service_stats,
+                snat_ports: &[],
+                packet_buffers: (1000, 400),
+            },
+            round: RoundSample {
+                services: &self.services,
+                findings: &self.findings,
+                pools: &self.pools,
+                stale_files: &self.stale_files,
+                slices_left_out: 7,
+            },
+            publication: PublicationSample {
+                generations: Generations { desired: 8, applied: 7 },
+                failures: 3,
+                timings: &self.timings,
+            },
+            checks: CheckSample {
+                results: &[("success", 21), ("failure", 2)],
+                load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
+            },
             configuration_refused: true,
             unsaved: &[("addresses", false), ("objects", true)],
-            publish_failures: 3,
             comparisons: &[("reconcile", 5, 0), ("allocation", 5, 1)],
-            timings: &self.timings,
             latencies: &self.latencies,
-            health_checks: &[("success", 21), ("failure", 2)],
-            check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
-            stale_files: &self.stale_files,
             log_lines_left_out: 11,
-            slices_left_out: 7,
             source: &self.source,
             cluster: None,
-            packet_buffers: (1000, 400),
             process: None,
             per_backend: true,
         }
@@ -638,7 +646,8 @@ fn snat_ports_are_counted_by_address_backend_and_state() {
     };
     let gone = SnatPortStats { backend: BackendId::new(77, 0), ..ports("192.0.2.3", 9) };
     let counted = [ports("192.0.2.3", 40_000), ports("192.0.2.4", 5), gone];
-    let page = Page::parse(&render(&Sample { snat_ports: &counted, ..world.sample() }));
+    let dataplane = DataplaneSample { snat_ports: &counted, ..world.sample().dataplane };
+    let page = Page::parse(&render(&Sample { dataplane, ..world.sample() }));
     let value = |address, state| {
         let labels: Vec<_> = [("address", address)]
             .into_iter()
@@ -651,7 +660,7 @@ fn snat_ports_are_counted_by_address_backend_and_state() {
     assert_eq!((value("192.0.2.4", "established"), value("192.0.2.4", "opening")), (5.0, 2.0));
     assert_eq!(page.of("tidegate_snat_ports").count(), 8, "none of a backend that is gone");
     assert_eq!(page.value("tidegate_snat_ports_max", &[]), 64_512.0);
-    let text = render(&Sample { per_backend: false, snat_ports: &counted, ..world.sample() });
+    let text = render(&Sample { per_backend: false, dataplane, ..world.sample() });
     assert!(!text.contains("tidegate_snat_ports"));
 }
 

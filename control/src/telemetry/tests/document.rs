@@ -27,7 +27,8 @@ fn whole_page() -> String {
         start_time_seconds: 1.0,
     };
     let cluster = Some(tidegate_cluster::Counts::default().read());
-    render(&Sample { snat_ports: &snat_ports, process: Some(&process), cluster, ..world.sample() })
+    let dataplane = DataplaneSample { snat_ports: &snat_ports, ..world.sample().dataplane };
+    render(&Sample { dataplane, process: Some(&process), cluster, ..world.sample() })
 }
 
 /// The HELP texts of a page, by name.

@@ -168,7 +168,7 @@ async fn a_save_that_fails_is_told_and_tried_again_and_the_older_file_is_never_n
     let long_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
     let open = fs::File::options().append(true).open(file(&world)).expect("it is there");
     open.set_modified(long_ago).expect("it is ours");
-    tokio::time::sleep(quick().confirm_interval * 10).await;
+    tokio::time::sleep(quick().save.confirm_interval * 10).await;
     let modified = fs::metadata(file(&world)).and_then(|m| m.modified()).expect("it is there");
     assert_eq!(modified, long_ago, "a restart would take the older objects for the newest");
     // Nothing changes but the disk.
