@@ -15,6 +15,7 @@ pub use tidegate_policy::reconcile::view::{
 };
 
 /// `GET /v1/status`.
+// Flat, because each field is a field of `status -o json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {

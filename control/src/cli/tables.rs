@@ -13,8 +13,9 @@ use tidegate_policy::reconcile::DrainTarget;
 
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
-    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowRowKind, FlowsAnswer, HealthState,
-    HealthView, NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status,
+    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FindingView, FlowRow, FlowRowKind, FlowsAnswer,
+    HealthState, HealthView, InterfaceStatus, LatencyStatus, NeighborsStatus, PoolView, PortView,
+    ServiceView, SourceStatus, Status, WorkerStatus,
 };
 
 /// `services`. `now` is what ages count to.
@@ -296,6 +297,27 @@ pub(super) fn drained(target: &DrainTarget, done: &str, backends: usize) -> Stri
 
 /// `status`: the gateway as a whole, then its parts as tables. `-o wide` adds latencies, and shows the findings in full.
 pub(super) fn status(status: &Status, style: Style) -> String {
+    let mut text = facts(status);
+    let is_wide = style.format == Format::Wide;
+    let latencies = if is_wide { &*status.latencies } else { &[] };
+    let tables = [
+        workers(&status.workers),
+        latency_table(latencies),
+        interfaces(&status.interfaces),
+        findings(&status.findings),
+    ];
+    for table in tables.into_iter().filter(|table| !table.is_empty()) {
+        text.push('\n');
+        text.push_str(&table.render(is_wide, !style.no_headers));
+    }
+    for error in &status.source.errors {
+        writeln!(text, "\n{error}").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+/// The lines about the gateway as a whole.
+fn facts(status: &Status) -> String {
     let mut text = String::new();
     let mut fact = |key: &str, value: String| {
         writeln!(text, "{:<12} {value}", format!("{key}:")).expect("writing to a String cannot fail");
@@ -337,9 +359,12 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
     let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };
     fact("Drained", drained);
+    text
+}
 
+fn workers(all: &[WorkerStatus]) -> Table {
     let mut workers = Table::new(&["WORKER", "CORE", "STATE", "BUSY", "CYCLES/PACKET", "FLOWS"]);
-    for w in &status.workers {
+    for w in all {
         workers.row([
             w.worker.to_string(),
             w.core.to_string(),
@@ -349,12 +374,20 @@ pub(super) fn status(status: &Status, style: Style) -> String {
             w.flows.to_string(),
         ]);
     }
+    workers
+}
+
+fn latency_table(all: &[LatencyStatus]) -> Table {
     let mut latencies = Table::new(&["LATENCY", "COUNT", "P50(us)", "P99(us)", "MAX(us)"]);
-    for one in status.latencies.iter().filter(|_| style.format == Format::Wide) {
+    for one in all {
         let micros = |value: f64| format!("{value:.1}");
         let [p50, p99, max] = [one.p50_us, one.p99_us, one.max_us].map(micros);
         latencies.row([one.name.clone(), one.count.to_string(), p50, p99, max]);
     }
+    latencies
+}
+
+fn interfaces(all: &[InterfaceStatus]) -> Table {
     let headers = [
         "INTERFACE",
         "DEVICE",
@@ -369,7 +402,7 @@ pub(super) fn status(status: &Status, style: Style) -> String {
         "+TAP-LINK",
     ];
     let mut interfaces = Table::new(&headers);
-    for i in &status.interfaces {
+    for i in all {
         interfaces.row([
             i.name.clone(),
             i.device.clone(),
@@ -384,8 +417,12 @@ pub(super) fn status(status: &Status, style: Style) -> String {
             i.tap.as_ref().map(|tap| tap.link.state.clone()).unwrap_or_default(),
         ]);
     }
+    interfaces
+}
+
+fn findings(all: &[FindingView]) -> Table {
     let mut findings = Table::new(&["SEVERITY", "REASON", "OBJECT", "MESSAGE", "+ACCEPTED", "+LOCATION"]);
-    for f in &status.findings {
+    for f in all {
         findings.row([
             f.severity.clone(),
             f.reason.clone(),
@@ -395,12 +432,5 @@ pub(super) fn status(status: &Status, style: Style) -> String {
             f.location.clone().unwrap_or_default(),
         ]);
     }
-    for table in [workers, latencies, interfaces, findings].into_iter().filter(|table| !table.is_empty()) {
-        text.push('\n');
-        text.push_str(&table.render(style.format == Format::Wide, !style.no_headers));
-    }
-    for error in errors {
-        writeln!(text, "\n{error}").expect("writing to a String cannot fail");
-    }
-    text
+    findings
 }

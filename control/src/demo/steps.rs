@@ -124,8 +124,33 @@ struct Watched {
     failed: usize,
 }
 
+impl Watched {
+    fn problem(&self, error: &anyhow::Error) -> String {
+        format!("{} {}: {error:#}", self.path.label(), self.path.family)
+    }
+}
+
 /// Kills a backend and adds another while new connections come and old ones stay, on every path at once.
 fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String>) -> Result<()> {
+    let mut watched = watch_all(lab, problems);
+    kill_one(lab, options, &mut watched, problems);
+    add_one(lab, &mut watched, problems)?;
+    let rows: Vec<_> = watched.into_iter().map(|one| row(one, problems)).collect();
+    let threshold = options.unhealthy_threshold;
+    println!(
+        "\nBackend {KILLED} killed under load (health checks every {} ms, out after {threshold} bad ones), then \
+         backend {ADDED} added:",
+        options.health_interval.as_millis()
+    );
+    print_table(
+        &["mode", "family", "new conns", "failed", "out after", "added used after", "others live on"],
+        &rows,
+    );
+    Ok(())
+}
+
+/// Opens the connections that are to stay, and begins to open new ones, on every path.
+fn watch_all(lab: &Lab, problems: &mut Vec<String>) -> Vec<Watched> {
     let mut watched = Vec::new();
     for path in all_paths() {
         let source = client(path.family, 3);
@@ -139,72 +164,70 @@ fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String
             Err(error) => problems.push(format!("{} {}: {error:#}", path.label(), path.family)),
         }
     }
+    watched
+}
 
+/// Kills a backend, and waits until no new connection goes to it.
+fn kill_one(lab: &mut Lab, options: &GatewayOptions, watched: &mut [Watched], problems: &mut Vec<String>) {
     let killed_at = Instant::now();
     lab.server_mut(KILLED).kill();
     let bound = options.detection_bound() + SLACK;
-    for one in &mut watched {
+    for one in watched {
         match one.load.until_quiet(killed_at, QUIET, bound + QUIET) {
             Ok(out_after) => one.out_after = Some(out_after),
-            Err(error) => problems.push(format!("{} {}: {error:#}", one.path.label(), one.path.family)),
+            Err(error) => problems.push(one.problem(&error)),
         }
         one.failed = one.load.attempts_since(killed_at).iter().filter(|a| a.outcome.is_err()).count();
     }
+}
 
+/// Adds a backend, and waits until new connections go to it.
+fn add_one(lab: &Lab, watched: &mut [Watched], problems: &mut Vec<String>) -> Result<()> {
     let with_added: Vec<u8> = FIRST_SERVERS.into_iter().chain([ADDED]).collect();
     let added_at = Instant::now();
     for manifest in manifests(&with_added) {
         manifest.write(&manifests_of(lab))?;
     }
     let added = crate::netlab::server::name(ADDED);
-    for one in &mut watched {
+    for one in watched {
         let used = wait_for("the first connection at the added backend", Duration::from_secs(10), || {
             let attempts = one.load.attempts_since(added_at);
             attempts.iter().find(|a| a.outcome.as_ref() == Ok(&added)).map(|a| a.at.duration_since(added_at))
         });
         match used {
             Ok(after) => one.used_after = Some(after),
-            Err(error) => problems.push(format!("{} {}: {error:#}", one.path.label(), one.path.family)),
+            Err(error) => problems.push(one.problem(&error)),
         }
     }
-
-    let killed = crate::netlab::server::name(KILLED);
-    let mut rows = Vec::new();
-    for Watched { path, load, mut open, out_after, used_after, failed } in watched {
-        open.retain(|tell| tell.told.backend != killed);
-        let (mut lived, all) = (0, open.len());
-        for tell in &mut open {
-            match tell.ping() {
-                Ok(()) => lived += 1,
-                Err(error) => problems.push(format!(
-                    "{} {}: an open connection to {} broke: {error:#}",
-                    path.label(),
-                    path.family,
-                    tell.told.backend
-                )),
-            }
-        }
-        rows.push(vec![
-            path.label(),
-            path.family.to_string(),
-            load.attempts().len().to_string(),
-            failed.to_string(),
-            milliseconds(out_after),
-            milliseconds(used_after),
-            format!("{lived} of {all}"),
-        ]);
-    }
-    let threshold = options.unhealthy_threshold;
-    println!(
-        "\nBackend {KILLED} killed under load (health checks every {} ms, out after {threshold} bad ones), then \
-         backend {ADDED} added:",
-        options.health_interval.as_millis()
-    );
-    print_table(
-        &["mode", "family", "new conns", "failed", "out after", "added used after", "others live on"],
-        &rows,
-    );
     Ok(())
+}
+
+/// The line of a path, with how many of the connections to the other backends are still alive.
+fn row(watched: Watched, problems: &mut Vec<String>) -> Vec<String> {
+    let killed = crate::netlab::server::name(KILLED);
+    let Watched { path, load, mut open, out_after, used_after, failed } = watched;
+    open.retain(|tell| tell.told.backend != killed);
+    let (mut lived, all) = (0, open.len());
+    for tell in &mut open {
+        match tell.ping() {
+            Ok(()) => lived += 1,
+            Err(error) => problems.push(format!(
+                "{} {}: an open connection to {} broke: {error:#}",
+                path.label(),
+                path.family,
+                tell.told.backend
+            )),
+        }
+    }
+    vec![
+        path.label(),
+        path.family.to_string(),
+        load.attempts().len().to_string(),
+        failed.to_string(),
+        milliseconds(out_after),
+        milliseconds(used_after),
+        format!("{lived} of {all}"),
+    ]
 }
 
 fn milliseconds(time: Option<Duration>) -> String {

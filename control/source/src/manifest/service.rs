@@ -158,81 +158,112 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
         let place = list.as_ref().unwrap_or(spec.itself());
         place.sheet.error(place.at(), "spec.ports: the list is empty", "at least one port");
     }
-    let mut seen = BTreeMap::new();
-    let mut names = BTreeMap::new();
-    let mut node_ports = BTreeMap::new();
-    let mut ports = Vec::new();
-    for item in &items {
-        let Some(fields) = item.fields() else { continue };
-        let mut is_another = true;
-        let port_field = fields.required("port", "a port number from 1 to 65535");
-        let port = port_field.as_ref().and_then(Field::port);
-        let protocol = match fields.get("protocol") {
-            Some(field) => field.one_of(&PROTOCOLS),
-            None => Some(Protocol::Tcp),
-        };
-        if item.sheet.is_stored() && (port.is_none() || protocol.is_none()) {
-            continue;
-        }
-        let name_field = fields.get("name").filter(|f| !meta::is_empty(f));
-        let name = name_field.as_ref().and_then(|f| {
-            let accepted = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most";
-            f.string_where(|name| f.sheet.is_stored() || text::is_rfc1123_label(name), accepted)
-        });
-        if let (Some(field), Some(name)) = (&name_field, name)
-            && let Some(first) = names.get(name)
-        {
-            let what = format_args!("the name {name} is already used by {first}");
-            field.error(what, "a different name for each port");
-            is_another = false;
-        }
-        if name_field.is_none() && items.len() > 1 {
-            item.error("name is missing", "a name for each of several ports");
-            is_another &= !names.contains_key("");
-        }
-        names.entry(name.unwrap_or_default()).or_insert_with(|| item.path.clone());
-        if let (Some(port), Some(protocol)) = (port, protocol)
-            && let Some(first) = seen.insert((port, protocol), item.path.clone())
-            && let Some(field) = &port_field
-        {
-            field.error(
-                format_args!("{port}/{protocol} is already used by {first}"),
-                "each port and protocol once",
-            );
-            is_another = false;
-        }
-        let target_port = fields.get("targetPort").and_then(|f| target_port(&f));
-        let node_port = fields.get("nodePort").and_then(|f| {
-            let node_port = optional_port(&f)?;
-            if !matches!(service.service_type, ServiceType::NodePort | ServiceType::LoadBalancer) {
-                f.error(format_args!("not allowed with type {}", service.service_type), "no nodePort");
-                return None;
-            }
-            if let Some(first) = protocol.and_then(|p| node_ports.insert((node_port, p), item.path.clone())) {
-                f.error(
-                    format_args!("{node_port} is already used at {first}"),
-                    "each nodePort and protocol once",
-                );
-                return None;
-            }
-            Some(node_port)
-        });
-        let app_protocol = fields.get("appProtocol").and_then(|f| {
-            let accepted = "a name such as http or example.com/proto";
-            let check = |name: &str| f.sheet.is_stored() || text::is_qualified_name(name);
-            Some(f.string_where(check, accepted)?.to_owned())
-        });
-        fields.finish(Unknown::Warned);
-        let (Some(port), Some(protocol)) = (port, protocol) else { continue };
-        // If two ports have the same identity, the first one is used.
-        if !is_another {
-            continue;
-        }
-        let target_port = target_port.unwrap_or(TargetPort::Number(port));
-        let name = name.unwrap_or_default().to_owned();
-        ports.push(ServicePort { name, protocol, app_protocol, port, target_port, node_port });
+    let mut taken = Taken::default();
+    items.iter().filter_map(|item| port(item, items.len() > 1, service.service_type, &mut taken)).collect()
+}
+
+/// What the ports of a Service have that no other port of it may have, each with the place of the first one.
+#[derive(Default)]
+struct Taken<'a> {
+    /// Names; the empty one stands for all ports without a name.
+    names: BTreeMap<&'a str, String>,
+    ports: BTreeMap<(Port, Protocol), String>,
+    node_ports: BTreeMap<(Port, Protocol), String>,
+}
+
+/// Reads one port. `has_others`: the Service has several ports, so that each needs a name.
+fn port<'a>(
+    item: &Field<'a>,
+    has_others: bool,
+    service_type: ServiceType,
+    taken: &mut Taken<'a>,
+) -> Option<ServicePort> {
+    let fields = item.fields()?;
+    let port_field = fields.required("port", "a port number from 1 to 65535");
+    let port = port_field.as_ref().and_then(Field::port);
+    let protocol = match fields.get("protocol") {
+        Some(field) => field.one_of(&PROTOCOLS),
+        None => Some(Protocol::Tcp),
+    };
+    if item.sheet.is_stored() && (port.is_none() || protocol.is_none()) {
+        return None;
     }
-    ports
+    let (name, mut is_another) = port_name(item, &fields, has_others, taken);
+    if let (Some(port), Some(protocol)) = (port, protocol)
+        && let Some(first) = taken.ports.insert((port, protocol), item.path.clone())
+        && let Some(field) = &port_field
+    {
+        field.error(
+            format_args!("{port}/{protocol} is already used by {first}"),
+            "each port and protocol once",
+        );
+        is_another = false;
+    }
+    let target_port = fields.get("targetPort").and_then(|f| target_port(&f));
+    let node_port = fields.get("nodePort").and_then(|f| node_port(item, &f, protocol, service_type, taken));
+    let app_protocol = fields.get("appProtocol").and_then(|f| {
+        let accepted = "a name such as http or example.com/proto";
+        let check = |name: &str| f.sheet.is_stored() || text::is_qualified_name(name);
+        Some(f.string_where(check, accepted)?.to_owned())
+    });
+    fields.finish(Unknown::Warned);
+    let (port, protocol) = (port?, protocol?);
+    // If two ports have the same identity, the first one is used.
+    if !is_another {
+        return None;
+    }
+    let target_port = target_port.unwrap_or(TargetPort::Number(port));
+    Some(ServicePort { name: name.to_owned(), protocol, app_protocol, port, target_port, node_port })
+}
+
+/// The name of a port, which may be empty, and whether it is another than those of the ports before.
+fn port_name<'a>(
+    item: &Field<'a>,
+    fields: &Fields<'a>,
+    has_others: bool,
+    taken: &mut Taken<'a>,
+) -> (&'a str, bool) {
+    let mut is_another = true;
+    let field = fields.get("name").filter(|f| !meta::is_empty(f));
+    let name = field.as_ref().and_then(|f| {
+        let accepted = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most";
+        f.string_where(|name| f.sheet.is_stored() || text::is_rfc1123_label(name), accepted)
+    });
+    if let (Some(field), Some(name)) = (&field, name)
+        && let Some(first) = taken.names.get(name)
+    {
+        let what = format_args!("the name {name} is already used by {first}");
+        field.error(what, "a different name for each port");
+        is_another = false;
+    }
+    if field.is_none() && has_others {
+        item.error("name is missing", "a name for each of several ports");
+        is_another &= !taken.names.contains_key("");
+    }
+    let name = name.unwrap_or_default();
+    taken.names.entry(name).or_insert_with(|| item.path.clone());
+    (name, is_another)
+}
+
+/// The node port, if a Service of this type may have it and no other port has it.
+fn node_port(
+    item: &Field<'_>,
+    field: &Field<'_>,
+    protocol: Option<Protocol>,
+    service_type: ServiceType,
+    taken: &mut Taken<'_>,
+) -> Option<Port> {
+    let node_port = optional_port(field)?;
+    if !matches!(service_type, ServiceType::NodePort | ServiceType::LoadBalancer) {
+        field.error(format_args!("not allowed with type {service_type}"), "no nodePort");
+        return None;
+    }
+    if let Some(first) = protocol.and_then(|p| taken.node_ports.insert((node_port, p), item.path.clone())) {
+        field
+            .error(format_args!("{node_port} is already used at {first}"), "each nodePort and protocol once");
+        return None;
+    }
+    Some(node_port)
 }
 
 /// A number or the name of a container port; `None` for 0 and the empty text, which an API server treats as `port`.
