@@ -2,8 +2,8 @@
 //!
 //! A watch without events says nothing about the API server: if a network drops packets silently, or a server hangs,
 //! only the next missing bookmark shows it, a minute or more later. So while there are watches, a small request is
-//! sent every [`PulseTimes::interval`]. If two of them in a row get no answer, every watch is dropped and the source counts
-//! as lost. A refusal is an answer.
+//! sent every [`PulseTimes::interval`]. If two of them in a row get no answer, every watch is dropped and the source
+//! counts as lost. A refusal is an answer.
 
 use std::sync::Arc;
 use std::time::Duration;
