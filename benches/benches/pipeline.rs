@@ -1,5 +1,5 @@
-//! The whole pipeline, mode by mode, over a ring of frames in bursts of 32, through criterion: for watching one
-//! scenario over time. The figures in results/ come from the program `figures`, which takes scenarios in turn.
+//! The whole pipeline, mode by mode, over a ring of frames in bursts of 32, with criterion. It follows one scenario
+//! over time. The figures in results/ come from the program `figures`, which alternates between scenarios.
 #![allow(missing_docs, reason = "criterion's macros make public functions")]
 
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ fn pipeline(c: &mut Criterion) {
     for name in SCENARIOS {
         let mut lab: Option<Lab> = None;
         group.bench_function(name, |b| {
-            // Built when its turn comes, and only if it is not filtered out.
+            // Built only when it is measured, so a filtered scenario costs nothing.
             let lab = lab.get_or_insert_with(|| Lab::new(name.parse().expect("a scenario"), ENTRIES));
             b.iter_custom(|packets| {
                 let mut took = Duration::ZERO;
@@ -47,7 +47,7 @@ fn pipeline(c: &mut Criterion) {
                     lab.run();
                     took += start.elapsed();
                 }
-                // Of as many packets as asked for.
+                // Scale to the requested number of packets.
                 took.mul_f64(packets as f64 / (runs * RING as u64) as f64)
             });
         });

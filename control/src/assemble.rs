@@ -10,7 +10,7 @@ use tidegate_dataplane::topology;
 use tidegate_model::config::{GatewayConfig, Idle, Interface, OtherFamily, SourceConfig};
 use tidegate_policy::reconcile::{Demand, Settings};
 
-/// The dataplane of a configuration, without a word on failures.
+/// The dataplane settings of a configuration, without callbacks.
 #[must_use]
 pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
     let dataplane = &config.dataplane;
@@ -44,13 +44,13 @@ fn interface_config(interface: &Interface) -> gateway::InterfaceConfig {
     }
 }
 
-/// The interfaces as far as the configuration tells. Where it gives no `mac`, interface n has `02:00:00:00:00:n`, so
-/// that a capture made for it can be replayed anywhere.
+/// The interfaces according to the configuration. If it gives no `mac`, interface n has `02:00:00:00:00:n`, so that a
+/// capture can be replayed on any machine.
 #[must_use]
 pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
     let spec = |(n, interface): (usize, &Interface)| InterfaceSpec {
         name: interface.name.clone(),
-        // At most `limits::INTERFACES_MAX` of them.
+        // There are at most `limits::INTERFACES_MAX`.
         mac: interface.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, n as u8])),
         mtu: interface.mtu,
         vlan: interface.vlan,
@@ -59,7 +59,7 @@ pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
     config.dataplane.network.interfaces.iter().enumerate().map(spec).collect()
 }
 
-/// What `reconcile` needs of a configuration whose interfaces are these.
+/// The settings for `reconcile` from a configuration and its interfaces.
 #[must_use]
 pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Settings {
     let defaults = &config.services.defaults;

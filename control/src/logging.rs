@@ -86,7 +86,7 @@ fn forward(lines: PipeReader) {
     }
 }
 
-/// Logs of how many faults of each namespace nothing was logged.
+/// Logs for each namespace how many of its faults were not logged.
 pub(crate) fn left_out(namespaces: &[(String, u64)]) {
     for (namespace, left_out) in namespaces {
         tracing::warn!(

@@ -5,25 +5,25 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Readable and writable by their owner alone.
+/// Readable and writable only by the owner.
 const MODE: u32 = 0o600;
 
-/// Opens an empty file that nobody else can read.
+/// Opens an empty file that other users cannot read.
 ///
 /// # Errors
-/// When it cannot be made, emptied, or given its mode.
+/// When it cannot be created, truncated, or given its mode.
 pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(path)?;
-    // One that was there already has the mode that it had.
+    // An existing file keeps its old mode until here.
     file.set_permissions(Permissions::from_mode(MODE))?;
     Ok(file)
 }
 
-/// Replaces a file by what `write` writes, by way of a file beside it: whatever happens meanwhile, one of both is
-/// there, whole. On return it is on the disk.
+/// Replaces a file by the output of `write`, through a file beside it. At any moment, either the old or the new file is
+/// complete. On return the new file is on the disk.
 ///
 /// # Errors
-/// When the directory or the file cannot be written; the file from before stays.
+/// When the directory or the file cannot be written; the previous file then stays.
 pub(crate) fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -40,7 +40,7 @@ pub(crate) fn replace(
         File::open(directory)?.sync_all()
     })();
     if written.is_err() {
-        // Whatever is there is of no use, and its place may be what is lacking.
+        // The incomplete file is useless, and lack of space may be the cause of the error.
         let _ = fs::remove_file(&beside);
     }
     written

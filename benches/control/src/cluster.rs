@@ -1,7 +1,7 @@
-//! The same cluster as [`world`](crate::world), as an API server has it: JSON, with the Nodes, Pods and Namespaces
-//! around it, and Services as a gateway before left them, addresses and conditions written.
+//! The same cluster as [`world`](crate::world), in the form of an API server: JSON, with Nodes, Pods and Namespaces.
+//! The Services have the addresses and conditions that an earlier gateway wrote.
 //!
-//! Services with an odd number are UDP, so that packets can be sent to them and no connection is needed.
+//! Services with an odd number are UDP, so that packets can be sent to them without a connection.
 //!
 //! Invariant: the same numbers give the same cluster.
 
@@ -13,23 +13,23 @@ use tidegate_policy::pools::{FIELD_MANAGER, Held, record};
 
 use crate::world::{self, PODS_PER_NODE, Size};
 
-/// Where the addresses of Services come from.
+/// The address range of Services.
 pub const POOL: &str = "172.16.0.0/12";
-/// `name` of that pool.
+/// The `name` of that pool.
 pub const POOL_NAME: &str = "public";
 /// The port of every Service.
 pub const PORT: u16 = 80;
 /// The port of every endpoint.
 pub const TARGET_PORT: u16 = 8080;
 
-/// What there is beside Services and their slices, and how far they have got.
+/// Optional parts of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// Services have the address, finalizer and conditions that a gateway gave them.
+    /// Services have the address, finalizer and conditions of a gateway.
     pub is_settled: bool,
-    /// So many TCP Services ask for health checks by TCP.
+    /// The number of TCP Services that request health checks by TCP.
     pub checked: usize,
-    /// One Pod for each endpoint.
+    /// There is a Pod for each endpoint.
     pub has_pods: bool,
 }
 
@@ -39,14 +39,14 @@ pub fn is_udp(service: usize) -> bool {
     service % 2 == 1
 }
 
-/// The address of the Service with this number, once settled.
+/// The address of the Service with this number, after a gateway has assigned it.
 #[must_use]
 pub fn vip(service: usize) -> IpAddr {
     let n = u32::try_from(service).expect("a Service of 172.16.0.0/12");
     Ipv4Addr::from_bits(0xac10_0000 + 256 + n).into()
 }
 
-/// All objects; `singles` more Services with one endpoint each come after the others: [`single_service`], [`single`].
+/// All objects. `singles` further Services with one endpoint each follow: [`single_service`], [`single`].
 pub fn objects(size: Size, singles: usize, variant: Variant) -> impl Iterator<Item = Value> {
     let numbers = (0..size.services).chain((0..singles).map(move |k| single_service(size, k)));
     let services = numbers.map(move |n| service(n, variant));
@@ -57,13 +57,13 @@ pub fn objects(size: Size, singles: usize, variant: Variant) -> impl Iterator<It
     services.chain(slices).chain(more).chain(nodes).chain(pods)
 }
 
-/// The number of a Service with a single endpoint; UDP.
+/// The number of a Service with a single endpoint. It is UDP.
 #[must_use]
 pub fn single_service(size: Size, k: usize) -> usize {
     (size.services | 1) + 2 * k
 }
 
-/// The one endpoint of a Service with a single one: it goes between two.
+/// The endpoint of a Service with a single one. It alternates between two addresses.
 #[must_use]
 pub fn single(k: usize, other: bool) -> IpAddr {
     let (high, low) = (u8::try_from(k / 128).expect("few"), u8::try_from(k % 128).expect("below 128"));

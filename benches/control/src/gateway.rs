@@ -1,4 +1,4 @@
-//! A gateway without a daemon: the threads of the dataplane over ports in memory, and what a round of the daemon does.
+//! A gateway without a daemon: the threads of the dataplane over ports in memory, and the steps of a daemon's round.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 
 use crate::world;
 
-/// One worker on a core, everything else on the others.
+/// Runs one worker on a core, and all other threads on the other cores.
 ///
 /// # Errors
-/// When the threads cannot be made.
+/// A thread cannot be created.
 pub fn worker_pool(core: usize) -> Result<(WorkerPool<MemoryFrame>, MemoryPort)> {
     let cpus = std::thread::available_parallelism()?.get();
     let others: Vec<usize> = (0..cpus).filter(|&cpu| cpu != core).collect();
@@ -44,7 +44,7 @@ pub fn worker_pool(core: usize) -> Result<(WorkerPool<MemoryFrame>, MemoryPort)>
     Ok((worker_pool, wire))
 }
 
-/// Keeps this thread, and those that it makes, on these CPUs, where the system lets it.
+/// Pins this thread, and the threads that it creates, to these CPUs, if the system allows it.
 pub fn pin(cpus: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));
@@ -53,7 +53,7 @@ pub fn pin(cpus: &[usize]) {
     }
 }
 
-/// What the daemon's controller holds.
+/// The state of the daemon's controller.
 pub struct Gateway<'a> {
     settings: Settings,
     /// The objects of the source.
@@ -66,23 +66,23 @@ pub struct Gateway<'a> {
     began: Instant,
 }
 
-/// How long the stages of a round took.
+/// The durations of the stages of a round.
 #[derive(Debug, Clone, Copy)]
 pub struct Stages {
     /// From objects to the desired state.
     pub reconcile: Duration,
     /// Compile and publish.
     pub publish: Duration,
-    /// Until the worker has taken it up.
+    /// Until the worker has applied it.
     pub applied: Duration,
-    /// With letting go of the state before.
+    /// All stages, including the release of the previous state.
     pub all: Duration,
-    /// Services that reconcile took up again.
+    /// The number of Services that reconcile processed again.
     pub taken_up: usize,
 }
 
 impl<'a> Gateway<'a> {
-    /// With nothing published.
+    /// A gateway that has published nothing.
     #[must_use]
     pub fn new(objects: Objects, worker_pool: &'a WorkerPool<MemoryFrame>) -> Self {
         Self {
@@ -97,10 +97,10 @@ impl<'a> Gateway<'a> {
         }
     }
 
-    /// What a round of the daemon does with the objects as they are now.
+    /// Performs a round of the daemon with the current objects.
     ///
     /// # Errors
-    /// When it is not published, or not all of it.
+    /// The state was not published, or not completely.
     pub fn round(&mut self) -> Result<Stages> {
         let start = Instant::now();
         let outcome = self.reconciler.reconcile(&Input {
@@ -127,7 +127,7 @@ impl<'a> Gateway<'a> {
             std::thread::sleep(Duration::from_micros(50));
         }
         let applied = Instant::now();
-        // As in the daemon, what nobody needs any more is let go when the workers have the new state.
+        // As in the daemon, unused state is released after the workers have the new state.
         self.last = Some(outcome);
         self.worker_pool.reclaim();
         Ok(Stages {
@@ -139,8 +139,8 @@ impl<'a> Gateway<'a> {
         })
     }
 
-    /// How long reconcile takes from the same objects and memory when nothing is remembered: what each change costs
-    /// where it cannot be told whom it touches.
+    /// The duration of a reconcile of the same objects without the remembered state. It is the cost of a change whose
+    /// affected Services are not known.
     #[must_use]
     pub fn from_scratch(&self) -> Duration {
         let start = Instant::now();
@@ -158,7 +158,7 @@ impl<'a> Gateway<'a> {
         elapsed
     }
 
-    /// Where packets go to.
+    /// The addresses that packets go to.
     #[must_use]
     pub fn vips(&self) -> Vec<ServiceKey> {
         self.last.iter().flat_map(|outcome| &outcome.spec.services).map(|service| service.key).collect()

@@ -1,9 +1,8 @@
-//! Benches of the control plane: worlds of any size, and what a process weighs.
+//! Benches of the control plane: clusters of any size, and the memory of a process.
 //!
-//! [`gateway`] is what a daemon does around a dataplane in memory; [`world`] makes the objects of a cluster without any
-//! source, [`cluster`] the same as an API server has them; [`traffic`] sends packets to them; [`weight`] asks the kernel
-//! for the process's memory.
-//! The bins measure; nothing here does.
+//! [`gateway`] does what a daemon does around a dataplane in memory. [`world`] creates the objects of a cluster without
+//! a source, and [`cluster`] creates the same objects in the form of an API server. [`traffic`] sends packets to them.
+//! [`weight`] reads the memory of the process from the kernel. The binaries measure; this library does not.
 
 pub mod cluster;
 pub mod gateway;

@@ -1,7 +1,8 @@
-//! Packets to all Services while something else is measured, each counted in and out.
+//! Packets to all Services during a measurement, each counted in and out.
 //!
-//! A thread offers them to a port in memory at a rate, and takes what the worker sends. A queue as long as a NIC's
-//! (4,096 frames) stands between: a worker that stops for longer than that lasts loses packets, and that is counted.
+//! A thread offers packets to a port in memory at a rate, and takes the packets that the worker sends. A queue as long
+//! as a NIC's (4,096 frames) is in between. If a worker stops for longer than the queue lasts, packets are lost and
+//! counted as such.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,24 +18,24 @@ use tidegate_dataplane::drivers::memory::MemoryPort;
 
 use crate::world::GATEWAY_MAC;
 
-/// Clients times Services are flows: these stay within the worker's table.
+/// The limit of clients times Services, so that the flows fit in the worker's table.
 const FLOWS: usize = 20_000;
 const TICK: Duration = Duration::from_millis(1);
-/// After the last packet the worker has this long to send the rest.
+/// The time that the worker has to send the rest after the last packet.
 const LAST: Duration = Duration::from_secs(2);
 
-/// What became of the packets.
+/// The packet counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// That the queue took.
+    /// Packets that the queue accepted.
     pub offered: u64,
-    /// That found it full: lost.
+    /// Packets that were lost because the queue was full.
     pub lost: u64,
-    /// That came out.
+    /// Packets that the worker sent.
     pub forwarded: u64,
 }
 
-/// The thread. See the module.
+/// The thread that sends and receives packets.
 #[derive(Debug)]
 pub struct Traffic {
     stop: Arc<AtomicBool>,
@@ -42,7 +43,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Starts `rate` packets a second.
+    /// Starts sending `rate` packets a second.
     #[must_use]
     pub fn start(wire: MemoryPort, to: Vec<ServiceKey>, rate: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -50,10 +51,10 @@ impl Traffic {
         Self { stop, thread: std::thread::spawn(move || run(&wire, &to, rate, &told)) }
     }
 
-    /// Stops, and waits for what is still under way.
+    /// Stops, and waits for packets that are still under way.
     ///
     /// # Panics
-    /// If the thread did.
+    /// If the thread panicked.
     #[must_use]
     pub fn stop(self) -> Counts {
         self.stop.store(true, Ordering::Relaxed);
@@ -84,7 +85,7 @@ fn run(wire: &MemoryPort, to: &[ServiceKey], rate: u64, stop: &AtomicBool) -> Co
     counts
 }
 
-/// The first packet of a flow; sent again and again, it is one that the worker knows.
+/// The first packet of a flow. When it is sent again, the worker already knows the flow.
 fn frame(n: usize, to: ServiceKey) -> Vec<u8> {
     let from = SocketAddr::from(([198, 18, (n >> 8) as u8, n as u8], 1024 + (n % 50_000) as u16));
     let vip = SocketAddr::new(to.vip, to.port);

@@ -4,22 +4,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// See the module. Time is an argument.
+/// A token bucket. Time is an argument.
 #[derive(Debug, Clone)]
 pub struct Bucket {
     interval: Duration,
     burst: u32,
-    /// The time at which the bucket would be empty: what is taken moves it on by an interval.
+    /// The time at which the bucket was last full, if tokens were used at the nominal rate: each token used advances it
+    /// by an interval.
     spent_until: Option<Instant>,
 }
 
 impl Bucket {
-    /// A full bucket of `burst` that gains one each `interval`.
+    /// A full bucket of `burst` tokens that gains one per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
         Self { interval, burst, spent_until: None }
     }
 
-    /// From now on it gains one each `interval`. As many are in it as before.
+    /// Sets the interval. The number of tokens does not change.
     pub fn set_interval(&mut self, interval: Duration, now: Instant) {
         if let Some(until) = self.spent_until.filter(|until| *until > now) {
             let taken = (until - now).as_secs_f64() / self.interval.as_secs_f64();
@@ -28,7 +29,7 @@ impl Bucket {
         self.interval = interval;
     }
 
-    /// Takes one, or says when there is one again.
+    /// Takes a token. The error is the time at which there is one again.
     pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let from = self.spent_until.map_or(now, |until| until.max(now));
         let full = self.interval * self.burst;
@@ -40,7 +41,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Whether it is full again: nothing is remembered of what was taken.
+    /// Whether it is full, so that nothing has to be remembered about it.
     pub fn is_full(&self, now: Instant) -> bool {
         self.spent_until.is_none_or(|until| until <= now)
     }

@@ -1,9 +1,9 @@
-//! Counts writes and events, and holds the state of the election, for metrics and status.
+//! Counts writes and events, and stores the state of the election, for metrics and status.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// Counters since the start, and how it stands now.
+/// Counters since the start, and the current state.
 #[derive(Debug, Default)]
 pub struct Counts {
     leads: AtomicBool,
@@ -21,16 +21,16 @@ pub struct Counts {
     standing: RwLock<Candidate>,
 }
 
-/// The state of this gateway in the election, as text for people.
+/// The state of this gateway in the election, as text for display.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Candidate {
-    /// The gateway that leads, by its name, as far as this one knows.
+    /// The name of the leader, as far as this gateway knows.
     pub leader: Option<String>,
-    /// Why this one does not lead whatever the others do.
+    /// Why this gateway does not lead, whatever the others do.
     pub hindrance: Option<String>,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
@@ -39,7 +39,7 @@ pub(super) enum Ended {
     Failed,
 }
 
-/// What became of an event.
+/// The result of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventEnded {
     Sent,
@@ -47,25 +47,25 @@ pub(super) enum EventEnded {
     Failed,
 }
 
-/// [`Counts`] at one moment.
+/// The values of [`Counts`] at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
     /// Whether this gateway leads.
     pub leads: bool,
-    /// Writes that wait.
+    /// The number of writes that are waiting.
     pub pending: u64,
-    /// Writes by result, as metrics name it: success, conflict, throttled, failure.
+    /// The writes by result, with the names in metrics: success, conflict, throttled, failure.
     pub writes: [(&'static str, u64); 4],
-    /// Failed writes of which no line was logged.
+    /// The number of failed writes that were not logged.
     pub log_lines_left_out: u64,
     /// Events by result.
     pub events: [(&'static str, u64); 3],
-    /// Comparisons of a plan with one that passes over nothing, and those that found a difference.
+    /// The number of comparisons of a plan with one that skips no Service, and the number that found a difference.
     pub comparisons: (u64, u64),
 }
 
 impl Reading {
-    /// Writes that failed.
+    /// The number of failed writes.
     #[must_use]
     pub fn writes_failed(&self) -> u64 {
         let [_, _, _, (_, failed)] = self.writes;
@@ -84,7 +84,7 @@ impl Counts {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A write failed, and no line was logged.
+    /// Counts a failed write that was not logged.
     pub(super) fn line_left_out(&self) {
         self.lines_left_out.fetch_add(1, Ordering::Relaxed);
     }
@@ -108,7 +108,7 @@ impl Counts {
         self.pending.store(pending as u64, Ordering::Relaxed);
     }
 
-    /// This is how the gateway stands in the election.
+    /// Sets the state of the gateway in the election.
     pub(super) fn candidate(&self, candidate: Candidate) {
         let mut standing = self.standing.write().unwrap_or_else(PoisonError::into_inner);
         if *standing != candidate {
@@ -122,7 +122,7 @@ impl Counts {
         self.standing.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// All of it now.
+    /// All current values.
     #[must_use]
     pub fn read(&self) -> Reading {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

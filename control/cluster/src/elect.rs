@@ -15,19 +15,19 @@ use tokio::time::{Instant, sleep, timeout};
 use super::lease::{Ask, Election, LEASE, RENEW_DEADLINE, RETRY, UNINSTALLED};
 use super::request::{RequestError, within};
 
-/// Failing attempts are reported only after this time: until then a leader keeps leading.
+/// Failing attempts are reported only after this time. Until then a leader continues to lead.
 const FAILING_MIN: Duration = RENEW_DEADLINE;
 
-/// How it stands.
+/// The state of the leadership.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Leadership {
-    /// Until when we lead, if we do: nothing is written after this.
+    /// The time until which this gateway leads, if it does. After it nothing is written.
     pub(super) until: Option<Instant>,
-    /// Who leads, as far as we know.
+    /// The current leader, as far as this gateway knows.
     pub(super) holder: Option<String>,
     /// Whether a request was sent to the API server, whatever its result.
     pub(super) is_asked: bool,
-    /// Why the lease cannot be read or written, where that has failed for [`FAILING_MIN`].
+    /// Why the lease cannot be read or written, if that has failed for [`FAILING_MIN`].
     pub(super) trouble: Option<String>,
 }
 
@@ -45,17 +45,18 @@ impl Leadership {
 /// Whether this gateway requests the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Candidacy {
-    /// It does not know yet whether its name is its own.
+    /// It does not know yet whether its name is unique.
     NotYet,
-    /// It does.
+    /// It requests the lease.
     Candidate,
-    /// No more, and nothing that it wrote is under way: the lease is given back.
+    /// It no longer does, and none of its writes is in progress: the lease is released.
     Gone,
-    /// No more, and a write may still arrive: the lease runs out by itself.
+    /// It no longer does, but a write may still arrive: the lease expires by itself.
     Cut,
 }
 
-/// Takes part in the election while it is a candidate; then gives the lease back, if it is ours and nothing is under way.
+/// Takes part in the election while the gateway is a candidate. Then it releases the lease, if it is ours and no write
+/// is in progress.
 pub(super) async fn run(
     connector: Arc<Connector>,
     namespace: String,
@@ -76,7 +77,7 @@ pub(super) async fn run(
             _ = stands.changed() => break,
         };
         let error = attempt.err();
-        // Once for each new reason.
+        // Logged once for each new reason.
         if error != told {
             match &error {
                 Some(error) => {
@@ -138,7 +139,7 @@ fn tell(leadership: &watch::Sender<Leadership>, election: &Election, trouble: Op
 
 async fn attempt(connector: &Connector, namespace: &str, election: &mut Election) -> Result<(), String> {
     let mut ask = election.ask(Timestamp::now());
-    // A look, and what follows from it; or a renewal, and where that is refused a look.
+    // A read followed by the resulting request; or a renewal, followed by a read if it is refused.
     for _ in 0..3 {
         let began = Instant::now();
         match request(connector, namespace, &ask).await {
@@ -199,7 +200,7 @@ async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Le
         Ask::Replace(lease) => within(api.replace(LEASE, &PostParams::default(), lease)).await,
     };
     match answer {
-        // A namespace that is not there is no lease that is not there.
+        // A missing namespace must not be confused with a missing lease.
         Err(error) if error.code() == Some(404) && matches!(ask, Ask::Create(_)) => {
             Err(Refused::Other(error.to_string()))
         }

@@ -8,20 +8,20 @@ use tidegate_policy::reconcile::{Finding, ObjectKind};
 
 use super::words::EventReason;
 
-/// Longest note that an API server takes, in bytes.
+/// The maximum length of a note that an API server accepts, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;
 
 /// Whether an event needs attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventType {
-    /// It does: written first.
+    /// It needs attention, and is written first.
     Warning,
-    /// Nothing to worry about.
+    /// It needs no attention.
     Normal,
 }
 
 impl EventType {
-    /// The word of the API.
+    /// The name in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -31,14 +31,14 @@ impl EventType {
     }
 }
 
-/// What an event is about.
+/// The object of an event.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Regarding {
     /// Its kind.
     pub kind: ObjectKind,
     /// Namespace and name.
     pub key: ObjectKey,
-    /// Its uid, by which `kubectl describe` finds the event.
+    /// Its uid, with which `kubectl describe` finds the event.
     pub uid: String,
 }
 
@@ -55,7 +55,7 @@ impl Regarding {
         Self { kind: ObjectKind::AddressPool, key: key.clone(), uid: uid.into() }
     }
 
-    /// Whoever a finding is about.
+    /// The object of a finding.
     #[must_use]
     pub fn asker(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind, key: key.clone(), uid: uid.into() }
@@ -72,21 +72,21 @@ impl Regarding {
     }
 }
 
-/// An event. Equal events are written once for as long as their cause exists.
+/// An event. Equal events are written once as long as their cause exists.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event {
     /// Normal or Warning.
     pub event_type: EventType,
-    /// What it is about.
+    /// The object.
     pub regarding: Regarding,
     /// A CamelCase word.
     pub reason: &'static str,
-    /// For people.
+    /// The text for display.
     pub note: String,
 }
 
 impl Event {
-    /// An event whose note is cut to what an API server takes.
+    /// An event whose note is cut to the length that an API server accepts.
     #[must_use]
     pub fn new(
         event_type: EventType,
@@ -105,7 +105,7 @@ impl Event {
             Some(accepted) => format!("{}; accepted: {accepted}", diagnostic.what),
             None => diagnostic.what.clone(),
         };
-        // A warning too is something that the user did not get.
+        // Even after a warning, the user did not get what was requested.
         let event_type = match diagnostic.severity {
             Severity::Error | Severity::Warning => EventType::Warning,
         };

@@ -1,8 +1,8 @@
 //! How many lines failed writes may log.
 //!
 //! A write that fails is retried every minute, and one namespace may have thousands of Services whose writes an
-//! admission webhook refuses. So namespaces have [`LineBudgets`]. The next line of the namespace says how many were left
-//! out.
+//! admission webhook refuses. So namespaces have [`LineBudgets`]. The next line of a namespace contains the number of
+//! lines that were left out.
 //!
 //! Invariant: pure: the clock is an argument.
 
@@ -10,16 +10,16 @@ use tokio::time::Instant;
 
 use super::line_budget::LineBudgets;
 
-/// See the module.
+/// Decides which failed writes are logged.
 #[derive(Debug, Default)]
 pub(super) struct FailureLog {
     lines: LineBudgets,
 }
 
-/// Whether a failure is to be logged.
+/// Whether a failure is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
-    /// With how many of its namespace were left out before, if any were.
+    /// It is, with the number of lines of its namespace that were left out before, if any.
     Logged(Option<u64>),
     LeftOut,
 }

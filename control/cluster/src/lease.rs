@@ -18,60 +18,60 @@ use tokio::time::Instant;
 /// Name of the Lease.
 pub const LEASE: &str = "tidegate";
 
-/// The holder that `tidegate uninstall` writes into it: no gateway takes the lease from this one, however old it is,
-/// and none writes to the cluster until the lease is deleted or has another holder.
+/// The holder that `tidegate uninstall` writes to the lease. No gateway takes the lease from this holder, however old
+/// it is, and none writes to the cluster until the lease is deleted or has another holder.
 pub const UNINSTALLED: &str = "tidegate-uninstall";
 
 /// How long others wait for a holder that does not renew the lease.
 pub const DURATION: Duration = Duration::from_secs(15);
 /// How long a holder leads after a renewal began.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two attempts.
+/// The pause between two attempts.
 pub const RETRY: Duration = Duration::from_secs(2);
 
-/// The state machine.
+/// The state machine of the election.
 #[derive(Debug, Clone)]
 pub struct Election {
     identity: String,
     namespace: String,
-    /// The lease as last seen, and when it was seen to change.
+    /// The lease as last seen, and the time of its last known change.
     seen: Option<(Lease, Instant)>,
-    /// Until when we lead.
+    /// The time until which this gateway leads.
     leads_until: Option<Instant>,
 }
 
-/// What to ask the API server for.
+/// The next request to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
-    /// PeerPoll at the lease.
+    /// Read the lease.
     Get,
-    /// Make it, ours.
+    /// Create it with this gateway as its holder.
     Create(Box<Lease>),
-    /// Change it, on the condition that it was not changed meanwhile (`resourceVersion`).
+    /// Replace it, if it was not modified meanwhile (`resourceVersion`).
     Replace(Box<Lease>),
 }
 
 impl Election {
-    /// Nothing seen yet.
+    /// An election before the first read.
     #[must_use]
     pub fn new(identity: impl Into<String>, namespace: impl Into<String>) -> Self {
         Self { identity: identity.into(), namespace: namespace.into(), seen: None, leads_until: None }
     }
 
-    /// Until when we lead, if we do.
+    /// The time until which this gateway leads, if it does.
     #[must_use]
     pub fn leads_until(&self) -> Option<Instant> {
         self.leads_until
     }
 
-    /// Who holds the lease, as last seen.
+    /// The holder of the lease as last seen.
     #[must_use]
     pub fn holder(&self) -> Option<&str> {
         let (lease, _) = self.seen.as_ref()?;
         lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
     }
 
-    /// What to ask for first in an attempt that begins now: while we hold the lease as last seen, its renewal.
+    /// The first request of an attempt that begins now. If this gateway is the last known holder, it is a renewal.
     #[must_use]
     pub fn ask(&self, wall: Timestamp) -> Ask {
         match &self.seen {
@@ -94,7 +94,7 @@ impl Election {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let is_free = spec.holder_identity.as_deref().unwrap_or_default().is_empty();
-        // The holder says for how long; a nonsensical word counts as ours.
+        // The holder states the duration; an invalid value is replaced by ours.
         let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
         let lasts = seconds.map_or(DURATION, Duration::from_secs);
         let is_uninstalled = spec.holder_identity.as_deref() == Some(UNINSTALLED);
@@ -111,23 +111,25 @@ impl Election {
         ask
     }
 
-    /// Records that the API server accepted our request of an attempt that began at `began`: we lead from then on.
+    /// Records that the API server accepted our request of an attempt that began at `began`. The leadership counts from
+    /// then.
     pub fn granted(&mut self, lease: Lease, began: Instant) {
         self.leads_until = Some(began + RENEW_DEADLINE);
         self.seen = Some((lease, began));
     }
 
-    /// Somebody else wrote the lease first: what we have seen is old. Until a look says otherwise we lead as before.
+    /// Records that another gateway modified the lease first, so that our copy is outdated. Until the next read, this
+    /// gateway leads as before.
     pub fn refused(&mut self) {
         if let Some((lease, _)) = &mut self.seen {
-            // Not ours any more as far as we know: the next attempt looks first.
+            // The holder is now unknown, so the next attempt reads first.
             if let Some(spec) = &mut lease.spec {
                 spec.holder_identity = Some("?".to_owned());
             }
         }
     }
 
-    /// The request at shutdown: the lease without a holder, so that no other gateway has to wait.
+    /// The request at shutdown: the lease without a holder, so that other gateways need not wait.
     #[must_use]
     pub fn released(&mut self, wall: Timestamp) -> Option<Ask> {
         self.leads_until.take()?;
@@ -183,7 +185,7 @@ impl Election {
 mod tests {
     use super::*;
 
-    /// An API server that keeps one lease.
+    /// An API server that stores one lease.
     #[derive(Default)]
     struct Server {
         lease: Option<Lease>,
@@ -211,7 +213,7 @@ mod tests {
             Some(lease)
         }
 
-        /// One attempt of a gateway; whether it leads after it.
+        /// One attempt of a gateway. Returns whether it leads after that.
         fn attempt(&mut self, election: &mut Election) -> bool {
             let now = Instant::now();
             let mut ask = election.ask(wall());
@@ -229,7 +231,7 @@ mod tests {
         }
     }
 
-    /// A wall clock that moves. No test depends on by how much.
+    /// A wall clock that advances. No test depends on by how much.
     fn wall() -> Timestamp {
         use std::sync::atomic::{AtomicU64, Ordering};
         static TICKS: AtomicU64 = AtomicU64::new(0);
@@ -265,7 +267,7 @@ mod tests {
     async fn leader_that_cannot_renew_stops_before_another_takes_over() {
         let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
         assert!(server.attempt(&mut a) && !server.attempt(&mut b));
-        // a is cut off: no attempt of it gets through.
+        // Gateway a is cut off: none of its attempts reaches the server.
         for second in 0..40 {
             let b_leads = server.attempt(&mut b);
             assert!(!(leads(&a) && b_leads), "two leaders after {second} s");

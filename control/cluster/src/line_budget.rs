@@ -1,6 +1,6 @@
-//! How many lines a namespace may log.
+//! Limits how many lines a namespace may log.
 //!
-//! Whoever may change objects in one namespace decides how many faults these have, how often they change, and how many
+//! Users who may change objects in one namespace decide how many faults these have, how often they change, and how many
 //! writes to them are refused. So each namespace has a budget of lines: a burst, and a rate after that. Lines that are
 //! left out are counted.
 //!
@@ -13,17 +13,17 @@ use tokio::time::Instant;
 
 use super::bucket::Bucket;
 
-/// Lines of one namespace at once,
+/// The number of lines that one namespace may log at once.
 pub const BURST: u32 = 50;
-/// and one more after each of these.
+/// The interval at which a namespace gains another line.
 pub const INTERVAL: Duration = Duration::from_secs(10);
-/// [`LineBudgets::summaries`] names a namespace no more often than this.
+/// The minimum time between two summaries of a namespace by [`LineBudgets::summaries`].
 pub const SUMMARY: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The budgets of all namespaces.
 #[derive(Debug, Default)]
 pub struct LineBudgets {
-    /// Namespaces that have logged lately.
+    /// The namespaces that have logged recently.
     namespaces: BTreeMap<String, Budget>,
 }
 
@@ -31,7 +31,7 @@ pub struct LineBudgets {
 struct Budget {
     lines: Bucket,
     left_out: u64,
-    /// When a summary last named how many lines were left out.
+    /// When the last summary gave the number of lines left out.
     said: Option<Instant>,
 }
 
@@ -42,20 +42,20 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// When a summary has to name how many lines were left out. The first one is immediate.
+    /// When the next summary of the lines left out is due. The first one is immediate.
     fn due(&self) -> Option<Instant> {
         self.said.filter(|_| self.left_out > 0).map(|said| said + SUMMARY)
     }
 
-    /// Whether nothing has to be remembered.
+    /// Whether nothing has to be remembered about the namespace.
     fn is_full(&self, now: Instant) -> bool {
         self.left_out == 0 && self.lines.is_full(now) && self.said.is_none_or(|said| said + SUMMARY <= now)
     }
 }
 
 impl LineBudgets {
-    /// Takes a line of a namespace; if there is none, counts a line that is left out. What is of no namespace (empty)
-    /// is the operator's and always has a line.
+    /// Takes a line of a namespace. If there is none, counts a line that is left out and returns false. A line without
+    /// a namespace (empty) concerns the operator and is always allowed.
     pub fn take(&mut self, namespace: &str, now: Instant) -> bool {
         if namespace.is_empty() {
             return true;
@@ -66,16 +66,16 @@ impl LineBudgets {
         has_line
     }
 
-    /// Takes the number of lines of a namespace that were left out.
+    /// Returns and resets the number of lines of a namespace that were left out.
     pub fn take_left_out(&mut self, namespace: &str) -> u64 {
         self.namespaces.get_mut(namespace).map_or(0, |budget| std::mem::take(&mut budget.left_out))
     }
 
-    /// Takes how many lines were left out, of each namespace for which a summary is due now.
+    /// Returns and resets the number of lines left out, for each namespace whose summary is due now.
     pub fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
         let mut summaries = Vec::new();
         for (namespace, budget) in &mut self.namespaces {
-            // The first of them at once.
+            // The first summary is due at once.
             let is_due = budget.said.is_none_or(|said| said + SUMMARY <= now);
             if budget.left_out > 0 && is_due {
                 summaries.push((namespace.clone(), std::mem::take(&mut budget.left_out)));
@@ -86,18 +86,18 @@ impl LineBudgets {
         summaries
     }
 
-    /// When [`summaries`](Self::summaries) has something next.
+    /// When [`summaries`](Self::summaries) has the next result.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.namespaces.values().filter_map(Budget::due).min()
     }
 
-    /// Forgets namespaces whose budget is full again.
+    /// Removes namespaces whose budget is full again.
     pub fn forget_rested(&mut self, now: Instant) {
         self.namespaces.retain(|_, budget| !budget.is_full(now));
     }
 
-    /// Namespaces that are remembered.
+    /// The number of remembered namespaces.
     #[must_use]
     pub fn namespaces(&self) -> usize {
         self.namespaces.len()

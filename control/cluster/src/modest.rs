@@ -11,7 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::block_in_place;
 
-/// The nice value of the thread: it gets a tenth of what a busy thread gets, and so gets on even beside one.
+/// The nice value of the thread. It gets a tenth of the CPU time of a busy thread, and so makes progress even beside
+/// one.
 const NICE: i32 = 10;
 
 /// Runs `work` on a thread of lower priority, and waits for it without blocking other tasks. On a runtime with one
@@ -32,7 +33,7 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Durati
         let mut work = Some(timed);
         let done = thread::scope(|scope| {
             let modest = || {
-                // On Linux this is the thread's own. Without it the work is done all the same.
+                // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
                 let _ = rustix::process::setpriority_process(None, NICE);
                 work.take().map(|work| work())
             };
@@ -40,7 +41,7 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Durati
                 thread::Builder::new().name("tg-plan".to_owned()).spawn_scoped(scope, modest).ok()?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        // Where no thread is to be had, the work has not begun.
+        // If no thread can be created, the work has not begun.
         done.unwrap_or_else(|| work.take().expect("it is taken by the thread alone")())
     })
 }

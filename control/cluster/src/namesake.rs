@@ -20,20 +20,20 @@ use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::own_status::HEARTBEAT;
 use super::words::{condition_reason, condition_type};
 
-/// A living gateway writes its heartbeat within this time.
+/// A live gateway writes its heartbeat within this time.
 pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from_secs(3));
-/// How long a status that a gateway with the same name wrote counts.
+/// How long the status that a gateway with the same name wrote is considered.
 const RIVAL_MAX: Duration = Duration::from_secs(60);
 
-/// The condition by which a gateway that has found its name taken tells the one that has it.
+/// The condition with which a gateway that has found its name taken informs the gateway that uses it.
 pub(super) const NAME_UNIQUE: &str = condition_type::NAME_UNIQUE.as_str();
 
-/// See the module.
+/// The knowledge about other gateways with this name.
 #[derive(Debug)]
 pub(super) struct Namesake {
     instance: String,
     state: State,
-    /// What a gateway that found the name taken last wrote, and since when that stands.
+    /// The last report of a gateway that found the name taken, and when it was first seen.
     rival: Option<(String, String, Instant)>,
     /// Whether a report to the gateway that has the name is in progress.
     is_reporting: bool,
@@ -41,13 +41,13 @@ pub(super) struct Namesake {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// Nobody has looked.
+    /// The object has not been read yet.
     Unknown,
     /// Another instance wrote this heartbeat; it may be dead.
     Suspect { other: String, beat: Option<String>, since: Instant },
-    /// The name is ours.
+    /// This gateway has the name.
     Free,
-    /// The name is another's.
+    /// Another gateway has the name.
     Taken { who: String },
 }
 
@@ -61,12 +61,12 @@ impl Namesake {
         self.state == State::Free
     }
 
-    /// Whether it has to be looked again soon.
+    /// Whether the object must be read again soon.
     pub(super) fn is_undecided(&self) -> bool {
         matches!(self.state, State::Unknown | State::Suspect { .. })
     }
 
-    /// Who has the name, where it is another.
+    /// The gateway that has the name, if it is another one.
     pub(super) fn taken(&self) -> Option<&str> {
         match &self.state {
             State::Taken { who } => Some(who),
@@ -100,7 +100,7 @@ impl Namesake {
         let who = |status: &GatewayStatusStatus| described(&status.instance, &status.node, &status.addresses);
         match (&self.state, other) {
             (State::Taken { .. }, _) => {}
-            // Both found nobody: one of them stays, whoever looks.
+            // Both gateways found no object. One of them keeps the name, whichever reads first.
             (State::Free, Some(status)) if wrote && status.instance < self.instance => {
                 self.state = State::Taken { who: who(status) };
             }
@@ -133,14 +133,15 @@ impl Namesake {
         let Some(said) = said else { return };
         let is_old = self.rival.as_ref().is_some_and(|(_, at, _)| *at == said.last_transition_time);
         if !is_old {
-            // Only people read who it is; that there is one is known by the condition's reason.
+            // The name is only for display. The reason of the condition shows that there is another gateway.
             let who = said.message.rsplit_once(": ").map_or(said.message.as_str(), |(_, who)| who);
             self.rival = Some((who.to_owned(), said.last_transition_time.clone(), now));
         }
     }
 }
 
-/// A gateway by what tells it from another of its name, for people. `node`: empty off the cluster.
+/// The description of a gateway that distinguishes it from another with the same name, for display. `node` is empty
+/// outside of a cluster.
 pub(super) fn described(instance: &str, node: &str, addresses: &[String]) -> String {
     let node = if node.is_empty() { String::new() } else { format!(" on node {node}") };
     format!("instance {instance}{node}, which has {}", addresses.join(", "))
@@ -170,7 +171,7 @@ mod tests {
         assert!(living.is_undecided() && !living.is_free());
         living.seen(Some(&of("a", "2", false)), false, start + HEARTBEAT);
         assert!(living.taken().is_some_and(|who| who.contains("instance a")));
-        // For good.
+        // This is permanent.
         living.seen(None, false, start + HEARTBEAT * 9);
         assert!(!living.is_free());
 

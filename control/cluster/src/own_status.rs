@@ -19,24 +19,24 @@ use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::request::{self, RequestError, with_client, within};
 use super::words::{condition_reason, condition_type};
 
-/// A status without news is written this often.
+/// The interval of writes of an unchanged status.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
-/// No status is written sooner after the last one.
+/// The minimum time between two writes.
 const NEWS_MIN: Duration = Duration::from_secs(1);
-/// How long to try to read what another gateway wrote before it is overwritten.
+/// The maximum time to read what another gateway wrote, before it is overwritten.
 const READ_MAX: Duration = Duration::from_secs(2);
 
-/// Fields of the status that the definition did not have from the beginning.
+/// Fields of the status that older versions of the definition do not have.
 const NEWER_FIELDS: [&str; 2] = ["notProgrammed", "withoutBackends"];
 
-/// See the module.
+/// When and how the status is written.
 #[derive(Debug, Default)]
 pub(super) struct OwnStatus {
-    /// As last written.
+    /// The status that was last written.
     pub(super) written: GatewayStatusStatus,
-    /// Whether the object itself is known to be there.
+    /// Whether the object is known to exist.
     exists: bool,
-    /// The resourceVersion of our last write; none if another gateway has written since.
+    /// The resourceVersion of our last write; `None` if another gateway has written since.
     version: Option<String>,
     is_under_way: bool,
     due: Option<Instant>,
@@ -45,12 +45,12 @@ pub(super) struct OwnStatus {
 }
 
 impl OwnStatus {
-    /// When the next one is due; `None` while one is under way, and before there is anything to say.
+    /// When the next write is due; `None` while one is in progress, and before there is a status.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due.filter(|_| !self.is_under_way)
     }
 
-    /// This is how it stands now.
+    /// Records the current status.
     pub(super) fn stands(&mut self, status: &GatewayStatusStatus, now: Instant) {
         if *status != self.written {
             let soonest = self.last.map_or(now, |last| last + NEWS_MIN);
@@ -58,12 +58,12 @@ impl OwnStatus {
         }
     }
 
-    /// Whether the last one was written.
+    /// Whether the status was written.
     pub(super) fn is_written(&self) -> bool {
         self.exists
     }
 
-    /// A status is about to be written: over what.
+    /// Begins a write. Returns what it overwrites.
     pub(super) fn begin(&mut self) -> Over {
         self.is_under_way = true;
         match &self.version {
@@ -73,8 +73,8 @@ impl OwnStatus {
         }
     }
 
-    /// Nothing is to be written any more: what is left to say, where something was said, and not while that is under way
-    /// or has just failed.
+    /// Stops the writes. Returns the last status to write, if any was written before, and not while that write is in
+    /// progress or has just failed.
     pub(super) fn fall_silent(&mut self, now: Instant) -> Option<GatewayStatusStatus> {
         if self.is_under_way || self.due.is_some_and(|due| self.failures > 0 && now < due) {
             return None;
@@ -85,7 +85,7 @@ impl OwnStatus {
         Some(status)
     }
 
-    /// The last word ended.
+    /// Records that the last write ended.
     pub(super) fn fell_silent(&mut self, result: &Written, now: Instant) {
         self.is_under_way = false;
         match result {
@@ -93,7 +93,7 @@ impl OwnStatus {
                 self.failures = (self.failures + 1).min(3);
                 self.due = Some(now + HEARTBEAT * self.failures);
             }
-            // Whoever writes again begins anew.
+            // If writes begin again, they begin with a new state.
             _ => *self = Self::default(),
         }
     }
@@ -124,8 +124,8 @@ impl OwnStatus {
         }
     }
 
-    /// The last status, when the daemon has withdrawn its addresses: no gateway waits for this one anymore. `None` if
-    /// no status was ever written.
+    /// The last status, after the daemon has withdrawn its addresses: other gateways no longer wait for this one.
+    /// `None` if no status was ever written.
     pub(super) fn farewell(&self) -> Option<GatewayStatusStatus> {
         if !self.exists {
             return None;
@@ -148,26 +148,26 @@ impl OwnStatus {
     }
 }
 
-/// Now, in whole seconds.
+/// The current time in whole seconds.
 pub(super) fn heartbeat_time() -> String {
     whole_seconds(Timestamp::now()).to_string()
 }
 
-/// The resourceVersion of what was written.
+/// The resourceVersion of the written object, or the error.
 pub(super) type Written = Result<Option<String>, RequestError>;
 
-/// What a status is written over.
+/// What a write of the status overwrites.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Over {
     /// The object may not exist: it is created first.
     Nothing,
-    /// This resourceVersion, and no other.
+    /// Exactly this resourceVersion.
     Version(String),
-    /// Whatever is there.
+    /// Any version.
     Whatever,
 }
 
-/// Writes it.
+/// Writes the status.
 pub(super) async fn write(
     connector: &Connector,
     name: &str,
@@ -186,7 +186,8 @@ pub(super) async fn write(
             Over::Whatever => {}
         }
         let written = match within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await {
-            // The definition is of an older gateway, as it may be during an upgrade: what it knows is written.
+            // The definition is that of an older gateway, as during an upgrade: only the fields that it knows are
+            // written.
             Err(error) if error.is_about_schema() => {
                 if let Some(fields) = patch["status"].as_object_mut() {
                     NEWER_FIELDS.iter().for_each(|field| drop(fields.remove(*field)));

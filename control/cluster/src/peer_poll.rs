@@ -22,16 +22,16 @@ use super::peers::{Gone, Peers, Silent};
 use super::request::{RequestError, with_client, within};
 use super::words::condition_reason;
 
-/// The other gateways are looked at this often,
+/// The interval of polls.
 const CALM: Duration = Duration::from_secs(10);
-/// and while something waits for them.
+/// The interval of polls while a Service waits for other gateways.
 const URGENT: Duration = Duration::from_secs(1);
 /// The maximum number of attempts to report the conflict to a gateway with the same name.
 const TOLD_MAX: usize = 3;
-/// Objects of gateways that are gone for good are deleted so many at a look.
+/// The maximum number of objects of removed gateways that are deleted in one poll.
 const GONE_MAX: usize = 8;
 
-/// See the module.
+/// The polls of the other gateways.
 #[derive(Debug)]
 pub(super) struct PeerPoll {
     pub(super) peers: Peers,
@@ -40,7 +40,7 @@ pub(super) struct PeerPoll {
     at: Instant,
     began: Option<Instant>,
     is_under_way: bool,
-    /// Why the last look failed, until another fails otherwise.
+    /// Why the last poll failed, to log each reason once.
     error: Option<String>,
 }
 
@@ -50,7 +50,7 @@ impl PeerPoll {
         Self { peers, is_known: false, at: now, began: None, is_under_way: false, error: None }
     }
 
-    /// When the next one is due; `None` while one is under way.
+    /// When the next poll is due; `None` while one is in progress.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.is_under_way).then_some(self.at)
     }
@@ -59,12 +59,13 @@ impl PeerPoll {
         (self.began, self.is_under_way) = (Some(now), true);
     }
 
-    /// Something waits for the other gateways.
+    /// Polls soon, because something waits for the other gateways.
     pub(super) fn hasten(&mut self, now: Instant) {
         self.at = self.at.min(self.began.map_or(now, |began| began + URGENT));
     }
 
-    /// A look ended, that began when this gateway had applied the Services of `own_applied`. Whether there is news.
+    /// Records the end of a poll that began when this gateway had applied the Services of `own_applied`. Returns
+    /// whether there is news.
     pub(super) fn ended(
         &mut self,
         result: Result<Vec<GatewayStatus>, RequestError>,
@@ -75,12 +76,11 @@ impl PeerPoll {
         self.at = now + if self.is_known || result.is_ok() { CALM } else { URGENT };
         match result {
             Ok(list) => self.peers.listed(list, own_applied, now),
-            // Without the kind there is no other gateway that could tell: the pools of the configuration work
-            // without it.
+            // Without the kind no other gateway can report a state. The pools of the configuration work without it.
             Err(error) if error.code() == Some(404) => self.peers.listed(Vec::new(), own_applied, now),
             Err(error) => {
                 let error = error.to_string();
-                // Without this knowledge nobody leads: an address could be given out twice.
+                // Without this knowledge no gateway leads, because an address could be assigned twice.
                 if self.error.as_ref() != Some(&error) {
                     tracing::warn!(%error, "cannot list the other gateways");
                 }
@@ -98,14 +98,14 @@ impl PeerPoll {
         Some(format!("cannot list the other gateways: {error}"))
     }
 
-    /// Gateways that the leader says of that they are not heard of.
+    /// Gateways without a heartbeat, whose conditions the leader updates.
     pub(super) fn silent(&self) -> Vec<Silent> {
         let mut silent = self.peers.silent();
         silent.truncate(GONE_MAX);
         silent
     }
 
-    /// What the leader deletes.
+    /// Objects that the leader deletes.
     pub(super) fn gone(&self) -> Vec<Gone> {
         let mut gone = self.peers.gone(Timestamp::now());
         gone.truncate(GONE_MAX);
@@ -124,7 +124,8 @@ pub(super) async fn gateways(connector: &Connector) -> Result<Vec<GatewayStatus>
     .await
 }
 
-/// Field by field: one that cannot be read (of another version of the definition) costs that field, and no other gateway.
+/// Reads an object field by field: an invalid field (of another version of the definition) affects neither other fields
+/// nor other gateways.
 fn read(object: DynamicObject) -> GatewayStatus {
     let name = object.metadata.name.clone().unwrap_or_default();
     let mut read = GatewayStatus::new(&name, GatewayStatusSpec { gateway: name.clone() });
@@ -139,7 +140,7 @@ fn read(object: DynamicObject) -> GatewayStatus {
     read
 }
 
-/// Deletes the object of a gateway that is gone for good; not if it has written again.
+/// Deletes the object of a gateway that no longer exists, unless it was written again.
 pub(super) async fn forget(connector: &Connector, gone: Gone) -> Result<(), RequestError> {
     let Gone { name, uid, resource_version } = gone;
     let preconditions = Some(Preconditions { uid, resource_version });
@@ -151,7 +152,7 @@ pub(super) async fn forget(connector: &Connector, gone: Gone) -> Result<(), Requ
     .await
 }
 
-/// Says of a gateway that it is not heard of; not if it has written again.
+/// Sets the conditions of a gateway without a heartbeat, unless its object was written again.
 pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), RequestError> {
     let Silent { name, resource_version, status } = silent;
     let patch = json!({
@@ -165,12 +166,12 @@ pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), Re
     merge_status(connector, &name, patch).await
 }
 
-/// Tells the gateway that has our name, by its status, that this one has it too. That gateway reads it before it writes
-/// its next status (`own_status`).
+/// Reports to the gateway with our name, through its status, that this gateway has the name too. That gateway reads it
+/// before it writes its next status (`own_status`).
 pub(super) async fn tell_namesake(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
     for _ in 1..TOLD_MAX {
         match tell_once(connector, name, who).await {
-            // Its heartbeat came in between.
+            // Its heartbeat was written in between.
             Err(error) if error.code() == Some(409) => {}
             ended => return ended,
         }
@@ -179,7 +180,7 @@ pub(super) async fn tell_namesake(connector: &Connector, name: &str, who: &str) 
 }
 
 async fn tell_once(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
-    // By a list: the account may not ask for one.
+    // The object is read through a list, since the account has no permission to get a single one.
     let all = gateways(connector).await?;
     let own = all.into_iter().find(|one| one.metadata.name.as_deref() == Some(name));
     let Some(own) = own else { return Ok(()) };
@@ -209,7 +210,7 @@ async fn merge_status(connector: &Connector, name: &str, patch: Value) -> Result
     .await
 }
 
-/// The version that the API server's Services are of now.
+/// The current version of the API server's Services.
 pub(super) async fn services_version(connector: &Connector) -> Result<u64, RequestError> {
     with_client(connector, |client| async {
         let api: Api<Service> = Api::all(client);

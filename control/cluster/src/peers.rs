@@ -19,12 +19,12 @@ use super::own_status::heartbeat_time;
 use super::plan::Peer;
 use super::words::{condition_reason, condition_type};
 
-/// A gateway whose heartbeat has not changed for this long is not waited for.
+/// A gateway whose heartbeat has not changed for this time does not count as live.
 pub(super) const LIVE: Duration = Duration::from_secs(40);
-/// The `GatewayStatus` of a gateway that is not heard of for this long is deleted.
+/// After this time without a heartbeat the `GatewayStatus` of a gateway is deleted.
 pub(super) const GONE: SignedDuration = SignedDuration::from_hours(24);
 
-/// See the module.
+/// The other gateways.
 #[derive(Debug)]
 pub(super) struct Peers {
     own_name: String,
@@ -35,7 +35,7 @@ pub(super) struct Peers {
     own_applied: u64,
 }
 
-/// The object of a gateway that is not heard of, with what is to be said of it instead.
+/// The object of a gateway without a heartbeat, with the status to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Silent {
     pub(super) name: String,
@@ -43,7 +43,7 @@ pub(super) struct Silent {
     pub(super) status: GatewayStatusStatus,
 }
 
-/// The object of a gateway that is gone for good, as it was seen.
+/// The object of a gateway that no longer exists, as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Gone {
     pub(super) name: String,
@@ -57,7 +57,7 @@ impl Peers {
         Self { own_name, heard: BTreeMap::new(), list: Vec::new(), looked: now, own_applied: 0 }
     }
 
-    /// Records the list of the API server; `own_applied` is the version of the Services that this gateway had applied
+    /// Records the list of the API server. `own_applied` is the version of the Services that this gateway had applied
     /// when it sent the request.
     pub(super) fn listed(&mut self, list: Vec<GatewayStatus>, own_applied: u64, now: Instant) {
         let mut heard = BTreeMap::new();
@@ -71,21 +71,21 @@ impl Peers {
         (self.heard, self.list, self.looked, self.own_applied) = (heard, list, now, own_applied);
     }
 
-    /// The version of Services that every live gateway has applied, as far as the last look tells. Gateways that came
-    /// after it have listed newer ones.
+    /// The version of the Services that every live gateway has applied according to the last poll. Gateways that
+    /// started after it have listed newer ones.
     pub(super) fn withdrawn(&self) -> u64 {
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
         let applied = live.map(|(_, one)| {
             let said = one.status.as_ref().map(|status| status.applied_resource_version.as_str());
-            // Who does not say may be anywhere.
+            // A gateway that reports no version may have applied any.
             said.and_then(|version| version.parse().ok()).unwrap_or(0)
         });
         applied.chain([self.own_applied]).min().unwrap_or(0)
     }
 
-    /// The other live gateways, by what they say.
+    /// The other live gateways, with their reports.
     pub(super) fn live(&self) -> Vec<Peer> {
-        // One that has no state yet gets no packets.
+        // A gateway without a state gets no packets.
         let has_begun = |status: &GatewayStatusStatus| status.generation_applied > 0;
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
         let said = live.filter_map(|(name, one)| Some((name, one.status.as_ref().filter(|s| has_begun(s))?)));
@@ -103,18 +103,18 @@ impl Peers {
         .collect()
     }
 
-    /// The object of this gateway's name, as last seen.
+    /// The object with this gateway's name, as last read.
     pub(super) fn own(&self) -> Option<&GatewayStatus> {
         self.list.iter().find(|one| one.metadata.name.as_deref() == Some(self.own_name.as_str()))
     }
 
-    /// Objects of gateways whose heartbeat stands still, and which still say that they are well.
+    /// Objects of gateways whose heartbeat has stopped, and which still report that they are healthy.
     pub(super) fn silent(&self) -> Vec<Silent> {
         let says_something = |status: &GatewayStatusStatus| {
             !status.stopped && (status.leader || status.conditions.iter().any(|c| c.status != "Unknown"))
         };
         let silent = self.others().filter(|(name, one)| {
-            // Seen to stand still: what was never seen to move may have moved just before.
+            // The heartbeat must have been seen unchanged. One that was read only once may have changed just before.
             let stands_still =
                 self.heard.get(*name).is_some_and(|(_, since)| self.looked.duration_since(*since) >= LIVE);
             stands_still && one.status.as_ref().is_some_and(says_something)
@@ -136,7 +136,7 @@ impl Peers {
             .collect()
     }
 
-    /// The addresses of the other gateways, live or not: the cable is still plugged in.
+    /// The addresses of all other gateways, live or not: their hosts may still be connected to the network.
     pub(super) fn addresses(&self) -> BTreeMap<IpAddr, String> {
         let of = |(name, one): (&str, &GatewayStatus)| {
             let said = one.status.iter().flat_map(|status| &status.addresses);
@@ -145,11 +145,11 @@ impl Peers {
         self.others().flat_map(of).collect()
     }
 
-    /// Objects of gateways that are gone for good.
+    /// Objects of gateways that no longer exist.
     pub(super) fn gone(&self, wall: Timestamp) -> Vec<Gone> {
         let is_gone = |(name, one): &(&str, &GatewayStatus)| {
             let beat = one.status.as_ref().and_then(|status| status.last_heartbeat.as_deref());
-            // Without one it is as old as its object.
+            // Without a heartbeat, the age of the object counts.
             let heard = match beat {
                 Some(beat) => beat.parse().ok(),
                 None => one.metadata.creation_timestamp.as_ref().map(|created| created.0),
@@ -230,7 +230,7 @@ mod tests {
         let start = Instant::now();
         let mut peers = peers(start);
         peers.listed(vec![status("a", Some("2026-01-01T00:00:00Z"), "5")], 9, start);
-        // An hour of errors later the first look sees that it went on.
+        // The first poll after an hour of errors sees that the heartbeat has continued.
         assert_eq!(peers.withdrawn(), 5);
         peers.listed(
             vec![status("a", Some("2026-01-01T01:00:00Z"), "6")],

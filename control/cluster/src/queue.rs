@@ -3,8 +3,8 @@
 //! Pure: time is an argument, requests are sent by `run`. Each plan replaces the previous one, so no outdated write
 //! is sent. A write that the API server accepted is not sent again until the object is seen to have changed.
 //!
-//! Namespaces take turns ([`Turns`]): the Services of one, however many they are and however often they change, do
-//! not delay the status of another's. Within a namespace the order is that of the plan.
+//! Namespaces take turns ([`Turns`]): the Services of one namespace, however many there are and however often they
+//! change, do not delay the status of those in another. Within a namespace the order is that of the plan.
 //!
 //! Invariant: at most one request for a target is in progress.
 
@@ -19,27 +19,27 @@ use super::bucket::Bucket;
 use super::plan::Write;
 use super::turns::Turns;
 
-/// Writes at once, and one more in each interval: 50 a second at first.
+/// The number of writes at once, and the initial interval of further ones: 50 a second.
 const BURST: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(20);
-/// While every answer comes within [`QUICK`], the interval shrinks down to this, 500 a second. It is what it was at first
-/// as soon as the API server is slow, refuses (429) or fails.
+/// While every answer arrives within [`QUICK`], the interval shrinks down to this, 500 a second. It returns to the
+/// initial value as soon as the API server is slow, refuses (429) or fails.
 const INTERVAL_MIN: Duration = Duration::from_millis(2);
-/// Each quick answer shortens the interval by this part of it.
+/// The fraction of the interval by which each quick answer shortens it.
 const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
-/// Requests under way.
+/// The maximum number of requests in progress.
 const UNDER_WAY_MAX: usize = 16;
 /// The maximum for one namespace: if a webhook makes the writes of one namespace slow, those of others continue.
 const UNDER_WAY_OF_NAMESPACE_MAX: usize = UNDER_WAY_MAX / 4 * 3;
-/// The status of one pool is written no sooner after the last time: while Services come, its figures change with each.
+/// The minimum pause between two writes of a pool's status, whose figures change with each new Service.
 const POOL_PAUSE: Duration = Duration::from_secs(3);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// After this long no `Retry-After` is obeyed.
+/// The longest `Retry-After` that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// What a write changes.
+/// The part of an object that a write changes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Target {
     Finalizer(ObjectKey),
@@ -58,7 +58,7 @@ impl Target {
         }
     }
 
-    /// Whose turn it takes; empty for what is of no namespace.
+    /// The namespace whose turn it takes; empty for objects without a namespace.
     pub(super) fn namespace(&self) -> &str {
         match self {
             Self::Finalizer(service) | Self::Status(service) => &service.namespace,
@@ -67,7 +67,7 @@ impl Target {
     }
 }
 
-/// The object that a write was planned by, compared by identity.
+/// The object that a write was planned from, compared by identity.
 #[derive(Debug, Clone)]
 pub(super) enum Seen {
     Service(Arc<Service>),
@@ -84,50 +84,50 @@ impl Seen {
     }
 }
 
-/// A write and the object that it was planned by.
+/// A write with the object that it was planned from.
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     pub(super) write: Write,
     pub(super) seen: Seen,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Taken.
+    /// The API server accepted it.
     Done,
-    /// The object is gone, or is another one: there is nothing to do until it is seen to be.
+    /// The object was removed or replaced: nothing is to be done until that is seen.
     Moot,
-    /// 429: nothing at all for this long.
+    /// 429: no requests for this time.
     Throttled(Duration),
-    /// Tried again after a pause.
+    /// The request is repeated after a pause.
     Failed,
 }
 
-/// What to do now.
+/// The next action.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Send this.
     Send(Target, Write),
-    /// Nothing before this time.
+    /// Wait until this time.
     At(Instant),
-    /// Nothing before something changes.
+    /// Wait for a change.
     Nothing,
 }
 
-/// See the module.
+/// The queue of writes.
 #[derive(Debug)]
 pub(super) struct Queue {
     order: Turns<Target>,
     jobs: BTreeMap<Target, Job>,
-    /// With when they were sent.
+    /// The requests in progress, each with the time when it was sent.
     under_way: BTreeMap<Target, (Job, Instant)>,
-    /// What is under way and still planned.
+    /// The requests in progress that are still planned.
     stands: BTreeSet<Target>,
     done: BTreeMap<Target, Job>,
-    /// Pools whose status was written just now: not again before.
+    /// Pools whose status was just written, each with the earliest time of the next write.
     settling: BTreeMap<Target, Instant>,
-    /// (not before, the next pause)
+    /// The earliest time of the next attempt, and the pause after that.
     pauses: BTreeMap<Target, (Instant, Duration)>,
     bucket: Bucket,
     interval: Duration,
@@ -152,7 +152,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// A new plan takes the place of the last one.
+    /// Replaces the last plan by a new one.
     pub(super) fn replace(&mut self, jobs: impl IntoIterator<Item = Job>) {
         self.order.clear();
         self.jobs.clear();
@@ -178,17 +178,17 @@ impl Queue {
         self.pauses.retain(|target, _| planned.contains(target));
     }
 
-    /// Nothing is to be written any more: the lead is lost.
+    /// Removes all writes, because the leadership was lost.
     pub(super) fn clear(&mut self) {
         self.replace([]);
     }
 
-    /// How many wait.
+    /// The number of writes that are waiting.
     pub(super) fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// What to do now.
+    /// The next action.
     pub(super) fn next(&mut self, now: Instant) -> Next {
         if self.under_way.len() >= UNDER_WAY_MAX {
             return Next::Nothing;
@@ -203,7 +203,7 @@ impl Queue {
             of_namespace.count() < UNDER_WAY_OF_NAMESPACE_MAX
         };
         let found = order.find(may_go, |target| {
-            // What is under way in an older version ends first.
+            // A request in progress with an older version ends first.
             if under_way.contains_key(target) {
                 return false;
             }
@@ -224,7 +224,7 @@ impl Queue {
         Next::Send(target, job.write)
     }
 
-    /// A request ended.
+    /// Records the end of a request.
     pub(super) fn ended(&mut self, target: &Target, answer: &Answer, now: Instant) {
         let Some((job, sent)) = self.under_way.remove(target) else { return };
         let stands = self.stands.remove(target);
@@ -245,7 +245,7 @@ impl Queue {
                 self.pauses.insert(target.clone(), (now + pause, (pause * 2).min(PAUSE_MAX)));
             }
         }
-        // Unless a newer plan has something else there, or nothing: nothing old is sent again.
+        // Unless a newer plan has a different write, or none: no outdated write is sent again.
         if stands {
             self.order.push(target.namespace(), target.clone());
             self.jobs.insert(target.clone(), job);
@@ -254,7 +254,7 @@ impl Queue {
 }
 
 impl Queue {
-    /// Goes faster while the API server keeps up.
+    /// Increases the rate while the API server keeps up.
     fn pace(&mut self, answer: &Answer, took: Duration, now: Instant) {
         let keeps_up = matches!(answer, Answer::Done | Answer::Moot) && took < QUICK;
         let interval = match keeps_up {
@@ -276,7 +276,7 @@ mod tests {
     use tidegate_model::objects::Metadata;
 
     fn job(n: usize, present: bool) -> Job {
-        // Of many namespaces: each has its own share of what is under way.
+        // From several namespaces, because each has its own limit on requests in progress.
         job_in(&format!("n{}", n % 10), n, present)
     }
 
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Writes in `seconds` to an API server that answers after `answer`.
+    /// The number of writes sent in `seconds` to an API server that answers after `answer`.
     fn sent_in(seconds: u64, answer: Duration, with: &Answer) -> usize {
         let start = Instant::now();
         let mut queue = Queue::default();
@@ -338,7 +338,7 @@ mod tests {
         queue.replace((0..20).map(|n| job(n, true)));
         let sent: Vec<Target> = std::iter::from_fn(|| send(&mut queue, now)).collect();
         assert_eq!(sent.len(), UNDER_WAY_MAX);
-        // A newer plan for what is under way waits for its end.
+        // A newer plan for a write in progress waits until that ends.
         queue.replace([job(0, false)]);
         for target in &sent[1..] {
             queue.ended(target, &Answer::Done, now);
@@ -353,8 +353,8 @@ mod tests {
         let start = Instant::now();
         let mut queue = Queue::default();
         let mut sent = Vec::new();
-        // Each of ten thousand Services changes before each plan, and what they give back is more urgent than what the
-        // other namespace asks for.
+        // Each of ten thousand Services changes before each plan, and their releases are more urgent than the requests
+        // of the other namespace.
         for step in 0..20_u64 {
             let now = start + Duration::from_millis(100 * step);
             let restless = (0..10_000).map(|n| job_in("a", n, false));

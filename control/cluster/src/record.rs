@@ -35,31 +35,32 @@ use super::event::{Event, Regarding, cut};
 use super::request::{self, RequestError, within};
 use super::turns::Turns;
 
-/// Events that wait.
+/// The maximum number of events that may wait.
 const WAITING_MAX: usize = 4096;
-/// Of one object: a burst, and one more in each interval; as the API server's own clients have it.
+/// The budget of one object: a burst, and the interval at which it gains another event, as in the API server's own
+/// clients.
 const OBJECT_BURST: u32 = 25;
 const OBJECT_INTERVAL: Duration = Duration::from_secs(300);
-/// Of all: 20 a second.
+/// The budget of all objects: 20 a second.
 const BURST: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Events that are remembered for their count.
+/// The maximum number of events whose count is remembered.
 const KNOWN_MAX: usize = 8192;
-/// Requests for one event that others write at the same time.
+/// The maximum number of requests for an event that other gateways write at the same time.
 const ATTEMPTS_MAX: usize = 4;
-/// Objects whose budget is remembered, before the full ones are forgotten.
+/// The number of objects whose budget is remembered before full budgets are forgotten.
 const OBJECTS_MAX: usize = 8192;
-/// Events that are kept to be sent again,
+/// The maximum number of events that are kept to be sent again.
 const KEPT_MAX: usize = 1024;
-/// after this, which doubles with each attempt up to the second,
+/// The pause before the first repetition, which doubles with each attempt up to `AGAIN_MAX`.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
-/// and for this long: an API server keeps events for an hour.
+/// How long an event is repeated: an API server keeps events for an hour.
 const KEPT_FOR: Duration = Duration::from_secs(3600);
 /// `reportingController`.
 pub(super) const CONTROLLER: &str = "tidegate.dev/gateway";
 
-/// Where events go; they are written in the background.
+/// Accepts events, which are written in the background.
 #[derive(Debug, Clone)]
 pub(super) struct Recorder {
     waiting: Arc<Waiting>,
@@ -67,7 +68,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder, and the task that writes, until it is aborted.
+    /// A recorder, and the task that writes events until it is aborted.
     pub(super) fn new(
         connector: Arc<Connector>,
         instance: String,
@@ -85,7 +86,7 @@ impl Recorder {
         (Self { waiting: Arc::clone(&waiting), counts }, writer.run(waiting))
     }
 
-    /// Takes an event. Where too many wait, one of the namespace that has the most is dropped.
+    /// Adds an event. If too many are waiting, one of the namespace that has the most is dropped.
     pub(super) fn record(&self, event: Event) {
         if self.waiting.push(event).is_some() {
             self.counts.event(EventEnded::Dropped);
@@ -93,7 +94,7 @@ impl Recorder {
     }
 }
 
-/// Events that wait.
+/// The events that are waiting.
 #[derive(Debug, Default)]
 struct Waiting {
     events: Mutex<Turns<Event>>,
@@ -101,7 +102,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Takes an event; gives one that is dropped for want of room.
+    /// Adds an event. Returns an event that is dropped for lack of room.
     fn push(&self, event: Event) -> Option<Event> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let namespace = event.regarding.key.namespace.clone();
@@ -119,10 +120,10 @@ impl Waiting {
         events.take(place)
     }
 
-    /// The next event, once there is one.
+    /// Waits for the next event.
     async fn next(&self) -> Event {
         loop {
-            // A note that comes between the look and the wait is kept.
+            // A notification between the check and the wait is not lost.
             match self.pop() {
                 Some(event) => return event,
                 None => self.news.notified().await,
@@ -135,9 +136,9 @@ impl Waiting {
 #[derive(Debug)]
 struct Limits {
     all: Bucket,
-    /// By namespace, none of them empty, and uid.
+    /// By namespace, without empty ones, then by uid.
     objects: BTreeMap<String, HashMap<String, Bucket>>,
-    /// How many there are.
+    /// The number of objects.
     count: usize,
 }
 
@@ -148,7 +149,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Whether the object has budget for one more event; takes it.
+    /// Whether the object's budget allows one more event, which is then taken.
     fn admits(&mut self, namespace: &str, uid: &str, now: Instant) -> bool {
         let is_known = self.objects.get(namespace).is_some_and(|objects| objects.contains_key(uid));
         if !is_known && !self.has_room(namespace, now) {
@@ -161,7 +162,8 @@ impl Limits {
         bucket.take(now).is_ok()
     }
 
-    /// Whether one more object of the namespace can be remembered. The namespace with the most forgets one for another.
+    /// Whether one more object of the namespace can be remembered. To make room, the namespace with the most objects
+    /// forgets one.
     fn has_room(&mut self, namespace: &str, now: Instant) -> bool {
         if self.count < OBJECTS_MAX {
             return true;
@@ -189,16 +191,16 @@ struct Writer {
     instance: String,
     counts: Arc<Counts>,
     limits: Limits,
-    /// Events that are there, by name.
+    /// Known events, by name.
     known: HashMap<String, Known>,
     kept: Kept,
 }
 
-/// An event on its way.
+/// An event to be written.
 #[derive(Debug, Clone)]
 struct Due {
     event: Event,
-    /// When it happened, for people and by our clock.
+    /// When it happened, for display and by our clock.
     happened: Timestamp,
     since: Instant,
     /// The pause before the next attempt.
@@ -211,20 +213,20 @@ impl Due {
     }
 }
 
-/// Events that are to be sent again, by namespace and when; pure.
+/// Events to be sent again, by namespace and time. Pure.
 #[derive(Debug, Default)]
 struct Kept {
-    /// By namespace, none of them empty.
+    /// By namespace, without empty ones.
     events: BTreeMap<String, BTreeMap<(Instant, u64), Due>>,
     len: usize,
-    /// Of all that were ever kept, so that two of one time differ.
+    /// The number of events that were ever kept, so that two with the same time differ.
     count: u64,
-    /// Whose turn it was last.
+    /// The namespace that had the last turn.
     last: String,
 }
 
 impl Kept {
-    /// When the next one is due.
+    /// When the next event is due.
     fn due(&self) -> Option<Instant> {
         let first = |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().map(|(at, _)| *at);
         self.events.values().filter_map(first).min()
@@ -243,8 +245,8 @@ impl Kept {
         due
     }
 
-    /// Keeps an event whose attempt has failed, for at least `wait` and not for ever. False where an event is lost by that:
-    /// this one, or where there is no room, the one that is due last of the namespace that has the most.
+    /// Keeps an event whose attempt has failed, for at least `wait`, up to a maximum age. Returns false if an event is
+    /// lost: this one, or, if there is no room, the event that is due last of the namespace that has the most.
     fn keep(&mut self, due: Due, wait: Duration, now: Instant) -> bool {
         if now.duration_since(due.since) >= KEPT_FOR {
             return false;
@@ -266,7 +268,7 @@ impl Kept {
         false
     }
 
-    /// Takes one of a namespace out.
+    /// Removes an event of a namespace.
     fn remove(
         &mut self,
         namespace: &str,
@@ -297,9 +299,9 @@ impl Unwritten {
         match self {
             Self::Request(error) => match error.code() {
                 Some(429) => Some(error.retry_after()),
-                // The next client has other credentials.
+                // The next client has different credentials.
                 Some(401 | 408) => Some(Duration::ZERO),
-                // Rights that are missing, a namespace that is being deleted, an object that is not legal.
+                // Missing permissions, a namespace that is being deleted, an invalid object.
                 Some(400..=499) => None,
                 _ => Some(Duration::ZERO),
             },
@@ -349,7 +351,7 @@ impl Writer {
         }
     }
 
-    /// Writes the event, or one more of its series.
+    /// Writes the event, or increments the count of its series.
     async fn write(&mut self, due: &Due) -> Result<(), Unwritten> {
         let connection = tokio::time::timeout(request::ANSWER_MAX, self.connector.connection()).await;
         let connection = connection.map_err(|_| RequestError::Timeout)?;
@@ -372,7 +374,7 @@ impl Writer {
         if self.known.len() >= KNOWN_MAX {
             self.known.clear();
         }
-        // Somebody else may make it, count it or delete it at any time; more than a few times is a fault.
+        // Others may create, count or delete it at any time. If that happens more than a few times, it is an error.
         for _ in 0..ATTEMPTS_MAX {
             let answer = match self.known.get(&name) {
                 Some(known) => {
@@ -386,9 +388,9 @@ impl Writer {
                     self.known.insert(name, Known::from(&written));
                     return Ok(());
                 }
-                // It has run out: events are kept for an hour after they were last written.
+                // It has expired: events are kept for an hour after the last write.
                 Err(error) if error.code() == Some(404) && self.known.remove(&name).is_some() => {}
-                // It was there before we were, or was counted by another gateway.
+                // It existed before this process, or another gateway counted it.
                 Err(error) if error.code() == Some(409) => match within(api.get(&name)).await {
                     Ok(there) => drop(self.known.insert(name.clone(), Known::from(&there))),
                     Err(error) if error.code() == Some(404) => drop(self.known.remove(&name)),
@@ -426,13 +428,13 @@ impl Known {
     }
 }
 
-/// Events about cluster-wide objects are in `default`.
+/// The namespace of an event's object. Events about cluster-wide objects are in `default`.
 fn namespace_of(event: &Event) -> &str {
     let namespace = event.regarding.key.namespace.as_str();
     if namespace.is_empty() { "default" } else { namespace }
 }
 
-/// The event as the API has it.
+/// The event as an object of the API.
 fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
     let regarding = &event.regarding;
     let name = format!("{}.{:016x}", cut(&regarding.key.name, 200), hash(event));
@@ -461,7 +463,7 @@ fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
     }
 }
 
-/// FNV-1a of what the event says: the same in every gateway and every run.
+/// FNV-1a of the event's content: the same in every gateway and every run.
 fn hash(event: &Event) -> u64 {
     let parts = [event.event_type.as_str(), event.reason, &event.regarding.uid, &event.note];
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
@@ -553,7 +555,7 @@ mod tests {
             kept.keep(Due { since: now, ..Due::new(event_of(namespace, n)) }, Duration::ZERO, now)
         };
         assert_eq!((0..2 * KEPT_MAX).filter(|n| keep(&mut kept, "noisy", *n)).count(), KEPT_MAX);
-        // Each costs the namespace with the most one of its own.
+        // Each new event displaces one of the namespace with the most.
         assert!((0..100).all(|n| !keep(&mut kept, "shop", n)));
         let held = |kept: &Kept, namespace: &str| kept.events.get(namespace).map_or(0, BTreeMap::len);
         assert_eq!((held(&kept, "shop"), held(&kept, "noisy"), kept.len), (100, KEPT_MAX - 100, KEPT_MAX));
@@ -562,7 +564,7 @@ mod tests {
         assert!((0..KEPT_MAX).all(|n| !keep(&mut kept, "greedy", n)));
         assert_eq!(held(&kept, "shop"), 100);
         assert!(held(&kept, "greedy").abs_diff(held(&kept, "noisy")) <= 1, "equal shares");
-        // They take turns when they are sent again.
+        // The namespaces take turns when events are sent again.
         let later = now + AGAIN_MAX;
         let first: Vec<Due> = std::iter::from_fn(|| kept.take(later)).take(30).collect();
         assert_eq!(first.iter().filter(|due| due.event.regarding.key.namespace == "shop").count(), 10);

@@ -20,40 +20,42 @@ use tidegate_model::objects::{ObjectKey, Service};
 use tidegate_model::shared_map::SharedMap;
 use tidegate_policy::pools::{Allocations, Authority, Holdings};
 
-/// What is known of all gateways at one API server.
+/// The state of all gateways at one API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerReleases {
-    /// Whether this gateway leads: decides on addresses.
+    /// Whether this gateway leads, and so decides on addresses.
     pub leads: bool,
-    /// The version of Services that every live gateway has applied, this one too.
+    /// The version of the Services that every live gateway has applied, including this one.
     pub withdrawn: u64,
-    /// A version that was the newest after this gateway became the leader: no other gateway decided after it.
+    /// A version that was the newest one after this gateway became the leader: no other gateway has decided after it.
     pub decides_since: u64,
     /// The addresses of the other gateways, with their names.
     pub addresses: Arc<BTreeMap<IpAddr, String>>,
 }
 
-/// See the module.
+/// Tracks released addresses.
 #[derive(Debug, Default)]
 pub struct ReleaseTracker {
     services: SharedMap<ObjectKey, Arc<Service>>,
     given: Arc<Allocations>,
-    /// Of the Services seen last; 0 while it is not known.
+    /// The version of the last known Services; 0 if it is not known.
     version: u64,
     /// The version of the last Services.
     seen: u64,
-    /// How many Services name an address.
+    /// The number of Services that name each address.
     named: BTreeMap<IpAddr, u32>,
-    /// Addresses that no Service names any more and that a gateway may still serve: with the version.
+    /// Addresses that no Service names any more and that a gateway may still serve, each with the version of the
+    /// release.
     given_back: BTreeMap<IpAddr, u64>,
-    /// The newest version in which any other address was given back.
+    /// The newest version in which any other address was released.
     settled_since: u64,
 }
 
 impl ReleaseTracker {
-    /// The source has these Services, of this version ([`SourceUpdate::version`](tidegate_source::SourceUpdate::version));
-    /// the last round gave these addresses, which may not be in a status yet. Without a version nothing is recorded:
-    /// what changed meanwhile counts as of the next one.
+    /// Records that the source has these Services, at this version
+    /// ([`SourceUpdate::version`](tidegate_source::SourceUpdate::version)). The last round assigned these addresses,
+    /// which may not be in a status yet. Without a version nothing is recorded: changes until then count as changes of
+    /// the next version.
     pub fn see(
         &mut self,
         services: &SharedMap<ObjectKey, Arc<Service>>,
@@ -66,11 +68,13 @@ impl ReleaseTracker {
             return;
         }
         let lost = self.count(services, given);
-        // A server that went back counts anew: what was given back was so in what it has now.
+        // After a restore of the API server the versions are lower: earlier releases then count as releases of its
+        // current version.
         self.given_back.values_mut().for_each(|since| *since = (*since).min(version));
         self.settled_since = self.settled_since.min(version);
         if self.seen < fleet.decides_since {
-            // What somebody else gave, and what was given back of it, may have passed between two looks.
+            // An address that another gateway assigned and that was released again may have been missed between two
+            // updates.
             self.settled_since = version;
         }
         self.given_back.extend(lost.into_iter().map(|ip| (ip, version)));
@@ -116,7 +120,7 @@ impl ReleaseTracker {
         lost
     }
 
-    /// Who decides in a round on the Services that were seen last, and which addresses are withheld.
+    /// Which gateway decides in a round on the last known Services, and which addresses are withheld.
     #[must_use]
     pub fn authority(&self, fleet: &PeerReleases) -> Authority {
         if !fleet.leads {
@@ -128,7 +132,7 @@ impl ReleaseTracker {
         }
     }
 
-    /// The version that every gateway has to apply before nothing is withheld; `None` when they have.
+    /// The version that every gateway must apply before no address is withheld; `None` if they have.
     #[must_use]
     pub fn waits_for(&self, fleet: &PeerReleases) -> Option<u64> {
         let newest = self.given_back.values().copied().max().unwrap_or(0);
@@ -141,8 +145,8 @@ impl ReleaseTracker {
     }
 }
 
-/// All addresses on which a gateway may serve a Service: those of its status and its spec, and those that are about
-/// to be in its status. A deleted Service has none.
+/// All addresses on which a gateway may serve a Service: those in its status and its spec, and those that will be in
+/// its status. A deleted Service has none.
 fn names(service: Option<&Arc<Service>>, given: Option<&Holdings>) -> BTreeSet<IpAddr> {
     let Some(service) = service.filter(|service| service.meta.deletion_time.is_none()) else {
         return BTreeSet::new();
@@ -162,7 +166,7 @@ mod tests {
         IpAddr::from([203, 0, 113, n])
     }
 
-    /// Services `sN` that have these addresses.
+    /// Services `sN` with these addresses.
     fn services(having: &[(u32, u8)]) -> SharedMap<ObjectKey, Arc<Service>> {
         let service = |(name, address): &(u32, u8)| {
             let key = ObjectKey::new("shop", format!("s{name}"));
@@ -184,7 +188,7 @@ mod tests {
         }
     }
 
-    /// (holders of addresses, version, what is known about the other gateways)
+    /// (holders of addresses, version, the known state of the other gateways)
     type State<'a> = (&'a [(u32, u8)], u64, &'a PeerReleases);
 
     fn seen(states: &[State<'_>]) -> ReleaseTracker {
@@ -261,7 +265,7 @@ mod tests {
         assert_eq!(past.waits_for(&leads(10)), Some(30));
     }
 
-    /// A leader's memory of what it gave; the Services are there, without a status.
+    /// The leader's memory of assigned addresses. The Services exist, without a status.
     fn memory(given: &[(usize, u8, u32)]) -> Arc<Allocations> {
         let held = |n: u8| Holdings::new("", vec![tidegate_policy::pools::Held::of_status(ip(n))]);
         let of = |(_, address, name): &(usize, u8, u32)| {
@@ -271,13 +275,14 @@ mod tests {
     }
 
     proptest! {
-        /// Gateways apply versions late and in their own time, two of them take turns to lead, and each gives addresses
-        /// away as it may. No gateway ever serves an address for one Service while another serves it for another.
+        /// Gateways apply versions late and independently, two of them take turns as the leader, and each releases and
+        /// assigns addresses whenever it may. No gateway ever serves an address for one Service while another gateway
+        /// serves it for another Service.
         #[test]
         fn no_two_gateways_serve_an_address_for_different_services(
             steps in proptest::collection::vec((0_u8..5, 0_u8..6, 0_u32..3), 1..150),
         ) {
-            // By version, from 1: which Service has each of two addresses.
+            // For each version, from 1: the Service that has each of two addresses.
             let mut history: Vec<[Option<u32>; 2]> = vec![[None; 2]; 2];
             let having = |state: &[Option<u32>; 2]| {
                 let all = (0..6_u32).map(|name| {
@@ -293,7 +298,7 @@ mod tests {
             let mut applied = [1_usize; 3];
             let mut trackers = [ReleaseTracker::default(), ReleaseTracker::default()];
             let (mut leader, mut since) = (0, 1_u64);
-            // What the leader gave and has not read back: version, address, Service.
+            // The addresses that the leader assigned and has not read back: version, address, Service.
             let mut given: Vec<(usize, u8, u32)> = vec![];
             for (what, which, service) in steps {
                 let newest = history.len() - 1;
@@ -302,7 +307,7 @@ mod tests {
                     let leads = gateway == leader;
                     PeerReleases { leads, withdrawn: slowest, decides_since: if leads { since } else { 0 }, ..PeerReleases::default() }
                 };
-                // The leader reads no further than it has applied; its decisions are on that.
+                // The leader reads only what it has applied, and decides on that.
                 given.retain(|(version, ..)| applied[leader] < *version);
                 for (gateway, past) in trackers.iter_mut().enumerate() {
                     let version = applied[gateway];
@@ -321,7 +326,8 @@ mod tests {
                         next[at] = None;
                         history.push(next);
                     }
-                    // A write of the leader on what it has seen and given; nobody else gives addresses away.
+                    // A write of the leader, based on what it has read and assigned. No other gateway assigns
+                    // addresses.
                     3 if history[applied[leader]][at].is_none() && given.iter().all(|(_, to, _)| *to != address) => {
                         let may = withheld(&trackers[leader], &fleet(leader)).is_some_and(|w| !w.contains(&ip(address)));
                         if may {

@@ -21,8 +21,8 @@ use super::crd::{self, AddressPool};
 use super::plan::Write;
 use super::queue::Answer;
 
-/// Longest wait for an answer. With the renewal deadline of the lease it makes no more than the lease's duration: what
-/// a leader sends last is over before the next one begins.
+/// The maximum wait for an answer. Together with the renewal deadline of the lease it does not exceed the lease's
+/// duration, so the last request of a leader ends before the next leader begins.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Why a request failed.
@@ -52,10 +52,10 @@ impl RequestError {
         }
     }
 
-    /// The API server is too old to know `ipMode` (Kubernetes 1.29): it refuses an apply as a whole for one field that
-    /// its schema does not have.
+    /// Whether the API server does not know `ipMode` (introduced in Kubernetes 1.29): it refuses the whole apply
+    /// because of one field that its schema does not have.
     ///
-    /// API servers have no other form for this than the message: the status has no cause that names the field.
+    /// Only the message shows this: the status has no cause that names the field.
     pub(super) fn is_about_ip_mode(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => {
@@ -65,8 +65,8 @@ impl RequestError {
         }
     }
 
-    /// Whether the definition lacks a field of the applied object, for which the API server refuses all of it. Only
-    /// the message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
+    /// Whether the definition lacks a field of the applied object, for which the API server refuses all of it. Only the
+    /// message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
     pub(super) fn is_about_schema(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => status.message.contains("not declared in schema"),
@@ -74,7 +74,7 @@ impl RequestError {
         }
     }
 
-    /// The object was deleted while a finalizer was on its way to it; API servers refuse that as invalid, with a cause
+    /// Whether the object was deleted before a new finalizer arrived. API servers refuse that as invalid, with a cause
     /// that names the field (apimachinery, `ValidateNoNewFinalizers`).
     fn is_about_deletion(&self) -> bool {
         match self {
@@ -90,7 +90,7 @@ impl RequestError {
         }
     }
 
-    /// How long a 429 asks to wait.
+    /// The pause that a 429 requests.
     pub(super) fn retry_after(&self) -> Duration {
         let details = match self {
             Self::Client(kube::Error::Api(status)) => status.details.as_ref(),
@@ -101,7 +101,7 @@ impl RequestError {
     }
 }
 
-/// Waits for an answer, not for ever.
+/// Waits for an answer with a time limit.
 pub(super) async fn within<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, RequestError> {
@@ -111,7 +111,7 @@ pub(super) async fn within<T>(
     }
 }
 
-/// A request with a client of now; where the credentials are refused, the next one gets another.
+/// Sends a request with the current client. If the credentials are refused, the next request gets another client.
 pub(super) async fn with_client<T, F: Future<Output = Result<T, RequestError>>>(
     connector: &Connector,
     request: impl FnOnce(Client) -> F,
@@ -133,7 +133,7 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
         Write::Finalizer { service, uid, present } => {
             let api: Api<Service> = Api::namespaced(client, &service.namespace);
             let patch = finalizer(&uid, present);
-            // The field manager alone: `force` belongs to applies.
+            // Only the field manager: `force` is for applies.
             let params =
                 PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
             within(api.patch(&service.name, &params, &Patch::Strategic(patch))).await?;
@@ -157,14 +157,14 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
     Ok(())
 }
 
-/// What the end of a request means for the queue, and how it is counted.
+/// The meaning of a request's result for the queue, and how it is counted.
 pub(super) fn judge(result: &Result<(), RequestError>) -> (Answer, Ended) {
     let error = match result {
         Ok(()) => return (Answer::Done, Ended::Done),
         Err(error) => error,
     };
     match error.code() {
-        // Gone, made anew under the same name, or just changed: there is news on its way.
+        // The object was removed, created again or modified: an update is on its way.
         Some(404 | 409) => (Answer::Moot, Ended::Conflict),
         _ if error.is_about_deletion() => (Answer::Moot, Ended::Conflict),
         Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
@@ -177,8 +177,8 @@ fn finalizer(uid: &str, present: bool) -> Value {
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
 }
 
-/// An apply of the finalizer alone: without it, what we applied before goes, and what others have stays. The uid keeps
-/// it from making a pool that is gone.
+/// An apply of the finalizer alone: without it, the fields that we applied before are removed, and those of others
+/// stay. The uid prevents the creation of a pool that no longer exists.
 fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
     let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
     json!({
@@ -233,12 +233,12 @@ fn condition_json(condition: &Condition) -> Value {
     })
 }
 
-/// The status of a kind of our own, for an apply.
+/// The status of one of our own kinds, for an apply.
 pub(super) fn own_status(kind: &str, name: &str, status: &impl serde::Serialize) -> Value {
     json!({"apiVersion": tidegate_model::config::API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status})
 }
 
-/// The `GatewayStatus` itself, without which it has no status.
+/// The `GatewayStatus` object, which must exist before its status can be written.
 pub(super) fn gateway(name: &str) -> crd::GatewayStatus {
     crd::GatewayStatus::new(name, crd::GatewayStatusSpec { gateway: name.to_owned() })
 }

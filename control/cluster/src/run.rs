@@ -20,10 +20,10 @@ use super::record::Recorder;
 use super::releases::PeerReleases;
 use super::writer::{Inputs, Outputs, Writer};
 
-/// Longest farewell.
+/// The maximum duration of the shutdown.
 const LEAVE_MAX: Duration = Duration::from_millis(1500);
 
-/// Writes to a cluster until it is dropped or leaves.
+/// Writes to a cluster until it is dropped or shut down.
 #[derive(Debug)]
 pub struct ClusterWriter {
     observed: watch::Sender<Option<Observation>>,
@@ -36,8 +36,8 @@ pub struct ClusterWriter {
 }
 
 impl ClusterWriter {
-    /// Begins to take part in the election and to write, on the runtime that this is called on. `name` is the
-    /// gateway's, `namespace` that of the lease; `source` tells whether the API server is heard, `refresh` has it list
+    /// Starts to take part in the election and to write, on the runtime of the caller. `name` is the gateway's name,
+    /// `namespace` that of the lease. `source` reports whether the API server is connected, and `refresh` makes it list
     /// the Services.
     ///
     /// # Panics
@@ -70,7 +70,7 @@ impl ClusterWriter {
         let writer =
             Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, inputs, outputs);
         let writing = async move {
-            // The lease is given back when nothing is written any more.
+            // The lease is released after the last write.
             tokio::join!(writer.run(), election);
             is_over.send_replace(true);
         };
@@ -78,18 +78,18 @@ impl ClusterWriter {
         Self { observed, fleet, name_taken, ends, counts, ended, tasks }
     }
 
-    /// Hands over a round. Never waits.
+    /// Passes on a round. Never waits.
     pub fn offer(&self, observation: Observation) {
         self.observed.send_replace(Some(observation));
     }
 
-    /// What is known of the other gateways, and who decides on addresses.
+    /// The state of the other gateways, and which one decides on addresses.
     #[must_use]
     pub fn fleet(&self) -> watch::Receiver<PeerReleases> {
         self.fleet.clone()
     }
 
-    /// Who has this gateway's name, once it shows that another one has it: this one never leads then.
+    /// The other gateway with this gateway's name, once it is known that there is one. This gateway then never leads.
     #[must_use]
     pub fn name_taken(&self) -> watch::Receiver<Option<String>> {
         self.name_taken.clone()
@@ -106,7 +106,7 @@ impl ClusterWriter {
     pub async fn leave(&self) {
         self.ends.send_replace(true);
         let mut ended = self.ended.clone();
-        // Where it takes longer, the lease runs out by itself.
+        // If it takes longer, the lease expires by itself.
         let _ = timeout(LEAVE_MAX, ended.wait_for(|over| *over)).await;
     }
 }
@@ -117,7 +117,7 @@ impl Drop for ClusterWriter {
     }
 }
 
-/// A word for this run, unlike that of any other.
+/// An identifier of this run that no other run has.
 fn instance() -> String {
     use std::hash::{BuildHasher, RandomState};
     format!("{:016x}", RandomState::new().hash_one(std::process::id()))

@@ -1,22 +1,22 @@
 //! A queue in which namespaces take turns, so that a namespace with thousands of entries, or with new ones all the
-//! time, does not delay the few of another.
+//! time, does not delay the few entries of another.
 //!
 //! Entries without a namespace, such as those of an AddressPool, have their own turns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// See the module.
+/// The queue.
 #[derive(Debug)]
 pub(super) struct Turns<T> {
-    /// By namespace, none of them empty.
+    /// The entries by namespace, without empty ones.
     waiting: BTreeMap<String, VecDeque<T>>,
     len: usize,
-    /// Whose turn it was last.
+    /// The namespace that had the last turn.
     last: String,
 }
 
-/// Where something waits; good until the next change.
+/// The position of an entry, valid until the next change.
 #[derive(Debug)]
 pub(super) struct Place {
     namespace: String,
@@ -30,18 +30,18 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// How many wait.
+    /// The number of entries.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Nothing waits any more. Whose turn it is stays.
+    /// Removes all entries. The order of turns stays.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.len = 0;
     }
 
-    /// Puts something behind all else of its namespace.
+    /// Appends an entry to those of its namespace.
     pub(super) fn push(&mut self, namespace: &str, item: T) {
         match self.waiting.get_mut(namespace) {
             Some(items) => items.push_back(item),
@@ -66,7 +66,7 @@ impl<T> Turns<T> {
         })
     }
 
-    /// Takes what was found: it was the turn of its namespace.
+    /// Removes the entry at a position, which uses the turn of its namespace.
     pub(super) fn take(&mut self, place: Place) -> Option<T> {
         let Place { namespace, at } = place;
         let items = self.waiting.get_mut(&namespace)?;
@@ -79,7 +79,7 @@ impl<T> Turns<T> {
         Some(item)
     }
 
-    /// Takes out what came last of the namespace that has the most.
+    /// Removes the last entry of the namespace that has the most.
     pub(super) fn drop_of_largest(&mut self) -> Option<T> {
         let (namespace, items) = self.waiting.iter_mut().max_by_key(|(_, items)| items.len())?;
         let item = items.pop_back();

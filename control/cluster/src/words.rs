@@ -1,7 +1,7 @@
 //! The words that programs match in what the gateway writes to a cluster: reasons of events, types and reasons of
 //! conditions, errors of ports.
 //!
-//! They are an interface. Each kind of word is a type of its own, and only this file makes values of it, so an event or a
+//! They are an interface. Each kind of word has its own type, and only this file creates values of it, so an event or a
 //! condition cannot be written with a word that is not listed here. `docs/troubleshooting.md` explains every word, and
 //! `tests/docs.rs` compares it with the lists `ALL`.
 
@@ -36,19 +36,19 @@ macro_rules! words {
 words! {
     /// The reason of an event. For requests that were not granted see [`Reason`].
     EventReason in
-    /// Reasons of events that tell what was done.
+    /// Reasons of events about what was done.
     event_reason {
         /// A Service got an address.
         IP_ALLOCATED = "IPAllocated",
-        /// An AddressPool is deleted, and Services hold addresses of it.
+        /// An AddressPool is being deleted, and Services hold addresses from it.
         POOL_IN_USE = "PoolInUse",
-        /// A Service has no address any more, or another one.
+        /// A Service lost its address, or has a different one.
         CLEAR_ASSIGNMENT = "ClearAssignment",
         /// The gateway begins to serve a Service.
         ENSURING = "EnsuringLoadBalancer",
         /// All ports of a Service are served.
         ENSURED = "EnsuredLoadBalancer",
-        /// They are served in another way than before.
+        /// The ports of a Service are served in a different way from before.
         UPDATED = "UpdatedLoadBalancer",
         /// No gateway serves a deleted Service any more.
         DELETED = "DeletedLoadBalancer",
@@ -56,7 +56,7 @@ words! {
         SYNC_FAILED = "SyncLoadBalancerFailed",
         /// A port without a backend.
         UNAVAILABLE = "UnAvailableLoadBalancer",
-        /// Other gateways may still serve what was given back.
+        /// Other gateways may still serve a released address.
         WAITING = "WaitingForGateways",
         /// No gateway leads, so none assigns addresses.
         NO_LEADER = "WaitingForLeader",
@@ -82,15 +82,15 @@ words! {
         PROGRAMMED = "tidegate.dev/Programmed",
         /// Of a Service: each port has a backend that takes flows.
         HEALTHY = "tidegate.dev/Healthy",
-        /// Of a Service: another Service or controller claims the same.
+        /// Of a Service: another Service or controller claims the same address, port or status.
         CONFLICTED = "tidegate.dev/Conflicted",
-        /// Of a Service: a record of what it holds.
+        /// Of a Service: a record of its holdings.
         HOLDS = pools::HOLDS,
-        /// Of an AddressPool: it is used as it is written.
+        /// Of an AddressPool: it is used as specified.
         ACCEPTED = "Accepted",
-        /// Of an AddressPool: it has addresses in common with another pool.
+        /// Of an AddressPool: it overlaps with another pool.
         OVERLAPS = "Overlaps",
-        /// Of an AddressPool: Services hold addresses of it.
+        /// Of an AddressPool: Services hold addresses from it.
         IN_USE = "InUse",
         /// Of a GatewayStatus: routers may send packets to the gateway.
         READY = "Ready",
@@ -100,9 +100,9 @@ words! {
         PUBLISHED = "Published",
         /// Of a GatewayStatus: no other process has the gateway's name.
         NAME_UNIQUE = "NameUnique",
-        /// Of a GatewayStatus: nothing keeps it from leading when it gets the Lease.
+        /// Of a GatewayStatus: nothing prevents the gateway from leading when it gets the Lease.
         CAN_LEAD = "CanLead",
-        /// Of a GatewayStatus: every interface has its link.
+        /// Of a GatewayStatus: every interface has a link.
         INTERFACES_UP = "InterfacesUp",
     }
 }
@@ -114,9 +114,9 @@ words! {
     condition_reason {
         /// The Service waits for an address.
         PENDING = "Pending",
-        /// It has its addresses.
+        /// The Service has its addresses.
         ALLOCATED = "Allocated",
-        /// No address can be given.
+        /// No address can be assigned.
         ALLOCATION_FAILED = Reason::AllocationFailed.as_str(),
         /// No pool authorises its external IPs.
         EXTERNAL_IP_DENIED = Reason::ExternalIpDenied.as_str(),
@@ -124,15 +124,15 @@ words! {
         NO_ADDRESS = "NoAddress",
         /// A port is refused.
         PORTS_NOT_PROGRAMMED = "PortsNotProgrammed",
-        /// The workers forward by an older state.
+        /// The workers have an older state.
         NOT_APPLIED = "NotApplied",
-        /// Another gateway that is ready does not serve it.
+        /// Another gateway that is ready does not serve the Service.
         NOT_ON_EVERY_GATEWAY = "NotOnEveryGateway",
         /// Every port is served.
         PROGRAMMED = "Programmed",
-        /// It is served, and clients' addresses are not kept.
+        /// The Service is served, but clients' addresses are not kept.
         CLIENT_ADDRESS_LOST = Reason::ClientAddressLost.as_str(),
-        /// No port is served, so there is no backend to speak of.
+        /// No port is served, so there are no backends to check.
         NO_PORTS = "NoPorts",
         /// A port has no backend on some gateways.
         NO_BACKENDS_ON_SOME_GATEWAYS = "NoBackendsOnSomeGateways",
@@ -144,51 +144,51 @@ words! {
         CONFLICTING_CONTROLLER = "ConflictingController",
         /// Another Service has the port.
         PORT_CONFLICT = "PortConflict",
-        /// Nobody claims the same.
+        /// No other Service or controller claims the same.
         NO_CONFLICT = "NoConflict",
         /// The record is written.
         RECORDED = "Recorded",
-        /// The pool is used as it is written.
+        /// The pool is used as specified.
         ACCEPTED = "Accepted",
         /// The pool, or a part of it, is not used.
         NOT_ACCEPTED = "NotAccepted",
-        /// It has no address in common with another pool.
+        /// The pool does not overlap with another pool.
         NO_OVERLAP = "NoOverlap",
-        /// It has.
+        /// The pool overlaps with another pool.
         OVERLAPS = "Overlaps",
-        /// No Service holds an address of the pool.
+        /// No Service holds an address from the pool.
         NOT_IN_USE = "NotInUse",
-        /// The pool is deleted and waits for the Services that hold its addresses.
+        /// The pool is being deleted and waits for the Services that hold its addresses.
         DELETION_WAITS = "DeletionWaits",
-        /// Services hold addresses that the pool had before.
+        /// Services hold addresses that were removed from the pool.
         HELD_OUTSIDE = "HeldOutside",
-        /// Services hold addresses of the pool.
+        /// Services hold addresses from the pool.
         HELD = "Held",
         /// The gateway forwards.
         FORWARDING = "Forwarding",
-        /// It is not ready.
+        /// The gateway is not ready.
         NOT_READY = "NotReady",
-        /// It has stopped.
+        /// The gateway has stopped.
         STOPPED = "Stopped",
         /// The API server answers.
         CONNECTED = "Connected",
-        /// It does not.
+        /// The API server does not answer.
         DISCONNECTED = "Disconnected",
         /// The newest state was given to the workers.
         PUBLISHED = "Published",
-        /// It cannot be.
+        /// The newest state cannot be given to the workers.
         PUBLISH_FAILED = "PublishFailed",
-        /// No other process has the name.
+        /// No other process has the gateway's name.
         UNIQUE = "Unique",
-        /// Another process has it.
+        /// Another process has the gateway's name.
         NAME_TAKEN = "NameTaken",
-        /// It leads, or may.
+        /// The gateway leads, or may.
         CANDIDATE = "Candidate",
-        /// Something keeps it from leading.
+        /// Something prevents the gateway from leading.
         CANNOT_LEAD = "CannotLead",
-        /// Every interface has its link.
+        /// Every interface has a link.
         UP = "Up",
-        /// An interface, or its tap, has none.
+        /// An interface, or its tap, has no link.
         LINK_LOST = "LinkLost",
         /// The gateway sends no heartbeat.
         NO_HEARTBEAT = "NoHeartbeat",
@@ -196,7 +196,8 @@ words! {
 }
 
 words! {
-    /// The error of a port in the status of a Service (core/v1 `PortStatus`): words of providers have their domain in front.
+    /// The error of a port in the status of a Service (core/v1 `PortStatus`). Errors of providers are prefixed with
+    /// their domain.
     PortError in
     /// Errors of ports.
     port_error {

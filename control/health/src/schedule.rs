@@ -334,7 +334,7 @@ impl Schedule {
     /// The memory of the targets, here and in the set that names them.
     #[cfg(test)]
     fn bytes(&self) -> usize {
-        // Of the standard library's B-tree and of the shared map: nodes are half full at worst.
+        // Nodes of the standard library's B-tree and of the shared map are at least half full.
         let in_maps = 2 * std::mem::size_of::<(Target, u32)>() * 2;
         let waiting = self.shares.capacity();
         in_maps * self.wanted.len()
@@ -345,7 +345,7 @@ impl Schedule {
     }
 }
 
-/// No target at the address is less than this one.
+/// A target at the address that is not greater than any other.
 fn lowest(address: SocketAddr) -> Target {
     let rules = Rules {
         interval: Duration::ZERO,
@@ -357,7 +357,7 @@ fn lowest(address: SocketAddr) -> Target {
     Target::new(address, &Arc::new(Probe::new(Check::Tcp, rules)))
 }
 
-/// The times of one target: interval n begins at `phase + n * period`, and its check a little after.
+/// The times of one target: interval n begins at `phase + n * period`, and its check follows shortly after.
 #[derive(Debug, Clone, Copy)]
 struct Cadence {
     place: u64,
@@ -370,7 +370,7 @@ impl Cadence {
         Self { place, phase: share(place, period), period }
     }
 
-    /// The interval that `now` is in; 0 before the first as well.
+    /// The interval that contains `now`; 0 also before the first one.
     fn interval_at(&self, now: Nanos) -> u64 {
         now.saturating_sub(self.phase) / self.period
     }
@@ -404,14 +404,14 @@ fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// `place` of 2^64, of `whole`.
+/// The part of `whole` that `place` is of 2^64.
 fn share(place: u64, whole: u64) -> u64 {
     ((u128::from(place) * u128::from(whole)) >> 64) as u64
 }
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The place of an address in its interval: FNV-1a, then mixed. Stable over versions, machines and restarts.
+/// The position of an address in its interval: FNV-1a, then mixed. It is the same in all versions, machines and runs.
 fn place(seed: u64, address: SocketAddr) -> u64 {
     let ip = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -420,7 +420,7 @@ fn place(seed: u64, address: SocketAddr) -> u64 {
     mix(seed ^ fnv1a(fnv::START, ip.octets().into_iter().chain(address.port().to_be_bytes())))
 }
 
-/// The seed of a gateway's name.
+/// The seed derived from a gateway's name.
 pub(super) fn seed_of(name: &str) -> u64 {
     fnv1a(fnv::START, name.bytes())
 }

@@ -16,17 +16,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// By how much the checks that a namespace has under way may exceed those that could still begin.
+/// The factor by which a namespace's checks in progress may exceed the number of free places.
 const OF_THE_FREE: usize = 4;
-/// The part of all checks under way that is kept for namespaces that have none.
+/// The fraction of all places that is kept for namespaces without a check in progress.
 const KEPT: usize = 16;
 
-/// Checks are bounded by class.
+/// Checks are limited by class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// By TCP, HTTP or UDP.
+    /// A check by TCP, HTTP or UDP.
     Plain = 0,
-    /// By TLS, which costs the most.
+    /// A check by TLS, which costs the most.
     Tls = 1,
 }
 
@@ -34,16 +34,16 @@ impl Class {
     pub(super) const ALL: [Self; 2] = [Self::Plain, Self::Tls];
 }
 
-/// Position of a namespace's share.
+/// The index of a namespace's share.
 pub(super) type ShareIndex = u32;
 
-/// See the module. `E` is what waits.
+/// The shares of all namespaces. `E` is a waiting check.
 #[derive(Debug)]
 pub(super) struct Shares<E> {
     by_name: BTreeMap<Option<Arc<str>>, ShareIndex>,
     all: Vec<Share<E>>,
     unused: Vec<ShareIndex>,
-    /// Shares in which something waits, in the order of their turns.
+    /// The shares with a waiting check, in the order of their turns.
     turns: [VecDeque<ShareIndex>; 2],
     under_way: [usize; 2],
 }
@@ -52,7 +52,7 @@ pub(super) struct Shares<E> {
 struct Share<E> {
     name: Option<Arc<str>>,
     targets: usize,
-    /// Unstretched.
+    /// The number without stretching.
     checks_an_hour: u64,
     stretch: u32,
     waiting: [VecDeque<E>; 2],
@@ -78,7 +78,7 @@ impl<E> Default for Shares<E> {
 }
 
 impl<E> Shares<E> {
-    /// A namespace has one more target, with so many checks an hour.
+    /// Adds a target of a namespace, with this number of checks an hour.
     pub(super) fn join(&mut self, namespace: Option<&Arc<str>>, checks_an_hour: u64) -> ShareIndex {
         let name = namespace.cloned();
         let index = match self.by_name.get(&name) {
@@ -105,7 +105,7 @@ impl<E> Shares<E> {
         index
     }
 
-    /// A namespace has one target less.
+    /// Removes a target of a namespace.
     pub(super) fn leave(&mut self, index: ShareIndex, checks_an_hour: u64) {
         let share = &mut self.all[index as usize];
         share.targets -= 1;
@@ -113,7 +113,7 @@ impl<E> Shares<E> {
         self.forget_if_over(index);
     }
 
-    /// A check of this share is due.
+    /// Adds a check of this share that is due.
     pub(super) fn wait(&mut self, index: ShareIndex, class: Class, entry: E) {
         let waiting = &mut self.all[index as usize].waiting[class as usize];
         if waiting.is_empty() {
@@ -122,8 +122,8 @@ impl<E> Shares<E> {
         waiting.push_back(entry);
     }
 
-    /// The next check to begin, of those that `is_live`, if fewer than `max` of the class are under way. It is under way
-    /// from now on.
+    /// The next check to begin, among those for which `is_live` is true, if fewer than `max` of the class are in
+    /// progress. It then counts as in progress.
     pub(super) fn begin(
         &mut self,
         class: Class,
@@ -133,7 +133,7 @@ impl<E> Shares<E> {
         let of = class as usize;
         let free = max.checked_sub(self.under_way[of]).filter(|free| *free > 0)?;
         let free = free.saturating_sub(max / KEPT);
-        // Who is not allowed to begin one has several under way, so there are few of them.
+        // A share that may not begin a check has several in progress, so there are few such shares.
         for _ in 0..self.turns[of].len() {
             let index = self.turns[of].pop_front()?;
             let share = &mut self.all[index as usize];
@@ -160,29 +160,29 @@ impl<E> Shares<E> {
         None
     }
 
-    /// A check that was begun has ended.
+    /// Records that a check has ended.
     pub(super) fn end(&mut self, index: ShareIndex, class: Class) {
         self.under_way[class as usize] -= 1;
         self.all[index as usize].under_way[class as usize] -= 1;
         self.forget_if_over(index);
     }
 
-    /// Checks under way.
+    /// The number of checks in progress.
     pub(super) fn under_way(&self) -> usize {
         self.under_way.iter().sum()
     }
 
-    /// By what the intervals of a share are multiplied.
+    /// The factor by which the intervals of a share are multiplied.
     pub(super) fn stretch(&self, index: ShareIndex) -> u32 {
         self.all[index as usize].stretch
     }
 
-    /// The largest one.
+    /// The largest factor.
     pub(super) fn stretch_max(&self) -> u32 {
         self.by_name.values().map(|index| self.stretch(*index)).max().unwrap_or(1)
     }
 
-    /// Shares out so many checks an hour. Returns whether the stretch of any namespace changed.
+    /// Distributes this number of checks an hour. Returns whether the factor of any namespace changed.
     pub(super) fn share_out(&mut self, checks_an_hour: u64) -> bool {
         let mut asked: Vec<(u64, ShareIndex)> =
             self.by_name.values().map(|index| (self.all[*index as usize].checks_an_hour, *index)).collect();
@@ -207,7 +207,7 @@ impl<E> Shares<E> {
         }
     }
 
-    /// How much may wait without more memory.
+    /// The number of checks that may wait without an allocation.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         self.all.iter().flat_map(|share| &share.waiting).map(VecDeque::capacity).sum()

@@ -9,9 +9,9 @@
 
 use super::Rules;
 
-/// Turns within [`WINDOW`] that a target may make without being damped.
+/// The number of turns within [`WINDOW`] that a target may make without being damped.
 pub const TURNS_MAX: usize = 4;
-/// Checks over which turns are counted, and after which a level is taken back.
+/// The number of checks over which turns are counted, and after which the level falls by one.
 pub const WINDOW: u32 = 60;
 /// The highest level of damping.
 pub const DAMPING_MAX: u8 = 3;
@@ -21,20 +21,20 @@ pub const DAMPING_MAX: u8 = 3;
 pub struct Tally {
     passes: bool,
     damping: u8,
-    /// How many of `turned_at` there are.
+    /// The number of valid entries in `turned_at`.
     turns: u8,
-    /// Results in a row against the present state.
+    /// The number of consecutive results against the current state.
     against: u32,
-    /// Results so far; wraps.
+    /// The number of results so far; it wraps.
     results: u32,
-    /// The last turns by number of result, oldest first.
+    /// The results at which the last turns happened, oldest first.
     turned_at: [u32; TURNS_MAX],
-    /// The last turn or change of level.
+    /// The result at which the state or the level last changed.
     calm_since: u32,
 }
 
 impl Tally {
-    /// A target in this state, with no result against it.
+    /// A target in this state, without results against it.
     #[must_use]
     pub fn new(passes: bool) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Tally {
         self.damping
     }
 
-    /// Records a result; true where it changed the state or the level of damping.
+    /// Records a result. Returns whether it changed the state or the level of damping.
     pub fn record(&mut self, success: bool, rules: &Rules) -> bool {
         self.results = self.results.wrapping_add(1);
         if !rules.damping {
@@ -83,7 +83,7 @@ impl Tally {
         true
     }
 
-    /// Results in a row that turn the target from its present state.
+    /// The number of consecutive results that change the current state.
     fn threshold(&self, rules: &Rules) -> u32 {
         match (self.passes, self.damping) {
             (true, 0) => rules.unhealthy_threshold,
@@ -98,7 +98,7 @@ impl Tally {
             self.turned_at[turns] = self.results;
             self.turns += 1;
         } else if self.results.wrapping_sub(self.turned_at[0]) < WINDOW {
-            // The higher level is given a window of its own.
+            // The higher level starts a new window.
             self.turns = 0;
             self.damping = (self.damping + 1).min(DAMPING_MAX);
         } else {
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(states(true, rules, &"-+".repeat(50)), "-+".repeat(50));
     }
 
-    /// The rule as the documentation has it, over the whole history.
+    /// The documented rule, applied to the whole history.
     fn oracle(rules: &Rules, results: &[bool]) -> (bool, u8) {
         let (mut passes, mut level, mut in_a_row) = (true, 0_u32, 0);
         let mut turns: Vec<usize> = Vec::new();
@@ -197,7 +197,7 @@ mod tests {
         fn a_tally_does_what_the_rule_says_over_the_whole_history(
             healthy in 1_u32..4,
             unhealthy in 1_u32..4,
-            // Runs of equal results, so that thresholds are met.
+            // Runs of equal results, so that thresholds are reached.
             runs in prop::collection::vec((any::<bool>(), 1_usize..40), 0..60),
         ) {
             let rules = rules(healthy, unhealthy);

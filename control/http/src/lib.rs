@@ -30,59 +30,60 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 
-/// After an error of accept (no file descriptor), so that it does not spin.
+/// The pause after an error of accept (no file descriptor), which prevents a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time in which a client that means to ask something sends its request.
+/// The time in which a genuine client sends its request.
 const REQUEST_BEGINS: Duration = Duration::from_millis(500);
 
-/// How often a full listener looks for a connection that has had that time.
+/// How often a full listener checks whether a connection has exceeded that time.
 const ROOM_POLL: Duration = Duration::from_millis(50);
 
-/// What one listener spends on its clients.
+/// The limits of one listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once.
+    /// The maximum number of connections.
     pub connections_max: usize,
-    /// Connections at once of one source address; none where all may be of one.
+    /// The maximum number of connections from one source address; `None` if one address may have all.
     pub per_source_max: Option<usize>,
-    /// How long each lives.
+    /// The lifetime of a connection.
     pub life: Life,
 }
 
-/// How long a connection lives.
+/// The lifetime of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
-    /// For any number of requests; this is the time for a request's head to arrive, from the end of the one before.
+    /// It serves any number of requests. The duration is the maximum time for a request's head to arrive, from the end
+    /// of the previous request.
     KeptAlive(Duration),
-    /// For one request, and all of it takes no longer than this.
+    /// It serves one request, and may take no longer than this in total.
     OneRequest(Duration),
 }
 
 impl Limits {
-    /// For the commands, which come by the admin socket: its file decides who may connect.
+    /// For the commands, which use the admin socket: the permissions of its file decide who may connect.
     pub const COMMANDS: Self =
         Self { connections_max: 256, per_source_max: None, life: Life::KeptAlive(Duration::from_secs(60)) };
-    /// For probes of kubelets and load balancers: anyone who reaches the node can connect.
+    /// For probes of kubelets and load balancers: any host that reaches the node can connect.
     pub const PROBES: Self = Self {
         connections_max: 256,
         per_source_max: Some(32),
         life: Life::OneRequest(Duration::from_secs(5)),
     };
-    /// For scrapes, which are seconds apart and large.
+    /// For scrapes, which are large and seconds apart.
     pub const SCRAPES: Self =
         Self { connections_max: 16, per_source_max: None, life: Life::OneRequest(Duration::from_secs(30)) };
 }
 
-/// An answer with its whole body.
+/// An answer with its complete body.
 pub type Answer = Response<Full<Bytes>>;
 
-/// A plain text.
+/// A plain-text answer.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     with_type(status, "text/plain; charset=utf-8", body.into())
 }
 
-/// An answer of any type.
+/// An answer with any content type.
 pub fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
     let mut answer = Response::new(Full::new(body));
     *answer.status_mut() = status;
@@ -96,7 +97,7 @@ pub fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) ->
 pub trait Accept: Send + 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// The next connection, and the address that it is from; none for a local socket.
+    /// Accepts the next connection. Returns it with the source address, which is `None` for a local socket.
     fn accept_stream(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<IpAddr>)>> + Send;
 }
 
@@ -114,7 +115,7 @@ impl Accept for UnixListener {
     }
 }
 
-/// Serves until it is dropped; its connections end with it.
+/// Serves until it is dropped, which also ends its connections.
 pub async fn serve<F, Fut>(listener: impl Accept, limits: Limits, handler: F)
 where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
@@ -126,7 +127,7 @@ where
         tokio::select! {
             accepted = listener.accept_stream() => match accepted {
                 Ok((stream, source)) => {
-                    // A source that has its share waits for nobody, or it would hold up the others.
+                    // A source that has reached its share is refused at once, so that it does not delay others.
                     if connections.make_room(source).await {
                         let life = limits.life;
                         connections.begin(source, |busy| connection(stream, life, handler.clone(), busy));
@@ -154,7 +155,7 @@ struct Connections {
 struct Open {
     source: Option<IpAddr>,
     since: Instant,
-    /// A request of it is being handled.
+    /// Whether a request of it is in progress.
     busy: Arc<AtomicBool>,
     task: AbortHandle,
 }
@@ -181,11 +182,11 @@ impl Connections {
         self.tasks.is_empty()
     }
 
-    /// Makes room for one more connection from `source`; false if that cannot be.
+    /// Makes room for one more connection from `source`. Returns false if that is not possible.
     ///
-    /// A source that has its share gives up its oldest idle connection, and gets no further one while all have a
-    /// request under way. Where the listener is full, the oldest idle connection of anyone ends, once it has had
-    /// [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
+    /// A source that has reached its share loses its oldest idle connection, and gets no further one while all of them
+    /// have a request in progress. If the listener is full, the oldest idle connection of any source ends, once it has
+    /// had [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
     async fn make_room(&mut self, source: Option<IpAddr>) -> bool {
         if self.has_its_share(source) {
             let mut own = self.open.values().filter(|open| open.source == source);
@@ -222,7 +223,7 @@ impl Connections {
         self.next_age += 1;
     }
 
-    /// Waits until one has ended, and forgets it.
+    /// Waits until a connection has ended, and removes it.
     async fn ended(&mut self) {
         let id = match self.tasks.join_next_with_id().await {
             Some(Ok((id, ()))) => id,
@@ -256,7 +257,7 @@ where
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).title_case_headers(true);
-    // What ends a connection is the client's fault or its leaving: nothing to tell anyone.
+    // An error of a connection is the client's fault or its disconnection, and is not reported.
     match life {
         Life::KeptAlive(idle_max) => {
             http.header_read_timeout(idle_max);
@@ -294,7 +295,7 @@ mod tests {
         address
     }
 
-    /// Connects from an address of loopback.
+    /// Connects from a loopback address.
     async fn connect(server: SocketAddr, from: &str) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("an address of loopback");
@@ -318,7 +319,7 @@ mod tests {
         for from in ["127.0.0.1", "127.0.0.2"] {
             assert!(ask(connect(server, from).await).await.ends_with("fine"), "from {from}");
         }
-        // The oldest of them were ended, not the newest.
+        // The oldest connections were ended, not the newest.
         let mut byte = [0];
         assert_eq!(idle[0].read(&mut byte).await.expect("an end"), 0);
     }
@@ -345,7 +346,7 @@ mod tests {
         let server = server_with(Limits::PROBES).await;
         let (mut reader, mut writer) = connect(server, "127.0.0.1").await.into_split();
         let trickle = tokio::spawn(async move {
-            // A header without an end, so each byte is taken.
+            // The header never ends, so each byte is accepted.
             while writer.write_all(b"G").await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }

@@ -1,4 +1,4 @@
-//! Faults of operator input: what is wrong, where, and what is accepted.
+//! Faults of operator input: the fault, its place, and what is accepted.
 //!
 //! Every reader of operator input (the configuration, manifests, annotations) records its faults here and continues,
 //! so that one run reports all of them. Nothing here reads files or decides what a fault is.
@@ -8,14 +8,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A place in a file as editors count it; or, at line 0, an object that is in no file (`Service shop/web`).
+/// A place in a file as editors count it. At line 0 it is an object that is not in a file (`Service shop/web`).
 ///
-/// The path is printed as it was given by the user or found below a directory the user gave.
+/// The path is printed as the user gave it, or as it was found below a directory that the user gave.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// The file.
     pub path: Arc<str>,
-    /// Line, from 1; 0 for an object that is in no file.
+    /// Line, from 1; 0 for an object that is not in a file.
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
@@ -27,7 +27,7 @@ impl Location {
         Self { path: path.into(), line, column }
     }
 
-    /// The first character of a file: where faults of the file as a whole are shown.
+    /// The first character of a file: the place for faults of the whole file.
     pub fn start_of(path: impl Into<Arc<str>>) -> Self {
         Self::new(path, 1, 1)
     }
@@ -45,9 +45,9 @@ impl fmt::Display for Location {
 /// Whether a fault refuses the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The input, or the object that it is in, is refused.
+    /// The input, or the object that contains it, is refused.
     Error,
-    /// The input is taken; the operator should know.
+    /// The input is used, but the operator should know.
     Warning,
 }
 
@@ -76,40 +76,40 @@ impl fmt::Display for Severity {
 pub struct Diagnostic {
     /// Error or warning.
     pub severity: Severity,
-    /// Where, if it has a place.
+    /// The place, if there is one.
     pub location: Option<Location>,
     /// What is wrong, without a full stop.
     pub what: String,
-    /// What would be taken in its stead.
+    /// What would be accepted instead.
     pub accepted: Option<String>,
 }
 
 impl Diagnostic {
-    /// An error without a place yet.
+    /// An error without a place.
     pub fn error(what: impl Into<String>) -> Self {
         Self { severity: Severity::Error, location: None, what: what.into(), accepted: None }
     }
 
-    /// A warning without a place yet.
+    /// A warning without a place.
     pub fn warning(what: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, location: None, what: what.into(), accepted: None }
     }
 
-    /// Says where. A `Location` or an `Option<Location>`; `None` leaves it without a place.
+    /// Sets the place: a `Location` or an `Option<Location>`; `None` leaves it without a place.
     #[must_use]
     pub fn at(mut self, location: impl Into<Option<Location>>) -> Self {
         self.location = location.into();
         self
     }
 
-    /// Says what would be accepted.
+    /// Sets what would be accepted.
     #[must_use]
     pub fn accepting(mut self, accepted: impl Into<String>) -> Self {
         self.accepted = Some(accepted.into());
         self
     }
 
-    /// Where and what, without what would be accepted.
+    /// The place and the fault, without what would be accepted.
     #[must_use]
     pub fn placed(&self) -> String {
         match &self.location {
@@ -118,7 +118,7 @@ impl Diagnostic {
         }
     }
 
-    /// Order of reports: by place (faults without a place first), then errors before warnings, then text.
+    /// The order of reports: by place (faults without a place first), then errors before warnings, then text.
     fn order(&self) -> (&Option<Location>, Severity, &str, &Option<String>) {
         (&self.location, self.severity, &self.what, &self.accepted)
     }
@@ -149,19 +149,19 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// All faults of one reading, sorted by place and without repetition. Prints one a line.
+/// All faults of one input, sorted by place and without duplicates. Prints one per line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     diagnostics: std::collections::BTreeSet<Diagnostic>,
 }
 
 impl Report {
-    /// No fault yet.
+    /// A report without faults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a fault; the same one twice counts once.
+    /// Adds a fault. Duplicates count once.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         self.diagnostics.insert(diagnostic);
     }
@@ -171,7 +171,7 @@ impl Report {
         self.diagnostics.extend(other.diagnostics.iter().cloned());
     }
 
-    /// Whether anything is refused.
+    /// Whether there are errors.
     pub fn has_errors(&self) -> bool {
         self.errors().next().is_some()
     }
@@ -186,17 +186,17 @@ impl Report {
         self.diagnostics.iter().filter(|d| d.severity == Severity::Warning)
     }
 
-    /// All of them, sorted by place.
+    /// All faults, sorted by place.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Diagnostic> {
         self.diagnostics.iter()
     }
 
-    /// How many there are.
+    /// The number of faults.
     pub fn len(&self) -> usize {
         self.diagnostics.len()
     }
 
-    /// Whether nothing was found.
+    /// Whether there are no faults.
     pub fn is_empty(&self) -> bool {
         self.diagnostics.is_empty()
     }

@@ -4,12 +4,12 @@
 //! Kept by hand: the function is one line, and the `fnv` crate hashes neither iterators nor in pieces across calls.
 //!
 //! It is used for checksums of our own files, and for names and positions on which gateways must agree. It does not
-//! resist an attacker: whoever can choose the input can create collisions.
+//! resist attacks: an attacker who can choose the input can create collisions.
 
-/// The hash of nothing: the offset basis.
+/// The hash of no bytes: the offset basis.
 pub const START: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Continues a hash with more bytes: hashing in pieces equals hashing the whole.
+/// Continues a hash with more bytes. Hashing in parts equals hashing the whole.
 pub fn fnv1a(so_far: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(so_far, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -90,10 +90,10 @@ pub struct SourceStatus {
     /// When the objects were last known to be those of the source, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync: Option<String>,
-    /// Why it does not answer.
+    /// The reason, if it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// The objects are those that were on disk when the gateway started.
+    /// Whether the objects are those that were on disk when the gateway started.
     #[serde(default)]
     pub from_disk: bool,
     /// Objects that are kept although the API server lost them.
@@ -116,9 +116,9 @@ pub struct ClusterStatus {
     /// The name of the leader; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
-    /// Writes that wait.
+    /// The number of writes that are waiting.
     pub writes_pending: u64,
-    /// Writes that failed, since the start.
+    /// The number of failed writes since the start.
     pub writes_failed: u64,
 }
 
@@ -130,7 +130,7 @@ pub struct WorkerStatus {
     pub worker: u8,
     /// Its core.
     pub core: usize,
-    /// `running` or why not.
+    /// `running`, or the reason why it is not running.
     pub state: String,
     /// The share of time in which it had work, 0 to 1.
     pub busy_ratio: f64,
@@ -148,7 +148,7 @@ pub struct LatencyStatus {
     /// `health-check`: from the start of a check to its result or timeout. `publication`: from the publication of a
     /// snapshot until each worker has applied it.
     pub name: String,
-    /// How many were recorded.
+    /// The number of recorded durations.
     pub count: u64,
     /// The median, in microseconds.
     pub p50_us: f64,
@@ -173,7 +173,7 @@ pub struct InterfaceStatus {
     /// The state of the link.
     #[serde(default)]
     pub link: LinkStatus,
-    /// The tap that mirrors it for the kernel; absent where there is none.
+    /// The tap that mirrors it for the kernel; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapStatus>,
     /// Packets received.
@@ -192,7 +192,7 @@ pub struct InterfaceStatus {
 pub struct LinkStatus {
     /// `up`, `down`, `no-carrier` or `gone`.
     pub state: String,
-    /// Since when, RFC 3339.
+    /// The start of the state, RFC 3339.
     pub since: String,
     /// How often the state has changed since the start.
     pub transitions: u64,
@@ -204,7 +204,7 @@ pub struct LinkStatus {
 pub struct TapStatus {
     /// Its name in the kernel.
     pub name: String,
-    /// Its link.
+    /// The state of its link.
     pub link: LinkStatus,
 }
 
@@ -214,11 +214,11 @@ pub struct TapStatus {
 pub struct NeighborsStatus {
     /// Next hops of backends and routes.
     pub next_hops: usize,
-    /// The maximum of them.
+    /// The maximum number of these.
     pub next_hops_max: usize,
     /// Neighbours that only packets requested.
     pub on_demand: usize,
-    /// The maximum of them.
+    /// The maximum number of these.
     pub on_demand_max: usize,
 }
 
@@ -246,7 +246,7 @@ pub struct FindingView {
     /// `path:line:column`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// What.
+    /// The fault.
     pub message: String,
     /// What would be accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -271,7 +271,7 @@ impl From<&Finding> for FindingView {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicesAnswer {
-    /// Services that ask for an address, sorted by namespace and name.
+    /// Services that request an address, sorted by namespace and name.
     pub services: Vec<ServiceView>,
     /// Their requests that were not granted.
     pub findings: Vec<FindingView>,
@@ -354,7 +354,7 @@ pub struct FlowsAnswer {
     pub workers: Vec<WorkerFlows>,
     /// Evicted flows, by reason.
     pub evictions: Vec<ReasonCount>,
-    /// New flows for which there was no room.
+    /// The number of new flows that were refused.
     pub refused: u64,
     /// The requested flows, sorted by Service, VIP and client.
     #[serde(default)]
@@ -440,7 +440,7 @@ pub struct WorkerFlows {
 pub struct ReasonCount {
     /// The reason, as in metrics.
     pub reason: String,
-    /// How often.
+    /// The number of occurrences.
     pub count: u64,
 }
 
@@ -458,37 +458,38 @@ pub struct DropsAnswer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolsAnswer {
-    /// Those of the configuration in its order, then AddressPools by name, then pools that were removed and are in use.
+    /// The pools of the configuration in its order, then AddressPools by name, then removed pools that are still in
+    /// use.
     pub pools: Vec<PoolView>,
 }
 
-/// How full a pool is. Counts beyond 2^64 - 1 show as that.
+/// The usage of a pool. Counts above 2^64 - 1 are shown as that.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolView {
     /// Its name.
     pub name: String,
-    /// Addresses that it has.
+    /// The number of its addresses.
     pub total: u64,
     /// Addresses held by Services.
     pub assigned: u64,
     /// Addresses that can still be assigned.
     pub free: u64,
-    /// Whether it is being emptied.
+    /// Whether it is disabled.
     pub disabled: bool,
     /// Addresses that are no longer in the pool but that Services still hold.
     #[serde(default)]
     pub outside: u64,
-    /// How many Services hold addresses from it.
+    /// The number of Services that hold addresses from it.
     #[serde(default)]
     pub users: usize,
     /// The first of them, `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_users: Vec<String>,
-    /// The pool no longer exists, but Services still hold addresses from it.
+    /// Whether the pool no longer exists, but Services still hold addresses from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
-    /// `AddressPool/NAME`, where it is one; pools of the configuration have none.
+    /// `AddressPool/NAME` for a pool from an object; absent for pools of the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
 }
@@ -515,13 +516,13 @@ impl From<&PoolUsage> for PoolView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainAnswer {
-    /// What was drained or put back.
+    /// The target that was drained or undrained.
     pub target: String,
-    /// Backends of service ports that it covers now.
+    /// The number of backends of service ports that it covers now.
     pub backends: usize,
-    /// Everything that is drained now.
+    /// All drained targets.
     pub drained: Vec<String>,
-    /// Why a restart of the gateway would forget it.
+    /// Why a restart of the gateway would lose this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_kept: Option<String>,
 }
@@ -532,13 +533,13 @@ pub struct DrainAnswer {
 pub struct ReloadAnswer {
     /// Whether the new configuration is in use; otherwise the last good state stays.
     pub accepted: bool,
-    /// Faults, one a line as `check` prints them.
+    /// The faults, one per line as `check` prints them.
     pub report: Vec<String>,
 }
 
-/// The body of every answer that is not 200.
+/// The body of every answer with a status other than 200.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorAnswer {
-    /// What is wrong, and what would be accepted.
+    /// The fault, and what would be accepted.
     pub error: String,
 }

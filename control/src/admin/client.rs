@@ -22,20 +22,20 @@ use super::api::{
 use super::flows_query::FlowsQuery;
 use super::query;
 
-/// Longest wait for an answer: a reload reads all manifests.
+/// The maximum wait for an answer: a reload reads all manifests.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers at the socket.
+    /// No process answers on the socket.
     #[error(
         "no gateway answers at {path}: {source}; is `tidegate run` running, and is this its admin.socket?"
     )]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// The daemon refused the request.
@@ -43,7 +43,7 @@ pub enum ClientError {
     Refused {
         /// HTTP status.
         status: u16,
-        /// What it said.
+        /// The message of the daemon.
         message: String,
     },
     /// The daemon did not answer in time.
@@ -52,7 +52,7 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
     },
-    /// The connection broke, or the answer is not understood.
+    /// The connection broke, or the answer is invalid.
     #[error("the gateway's answer is not understood: {0}")]
     Protocol(String),
 }
@@ -64,7 +64,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the daemon at this socket; nothing is opened yet.
+    /// A client of the daemon at this socket. It does not connect yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
@@ -78,7 +78,7 @@ impl Client {
     /// `GET /v1/status`.
     ///
     /// # Errors
-    /// As [`ClientError`] says; so with all that follow.
+    /// [`ClientError`], as for all following methods.
     pub async fn status(&self) -> Result<Status, ClientError> {
         self.read("status", &[]).await
     }
@@ -223,7 +223,7 @@ impl Client {
 
 #[cfg(test)]
 impl Client {
-    /// A request as no method of the client would make it.
+    /// Sends a request that the other methods would not send.
     pub(super) async fn raw(&self, method: &str, uri: &str) -> Result<Bytes, ClientError> {
         self.request(method.parse().expect("a method"), uri).await
     }

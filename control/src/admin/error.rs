@@ -1,18 +1,18 @@
-//! Why the daemon does not answer a request as asked, by HTTP status.
+//! Why the daemon refuses a request, by HTTP status.
 
-/// Why a request is not answered as asked.
+/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// 400: the request is faulty.
+    /// 400: the request is invalid.
     #[error("{0}")]
     BadRequest(String),
-    /// 404: what it is about does not exist.
+    /// 404: the requested object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// 405: the path takes another method.
+    /// 405: the path requires a different method.
     #[error("{0}")]
     MethodNotAllowed(String),
-    /// 503: not now.
+    /// 503: the request cannot be answered now.
     #[error("{0}")]
     Unavailable(String),
 }

@@ -11,21 +11,21 @@ use std::str::FromStr;
 use super::error::AdminError;
 use super::query;
 
-/// Flows listed where no limit is given.
+/// The number of flows that are listed if no limit is given.
 pub const LIMIT_DEFAULT: usize = 500;
-/// Flows that one listing may have: some 10 MB of answer.
+/// The maximum number of flows in one listing: some 10 MB of answer.
 pub const LIMIT_MAX: usize = 50_000;
 
-/// What is `None` does not matter.
+/// The filter and the limit. A field that is `None` matches all flows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlowsQuery {
-    /// Of this Service.
+    /// Flows of this Service.
     pub service: Option<ServiceName>,
-    /// To this backend.
+    /// Flows to this backend.
     pub backend: Option<BackendName>,
-    /// Of this client.
+    /// Flows of this client.
     pub client: Option<IpAddr>,
-    /// At most so many; 0: the counts alone.
+    /// The maximum number of flows; 0 returns only the counts.
     pub limit: usize,
 }
 
@@ -42,10 +42,10 @@ impl FlowsQuery {
         pairs.into_iter().flatten().collect()
     }
 
-    /// Out of the query of a request.
+    /// Parses the query of a request.
     ///
     /// # Errors
-    /// A value that is not understood.
+    /// An invalid value.
     pub(super) fn parse(text: &str) -> Result<Self, AdminError> {
         fn one<T: FromStr<Err = String>>(text: &str, key: &str) -> Result<Option<T>, AdminError> {
             let value = query::value(text, key).map(|value| value.parse());
@@ -57,14 +57,14 @@ impl FlowsQuery {
     }
 }
 
-/// A Service, in one namespace or in any, at one port or at all.
+/// A Service, in one namespace or in any, at one port or at all ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceName {
     /// Its namespace.
     pub namespace: Option<String>,
     /// Its name.
     pub name: String,
-    /// The name of a port, or its number where it has none.
+    /// The name of a port, or its number if it has none.
     pub port: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// A backend, at one port or at all.
+/// A backend, at one port or at all ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackendName {
     /// Its address.

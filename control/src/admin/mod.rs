@@ -37,8 +37,8 @@ use tidegate_policy::reconcile::DrainTarget;
 
 use flows_query::FlowsQuery;
 
-/// What the daemon answers. Reading never waits for a worker; the three changes return when they are decided,
-/// not when every worker has them.
+/// The answers of the daemon. Queries never wait for a worker, except for `flows`. The three changes return when they
+/// are decided, not when every worker has applied them.
 pub trait AdminBackend: Send + Sync + 'static {
     /// `status`.
     fn status(&self) -> api::Status;
@@ -46,10 +46,10 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn services(&self) -> api::ServicesAnswer;
     /// `backends`.
     fn backends(&self) -> api::BackendsAnswer;
-    /// `flows`. The one question for which workers are waited for, with a bound.
+    /// `flows`: the only query that waits for workers, with a time limit.
     ///
     /// # Errors
-    /// When what is asked for by name is not served.
+    /// If a requested name is not served.
     fn flows(&self, query: FlowsQuery) -> impl Future<Output = Result<api::FlowsAnswer, AdminError>> + Send;
     /// `drops`.
     fn drops(&self) -> api::DropsAnswer;
@@ -60,18 +60,18 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// `explain`.
     ///
     /// # Errors
-    /// When there is no snapshot yet.
+    /// If there is no snapshot yet.
     fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError>;
-    /// Takes a backend or a node out.
+    /// Drains a backend or a node.
     ///
     /// # Errors
-    /// When nothing is known by that name.
+    /// If no backend or node has that name.
     fn drain(&self, target: DrainTarget)
     -> impl Future<Output = Result<api::DrainAnswer, AdminError>> + Send;
-    /// Puts it back.
+    /// Undrains it.
     ///
     /// # Errors
-    /// When it was not drained.
+    /// If it was not drained.
     fn undrain(
         &self,
         target: DrainTarget,
@@ -79,6 +79,6 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// Reads configuration and objects again, as SIGHUP does.
     ///
     /// # Errors
-    /// When it cannot be tried; a configuration that is refused is an answer, not an error.
+    /// If it cannot be tried. A refused configuration is an answer, not an error.
     fn reload(&self) -> impl Future<Output = Result<api::ReloadAnswer, AdminError>> + Send;
 }

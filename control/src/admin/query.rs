@@ -2,12 +2,12 @@
 
 use form_urlencoded::Serializer;
 
-/// A query out of pairs.
+/// Builds a query from pairs.
 pub(super) fn encode(pairs: &[(&str, &str)]) -> String {
     Serializer::new(String::new()).extend_pairs(pairs).finish()
 }
 
-/// The value of `key`, decoded; `None` where it is absent.
+/// The decoded value of `key`; `None` if it is absent.
 pub(super) fn value(query: &str, key: &str) -> Option<String> {
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     pairs.find(|(name, _)| name == key).map(|(_, value)| value.into_owned())

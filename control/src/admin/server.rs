@@ -18,12 +18,12 @@ use super::flows_query::FlowsQuery;
 use super::socket::{self, SocketFile};
 use super::{AdminBackend, AdminError, query};
 
-/// Paths that are read.
+/// The paths of queries.
 const READ: &str = "GET /v1/status, services, backends, flows, drops, pools, metrics, explain";
-/// Paths that change something.
+/// The paths of changes.
 const CHANGE: &str = "POST /v1/drain, undrain, reload";
 
-/// Serves the admin socket until it is dropped; the socket's file goes with it.
+/// Serves the admin socket until it is dropped, which also removes the socket's file.
 #[derive(Debug)]
 pub struct Server {
     _file: SocketFile,
@@ -31,11 +31,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds the socket (mode 0600, a stale one replaced, its directory made) and serves on the tokio runtime
-    /// that this is called in.
+    /// Binds the socket (with mode 0600; a stale one is replaced, and its directory is created) and serves on the tokio
+    /// runtime of the caller.
     ///
     /// # Errors
-    /// When another daemon answers at the path, or the file system refuses.
+    /// If another daemon answers at the path, or the file system returns an error.
     pub fn start(path: &Path, backend: Arc<impl AdminBackend>) -> io::Result<Self> {
         let (listener, file) = socket::bind(path)?;
         let task = tokio::spawn(tidegate_http::serve(listener, Limits::COMMANDS, move |request| {

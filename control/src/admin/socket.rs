@@ -1,6 +1,6 @@
 //! The file of the admin socket: readable by its owner only. It replaces a stale file, and is removed at shutdown.
 //!
-//! The socket is bound under another name and renamed after its mode is set, so that nobody else can open it at any
+//! The socket is bound under another name and renamed after its mode is set, so that no other user can open it at any
 //! moment.
 
 use std::fs::{self, Permissions};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
 
-/// The file of a bound socket; removed when this is dropped, unless another has taken its place.
+/// The file of a bound socket. It is removed on drop, unless another file has replaced it.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -22,7 +22,8 @@ pub(super) struct SocketFile {
 /// Binds a listener at `path`, with the directories above it.
 ///
 /// # Errors
-/// `AddrInUse` where a daemon answers there; else what the file system says, such as a file that is no socket.
+/// `AddrInUse` if a daemon answers there; otherwise the error of the file system, for example for a file that is not a
+/// socket.
 pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
         fs::create_dir_all(parent)?;
@@ -44,7 +45,7 @@ pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     Ok((listener, SocketFile { path: path.to_owned(), identity }))
 }
 
-/// An error where something lives at `path` that must not be replaced.
+/// Returns an error if the file at `path` must not be replaced.
 fn refuse_living(path: &Path) -> io::Result<()> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -71,7 +72,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
         if ours {
-            // On the way out: nobody is left to tell.
+            // During shutdown an error cannot be reported.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -32,7 +32,7 @@ pub(super) struct ExplainArgs {
     pub(super) output: OutputArgs,
 }
 
-/// `-o` and `--no-headers`.
+/// The output options `-o` and `--no-headers`.
 #[derive(Debug, Clone, Copy, Args)]
 pub(super) struct OutputArgs {
     /// Output format

@@ -1,8 +1,8 @@
 //! The commands that query the running daemon over its admin socket. The API server can answer some of them too
 //! ([`cluster`]).
 //!
-//! As in kubectl, the exit code is 1 with `Error from gateway ...` if the daemon does not answer, refuses the request, or
-//! does not have a named object; an empty list is not an error. [`tables`](super::tables) defines the columns.
+//! As in kubectl, the exit code is 1 with `Error from gateway ...` if the daemon does not answer, refuses the request,
+//! or does not have a named object; an empty list is not an error. [`tables`](super::tables) defines the columns.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -57,8 +57,8 @@ pub(super) struct SocketArg {
 }
 
 impl SocketArg {
-    /// The kubeconfig if the API server is to be queried, `None` for the default one. A kubectl plugin also queries it
-    /// if no gateway runs on this machine.
+    /// Returns the kubeconfig if the API server is to be queried, with an inner `None` for the default kubeconfig. A
+    /// kubectl plugin also queries the API server if no gateway runs on this machine.
     fn cluster(&self) -> Option<Option<PathBuf>> {
         if let Some(path) = &self.kubeconfig {
             return Some(Some(path.clone()).filter(|path| !path.as_os_str().is_empty()));
@@ -193,14 +193,14 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Warns about a drain that a restart would lose.
+/// Prints a warning if a drain was not saved and would be lost on a restart.
 fn warn_not_kept(answer: &DrainAnswer) {
     if let Some(why) = &answer.not_kept {
         eprintln!("Warning: {why}");
     }
 }
 
-/// `explain --socket`.
+/// Runs `explain --socket`.
 pub(super) fn explain(args: &ExplainArgs, packet: &Packet) -> anyhow::Result<ExitCode> {
     answered(async {
         let told = Client::new(&args.socket).explain(packet).await?;
@@ -208,7 +208,7 @@ pub(super) fn explain(args: &ExplainArgs, packet: &Packet) -> anyhow::Result<Exi
     })
 }
 
-/// Runs a question to its end. The daemon's refusals are told in kubectl's words.
+/// Runs a question to completion. Prints a refusal of the daemon in the wording of kubectl.
 fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -232,14 +232,14 @@ fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Resu
     }
 }
 
-/// Why a question has no whole answer.
+/// The reason why a question was not answered completely.
 #[derive(Debug)]
 enum Failure {
     Gateway(ClientError),
-    /// The API server cannot be asked, or knows nothing about it.
+    /// The API server cannot be queried, or it does not have the requested data.
     Cluster(String),
     Output(io::Error),
-    /// What was named and is not there; the rest has been printed.
+    /// The named objects that do not exist. The others have been printed.
     NotFound(Vec<String>),
 }
 
@@ -331,7 +331,7 @@ impl Listing {
             && (self.names.is_empty() || self.names.iter().any(|wanted| wanted == name))
     }
 
-    /// Names that nothing has.
+    /// Returns the requested names that are not in `found`.
     fn missing<'a>(&self, found: impl Iterator<Item = &'a str>) -> Vec<String> {
         let found: Vec<&str> = found.collect();
         let missing = self.names.iter().filter(|name| !found.contains(&name.as_str()));
@@ -347,7 +347,7 @@ impl Listing {
     }
 }
 
-/// As kubectl: an empty list says so on standard error, and is no fault.
+/// Reports an empty list on standard error, like kubectl. An empty list is not an error.
 fn told_if_empty(shown: usize, namespace: Option<&str>) {
     match (shown, namespace) {
         (0, Some(namespace)) => eprintln!("No resources found in {namespace} namespace."),

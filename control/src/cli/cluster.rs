@@ -17,7 +17,7 @@ use tidegate_source::kubernetes::Connector;
 
 use super::output::{Style, Table, age};
 
-/// A client by this kubeconfig, or by the default one.
+/// Connects with this kubeconfig, or with the default one.
 async fn client(kubeconfig: Option<PathBuf>) -> Result<kube::Client, String> {
     let connection = Connector::new(kubeconfig).connection().await;
     connection.map(|connection| connection.client).map_err(|error| error.to_string())
@@ -34,7 +34,7 @@ where
     })
 }
 
-/// `status`: all gateways.
+/// `status`: prints all gateways.
 pub(super) async fn status(
     kubeconfig: Option<PathBuf>,
     style: Style,
@@ -82,7 +82,7 @@ fn fault(condition: &Condition) -> Option<String> {
     (status != "True").then(|| format!("{kind}: {status} {message}").trim_end().to_owned())
 }
 
-/// `services`: those that a gateway wrote to, of which `wants` says that they are asked for.
+/// `services`: prints the Services that a gateway wrote to and that `wants` selects.
 pub(super) async fn services(
     kubeconfig: Option<PathBuf>,
     style: Style,
@@ -132,14 +132,14 @@ pub(super) async fn services(
     Ok(services.into_iter().filter_map(|service| service.metadata.name).collect())
 }
 
-/// The conditions of ours begin like this.
+/// The prefix of our condition types.
 const PREFIX: &str = "tidegate.dev/";
 
 fn conditions(service: &Service) -> impl Iterator<Item = &KubeCondition> {
     service.status.iter().flat_map(|status| status.conditions.iter().flatten())
 }
 
-/// LoadBalancer addresses and external IPs.
+/// Returns the load balancer addresses and the external IPs.
 fn vips(service: &Service) -> Vec<String> {
     let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.into_iter().flat_map(|balancer| balancer.ingress.iter().flatten());
@@ -147,7 +147,7 @@ fn vips(service: &Service) -> Vec<String> {
     ingress.filter_map(|ingress| ingress.ip.clone()).chain(external.cloned()).collect()
 }
 
-/// `pools`: the AddressPools; those of configurations are known to gateways alone.
+/// `pools`: prints the AddressPools. Only the gateways know the pools of their configurations.
 pub(super) async fn pools(
     kubeconfig: Option<PathBuf>,
     style: Style,

@@ -25,7 +25,7 @@ use crate::assemble;
 pub(super) struct Offline {
     /// The configuration, if it is valid. Queries need it.
     pub(super) config: Option<GatewayConfig>,
-    /// The objects that are sound.
+    /// The valid objects.
     pub(super) objects: Objects,
     /// The desired state, if there is a configuration.
     pub(super) outcome: Option<Outcome>,
@@ -94,7 +94,7 @@ fn reconcile_offline(config: &GatewayConfig, objects: &Objects) -> Outcome {
     })
 }
 
-/// The messages of the compile of the spec, each with the place of its Service or key.
+/// Reports the problems found while compiling the spec, each with the place of its Service or key.
 fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec) -> Report {
     match Snapshot::compile(spec, None, &NeighborTable::new()) {
         Ok((_, problems)) => problems.iter().map(|p| problem(config, objects, spec, p)).collect(),
@@ -102,7 +102,7 @@ fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec
     }
 }
 
-/// A problem leaves out only one part, but that part was requested, so it is an error.
+/// Reports one problem. It is an error because a requested part is missing, although the rest still works.
 fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, problem: &Problem) -> Diagnostic {
     let place = match problem {
         Problem::Backend { service, .. }
@@ -166,7 +166,7 @@ fn compile_error(
     Diagnostic::error(error.to_string()).at(place)
 }
 
-/// Where the Service of a service port was written: its port, else the object.
+/// The place where a service port is defined: its port, or else its object.
 fn service_place(
     objects: &Objects,
     spec: &SnapshotSpec,

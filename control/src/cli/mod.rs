@@ -118,7 +118,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints why the command failed. Some errors repeat their cause, which is printed once.
+/// Prints why the command failed. Some errors include the text of their cause; it is printed only once.
 fn report(error: &anyhow::Error, format: LogFormat) {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -153,7 +153,7 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether the reader of the output closed it (`tidegate ... | head`).
+/// Whether the error is a write to an output that the reader has closed (`tidegate ... | head`).
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     io.into_iter().any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)

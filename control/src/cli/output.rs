@@ -27,7 +27,7 @@ pub enum Format {
     Yaml,
 }
 
-/// How one answer is to be printed.
+/// The style in which an answer is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Style {
     /// `-o`.
@@ -37,10 +37,10 @@ pub struct Style {
 }
 
 impl Style {
-    /// Prints a value: as data, or as the table that `table` makes of it.
+    /// Prints a value, either as data or as the table that `table` creates from it.
     ///
     /// # Errors
-    /// When `out` does not take it.
+    /// The write to `out` failed.
     pub fn print<T: Serialize>(
         self,
         out: &mut impl Write,
@@ -53,16 +53,16 @@ impl Style {
         out.write_all(table().render(self.format == Format::Wide, !self.no_headers).as_bytes())
     }
 
-    /// Whether the value itself is wanted, not a table of it.
+    /// Whether the format prints the value itself and not a table.
     #[must_use]
     pub fn is_data(self) -> bool {
         matches!(self.format, Format::Json | Format::Yaml)
     }
 
-    /// Prints a value as YAML if that is wanted, else as JSON.
+    /// Prints a value as YAML if that format was requested, otherwise as JSON.
     ///
     /// # Errors
-    /// When `out` does not take it.
+    /// The write to `out` failed.
     pub fn print_data<T: Serialize>(self, out: &mut impl Write, value: &T) -> io::Result<()> {
         match self.format {
             Format::Yaml => out.write_all(yaml::emit::to_string(value)?.as_bytes()),
@@ -70,10 +70,10 @@ impl Style {
         }
     }
 
-    /// Prints a list as kubectl prints one: `kind: List` with `items`.
+    /// Prints a list in the format of kubectl: `kind: List` with `items`.
     ///
     /// # Errors
-    /// When `out` does not take it.
+    /// The write to `out` failed.
     pub fn print_list<T: Serialize>(
         self,
         out: &mut impl Write,
@@ -84,7 +84,7 @@ impl Style {
     }
 }
 
-/// As kubectl wraps what it lists.
+/// The list wrapper that kubectl uses.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct List<'a, T> {
@@ -93,7 +93,7 @@ struct List<'a, T> {
     items: &'a [T],
 }
 
-/// Rows under headers.
+/// A table with headers and rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     columns: Vec<Column>,
@@ -107,7 +107,7 @@ struct Column {
 }
 
 impl Table {
-    /// A table with these headers; one that begins with `+` shows with `-o wide` only.
+    /// Creates a table with these headers. A column whose header begins with `+` is shown only with `-o wide`.
     #[must_use]
     pub fn new(headers: &[&'static str]) -> Self {
         let column = |header: &&'static str| match header.strip_prefix('+') {
@@ -117,10 +117,10 @@ impl Table {
         Self { columns: headers.iter().map(column).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row of as many cells as there are headers. An empty cell shows as `<none>`.
+    /// Adds a row with one cell for each header. An empty cell is shown as `<none>`.
     ///
     /// # Panics
-    /// When the number differs.
+    /// If the number of cells differs from the number of headers.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> =
             cells.into_iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { cell }).collect();
@@ -128,13 +128,13 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Whether there is no row.
+    /// Whether the table has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The lines; headers only where there is a row.
+    /// Renders the lines. Headers are omitted if there are no rows.
     pub(super) fn render(&self, wide: bool, headers: bool) -> String {
         let shown: Vec<usize> = (0..self.columns.len()).filter(|&n| wide || !self.columns[n].wide).collect();
         let header_row: Vec<String> = self.columns.iter().map(|c| c.header.to_owned()).collect();
@@ -155,7 +155,7 @@ impl Table {
     }
 }
 
-/// An age in the manner of kubectl: `5s`, `3m20s`, `45m`, `5h`, `3d4h`, `12d`.
+/// Formats an age like kubectl: `5s`, `3m20s`, `45m`, `5h`, `3d4h`, `12d`.
 #[must_use]
 pub fn age(seconds: u64) -> String {
     let pair = |first: u64, unit: char, rest: u64, small: char| match rest {
@@ -174,10 +174,10 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
-/// Prints an answer on standard output: its own text or, with `-o json` and `-o yaml`, its data.
+/// Prints an answer to standard output: its text, or its data with `-o json` and `-o yaml`.
 ///
 /// # Errors
-/// Standard output cannot be written to.
+/// The write to standard output failed.
 pub fn print_answer(style: Style, answer: &(impl Serialize + fmt::Display)) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if style.is_data() { style.print_data(&mut out, answer) } else { write!(out, "{answer}") }

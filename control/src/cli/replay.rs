@@ -46,7 +46,7 @@ pub(super) struct ReplayArgs {
     json: bool,
 }
 
-/// One packet's line. What does not apply is absent, but `flow`, which is `none` then.
+/// The output line of one packet. Fields that do not apply are omitted, except `flow`, which is then `none`.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     /// Number in the capture, from 1.
@@ -96,13 +96,13 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An interface without `mac` in the configuration has that of its device, which nobody knows offline: it is taken
-/// to be the first station that a frame of the capture is to, by that interface. What is wrong with the capture is
-/// left for the replay to say.
+/// Sets the MAC address of each interface that has no `mac` in the configuration. A running gateway uses the MAC
+/// address of the device, which is not available offline. The replay uses the first unicast destination address of a
+/// frame that the capture has for that interface. The replay itself reports faults of the capture.
 fn take_over_stations(config: &GatewayConfig, spec: &mut SnapshotSpec, capture: &Path) {
     let configured = config.dataplane.network.interfaces.iter().map(|i| i.mac.is_some());
     let mut open: Vec<bool> = configured.map(|has| !has).collect();
-    // A pipe can be read only once.
+    // A pipe can be read only once, so only a regular file is scanned.
     let is_file = std::fs::metadata(capture).is_ok_and(|m| m.is_file());
     if !is_file || !open.contains(&true) {
         return;

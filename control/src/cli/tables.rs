@@ -18,7 +18,7 @@ use crate::admin::api::{
     ServiceView, SourceStatus, Status, WorkerStatus,
 };
 
-/// `services`. `now` is what ages count to.
+/// The table of `services`. Ages are counted up to `now`.
 pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
     let headers = [
         "NAMESPACE",
@@ -65,7 +65,7 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
     table
 }
 
-/// Distinct backends that take new flows, of all.
+/// The number of distinct backends that accept new flows, and the number of all distinct backends.
 fn backends_of(service: &ServiceView) -> String {
     let all = service.ports.iter().flat_map(|p| &p.backends);
     let distinct: BTreeSet<(SocketAddr, bool)> =
@@ -102,7 +102,7 @@ fn message_of(service: &ServiceView) -> String {
     whole.chain(&service.warnings).cloned().chain(of_ports).collect::<Vec<_>>().join("; ")
 }
 
-/// `backends`.
+/// The table of `backends`.
 pub(super) fn backends(rows: &[BackendRow]) -> Table {
     let headers = [
         "NAMESPACE",
@@ -169,7 +169,7 @@ fn why(why: BackendWhy) -> &'static str {
     }
 }
 
-/// What the checks say: `Passing`, `Failing: connection refused, damped x4`; nothing where there are none.
+/// The health of a backend: `Passing`, or `Failing: connection refused, damped x4`. Empty if there are no checks.
 fn health(health: &HealthView) -> String {
     let state = match (health.state, &health.failure) {
         (HealthState::Unchecked, _) => return String::new(),
@@ -183,7 +183,7 @@ fn health(health: &HealthView) -> String {
     }
 }
 
-/// `flows`: a line a flow.
+/// The table of `flows`, with one line for each flow.
 pub(super) fn flows(rows: &[FlowRow]) -> Table {
     let headers = [
         "NAMESPACE",
@@ -225,7 +225,8 @@ pub(super) fn flows(rows: &[FlowRow]) -> Table {
     table
 }
 
-/// `flows --count`: a line a worker. What was forgotten, by reason, is in the data formats and in metrics.
+/// The table of `flows --count`, with one line for each worker. The numbers of removed flows, by reason, are only in
+/// the data formats and in the metrics.
 pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
     let mut table = Table::new(&["WORKER", "FLOWS", "CAPACITY", "USED"]);
     for worker in &answer.workers {
@@ -240,7 +241,7 @@ pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
     table
 }
 
-/// `drops`: what happened. The data formats have every reason there is.
+/// The table of `drops`, with the reasons that occurred. The data formats list all reasons.
 pub(super) fn drops(answer: &DropsAnswer) -> Table {
     let mut table = Table::new(&["KIND", "REASON", "COUNT"]);
     for (kind, counts) in [("drop", &answer.drops), ("punt", &answer.punts)] {
@@ -251,7 +252,7 @@ pub(super) fn drops(answer: &DropsAnswer) -> Table {
     table
 }
 
-/// `pools`.
+/// The table of `pools`.
 pub(super) fn pools(pools: &[PoolView]) -> Table {
     let mut table =
         Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS", "+OBJECT", "+OUTSIDE", "+IN USE BY"]);
@@ -282,7 +283,7 @@ pub(super) fn pools(pools: &[PoolView]) -> Table {
     table
 }
 
-/// The line of `drain` and `undrain`, as kubectl has it.
+/// The output line of `drain` and `undrain`, in the format of kubectl.
 pub(super) fn drained(target: &DrainTarget, done: &str, backends: usize) -> String {
     let kind = match target {
         DrainTarget::Backend(..) => "backend",
@@ -295,7 +296,8 @@ pub(super) fn drained(target: &DrainTarget, done: &str, backends: usize) -> Stri
     }
 }
 
-/// `status`: the gateway as a whole, then its parts as tables. `-o wide` adds latencies, and shows the findings in full.
+/// The text of `status`: the gateway as a whole, then tables of its parts. `-o wide` adds latencies and the complete
+/// findings.
 pub(super) fn status(status: &Status, style: Style) -> String {
     let mut text = facts(status);
     let is_wide = style.format == Format::Wide;

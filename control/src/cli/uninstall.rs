@@ -47,18 +47,18 @@ pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let connector = Connector::with_context(kubeconfig.or(of_config), context);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let mut say = |line: &str| {
-        // Whoever reads along may have stopped to: what was begun is ended all the same.
+        // Ignore write errors: the uninstall continues even if the reader has closed the output.
         let _ = writeln!(std::io::stdout().lock(), "{line}");
     };
     let done = runtime.block_on(uninstall(&connector, &options, &mut say));
-    // Not a plug-in that hangs.
+    // Do not wait for background tasks: a credential plugin may hang.
     runtime.shutdown_background();
     let done = done?;
     eprint!("{}", summary(&options, &done));
     Ok(if done.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `source.kubernetes` of a configuration.
+/// Reads `source.kubernetes` from a configuration.
 fn source_of(path: &Path) -> anyhow::Result<KubernetesConfig> {
     match config::load(path).source {
         Some(SourceConfig::Kubernetes(kubernetes)) => Ok(kubernetes),
@@ -73,7 +73,7 @@ fn source_of(path: &Path) -> anyhow::Result<KubernetesConfig> {
     }
 }
 
-/// What it came to, and what is to be done next.
+/// Summarises the result and the next steps.
 fn summary(options: &Options, done: &Uninstalled) -> String {
     let Uninstalled { released, left, running, holds_lease } = done;
     let mut text = String::new();

@@ -29,12 +29,12 @@ use crate::state_file;
 const FORMAT: u32 = 1;
 /// How long a round waits for the disk. A slower disk does not delay the publication.
 const SAVE_MAX: Duration = Duration::from_secs(2);
-/// A save that failed is tried again after this.
+/// The pause before a failed save is retried.
 const RETRY: Duration = Duration::from_secs(10);
-/// Larger files are not ours.
+/// The maximum size of the file. A larger file was not written by this program.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// See the module.
+/// The file with the addresses of Services.
 #[derive(Debug)]
 pub(super) struct AddressFile {
     path: PathBuf,
@@ -45,13 +45,13 @@ pub(super) struct AddressFile {
     failed: Option<Failed>,
 }
 
-/// No save has succeeded since one failed.
+/// The state while no save has succeeded since a failure.
 #[derive(Debug)]
 struct Failed {
     why: String,
     /// The time of the first of the consecutive failures.
     since: Timestamp,
-    /// When it is tried again.
+    /// The time of the next attempt.
     again: Instant,
 }
 
@@ -61,7 +61,7 @@ struct Line {
     namespace: String,
     name: String,
     uid: String,
-    /// Its Service no longer exists. It is kept in case the Service returns.
+    /// Whether its Service no longer exists. It is kept in case the Service returns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
     held: Vec<Held>,
@@ -74,7 +74,7 @@ struct Head {
 }
 
 impl AddressFile {
-    /// The file of the gateway of this name with these manifests.
+    /// The file of the gateway with this name and these manifests.
     pub(super) fn new(directory: &Path, gateway: &str, manifests: &Path) -> Self {
         let manifests = std::path::absolute(manifests).unwrap_or_else(|_| manifests.to_owned());
         let hash = hash(manifests.as_os_str().as_encoded_bytes());
@@ -82,7 +82,7 @@ impl AddressFile {
         Self { path, saved: Arc::default(), tried: Arc::default(), under_way: None, failed: None }
     }
 
-    /// The content of the file. Lines that cannot be read are logged, and lost.
+    /// Reads the file. Lines that cannot be read are logged and lost.
     pub(super) fn load(&mut self) -> Arc<Allocations> {
         match read(&self.path) {
             Ok(None) => tracing::info!(path = %self.path.display(), "no saved addresses of a previous run"),
@@ -109,12 +109,12 @@ impl AddressFile {
         Arc::clone(&self.saved)
     }
 
-    /// When a save that failed is to be tried again.
+    /// When a failed save is due to be retried.
     pub(super) fn due(&self) -> Option<Instant> {
         self.failed.as_ref().map(|failed| failed.again)
     }
 
-    /// Why the addresses on disk are outdated, as text for people.
+    /// Why the addresses on disk are outdated, as text for display.
     pub(super) fn trouble(&self) -> Option<String> {
         let Failed { why, since, .. } = self.failed.as_ref()?;
         let since = whole_seconds(*since);
@@ -124,7 +124,7 @@ impl AddressFile {
         ))
     }
 
-    /// Saves these to disk, and waits within a limit.
+    /// Saves these addresses to disk, and waits with a limit.
     pub(super) async fn save(&mut self, allocations: &Arc<Allocations>) {
         match &self.failed {
             None if Arc::ptr_eq(&self.saved, allocations) => return,
@@ -133,13 +133,13 @@ impl AddressFile {
                 return;
             }
             Some(failed) if failed.again > Instant::now() && Arc::ptr_eq(&self.tried, allocations) => return,
-            // After a failure nobody knows what is on disk, and only a save that succeeds ends the tries.
+            // After a failure the content on disk is unknown, and only a successful save ends the retries.
             None | Some(_) => {}
         }
         self.tried = Arc::clone(allocations);
         let until = Instant::now() + SAVE_MAX;
         if let Some(before) = self.under_way.take_if(|before| !before.is_finished()) {
-            // The disk hangs: nothing is gained by a second write.
+            // The disk hangs, so a second write would not help.
             self.under_way = Some(before);
             return self.fail("the disk has not answered yet".to_owned());
         }
@@ -208,7 +208,7 @@ fn read(path: &Path) -> io::Result<Option<Read>> {
     Ok(Some(Read { allocations: Allocations { by_service, departed }, lost: bad.max(missing) }))
 }
 
-/// The JSON of a line whose hash is right.
+/// The JSON of a line whose hash is correct.
 fn checked<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Option<T> {
     let (sum, json) = line.split_at_checked(16)?;
     let json = json.strip_prefix(b" ")?;
@@ -333,7 +333,7 @@ mod tests {
         let told = first.trouble().expect("it is told");
         assert!(told.contains("a restart may assign others") && told.contains(".addresses: "), "{told}");
         fs::remove_file(&state).expect("ours");
-        // The Service of the failed save is gone again.
+        // The Service of the failed save was removed again.
         first.save(&allocations(1)).await;
         assert_eq!((first.due(), first.trouble()), (None, None));
         assert_eq!(file(&state).load(), allocations(1));

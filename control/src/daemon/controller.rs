@@ -52,13 +52,13 @@ pub(super) enum Command {
 /// The result of a drain or undrain.
 #[derive(Debug)]
 pub(super) struct Drained {
-    /// All of it.
+    /// The drained targets.
     pub(super) targets: Vec<String>,
-    /// Why a restart would forget it.
+    /// Why a restart would lose them.
     pub(super) not_kept: Option<String>,
 }
 
-/// See the module.
+/// The controller of the gateway.
 pub(super) struct Controller {
     configuration: Configuration,
     dataplane: Arc<Dataplane>,
@@ -127,12 +127,12 @@ impl Controller {
         self.desired.comparisons_end()
     }
 
-    /// The configuration in force.
+    /// The configuration in use.
     pub(super) fn config(&self) -> &GatewayConfig {
         &self.configuration.config
     }
 
-    /// When a round is due though nothing changes.
+    /// When a round is due even without a change.
     pub(super) fn due(&self) -> Option<Instant> {
         let save_at = self.addresses.as_ref().and_then(AddressFile::due);
         // Before the first objects there is no round to compare.
@@ -170,7 +170,7 @@ impl Controller {
 
     /// Carries out a request of the operator. It takes effect with the next round.
     pub(super) fn execute(&mut self, command: Command) {
-        // Whoever asked may have gone: then nobody waits for the answer.
+        // The caller may no longer be waiting for the answer.
         match command {
             Command::Drain(target, answer) => {
                 tracing::info!(%target, "draining");
@@ -232,7 +232,7 @@ impl Controller {
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
         let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;
-        // Only now, when the workers have it: what others are told may take its time.
+        // Only after the workers have the snapshot, because informing others may take time.
         self.checker.set_targets(outcome.targets.clone());
         self.node_ports.set(&outcome.health_check_node_ports);
         // An API server has every Node; a directory need not.
@@ -247,7 +247,7 @@ impl Controller {
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
         let round = Round { outcome, unapplied, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
-        // After all that others wait for.
+        // Last, because nothing waits for it.
         if let Some(mut subject) = subject {
             subject.snapshot = self.publisher.in_use();
             self.desired.compare(subject);

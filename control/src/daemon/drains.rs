@@ -19,22 +19,22 @@ use tokio::time::Instant;
 
 use crate::state_file;
 
-/// A file that could not be written is tried again after this.
+/// The pause before a failed write of the file is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The targets, and where they are kept.
+/// The drained targets, with their file.
 #[derive(Debug)]
 pub(super) struct Drains {
     targets: BTreeSet<DrainTarget>,
     path: PathBuf,
-    /// What is wrong with the file.
+    /// The error of the file.
     trouble: Option<String>,
-    /// When it is to be written again.
+    /// When the file must be written again.
     again: Option<Instant>,
 }
 
 impl Drains {
-    /// Those that were drained when the last process of this gateway ended.
+    /// Reads the targets that were drained when the previous process of this gateway ended.
     pub(super) fn open(config: &GatewayConfig) -> Self {
         Self::read(path(config))
     }
@@ -74,14 +74,14 @@ impl Drains {
         &self.targets
     }
 
-    /// Adds one.
+    /// Adds a target.
     pub(super) fn insert(&mut self, target: DrainTarget) {
         if self.targets.insert(target) {
             self.keep();
         }
     }
 
-    /// Takes one away; whether it was there.
+    /// Removes a target. Returns whether it was drained.
     pub(super) fn remove(&mut self, target: &DrainTarget) -> bool {
         let was_drained = self.targets.remove(target);
         if was_drained {
@@ -90,17 +90,17 @@ impl Drains {
         was_drained
     }
 
-    /// Why a restart would not know what is drained now, for people.
+    /// Why a restart would lose the current targets, for display.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// When the file is to be written again.
+    /// When the file must be written again.
     pub(super) fn due(&self) -> Option<Instant> {
         self.again
     }
 
-    /// Writes the file again, where that failed and it is time.
+    /// Writes the file again, if that failed and is due.
     pub(super) fn keep_again(&mut self) {
         if self.again.is_some_and(|at| at <= Instant::now()) {
             self.keep();

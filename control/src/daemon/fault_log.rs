@@ -1,9 +1,9 @@
 //! Decides which faults are logged, and how many lines each namespace may have.
 //!
-//! A fault is logged once for as long as it exists. Whoever can change objects in a namespace controls how many
-//! faults these have and how often they change. So each namespace has a budget of lines: a burst, and then a rate.
-//! Further lines are left out and counted, and one line a minute reports their number. Status, events and `tidegate
-//! services` still show all faults.
+//! A fault is logged once for as long as it exists. Users who can change objects in a namespace control how many faults
+//! these have and how often they change. So each namespace has a budget of lines: a burst, and then a rate. Further
+//! lines are left out and counted, and one line a minute reports their number. Status, events and `tidegate services`
+//! still show all faults.
 //!
 //! Faults that belong to no namespace (configuration, pools, the gateway) are the operator's and are never left out.
 //!
@@ -15,30 +15,30 @@ use tidegate_cluster::line_budget::LineBudgets;
 use tidegate_model::diagnostic::Diagnostic;
 use tokio::time::Instant;
 
-/// A fault, and the namespace that it is of; empty where it is the operator's.
+/// A fault with its namespace, which is empty if the fault concerns the operator.
 pub(super) type Fault = (String, Diagnostic);
 
-/// See the module.
+/// Decides which faults are logged.
 #[derive(Debug, Default)]
 pub(super) struct FaultLog {
-    /// What is still true.
+    /// The faults that exist now.
     faults: BTreeSet<Fault>,
     lines: LineBudgets,
 }
 
-/// What is to be logged.
+/// The lines to log.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct News {
-    /// Faults, each a line.
+    /// Faults, one per line.
     pub(super) faults: Vec<Diagnostic>,
-    /// Namespaces of which faults were left out, with how many since it was last said.
+    /// Namespaces whose faults were left out, each with the number since the last report.
     pub(super) left_out: Vec<(String, u64)>,
-    /// How many were left out now.
+    /// The number of lines that were left out now.
     pub(super) left_out_now: u64,
 }
 
 impl FaultLog {
-    /// These are all faults now: what of them is new is to be logged. What is gone may be logged again.
+    /// Records all current faults. Returns those to log, which are new. A fault that has ended may be logged again.
     pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> News {
         let mut news = News::default();
         for (namespace, diagnostic) in faults.difference(&self.faults) {
@@ -53,12 +53,12 @@ impl FaultLog {
         news
     }
 
-    /// How many were left out, of each namespace of which that is to be said now.
+    /// The number of lines left out, for each namespace whose report is due.
     pub(super) fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
         self.lines.summaries(now)
     }
 
-    /// When [`summaries`](Self::summaries) has something next.
+    /// When [`summaries`](Self::summaries) has the next result.
     pub(super) fn due(&self) -> Option<Instant> {
         self.lines.due()
     }
@@ -87,7 +87,7 @@ mod tests {
             let now = start + Duration::from_secs(round);
             let mut all: BTreeSet<Fault> = faults("noisy", round, 100).collect();
             all.extend(faults("", round, 3));
-            // One fault that holds.
+            // One fault that stays.
             all.extend(faults("shop", 0, 1));
             let news = log.news(all, now);
             let of = |name: &str| news.left_out.iter().filter(|(namespace, _)| namespace == name).count();
@@ -111,7 +111,7 @@ mod tests {
         assert!(lines <= 50 + seconds / 10 + 2, "{lines} lines");
         assert!(lines >= 50 + seconds / 10 - 2, "{lines} lines");
         assert!((seconds / 60 - 1..=seconds / 60 + 1).contains(&said), "{said} summaries");
-        // What was not said yet is due.
+        // The lines that have not been reported are due.
         let due = log.due();
         let rest = log.summaries(start + Duration::from_secs(rounds) + SUMMARY);
         left_out += rest.iter().map(|(_, count)| count).sum::<u64>();

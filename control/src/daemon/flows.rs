@@ -21,26 +21,26 @@ use crate::admin::AdminError;
 use crate::admin::api::{FlowRow, FlowRowKind};
 use crate::admin::flows_query::{BackendName, FlowsQuery, ServiceName};
 
-/// How long a listing waits for the workers: a table of a million flows takes one a tenth of it.
+/// The maximum wait for the workers. For a table of a million flows, a worker needs a tenth of it.
 const LISTING_MAX: Duration = Duration::from_secs(2);
 
-/// A listing.
+/// The result of a listing.
 pub(super) struct Listing {
     /// Sorted by Service, client and port.
     pub(super) rows: Vec<FlowRow>,
-    /// There are more than the limit.
+    /// Whether there are more flows than the limit.
     pub(super) more: bool,
-    /// Workers that have not answered in time.
+    /// The number of workers that have not answered in time.
     pub(super) silent_workers: usize,
 }
 
 /// Lists flows. May wait.
 ///
 /// # Errors
-/// When nothing is served by the names that were given.
+/// If the given names are not served.
 pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing, AdminError> {
     let filter = dataplane.with_snapshot(|snapshot| filter(snapshot, query))?;
-    // One more tells whether the limit cuts.
+    // One more flow shows whether the limit was exceeded.
     let (flows, silent_workers) = dataplane.flows(&filter, query.limit.saturating_add(1), LISTING_MAX);
     let more = flows.len() > query.limit;
     let named = |snapshot: &Snapshot| -> Vec<FlowRow> {
@@ -56,8 +56,8 @@ pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing,
     Ok(Listing { rows, more, silent_workers })
 }
 
-/// What the flow tables know of a packet: the flow of its 5-tuple, the backend that its client has by session affinity,
-/// and how many workers did not answer in time. Waits for `timeout` at most.
+/// The entries of the flow tables for a packet: the flow of its 5-tuple, the backend that its client has by session
+/// affinity, and the number of workers that did not answer in time. Waits for at most `timeout`.
 pub(super) fn known(
     dataplane: &Dataplane,
     packet: &Packet,
@@ -68,7 +68,7 @@ pub(super) fn known(
     let hash = Snapshot::hash_service(&vip, proto, to.port());
     let service = |snapshot: &Snapshot| Some(snapshot.service(hash, &vip, proto, to.port())?.id);
     let Some(service) = dataplane.with_snapshot(service) else { return (None, None, 0) };
-    // So few pass that none is cut off, however many flows the client has.
+    // So few entries match that the limit is never reached, however many flows the client has.
     let filter = FlowFilter {
         services: Some([service].into()),
         client: Some(packet.source.ip().into()),
@@ -84,14 +84,14 @@ pub(super) fn known(
     (known_flow, backend(|kind| kind == FlowKind::Affinity), silent_workers)
 }
 
-/// Room for the flow and the affinity of a packet at each worker.
+/// Room for the flow and the affinity entry of a packet on each worker.
 const KNOWN_MAX: usize = 2 * WORKERS_MAX;
 
 fn address(snapshot: &Snapshot, id: BackendId) -> Option<SocketAddr> {
     snapshot.backend(id).map(|backend| SocketAddr::new(backend.address.ip(), backend.port))
 }
 
-/// The ids behind the names.
+/// Converts the names to ids.
 fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminError> {
     let infos = || snapshot.services().map(|(_, info)| info);
     let services = query.service.as_ref().map(|name| {

@@ -6,7 +6,7 @@
 //! `--healthz-bind-address` (10256 by default), and checks every few seconds, because kube-proxy may start later than
 //! the gateway, or stop.
 //!
-//! A gateway off the cluster (no `node.name`) does not check.
+//! A gateway outside of a cluster (no `node.name`) does not check.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -16,15 +16,15 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// `/healthz` of kube-proxy.
+/// The port of kube-proxy's `/healthz`.
 const PORT: u16 = 10256;
 const LOOK: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Whether there is one, and from then on each change, until the receiver is gone.
+/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped.
 pub(super) fn follow(config: &GatewayConfig) -> watch::Receiver<bool> {
     let (tells, follows) = watch::channel(false);
-    // A gateway that listens there itself would find itself.
+    // A gateway that listens on this port itself would detect itself.
     let is_own = config.admin.healthz.is_some_and(|address| address.port() == PORT);
     if config.node_name.is_some() && !is_own {
         tokio::spawn(async move {

@@ -55,11 +55,12 @@ use supervisor::Supervisor;
 const REFUSED: u8 = 2;
 /// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;
-/// A gateway that finds its name taken this soon after its start ends. Later it has flows, and keeps forwarding them.
+/// A gateway that finds its name taken within this time after its start exits. A later one has flows, and keeps
+/// forwarding them.
 const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
-/// The shortest pause between two rounds: changes that arrive in it are handled together.
+/// The minimum pause between two rounds. Changes during a pause are handled together.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// The longest pause, after a round that took as long.
+/// The maximum pause, which follows a round of at least this duration.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
 /// packets elsewhere.
@@ -76,7 +77,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
     let (failed, failures) = watch::channel(None);
     let (changed, links) = watch::channel(());
     let dataplane = start::dataplane(&config, failed, changed)?;
-    // Threads of the runtime inherit this: they stay off the workers' cores.
+    // The threads of the runtime inherit this, and so keep off the workers' cores.
     start::confine_to(dataplane.main_cpus());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -85,7 +86,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
         .build()
         .context("cannot start the runtime")?;
     let code = runtime.block_on(serve(path, config, Arc::new(dataplane), failures, links));
-    // What still runs is a check or a connection that nobody waits for.
+    // Only checks and connections may still be in progress, and nothing waits for them.
     runtime.shutdown_timeout(Duration::from_millis(200));
     code
 }
@@ -94,7 +95,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
 struct Inputs {
     source: Source,
     manifests: watch::Receiver<SourceUpdate>,
-    /// When the change of the manifests that it woke up for was seen.
+    /// When the change of the manifests was seen that ended the last wait.
     seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
@@ -103,18 +104,18 @@ struct Inputs {
     kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
-    /// An interface has changed its state: the readiness of the gateway may have changed.
+    /// Signals that an interface has changed its state, which may affect the gateway's readiness.
     links: watch::Receiver<()>,
-    /// A comparison of incremental results has ended.
+    /// Signals that a comparison of incremental results has ended.
     comparisons: watch::Receiver<()>,
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
 
-/// Why the loop woke up.
+/// Why the loop continues.
 enum Wake {
-    /// Something may have changed what is desired.
+    /// The desired state may have changed.
     Changed,
     /// A comparison of incremental results has ended.
     Compared,
@@ -124,9 +125,9 @@ enum Wake {
     Reload,
     /// SIGTERM or SIGINT.
     End,
-    /// A worker is dead.
+    /// A worker has failed.
     Failed(String),
-    /// Another gateway has the name of this one.
+    /// Another gateway has this gateway's name.
     NameTaken,
 }
 

@@ -28,15 +28,15 @@ use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::telemetry::Latency;
 
-/// How long a listing waits for a worker.
+/// The maximum time that a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);
 
-/// See the module.
+/// The implementation of the admin socket.
 #[derive(Debug)]
 pub(super) struct Operator {
     pub(super) state: Arc<State>,
     pub(super) commands: mpsc::Sender<Command>,
-    /// The kind of source, and where the objects come from, for people.
+    /// The kind of source, and its location for display.
     pub(super) source: (&'static str, String),
     /// `dataplane.flowTable.entriesPerCore`.
     pub(super) flow_entries: u64,
@@ -51,14 +51,14 @@ impl Operator {
         answered.await.map_err(|_| ending())
     }
 
-    /// Lists flows on a thread that may wait.
+    /// Lists flows on a thread that may block.
     async fn listing(&self, query: FlowsQuery) -> Result<Listing, AdminError> {
         let state = Arc::clone(&self.state);
         let listing = tokio::task::spawn_blocking(move || flows::list(&state.dataplane, &query)).await;
         listing.unwrap_or_else(|panic| Err(AdminError::Unavailable(format!("no listing: {panic}"))))
     }
 
-    /// A Service, and whether the workers forward by what is shown.
+    /// A Service with whether the workers have applied the shown state.
     fn shown(&self, round: &Round, service: &api::ServiceView) -> api::ServiceView {
         let key = ObjectKey::new(service.namespace.as_str(), service.name.as_str());
         let unapplied = round.unapplied.contains(&key).then(|| match self.state.publish_failure() {
@@ -288,7 +288,7 @@ impl Operator {
     }
 }
 
-/// The configuration that was read last is not in force.
+/// The finding that the latest configuration is not in use.
 fn refused_configuration(name: &str, message: String) -> api::FindingView {
     api::FindingView {
         object: format!("GatewayConfig/{name}"),
@@ -308,10 +308,10 @@ fn link_status(link: LinkStatus) -> api::LinkStatus {
     }
 }
 
-/// A pool, with the object that it is.
+/// A pool, with its object if it has one.
 fn pool(round: &Round, usage: &PoolUsage) -> api::PoolView {
     let objects = &round.manifests.objects.address_pools;
-    // A pool of the configuration keeps its name from an object that has it too.
+    // A pool of the configuration takes precedence over an object with the same name.
     let is_object = objects.get(&usage.pool).is_some_and(|object| {
         let told = round.outcome.findings.iter().filter(|finding| finding.object == object.meta.key);
         !told.into_iter().any(|finding| finding.reason == Reason::PoolNotAccepted)

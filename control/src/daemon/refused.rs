@@ -1,12 +1,12 @@
-//! Adds refused objects to the answers of `services`, so that nothing that an operator wrote is missing there.
+//! Adds refused objects to the answers of `services`, so that every object that an operator wrote appears there.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_source::RefusedObject;
 
 use crate::admin::api;
 
-/// `services` with those that are refused, sorted by namespace and name. What else is refused of a Service, such as an
-/// EndpointSlice, is among its warnings.
+/// `services` with the refused Services, sorted by namespace and name. Other refused objects of a Service, such as
+/// EndpointSlices, are in its warnings.
 pub(super) fn services(
     mut services: Vec<api::ServiceView>,
     all_refused: &[RefusedObject],
@@ -39,7 +39,7 @@ pub(super) fn services(
     services
 }
 
-/// `EndpointSlice shop/web-1 is refused: slices.yaml:7:3: ...`
+/// Formats `EndpointSlice shop/web-1 is refused: slices.yaml:7:3: ...`
 pub(super) fn described(refused: &RefusedObject) -> String {
     format!("{} {} is refused: {}", refused.kind, refused.key, why(refused))
 }

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use tidegate_model::config::{DataplaneConfig, GatewayConfig};
 
-/// The parts that differ and cannot change while the gateway runs, as keys of the configuration.
+/// The keys of the configuration that differ and cannot change while the gateway runs.
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
     let (old_plane, new_plane) = (&now.dataplane, &new.dataplane);
     let parts = [
-        // Who it is in logs, metrics, its lease and its GatewayStatus.
+        // The gateway's identity in logs, metrics, its lease and its GatewayStatus.
         ("metadata.name", now.name != new.name),
         ("dataplane.cores", old_plane.cores != new_plane.cores),
         ("dataplane.idle", old_plane.idle != new_plane.idle),
@@ -28,12 +28,12 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
 }
 
-/// What flow tables are made with.
+/// The settings that flow tables are created with.
 fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8) {
     (dataplane.flow_entries_per_core, dataplane.flow_service_percent)
 }
 
-/// What is opened once.
+/// The listeners that are opened only once.
 fn listeners(config: &GatewayConfig) -> (&Path, Option<SocketAddr>, Option<SocketAddr>) {
     let admin = &config.admin;
     (&admin.socket, admin.listen, admin.healthz)
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
     }
 
-    /// Everything else of `admin` is opened at the start.
+    /// Everything else in `admin` is opened at the start.
     const RELOADED_OF_ADMIN: &str = "admin.metricsPerBackend";
 
     #[test]
@@ -85,7 +85,7 @@ mod tests {
         let full = include_str!("../../model/tests/fixtures/config/full.yaml");
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let mut parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
-        // Never another one: there is nothing to choose.
+        // It can have only one value.
         parts.push("announce");
         assert_eq!(parts.len(), 10, "every part differs: {parts:?}");
         for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {

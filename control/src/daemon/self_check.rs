@@ -28,14 +28,14 @@ const NICE: i32 = 19;
 /// The pause after a comparison, as a multiple of its duration: so comparisons use at most 5 % of one CPU.
 const PAUSE_FACTOR: u32 = 20;
 
-/// What is computed incrementally.
+/// The results that are computed incrementally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Layer {
     /// The desired state: the result for each Service.
     Reconcile,
-    /// Which addresses Services have.
+    /// The addresses of Services.
     Allocation,
-    /// What the workers forward by.
+    /// The snapshot that the workers use.
     Snapshot,
 }
 
@@ -52,7 +52,7 @@ impl Layer {
     }
 }
 
-/// How many comparisons there were.
+/// The numbers of comparisons.
 #[derive(Debug, Default)]
 pub(super) struct Comparisons([(AtomicU64, AtomicU64); Layer::ALL.len()]);
 
@@ -76,7 +76,7 @@ impl Comparisons {
 #[derive(Debug)]
 pub(super) struct Subject {
     pub(super) round: reconcile::Round,
-    /// The snapshot in use, and the outcome that it was made of.
+    /// The snapshot in use, and the outcome that it was compiled from.
     pub(super) snapshot: Option<(KeptSnapshot, Arc<Outcome>)>,
 }
 
@@ -86,11 +86,11 @@ struct Done {
     took: Duration,
     /// The layers with a difference.
     different: Vec<Layer>,
-    /// To be freed by the receiver.
+    /// The receiver frees it.
     snapshot: Option<KeptSnapshot>,
 }
 
-/// See the module.
+/// Makes the comparisons.
 #[derive(Debug)]
 pub(super) struct SelfCheck {
     counts: Arc<Comparisons>,
@@ -113,7 +113,7 @@ impl SelfCheck {
         Self { counts, ends, under_way: None, changes: 0, number: 0, began: now, not_before: now }
     }
 
-    /// Changes when a comparison has ended: [`Self::collect`] is to be called then.
+    /// Changes when a comparison has ended. Call [`Self::collect`] then.
     pub(super) fn ends(&self) -> watch::Receiver<()> {
         self.ends.subscribe()
     }
@@ -125,12 +125,12 @@ impl SelfCheck {
 
     /// When the next comparison needs a round, even without a change.
     pub(super) fn due(&self, config: &SelfCheckConfig) -> Option<Instant> {
-        // The end of one that is under way is not known. One that panics is noticed after the interval.
+        // The end of a comparison in progress is not known. A panic of one is noticed after the interval.
         let last = if self.under_way.is_some() { Instant::now() } else { self.began };
         config.enabled.then(|| (last + config.interval).max(self.not_before))
     }
 
-    /// Comparisons that were due so far, for who compares something else as often.
+    /// The number of comparisons that were due so far, for code that compares other results equally often.
     pub(super) fn due_count(&self) -> u64 {
         self.number
     }
@@ -140,15 +140,15 @@ impl SelfCheck {
         self.number += 1;
     }
 
-    /// Whether the current round is to be compared.
+    /// Whether the current round must be compared.
     pub(super) fn is_due(&self, config: &SelfCheckConfig) -> bool {
         let now = Instant::now();
         let is_time = now >= self.began + config.interval || self.changes >= config.changes;
         config.enabled && self.under_way.is_none() && is_time && now >= self.not_before
     }
 
-    /// The layers in which the comparison that ended since the last call found a difference. Frees the snapshot that was
-    /// compared.
+    /// The layers in which a comparison that has ended since the last call found a difference. Frees the snapshot of
+    /// the comparison.
     pub(super) fn collect(&mut self) -> Vec<Layer> {
         let Some(under_way) = &mut self.under_way else { return Vec::new() };
         let done = match under_way.try_recv() {
@@ -166,17 +166,17 @@ impl SelfCheck {
         different
     }
 
-    /// Begins a comparison. Never waits for it.
+    /// Starts a comparison. Does not wait for it.
     pub(super) fn begin(&mut self, subject: Subject) {
         (self.changes, self.began) = (0, Instant::now());
         let (result, ended) = oneshot::channel();
         let (counts, ends) = (Arc::clone(&self.counts), self.ends.clone());
         let work = move || {
-            // On Linux this is the thread's own. Without it the work is done all the same.
+            // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
             let _ = rustix::process::setpriority_process(None, NICE);
             let began = std::time::Instant::now();
             let (different, snapshot) = compare(subject, &counts);
-            // Nobody waits for it where the daemon ends.
+            // If the daemon ends, there is no receiver.
             let _ = result.send(Done { took: began.elapsed(), different, snapshot });
             ends.send_replace(());
         };
@@ -189,8 +189,8 @@ impl SelfCheck {
     }
 }
 
-/// The layers in which something differs. Takes the subject, so that each part of it is freed before the next one is
-/// compared, and gives the snapshot back.
+/// The layers with a difference. Takes the subject by value, so that each part of it is freed before the next one is
+/// compared, and returns the snapshot.
 fn compare(subject: Subject, counts: &Comparisons) -> (Vec<Layer>, Option<KeptSnapshot>) {
     let Subject { round, snapshot } = subject;
     let Compared { allocation, reconcile } = round.compare();
@@ -251,12 +251,12 @@ mod tests {
         objects
     }
 
-    /// A round of a reconciler that was given the objects `seen`, where `true_` are those that there are.
+    /// A round of a reconciler that was given the objects `seen`, while `true_` are the actual objects.
     fn subject(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> Subject {
         round(reconciler, seen, true_).0
     }
 
-    /// The same, and what came of the round.
+    /// Like [`subject`], also with the outcome of the round.
     fn round(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> (Subject, Arc<Outcome>) {
         let (settings, verdicts) =
             (Settings { claims_unclassed: true, ..Settings::default() }, Verdicts::default());
@@ -275,7 +275,7 @@ mod tests {
         (Subject { round, snapshot: None }, outcome)
     }
 
-    /// Waits for the comparison that is under way.
+    /// Waits for the comparison in progress.
     fn ended(check: &mut SelfCheck) -> Vec<Layer> {
         let receiver = check.under_way.take().expect("it began");
         let done = receiver.blocking_recv().expect("it ends");
@@ -293,7 +293,7 @@ mod tests {
         let (before, now) = (objects(&["a"]), objects(&["a", "b"]));
         check.begin(subject(&mut Reconciler::default(), &before, &now));
         assert_eq!(ended(&mut check), [Layer::Allocation]);
-        // The thread says so after its result, so that whoever is woken finds that.
+        // The thread sends the signal after its result, so that the receiver finds the result.
         let is_told = |_| {
             thread::sleep(Duration::from_millis(10));
             over.has_changed().expect("the sender lives")
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(counts.read(), [("reconcile", 2, 0), ("allocation", 2, 1), ("snapshot", 0, 0)]);
     }
 
-    /// A gateway without a wire that forwards by this specification.
+    /// A gateway without ports that uses this spec.
     fn worker_pool(first: &SnapshotSpec) -> WorkerPool<MemoryFrame> {
         let config = WorkerPoolConfig {
             places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
@@ -329,7 +329,7 @@ mod tests {
         SnapshotSpec { generation, services: vec![service.into()], ..lab::spec() }
     }
 
-    /// A round that finds nothing, and the snapshot in use, as if it had been compiled of `spec`.
+    /// A round without differences, and the snapshot in use, treated as if it had been compiled from `spec`.
     fn with_snapshot(pool: &WorkerPool<MemoryFrame>, spec: SnapshotSpec) -> Subject {
         let nothing = Objects::default();
         let (subject, outcome) = round(&mut Reconciler::default(), &nothing, &nothing);
@@ -349,7 +349,7 @@ mod tests {
         check.begin(with_snapshot(&pool, spec(1, &["10.0.0.1:80", "10.0.0.78:80"])));
         let done = check.under_way.take().expect("it began").blocking_recv().expect("it ends");
         assert_eq!(counts.read()[Layer::Snapshot as usize], ("snapshot", 2, 1));
-        // Meanwhile the workers have got a newer one.
+        // The workers have got a newer one meanwhile.
         let newer = SnapshotSpec { generation: 2, services: Vec::new(), ..lab::spec() };
         pool.publish(&newer).expect("it compiles");
         let is_applied = |_| {
@@ -368,8 +368,8 @@ mod tests {
 
     #[test]
     fn a_difference_is_logged_as_an_error_with_both_sides() {
-        // Another test may log the same line for the first time while the subscriber is made; tracing would then pass
-        // this one over. It knows the line the next time.
+        // Another test may log the same line for the first time while the subscriber is created; tracing would then
+        // skip this line. The second attempt succeeds.
         let logged = || {
             let log = Log::default();
             let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
@@ -424,7 +424,7 @@ mod tests {
         assert!(check.under_way.is_none());
     }
 
-    /// Where a subscriber writes.
+    /// The output of a subscriber.
     #[derive(Clone, Default)]
     struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
 

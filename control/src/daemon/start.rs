@@ -23,10 +23,11 @@ use crate::admin::Server;
 use crate::assemble;
 use crate::telemetry::{self, Listener};
 
-/// The disk is waited for this long at the end.
+/// The maximum wait for the disk at shutdown.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
 
-/// Starts ports and workers; `failed` hears of a worker that dies, `links` of every change of an interface's state.
+/// Starts ports and workers. `failed` is called when a worker fails, and `links` for every change of an interface's
+/// state.
 pub(super) fn dataplane(
     config: &GatewayConfig,
     failed: watch::Sender<Option<String>>,
@@ -55,7 +56,7 @@ pub(super) fn dataplane(
     Ok(dataplane)
 }
 
-/// Keeps this thread, and those that it makes, on these CPUs. Where that is refused they run anywhere.
+/// Restricts this thread, and the threads that it creates, to these CPUs. If that fails, they may run on any CPU.
 pub(super) fn confine_to(cpus: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();
     cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
@@ -67,17 +68,17 @@ pub(super) fn confine_to(cpus: &[usize]) {
     }
 }
 
-/// Where the objects come from: the directory of manifests, followed or read when asked to, or an API server.
+/// The source of the objects: a directory of manifests, watched or read on request, or an API server.
 pub(super) enum Source {
     /// A directory of manifests.
     Directory(Watch),
-    /// Changes are seen as they happen, as far as the API server tells.
+    /// An API server, whose changes are received as they happen.
     Watched(KubernetesSource),
 }
 
 impl Source {
-    /// Opens the source. The first state of a directory is there on return; that of an API server comes when it
-    /// comes, and until then the revision is 0.
+    /// Opens the source. The first state of a directory is available on return. The first state of an API server
+    /// arrives later, and until then the revision is 0.
     pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
         match &config.source {
             SourceConfig::Directory(directory) => {
@@ -93,7 +94,7 @@ impl Source {
         }
     }
 
-    /// The newest state, and the next ones.
+    /// A receiver of the newest state and the following ones.
     pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
         match self {
             Self::Directory(source) => source.updates(),
@@ -101,7 +102,7 @@ impl Source {
         }
     }
 
-    /// How the source gets on; a directory is always there.
+    /// The state of the source. A directory is always connected.
     pub(super) fn state(&self) -> watch::Receiver<SourceState> {
         match self {
             Self::Directory(_) => {
@@ -111,7 +112,7 @@ impl Source {
         }
     }
 
-    /// Sees to it that what is on disk is the newest, within a limit.
+    /// Saves the newest objects to disk, with a time limit.
     pub(super) async fn save(&self) {
         if let Self::Watched(source) = self
             && tokio::time::timeout(SAVE_MAX, source.save()).await.is_err()
@@ -120,7 +121,7 @@ impl Source {
         }
     }
 
-    /// Reads the directory again, or asks the API server without waiting any longer.
+    /// Reads the directory again, or sends the next request to the API server at once.
     pub(super) fn reload(&self) {
         match self {
             Self::Directory(source) => source.reload(),
@@ -129,15 +130,15 @@ impl Source {
     }
 }
 
-/// The file of the addresses that Services have, where the objects come from a directory; at an API server the statuses
-/// of the Services say it.
+/// The file with the addresses of Services, if the objects come from a directory. With an API server, the statuses of
+/// the Services contain them.
 pub(super) fn address_file(config: &GatewayConfig) -> Option<AddressFile> {
     let SourceConfig::Directory(directory) = &config.source else { return None };
     let state = directory.state_directory.as_deref()?;
     Some(AddressFile::new(state, &config.name, &directory.path))
 }
 
-/// Begins to write to the cluster that the objects come from, if they come from one.
+/// Starts to write to the cluster, if the objects come from one.
 pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<ClusterWriter> {
     let (Source::Watched(watched), SourceConfig::Kubernetes(server)) = (source, &config.source) else {
         return None;
@@ -148,7 +149,7 @@ pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<Cluster
     Some(ClusterWriter::start(&connector, &config.name, node, namespace, state, refresh))
 }
 
-/// What answers others; each ends when it is dropped.
+/// The listeners. Each ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Listeners {
     _admin: Server,
@@ -156,7 +157,7 @@ pub(super) struct Listeners {
     _metrics: Option<Listener>,
 }
 
-/// Opens the listeners that the configuration asks for.
+/// Opens the listeners that are configured.
 pub(super) async fn listeners(
     config: &GatewayConfig,
     state: &Arc<State>,

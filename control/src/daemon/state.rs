@@ -56,7 +56,7 @@ pub(super) struct State {
     pub(super) dataplane: Arc<Dataplane>,
     pub(super) started: Timestamp,
     checks: Arc<CheckCounts>,
-    /// Comparisons of incremental results with ones from scratch.
+    /// The numbers of comparisons of incremental results with results from scratch.
     pub(super) comparisons: Arc<Comparisons>,
     timings: Timings,
     readiness: Readiness,
@@ -252,7 +252,7 @@ impl State {
         self.readiness.report(is_applied, self.dataplane.healthy(), self.link_troubles())
     }
 
-    /// Interfaces that cannot carry packets, as text for people.
+    /// Interfaces that cannot carry packets, as text for display.
     pub(super) fn link_troubles(&self) -> Vec<String> {
         let troubles = self.dataplane.links().troubles();
         troubles.into_iter().map(|(what, since)| format!("{what}, since {}", timestamp(since))).collect()
@@ -310,7 +310,7 @@ impl State {
     }
 }
 
-/// In whole seconds, as in conditions.
+/// The time in whole seconds, as in conditions.
 pub(super) fn timestamp(at: std::time::SystemTime) -> Timestamp {
     whole_seconds(Timestamp::try_from(at).unwrap_or_default())
 }

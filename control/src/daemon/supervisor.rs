@@ -13,23 +13,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first objects are waited for this long.
+/// The maximum wait for the first objects.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// While they are, it is looked this often whether they are there.
+/// The interval at which their arrival is checked.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The connection to the supervisor.
 pub(super) struct Supervisor {
     socket: Option<(UnixDatagram, SocketAddr)>,
     ready_by: Instant,
     is_ready: bool,
-    /// It forwards.
+    /// Whether the gateway forwards.
     is_done: bool,
     status: String,
 }
 
 impl Supervisor {
-    /// The supervisor that asked to be told, if one did.
+    /// The supervisor that requested notifications, if any.
     pub(super) fn of_environment() -> Self {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|path| {
             let opened = open(path.as_encoded_bytes());
@@ -43,12 +43,12 @@ impl Supervisor {
         Self { socket, ready_by, is_ready: false, is_done: false, status: String::new() }
     }
 
-    /// When to look again though nothing happens.
+    /// When the next check is due, even without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.is_done && self.socket.is_some()).then(|| Instant::now() + LOOK)
     }
 
-    /// Tells how far it is: `forwards`, or what it waits for.
+    /// Reports that the gateway forwards, or what it waits for.
     pub(super) fn tell(&mut self, forwards: bool, waits_for: impl FnOnce() -> String) {
         if self.is_done || self.socket.is_none() {
             return;
@@ -68,7 +68,7 @@ impl Supervisor {
         self.send(&message);
     }
 
-    /// Tells that the end has begun.
+    /// Reports that the shutdown has begun.
     pub(super) fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=stopping\n");
     }
@@ -82,13 +82,13 @@ impl Supervisor {
 }
 
 fn open(path: &[u8]) -> std::io::Result<(UnixDatagram, SocketAddr)> {
-    // A leading @ stands for the abstract name space.
+    // A leading @ denotes the abstract namespace.
     let to = match path.strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(std::str::from_utf8(path).map_err(std::io::Error::other)?)?,
     };
     let socket = UnixDatagram::unbound()?;
-    // A supervisor that does not read is no reason to stop forwarding.
+    // A supervisor that does not read must not stop the forwarding.
     socket.set_nonblocking(true)?;
     Ok((socket, to))
 }

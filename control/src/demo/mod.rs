@@ -4,8 +4,8 @@
 //! and UDP over every path, kills a backend under load, adds one, and prints the results. This file and [`steps`]
 //! decide what is expected; [`report`] prints it. The demo uses only the daemon's public interfaces, as a user would.
 //!
-//! Invariant: nothing of the lab is left in any case, Ctrl-C included. The outcome is a success only if every path
-//! behaved as its mode specifies.
+//! Invariant: the lab is removed in any case, including Ctrl-C. The demo succeeds only if every path behaved as its
+//! mode specifies.
 
 mod report;
 mod steps;
@@ -18,16 +18,16 @@ use std::thread;
 use std::time::Instant;
 use steps::{FIRST_SERVERS, SERVERS};
 
-/// How the demo runs.
+/// The options of the demo.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DemoOptions {
-    /// Stay up when all is shown, until Ctrl-C.
+    /// Keep the lab after the last step, until Ctrl-C.
     pub keep: bool,
-    /// Do not use hugepages, even where there are some.
+    /// Do not use hugepages, even if there are some.
     pub no_hugepages: bool,
 }
 
-/// Runs the demo and prints what happened. The code is 0 only if everything worked.
+/// Runs the demo and prints the results. The exit code is 0 only if everything worked.
 pub fn run(options: &DemoOptions) -> ExitCode {
     match show(options) {
         Ok(problems) if problems.is_empty() => {
@@ -46,7 +46,7 @@ pub fn run(options: &DemoOptions) -> ExitCode {
     }
 }
 
-/// Everything between an empty machine and an empty machine. Returns what did not work.
+/// Builds the lab, runs the steps, and removes the lab. Returns the problems.
 fn show(options: &DemoOptions) -> Result<Vec<String>> {
     let begin = Instant::now();
     cleanup::on_signals()?;
@@ -91,7 +91,7 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Says where to look, and waits for Ctrl-C (which cleans up and ends the process).
+/// Prints how to inspect the lab, and waits for Ctrl-C (which cleans up and ends the process).
 fn stay(lab: &Lab) -> ! {
     let (id, directory) = (lab.id(), lab.directory().display());
     println!("\nStaying up; Ctrl-C ends. Try:");
@@ -104,7 +104,7 @@ fn stay(lab: &Lab) -> ! {
     }
 }
 
-/// Whether free 2-MiB hugepages hold the gateway's memory.
+/// Whether there are enough free 2-MiB hugepages for the gateway's memory.
 fn hugepages_suffice() -> bool {
     let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     let pages: u32 = text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);

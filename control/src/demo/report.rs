@@ -1,4 +1,4 @@
-//! How the demo's findings are printed: tables of at most 110 columns that need no explanation.
+//! Prints the results of the demo: tables of at most 110 columns that need no explanation.
 
 use std::collections::BTreeMap;
 

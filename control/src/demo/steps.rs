@@ -13,24 +13,24 @@ use anyhow::Result;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Servers in the lab; the last one is added while the gateway runs.
+/// The number of servers in the lab. The last one is added while the gateway runs.
 pub(super) const SERVERS: u8 = 4;
-/// Servers that the Services begin with.
+/// The initial servers of the Services.
 pub(super) const FIRST_SERVERS: [u8; 3] = [1, 2, 3];
 
 const HTTP_REQUESTS: usize = 60;
 const UDP_QUESTIONS: usize = 30;
-/// Connections per path that stay open through the kill and the addition.
+/// The number of connections on each path that stay open while a backend is killed and another is added.
 const OPEN_CONNECTIONS: usize = 12;
-/// The backend that is killed, and the one that is added.
+/// The number of the backend that is killed, and of the one that is added.
 const KILLED: u8 = 3;
 const ADDED: u8 = 4;
-/// What a busy machine may add to the time that the health checks need.
+/// The additional time on a busy machine, compared with what the health checks need.
 const SLACK: Duration = Duration::from_secs(2);
-/// So long without a failure means that a failed backend is out.
+/// After this time without a failure, a failed backend counts as removed.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Runs all steps; returns what did not work.
+/// Runs all steps. Returns the problems.
 pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     every_path(lab, &mut problems)?;
@@ -39,7 +39,7 @@ pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) ->
     Ok(problems)
 }
 
-/// HTTP by curl and UDP over every path: who answered, and whom the backends saw.
+/// Sends HTTP with curl and UDP over every path, and checks which backends answered and which clients they saw.
 fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
     println!("Every mode, both families, {} backends:", FIRST_SERVERS.len());
     let mut rows = Vec::new();
@@ -66,7 +66,7 @@ fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The first answer may have to wait for the first health checks and neighbours; later ones may not.
+/// The first answer may have to wait for health checks and neighbours. Later ones may not.
 fn wait_for_path(lab: &Lab, path: ModePath, problems: &mut Vec<String>) {
     let any = SocketAddr::new(client(path.family, 2), 0);
     let waited = wait_for("a first answer", Duration::from_secs(10), || {
@@ -89,7 +89,7 @@ fn ask_many(lab: &Lab, path: ModePath, source: IpAddr) -> Answers {
                     failures += 1;
                 }
             }
-            // A path that is down shall not hold up the show for a minute and a half.
+            // A path that does not work must not delay the demo by a minute and a half.
             if failures == 3 {
                 break;
             }
@@ -114,7 +114,7 @@ fn judge(path: ModePath, protocol: &str, source: IpAddr, answers: &Answers, prob
     }
 }
 
-/// What is watched of a path while backends come and go.
+/// The observations on a path while backends are removed and added.
 struct Watched {
     path: ModePath,
     load: Load,
@@ -234,7 +234,7 @@ fn milliseconds(time: Option<Duration>) -> String {
     time.map_or("-".to_owned(), |time| format!("{} ms", time.as_millis()))
 }
 
-/// What the gateway itself counted at its port.
+/// The frames that the gateway itself counted on its port.
 fn frames(gateway: &Gateway) -> Result<String> {
     let count = |direction| gateway.metric("tidegate_packets_total", &[direction]);
     let sum = gateway.metric("tidegate_packets_total", &[])?;

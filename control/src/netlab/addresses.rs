@@ -1,4 +1,4 @@
-//! The addresses of the lab. Documentation prefixes only (RFC 5737, RFC 3849).
+//! The addresses of the lab, from documentation prefixes only (RFC 5737, RFC 3849).
 //!
 //! Two prefixes share one link: clients are in [`CLIENT_PREFIX`], servers in [`SERVER_PREFIX`], and the gateway in
 //! both. So the reply of a server reaches the client only on the path of its mode: directly over the link if the
@@ -58,9 +58,10 @@ pub fn server_mac(n: u8) -> String {
 
 /// The gateway's addresses on the clients' side, by family.
 pub const GATEWAY_FOR_CLIENTS: [&str; 2] = ["198.51.100.2", "2001:db8:c::2"];
-/// The gateway's addresses on the servers' side, by family: the servers' default route, and the source of tunnels.
+/// The gateway's addresses on the servers' side, by family. They are the servers' default route, and the source of
+/// tunnels.
 pub const GATEWAY_FOR_SERVERS: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
-/// What a server sees as its client in `fullnat`, by family.
+/// The client address that a server sees in `fullnat`, by family.
 pub const SNAT: [&str; 2] = ["192.0.2.3", "2001:db8::3"];
 
 /// The client's address number `n` (0..16) of `family`.
@@ -73,7 +74,7 @@ pub fn client(family: Family, n: u8) -> IpAddr {
     }
 }
 
-/// How many addresses of each family the client has.
+/// The number of the client's addresses of each family.
 pub const CLIENT_ADDRESSES: u8 = 16;
 
 /// The address of server `n` (from 1) of `family`.
@@ -106,9 +107,9 @@ pub fn on_link_vip(family: Family, n: u8) -> IpAddr {
     }
 }
 
-/// HTTP on the servers as reached under the service's own port.
+/// HTTP on the servers, at the service's own port.
 pub const HTTP_PORT: u16 = 80;
-/// The same HTTP on the servers' second port, for services whose targetPort differs from their port.
+/// HTTP on the servers' second port, for services whose targetPort differs from their port.
 pub const HTTP_TARGET_PORT: u16 = 8080;
 /// `tcp-tell` on the servers.
 pub const TELL_PORT: u16 = 7000;

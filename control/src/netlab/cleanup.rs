@@ -1,7 +1,7 @@
-//! Removes a lab by its name, so that it works for our own labs and for those of processes that died.
+//! Removes a lab by its name, which works for our own labs and for those of processes that died.
 //!
-//! Every namespace is called `tg<pid>-<n>-<host>` and the directory `tidegate-lab-tg<pid>-<n>`: the names show which
-//! lab and which process they belong to. Links, addresses, taps and routes vanish with their namespace. Device
+//! Every namespace is called `tg<pid>-<n>-<host>` and the directory `tidegate-lab-tg<pid>-<n>`: the names show the lab
+//! and the process that they belong to. Links, addresses, taps and routes disappear with their namespace. Device
 //! records of a killed gateway do not, and are removed here ([`record::forget`]).
 //!
 //! Invariant: only processes inside a lab's namespaces are ended, by pid.
@@ -17,10 +17,10 @@ use std::thread;
 use std::time::Duration;
 use tidegate_dataplane::links::record;
 
-/// The labs of this process that stand, for [`on_signals`].
+/// The existing labs of this process, for [`on_signals`].
 static STANDING: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Remembers that the lab `id` stands.
+/// Records that the lab `id` exists.
 pub(super) fn register(id: &str) {
     standing().push(id.to_owned());
 }
@@ -49,7 +49,7 @@ fn undo(id: &str) {
     }
 }
 
-/// Removes what processes that are no more have left. Called before each lab is built.
+/// Removes the labs of processes that no longer exist. Called before each lab is built.
 pub fn sweep() {
     let of_names = all_names().into_iter();
     let of_directories =
@@ -66,10 +66,10 @@ pub fn sweep() {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP tear down every lab of this process and end it with 128 + signal.
+/// Installs handlers for SIGINT, SIGTERM and SIGHUP that remove every lab of this process and end it with 128 + signal.
 ///
 /// # Errors
-/// When the handler cannot be installed.
+/// When the handlers cannot be installed.
 pub fn on_signals() -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals =
@@ -91,7 +91,7 @@ fn standing() -> std::sync::MutexGuard<'static, Vec<String>> {
     STANDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills what runs inside the namespace `name` and waits, bounded, until it is gone.
+/// Kills the processes inside the namespace `name`, and waits with a limit until they are gone.
 pub(super) fn end_processes_in(name: &str) {
     for _ in 0..100 {
         let pids = processes_in(name);
@@ -99,7 +99,7 @@ pub(super) fn end_processes_in(name: &str) {
             return;
         }
         for pid in pids.into_iter().filter_map(Pid::from_raw) {
-            // Gone in between is what we want.
+            // The process may already be gone.
             let _ = kill_process(pid, Signal::KILL);
         }
         thread::sleep(Duration::from_millis(10));
@@ -107,7 +107,7 @@ pub(super) fn end_processes_in(name: &str) {
     eprintln!("clean-up: processes in {name} do not end");
 }
 
-/// `tg<pid>-<n>` of a name that begins so, when no process has that pid.
+/// `tg<pid>-<n>` from the beginning of a name, if no process has that pid.
 fn lab_of_the_dead(name: &str) -> Option<String> {
     let mut parts = name.splitn(3, '-');
     let (owner, number, _host) = (parts.next()?, parts.next()?, parts.next()?);

@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long one connection attempt or one answer may take, on a machine that has much else to do.
+/// The maximum time of one connection attempt or one answer, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// How long silence has to last to be taken for an answer.
+/// The time without an answer after which there is taken to be none.
 pub const SILENCE: Duration = Duration::from_secs(3);
 
-/// What a backend says in its first line: `NAME client=ADDRESS:PORT`.
+/// The content of a backend's first line: `NAME client=ADDRESS:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendAnswer {
     /// The backend's name.
@@ -31,7 +31,7 @@ pub struct BackendAnswer {
 }
 
 impl BackendAnswer {
-    /// Reads `NAME client=ADDRESS:PORT REST`; IPv6 addresses with or without brackets (nginx writes none).
+    /// Parses `NAME client=ADDRESS:PORT REST`. IPv6 addresses may lack brackets, as in the output of nginx.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
@@ -42,7 +42,7 @@ impl BackendAnswer {
     }
 }
 
-/// How many answers each backend gave.
+/// The number of answers of each backend.
 #[must_use]
 pub fn spread(told: &[BackendAnswer]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
@@ -52,19 +52,19 @@ pub fn spread(told: &[BackendAnswer]) -> BTreeMap<String, usize> {
     counts
 }
 
-/// The outcome of a run of requests.
+/// The results of a series of requests.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
-    /// How many were asked.
+    /// The number of requests.
     pub asked: usize,
-    /// What came back.
+    /// The answers.
     pub told: Vec<BackendAnswer>,
-    /// What was said about those that did not.
+    /// The error messages for the other requests.
     pub errors: String,
 }
 
-/// Asks `url` (which may hold curl's `[1-N]` globs) by one curl, each of the `asked` requests on a connection of
-/// its own.
+/// Requests `url` (which may contain curl's `[1-N]` globs) with one curl, each of the `asked` requests on a separate
+/// connection.
 ///
 /// # Errors
 /// When curl cannot be run. Requests that fail are in [`Answers::errors`].
@@ -81,15 +81,15 @@ pub fn curl_many(from: &Namespace, url: &str, asked: usize, options: &[&str]) ->
     Ok(Answers { asked, told, errors: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
 }
 
-/// Runs curl once with `args` and returns what it printed.
+/// Runs curl once with `args` and returns its output.
 ///
 /// # Errors
-/// When it fails; the message has what it said.
+/// When it fails; the message contains its output.
 pub fn curl(from: &Namespace, args: &[&str]) -> Result<String> {
     output_of(from.command("curl").args(["-sS", "--max-time", "20"]).args(args))
 }
 
-/// The two ways of an iperf3 run: what the client sends, or what it receives.
+/// The two directions of an iperf3 run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Client to server.
@@ -98,8 +98,8 @@ pub enum Direction {
     Download,
 }
 
-/// Runs iperf3 over TCP for a second, from `from` over `to` to `server`, and returns the bits per second that the
-/// receiver saw.
+/// Runs iperf3 over TCP for a second, from `from` over `to` to `server`, and returns the bits per second at the
+/// receiver.
 ///
 /// # Errors
 /// When it fails or nothing arrived.
@@ -135,33 +135,33 @@ fn iperf(from: &Namespace, server: &Server, to: SocketAddr, options: &[&str]) ->
 /// A connection to `tcp-tell` that stays open.
 #[derive(Debug)]
 pub struct Tell {
-    /// What the backend said when it accepted.
+    /// The backend's answer when it accepted.
     pub told: BackendAnswer,
     stream: BufReader<TcpStream>,
     pings: u32,
 }
 
 impl Tell {
-    /// Connects from `source` (port 0: any) to `to`, and hears who answers.
+    /// Connects from `source` (port 0: any) to `to`, and reads which backend answers.
     ///
     /// # Errors
-    /// When the connection is refused, times out, or the first line makes no sense.
+    /// When the connection is refused, times out, or the first line is invalid.
     pub fn connect(from: &Namespace, source: SocketAddr, to: SocketAddr) -> Result<Self> {
         from.enter(|| Self::connect_here(source, to))
     }
 
-    /// The same in the namespace of the calling thread.
+    /// Like [`Tell::connect`], in the namespace of the calling thread.
     ///
     /// # Errors
-    /// As [`Tell::connect`].
+    /// Same as for [`Tell::connect`].
     pub fn connect_here(source: SocketAddr, to: SocketAddr) -> Result<Self> {
         Self::connect_within(PATIENCE, source, to)
     }
 
-    /// The same with another bound on the attempt.
+    /// Like [`Tell::connect_here`], with a different time limit.
     ///
     /// # Errors
-    /// As [`Tell::connect`].
+    /// Same as for [`Tell::connect`].
     pub fn connect_within(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<Self> {
         let stream = connect_here(patience, source, to)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -172,7 +172,7 @@ impl Tell {
         Ok(Self { told, stream, pings: 0 })
     }
 
-    /// Sends a line and hears it back from the same backend.
+    /// Sends a line and expects it back from the same backend.
     ///
     /// # Errors
     /// When the connection broke, or another backend answered.
@@ -181,11 +181,11 @@ impl Tell {
         self.say(&format!("ping {}", self.pings))
     }
 
-    /// The same where answers of earlier pings may still come, after a time in which packets were lost: hears them all,
-    /// and waits for so long.
+    /// Like [`Tell::ping`], for a connection with unanswered pings from a time in which packets were lost: reads all
+    /// answers, with this time limit.
     ///
     /// # Errors
-    /// As [`Tell::ping`].
+    /// Same as for [`Tell::ping`].
     pub fn ping_late(&mut self, patience: Duration) -> Result<()> {
         self.pings += 1;
         let text = format!("ping {}", self.pings);
@@ -197,10 +197,10 @@ impl Tell {
         Ok(())
     }
 
-    /// Sends this line and hears it back from the same backend.
+    /// Sends this line and expects it back from the same backend.
     ///
     /// # Errors
-    /// As [`Tell::ping`].
+    /// Same as for [`Tell::ping`].
     pub fn say(&mut self, text: &str) -> Result<()> {
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
         let (answer, expected) = (read_line(&mut self.stream)?, format!("{} {text}", self.told.backend));
@@ -208,10 +208,10 @@ impl Tell {
         Ok(())
     }
 
-    /// The client's own end.
+    /// The client's own address and port.
     ///
     /// # Errors
-    /// When the socket is no more.
+    /// When the socket is closed.
     pub fn local(&self) -> Result<SocketAddr> {
         Ok(self.stream.get_ref().local_addr()?)
     }
@@ -237,26 +237,27 @@ fn read_line(stream: &mut BufReader<TcpStream>) -> Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// Sends `text` in a datagram from `source` to `to` and hears who answers; sends again while nothing comes.
+/// Sends `text` in a datagram from `source` to `to`, and reads which backend answers. Repeats the datagram until there
+/// is an answer.
 ///
 /// # Errors
-/// When no answer came within [`PATIENCE`], or one that does not carry `text`.
+/// When there is no answer within [`PATIENCE`], or one without `text`.
 pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
     from.enter(|| udp_ask_here(source, to, text))
 }
 
-/// The same in the namespace of the calling thread.
+/// Like [`udp_ask`], in the namespace of the calling thread.
 ///
 /// # Errors
-/// As [`udp_ask`].
+/// Same as for [`udp_ask`].
 pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
     udp_ask_within(PATIENCE, source, to, text)
 }
 
-/// The same with another bound.
+/// Like [`udp_ask_here`], with a different time limit.
 ///
 /// # Errors
-/// As [`udp_ask`].
+/// Same as for [`udp_ask`].
 pub fn udp_ask_within(
     patience: Duration,
     source: SocketAddr,
@@ -264,7 +265,7 @@ pub fn udp_ask_within(
     text: &str,
 ) -> Result<BackendAnswer> {
     let socket = UdpSocket::bind(source).with_context(|| format!("source {source}"))?;
-    // Connected: an answer from any other address than the VIP is no answer.
+    // The socket is connected, so it accepts answers from the VIP only.
     socket.connect(to)?;
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let begin = Instant::now();
@@ -290,11 +291,11 @@ pub fn udp_ask_within(
 pub struct Attempt {
     /// When it began.
     pub at: Instant,
-    /// The backend, or why there was none.
+    /// The backend, or why the attempt failed.
     pub outcome: Result<String, String>,
 }
 
-/// New connections to `tcp-tell` one after the other, until stopped or dropped.
+/// Opens new connections to `tcp-tell` one after another, until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Load {
     stop: Arc<AtomicBool>,
@@ -303,16 +304,16 @@ pub struct Load {
 }
 
 impl Load {
-    /// The least time between two attempts: the load shall not be what is measured.
+    /// The minimum time between two attempts, so that the load itself is not what is measured.
     const PACE: Duration = Duration::from_millis(10);
 
-    /// Starts from `source` (its port is ignored) to `to`.
+    /// Starts a load from `source` (its port is ignored) to `to`.
     #[must_use]
     pub fn start(from: &Namespace, source: IpAddr, to: SocketAddr) -> Self {
         Self::start_at(Self::PACE, from, source, to)
     }
 
-    /// The same with another least time between two attempts.
+    /// Like [`Load::start`], with a different minimum time between two attempts.
     #[must_use]
     pub fn start_at(pace: Duration, from: &Namespace, source: IpAddr, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -337,7 +338,7 @@ impl Load {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends it after the attempt that is under way, and returns every attempt.
+    /// Ends the load after the current attempt, and returns all attempts.
     ///
     /// # Panics
     /// When its thread panicked.
@@ -356,11 +357,11 @@ impl Load {
         self.attempts().into_iter().filter(|attempt| attempt.at >= since).collect()
     }
 
-    /// Waits until no attempt has failed for `quiet`, and returns how long after `event` the last one failed
-    /// (zero when none did).
+    /// Waits until no attempt has failed for `quiet`, and returns the time from `event` to the last failure (zero if
+    /// there was none).
     ///
     /// # Errors
-    /// When attempts go on failing for `bound`.
+    /// When attempts still fail after `bound`.
     pub fn until_quiet(&self, event: Instant, quiet: Duration, bound: Duration) -> Result<Duration> {
         wait_for("new connections to succeed again", bound, || {
             let attempts = self.attempts_since(event);
@@ -376,7 +377,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A load that panicked has said so on standard error.
+            // The panic was printed to standard error.
             let _ = thread.join();
         }
     }

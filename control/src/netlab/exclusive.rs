@@ -3,11 +3,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Held while something is made or undone. The signal handler never gives it back, so that nothing new comes to
-/// stand, and nobody else cleans up, between its work and the end of the process.
+/// Held while something is created or removed. The signal handler never releases it, so that no new namespace is
+/// created, and no other thread cleans up, between its work and the end of the process.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// Makes a namespace or starts a process by `make`: not while labs are being undone.
+/// Calls `make`, which creates a namespace or starts a process, while no lab is being removed.
 pub(super) fn changing<T>(make: impl FnOnce() -> T) -> T {
     let _guard = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     make()

@@ -15,15 +15,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// How long the daemon may take until its first snapshot is applied, on a busy machine and without hugepages.
+/// The maximum time until the daemon has applied its first snapshot, on a busy machine and without hugepages.
 const READY_BOUND: Duration = Duration::from_secs(30);
-/// How long it may take to end after SIGTERM.
+/// The maximum time from SIGTERM to its end.
 const STOP_BOUND: Duration = Duration::from_secs(20);
 
 /// `dataplane.memory.sizeMiB`.
 pub const MEMORY_MIB: u32 = 192;
 
-/// What differs between the gateways of the tests.
+/// The options that differ between the gateways of the tests.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
     /// `dataplane.cores`; the port gets as many queue pairs.
@@ -50,9 +50,9 @@ pub struct GatewayOptions {
     pub own_cluster_ips: bool,
     /// `dataplane.flowTable.entriesPerCore`.
     pub flow_entries: u32,
-    /// Servers written down under `dataplane.neighbors`, from 1: all that `replay` resolves.
+    /// The number of servers that are configured in `dataplane.neighbors`, from 1: `replay` resolves no others.
     pub static_servers: u8,
-    /// `selfCheck.enabled`; where on, a comparison every second.
+    /// `selfCheck.enabled`. If it is on, a comparison is made every second.
     pub self_check: bool,
 }
 
@@ -78,8 +78,8 @@ impl Default for GatewayOptions {
 }
 
 impl GatewayOptions {
-    /// The longest time from a backend's death to the verdict: the last good check may have just passed, each of the
-    /// bad ones may use its time-out.
+    /// The maximum time from a backend's death to the verdict: the last successful check may have just ended, and each
+    /// failing one may use its whole timeout.
     #[must_use]
     pub fn detection_bound(&self) -> Duration {
         self.health_interval * (self.unhealthy_threshold + 1)
@@ -180,10 +180,10 @@ impl Gateway {
         fs::write(config_of(lab), options.yaml(lab.directory())).context("gateway.yaml")
     }
 
-    /// Starts `tidegate run` on what [`Gateway::configure`] wrote, and waits until it is ready.
+    /// Starts `tidegate run` with the configuration of [`Gateway::configure`], and waits until it is ready.
     ///
     /// # Errors
-    /// When it ends, or is not ready in time; the message has the end of its log.
+    /// When it ends, or is not ready in time; the message contains the end of its log.
     pub fn start(lab: &Lab) -> Result<Self> {
         let mut gateway = Self::launch(lab)?;
         gateway.wait_until_ready()?;
@@ -203,10 +203,10 @@ impl Gateway {
         Ok(Self { process, namespace, tidegate, directory })
     }
 
-    /// Waits until `/readyz` says that the first snapshot is applied.
+    /// Waits until `/readyz` reports that the first snapshot is applied.
     ///
     /// # Errors
-    /// When the daemon ends, or is not ready in time; the message has the end of its log.
+    /// When the daemon ends, or is not ready in time; the message contains the end of its log.
     pub fn wait_until_ready(&mut self) -> Result<()> {
         let mut ended = None;
         let waited = wait_for("the gateway to be ready", READY_BOUND, || {
@@ -219,7 +219,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// The status code of a GET on the health address, `None` when nobody answers.
+    /// The status code of a GET on the health address; `None` if there is no answer.
     #[must_use]
     pub fn probe(&self, path: &str) -> Option<u16> {
         let url = format!("http://127.0.0.1:10356{path}");
@@ -232,7 +232,7 @@ impl Gateway {
     /// The text of `/metrics`.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub fn metrics(&self) -> Result<String> {
         let mut curl = self.namespace.command("curl");
         output_of(curl.args(["-sS", "--fail", "--max-time", "5", "http://127.0.0.1:9469/metrics"]))
@@ -241,7 +241,7 @@ impl Gateway {
     /// The sum of the samples of `metric` (its full name) whose labels contain all of `labels`, e.g. `reason="x"`.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub fn metric(&self, metric: &str, labels: &[&str]) -> Result<f64> {
         let text = self.metrics()?;
         let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
@@ -253,7 +253,7 @@ impl Gateway {
         Ok(samples.sum())
     }
 
-    /// Runs another command of the binary against this daemon's socket, and returns what it printed.
+    /// Runs another command of the binary with this daemon's socket, and returns its output.
     ///
     /// # Errors
     /// When it fails.
@@ -262,7 +262,7 @@ impl Gateway {
         output_of(self.namespace.command(&self.tidegate).args(args).arg("--socket").arg(socket))
     }
 
-    /// Whether the daemon still runs.
+    /// Whether the daemon is still running.
     pub fn runs(&mut self) -> bool {
         self.process.runs()
     }
@@ -273,24 +273,24 @@ impl Gateway {
         self.process.pid()
     }
 
-    /// The last `lines` lines that it has printed.
+    /// The last `lines` lines of its output.
     #[must_use]
     pub fn log_tail(&self, lines: usize) -> String {
         self.process.log_tail(lines)
     }
 
-    /// All that it has printed.
+    /// Its complete output.
     #[must_use]
     pub fn log(&self) -> String {
         self.process.log()
     }
 
-    /// SIGHUP: reload.
+    /// Sends SIGHUP, which reloads the configuration.
     pub fn reload(&mut self) {
         self.process.signal(Signal::HUP);
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM, and waits for the end.
     ///
     /// # Errors
     /// When it does not end in time.
@@ -300,13 +300,13 @@ impl Gateway {
         ended.with_context(|| format!("the gateway's last words:\n{}", self.process.log_tail(30)))
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(mut self) {
         self.process.kill();
     }
 }
 
-/// Where the lab's gateway looks for manifests.
+/// The directory of the lab's manifests.
 #[must_use]
 pub fn manifests_of(lab: &Lab) -> PathBuf {
     lab.directory().join("manifests")

@@ -5,9 +5,9 @@
 //!            ├── switch ──┼── s2   client: 198.51.100.0/24, 2001:db8:c::/64
 //!   gateway ─┘  (bridge)  └── s3   servers: 192.0.2.0/24, 2001:db8::/64; gateway: in both, one-armed
 //! ```
-//! The kernel of the gateway's namespace takes no part: its `eth0` has no address, does not answer ARP, and what
-//! it hears there is dropped by strict reverse-path filtering, so every frame goes through DPDK or nowhere. Servers
-//! have the VIPs on their loopback, unseen by ARP, for the modes that keep the VIP as the destination.
+//! The kernel of the gateway's namespace does not take part: its `eth0` has no address and does not answer ARP, and
+//! strict reverse-path filtering drops the frames that it receives there, so every frame is handled by DPDK or not at
+//! all. Servers have the VIPs on their loopback, hidden from ARP, for the modes that keep the VIP as the destination.
 
 use super::addresses::{self as plan, Family};
 use super::cleanup;
@@ -21,10 +21,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A standing lab. Dropping it removes all of it.
+/// A complete lab. Dropping it removes all of it.
 #[derive(Debug)]
 pub struct Lab {
-    // Declared before the rest: processes end before their namespaces go.
+    // Declared first, so that processes end before their namespaces are removed.
     servers: Vec<Server>,
     plan: LabPlan,
     id: String,
@@ -35,7 +35,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Builds the network; no server program runs yet (see [`Lab::start_servers`]).
+    /// Builds the network. The server programs do not run yet (see [`Lab::start_servers`]).
     ///
     /// # Errors
     /// Without root, without iproute2 or ethtool, and when the kernel lacks veth, bridges or policy routing.
@@ -47,7 +47,7 @@ impl Lab {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let id = format!("tg{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         cleanup::register(&id);
-        // From here on a failure must undo what stands: dropping this does.
+        // From here on, dropping this value undoes everything after a failure.
         let mut standing = UnfinishedLab { id: Some(id.clone()) };
 
         let directory = lab_directory(&id);
@@ -68,7 +68,7 @@ impl Lab {
     /// Starts the programs of every server and waits until they answer.
     ///
     /// # Errors
-    /// When one does not come up.
+    /// When one does not start.
     pub fn start_servers(&mut self) -> Result<()> {
         for server in &mut self.servers {
             server.start()?;
@@ -79,7 +79,7 @@ impl Lab {
         Ok(())
     }
 
-    /// What the lab was built from.
+    /// The plan of the lab.
     #[must_use]
     pub fn plan(&self) -> &LabPlan {
         &self.plan
@@ -91,7 +91,7 @@ impl Lab {
         &self.id
     }
 
-    /// Where configuration, manifests and logs are. Removed with the lab.
+    /// The directory of configuration, manifests and logs. It is removed with the lab.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -118,16 +118,16 @@ impl Lab {
     /// Server `n`, from 1.
     ///
     /// # Panics
-    /// When there is none of that number.
+    /// When there is no server with that number.
     #[must_use]
     pub fn server(&self, n: u8) -> &Server {
         &self.servers[usize::from(n) - 1]
     }
 
-    /// Server `n`, from 1, to start and kill it.
+    /// Server `n`, from 1, to be started or killed.
     ///
     /// # Panics
-    /// When there is none of that number.
+    /// When there is no server with that number.
     pub fn server_mut(&mut self, n: u8) -> &mut Server {
         &mut self.servers[usize::from(n) - 1]
     }
@@ -153,11 +153,11 @@ impl Drop for UnfinishedLab {
     }
 }
 
-/// The routes of a server's packets from VIPs: straight to the clients.
+/// The routing table for a server's packets from VIPs, which go directly to the clients.
 pub(super) const DIRECT_TABLE: &str = "100";
 
-/// What holds in every host: no filter on the source, no router advertisements or redirects, no wait for duplicate
-/// addresses.
+/// The settings of every host: no source filter, no router advertisements or redirects, no wait for duplicate address
+/// detection.
 const HOST_SYSCTLS: [(&str, &str); 12] = [
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
@@ -176,7 +176,7 @@ const HOST_SYSCTLS: [(&str, &str); 12] = [
 fn build_switch(id: &str) -> Result<Namespace> {
     let switch = Namespace::create(&format!("{id}-switch"))?;
     switch.sysctls(&[("ipv6/conf/default/disable_ipv6", "1")])?;
-    // No snooping: neighbour solicitations are multicast, and no querier is here to learn from.
+    // Snooping is off: neighbour solicitations are multicast, and there is no querier to learn from.
     switch.ip_batch("link add br0 type bridge mcast_snooping 0 forward_delay 0\nlink set br0 up")?;
     Ok(switch)
 }
@@ -201,7 +201,7 @@ fn build_client(id: &str, switch: &Namespace) -> Result<Namespace> {
     let mut lines = String::new();
     for n in 0..plan::CLIENT_ADDRESSES {
         let (v4, v6) = (plan::client(Family::V4, n), plan::client(Family::V6, n));
-        // Only the first IPv6 address may be chosen as a source unasked: the others are deprecated from birth.
+        // Only the first IPv6 address may be chosen as a source by default. The others are deprecated from the start.
         let lifetime = if n == 0 { "" } else { " preferred_lft 0" };
         writeln!(lines, "addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad{lifetime}")?;
     }
@@ -227,12 +227,13 @@ fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<
     writeln!(lines, "addr add {}/64 dev eth0 nodad", plan::server(Family::V6, n))?;
     for vip in vips {
         let length = if vip.is_ipv4() { 32 } else { 128 };
-        // IPv6 neighbour discovery never answers for an address of another interface: lo is unseen by itself.
+        // IPv6 neighbour discovery never answers for an address of another interface, so addresses on lo need no
+        // further setting.
         let nodad = if vip.is_ipv4() { "" } else { " nodad" };
         writeln!(lines, "addr add {vip}/{length} dev lo{nodad}")?;
     }
     server.ip_batch(&lines)?;
-    // As itself a server answers through the gateway (`nat`); as a VIP straight to the client (`dsr-*`).
+    // With its own address a server answers through the gateway (`nat`), with a VIP directly to the client (`dsr-*`).
     for family in Family::BOTH {
         let n = family as usize;
         let mut lines = String::new();

@@ -18,11 +18,11 @@ pub struct PortSpec {
     pub name: &'static str,
     /// `protocol`: TCP or UDP.
     pub protocol: &'static str,
-    /// `port`, where clients knock.
+    /// `port`, which clients use.
     pub port: u16,
     /// The endpoints' port.
     pub target_port: u16,
-    /// `nodePort`; `None` for none written.
+    /// `nodePort`; omitted if `None`.
     pub node_port: Option<u16>,
 }
 
@@ -39,13 +39,13 @@ impl PortSpec {
         Self { name, protocol: "UDP", port, target_port: port, node_port: None }
     }
 
-    /// The same with another port on the endpoints.
+    /// The same port with a different port on the endpoints.
     #[must_use]
     pub fn to(self, target_port: u16) -> Self {
         Self { target_port, ..self }
     }
 
-    /// The same with a node port.
+    /// The same port with a node port.
     #[must_use]
     pub fn at_node_port(self, node_port: u16) -> Self {
         Self { node_port: Some(node_port), ..self }
@@ -59,7 +59,7 @@ pub enum EndpointState {
     Ready,
     /// Neither ready nor serving.
     NotReady,
-    /// Terminating, and serving what it has.
+    /// Terminating, and still serving.
     Terminating,
 }
 
@@ -70,9 +70,9 @@ pub struct EndpointSpec {
     pub address: IpAddr,
     /// Its conditions.
     pub state: EndpointState,
-    /// Its weight; `None` for none written.
+    /// Its weight; omitted if `None`.
     pub weight: Option<u32>,
-    /// `nodeName`; `None` for none written.
+    /// `nodeName`; omitted if `None`.
     pub node: Option<String>,
 }
 
@@ -83,7 +83,7 @@ impl EndpointSpec {
         Self { address, state: EndpointState::Ready, weight: None, node: None }
     }
 
-    /// The same on a node.
+    /// The same endpoint on a node.
     #[must_use]
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
@@ -118,7 +118,7 @@ pub struct Manifest {
     pub endpoints: Vec<EndpointSpec>,
     /// `sessionAffinity: ClientIP`.
     pub client_ip_affinity: bool,
-    /// With a port: `externalTrafficPolicy: Local` and this `healthCheckNodePort`.
+    /// If set: `externalTrafficPolicy: Local` and this `healthCheckNodePort`.
     pub health_check_node_port: Option<u16>,
     /// `spec.loadBalancerSourceRanges`.
     pub source_ranges: Vec<String>,
@@ -147,7 +147,7 @@ impl Manifest {
         }
     }
 
-    /// The same with `endpoints`.
+    /// The manifest with `endpoints`.
     #[must_use]
     pub fn with_endpoints(mut self, endpoints: impl IntoIterator<Item = EndpointSpec>) -> Self {
         self.endpoints = endpoints.into_iter().collect();
@@ -157,12 +157,12 @@ impl Manifest {
     /// The endpoint with `address`.
     ///
     /// # Panics
-    /// When there is none.
+    /// When there is none with it.
     pub fn endpoint_mut(&mut self, address: IpAddr) -> &mut EndpointSpec {
         self.endpoints.iter_mut().find(|e| e.address == address).expect("the endpoint is in the manifest")
     }
 
-    /// Puts the file `<name>.yaml` into `directory`, over an older one.
+    /// Writes the file `<name>.yaml` to `directory`, replacing an older one.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -318,13 +318,13 @@ pub fn node(name: &str, internal_ips: &[IpAddr]) -> String {
     )
 }
 
-/// Puts `text` as `name` into `directory` in one step.
+/// Writes `text` to the file `name` in `directory` in one step.
 ///
 /// # Errors
 /// When it cannot be written.
 pub fn put(directory: &Path, name: &str, text: &str) -> Result<()> {
     let parent = directory.parent().context("a directory of manifests has a parent")?;
-    // Beside, not inside: the watcher shall see the finished file only.
+    // Written outside of the directory, so that the watcher sees only the complete file.
     let unfinished = parent.join(format!(".{name}.unfinished"));
     fs::write(&unfinished, text)?;
     fs::rename(&unfinished, directory.join(name))

@@ -1,14 +1,14 @@
-//! One Service for each forwarding mode, and the paths that clients have through them.
+//! One Service for each forwarding mode, and the paths of clients through them.
 //!
-//! Four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose endpoints
-//! are of the other family than the VIP: ten [`ModePath`]s in all. `dsr-l2` has VIPs on the clients' own link, the others
-//! routed ones. NAT modes also change the port of HTTP; modes that keep the VIP cannot.
+//! There are four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose
+//! endpoints have the other family than the VIP: ten [`ModePath`]s in all. `dsr-l2` has VIPs on the clients' own link,
+//! the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP cannot.
 
 use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
 use super::manifests::{EndpointSpec, Manifest, PortSpec};
 use std::net::{IpAddr, SocketAddr};
 
-/// A way of a client to servers: a Service seen by clients of one family.
+/// A path of a client to servers: a Service as clients of one family see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModePath {
     /// The Service's name.
@@ -24,28 +24,28 @@ pub struct ModePath {
 }
 
 impl ModePath {
-    /// Where clients find HTTP.
+    /// The address and port of HTTP for clients.
     #[must_use]
     pub fn http(&self) -> SocketAddr {
         SocketAddr::new(self.vip, HTTP_PORT)
     }
 
-    /// Where clients find `tcp-tell`.
+    /// The address and port of `tcp-tell` for clients.
     #[must_use]
     pub fn tell(&self) -> SocketAddr {
         SocketAddr::new(self.vip, TELL_PORT)
     }
 
-    /// Where clients find `udp-echo`.
+    /// The address and port of `udp-echo` for clients.
     #[must_use]
     pub fn echo(&self) -> SocketAddr {
         SocketAddr::new(self.vip, ECHO_PORT)
     }
 
-    /// The address that a backend sees as its client when the client is `client`.
+    /// The address that a backend sees when the client is `client`.
     ///
     /// # Panics
-    /// Never: the plan's addresses are addresses.
+    /// Never: the addresses of the plan are valid.
     #[must_use]
     pub fn seen_client(&self, client: IpAddr) -> IpAddr {
         if self.forwarding == "fullnat" {
@@ -55,7 +55,7 @@ impl ModePath {
         }
     }
 
-    /// `dsr-ipip` with both families where they differ, else the mode's name.
+    /// `dsr-ipip` with both families if they differ, otherwise the name of the mode.
     #[must_use]
     pub fn label(&self) -> String {
         if self.family == self.backends {
@@ -86,13 +86,13 @@ pub fn all_paths() -> Vec<ModePath> {
     paths
 }
 
-/// The VIPs that servers must take packets for: of the modes that keep the VIP as the destination.
+/// The VIPs that servers must accept packets for: those of the modes that keep the VIP as the destination.
 #[must_use]
 pub fn vips_on_servers() -> Vec<IpAddr> {
     all_paths().iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect()
 }
 
-/// The manifests of all paths, with the servers `servers` as endpoints.
+/// The manifests of all paths, with `servers` as endpoints.
 #[must_use]
 pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
     let mut manifests: Vec<Manifest> = Vec::new();
@@ -112,8 +112,8 @@ pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
     manifests
 }
 
-/// The same with ports for iperf3 ([`super::server::Server::offer_iperf`]). Checked at another port: iperf3 takes a
-/// probe for a client that broke off, and closes its listening socket with whoever waits there.
+/// Like [`manifests`], with ports for iperf3 ([`super::server::Server::offer_iperf`]). The check uses another port:
+/// iperf3 treats a probe as a client that disconnected, and closes its listening socket with all waiting clients.
 #[must_use]
 pub fn manifests_for_bulk(servers: &[u8]) -> Vec<Manifest> {
     let mut manifests = manifests(servers);

@@ -17,20 +17,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-/// Where `ip netns` keeps its names.
+/// The directory in which `ip netns` keeps its names.
 const NETNS_DIR: &str = "/run/netns";
 
-/// A named network namespace of a lab. Removed with the lab, not when this value is dropped.
+/// A named network namespace of a lab. It is removed with the lab, not when this value is dropped.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     name: String,
 }
 
 impl Namespace {
-    /// Makes the namespace, with its loopback up.
+    /// Creates the namespace, and sets its loopback up.
     ///
     /// # Errors
-    /// When `ip netns add` fails: most often because the caller is not root.
+    /// When `ip netns add` fails, usually because the caller is not root.
     pub fn create(name: &str) -> Result<Self> {
         changing(|| ip(&["netns", "add", name], ""))?;
         let namespace = Self { name: name.to_owned() };
@@ -44,8 +44,8 @@ impl Namespace {
         &self.name
     }
 
-    /// A command that will run inside this namespace, in a process group of its own so that Ctrl-C at the terminal
-    /// reaches only the process that owns the lab. Its pid is the pid of `program`: `ip` execs it.
+    /// A command that will run inside this namespace, in a separate process group, so that Ctrl-C at the terminal
+    /// reaches only the process that owns the lab. Its pid is the pid of `program`, because `ip` execs it.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         use std::os::unix::process::CommandExt as _;
@@ -55,10 +55,10 @@ impl Namespace {
         command
     }
 
-    /// Runs `work` on a thread inside this namespace and returns what it returned.
+    /// Runs `work` on a thread inside this namespace and returns its result.
     ///
     /// # Panics
-    /// When `work` panics, or the namespace is gone.
+    /// When `work` panics, or the namespace does not exist.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
@@ -72,10 +72,10 @@ impl Namespace {
         })
     }
 
-    /// Moves the calling thread, for good, into this namespace: for threads that live in it.
+    /// Moves the calling thread permanently to this namespace, for threads that always run in it.
     ///
     /// # Errors
-    /// When the namespace is gone or the caller is not root.
+    /// When the namespace does not exist or the caller is not root.
     pub fn move_this_thread(&self) -> Result<()> {
         let path = Path::new(NETNS_DIR).join(&self.name);
         let file = File::open(&path).with_context(|| format!("namespace {}", path.display()))?;
@@ -83,19 +83,19 @@ impl Namespace {
             .with_context(|| format!("entering namespace {}", self.name))
     }
 
-    /// Runs lines of `ip` in the namespace, as by `ip -batch`. Stops at the first that fails.
+    /// Runs lines of `ip` in the namespace, as with `ip -batch`. Stops at the first line that fails.
     ///
     /// # Errors
-    /// When a line fails; the message has what `ip` said.
+    /// When a line fails; the message contains the output of `ip`.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         ip(&["-n", &self.name, "-batch", "-"], lines)
             .with_context(|| format!("in namespace {}:\n{lines}", self.name))
     }
 
-    /// The same for lines whose family `ip` cannot tell from an address in them.
+    /// Like [`Self::ip_batch`], for lines from which `ip` cannot infer the family.
     ///
     /// # Errors
-    /// When a line fails; the message has what `ip` said.
+    /// When a line fails; the message contains the output of `ip`.
     pub fn ip_batch_of(&self, family: Family, lines: &str) -> Result<()> {
         let version = if family == Family::V4 { "-4" } else { "-6" };
         ip(&[version, "-n", &self.name, "-batch", "-"], lines)
@@ -105,7 +105,7 @@ impl Namespace {
     /// Sets `net.*` sysctls of this namespace: pairs of a path below `/proc/sys/net` and a value.
     ///
     /// # Errors
-    /// When one is missing or refuses its value.
+    /// When one does not exist or its value is refused.
     pub fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
         // /proc/sys/net shows the namespace of the thread that opens it.
         self.enter(|| {
@@ -117,8 +117,8 @@ impl Namespace {
         })
     }
 
-    /// Turns off the offloads of `interface` that leave checksums or segmentation to a device: a frame on a veth
-    /// would otherwise reach AF_PACKET with its checksum still to be made.
+    /// Turns off the offloads of `interface` that leave checksums or segmentation to a device. Otherwise a frame on a
+    /// veth would reach AF_PACKET with an incomplete checksum.
     ///
     /// # Errors
     /// When ethtool is missing or fails.
@@ -128,7 +128,7 @@ impl Namespace {
     }
 }
 
-/// Runs `ip` with `args`, feeding it `input`.
+/// Runs `ip` with `args` and this standard input.
 pub(super) fn ip(args: &[&str], input: &str) -> Result<()> {
     let mut child = Command::new("ip")
         .args(args)
@@ -138,7 +138,7 @@ pub(super) fn ip(args: &[&str], input: &str) -> Result<()> {
         .spawn()
         .context("cannot run `ip` (iproute2)")?;
     let mut stdin = child.stdin.take().expect("stdin is piped");
-    // A failing `ip` may be gone before it has read all; what it says is then the better error.
+    // An `ip` that fails may exit before it has read everything. Its output is then the better error.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output()?;
@@ -148,7 +148,7 @@ pub(super) fn ip(args: &[&str], input: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command to its end and makes a failure an error with what it said.
+/// Runs a command to its end. The error of a failure contains its output.
 pub(super) fn run(command: &mut Command) -> Result<()> {
     output_of(command).map(drop)
 }
@@ -156,7 +156,7 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
 /// Runs a command to its end and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or exits with something else than 0; the message has what it said.
+/// When it cannot be started or its exit code is not 0; the message contains its output.
 pub fn output_of(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
     if !output.status.success() {
@@ -172,7 +172,7 @@ pub(super) fn all_names() -> Vec<String> {
     entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// The inode number of the namespace `name`, by which records of its devices go.
+/// The inode number of the namespace `name`, which identifies the records of its devices.
 pub(super) fn inode_of(name: &str) -> Option<u64> {
     fs::metadata(Path::new(NETNS_DIR).join(name)).ok().map(|file| file.ino())
 }
@@ -185,7 +185,7 @@ pub(super) fn processes_in(name: &str) -> Vec<i32> {
     String::from_utf8_lossy(&output.stdout).lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
 
-/// The directory of the lab called `id`.
+/// The directory of the lab `id`.
 pub(super) fn lab_directory(id: &str) -> PathBuf {
     std::env::temp_dir().join(format!("tidegate-lab-{id}"))
 }

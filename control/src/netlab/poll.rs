@@ -1,4 +1,4 @@
-//! Waits for a condition with a time limit. The lab waits in no other way.
+//! Waits for a condition with a time limit. The lab uses no other kind of wait.
 //!
 //! Invariant: no caller sleeps for a fixed time. When the time limit ends, the error says what was awaited.
 
@@ -6,13 +6,13 @@ use anyhow::{Result, bail};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The time between two probes. Short against what is awaited, long enough to leave the cores to others.
+/// The time between two probes: short compared with the waits, and long enough to leave the cores to others.
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Probes until there is a value, and returns it with the time that it took.
+/// Probes until there is a value, and returns it with the elapsed time.
 ///
 /// # Errors
-/// When `bound` has passed; the message names `what`.
+/// When `bound` has passed; the message contains `what`.
 pub fn timed_wait_for<T>(
     what: &str,
     bound: Duration,
@@ -33,7 +33,7 @@ pub fn timed_wait_for<T>(
 /// Probes until there is a value. See [`timed_wait_for`].
 ///
 /// # Errors
-/// When `bound` has passed; the message names `what`.
+/// When `bound` has passed; the message contains `what`.
 pub fn wait_for<T>(what: &str, bound: Duration, probe: impl FnMut() -> Option<T>) -> Result<T> {
     timed_wait_for(what, bound, probe).map(|(value, _)| value)
 }

@@ -21,7 +21,7 @@ pub struct LabProcess {
 }
 
 impl LabProcess {
-    /// Starts `program` in `namespace`; what it prints goes, after what is there, to `directory/<name>.log`.
+    /// Starts `program` in `namespace`. Its output is appended to `directory/<name>.log`.
     ///
     /// # Errors
     /// When the log cannot be opened or `ip` cannot be run.
@@ -46,30 +46,30 @@ impl LabProcess {
         self.child.id()
     }
 
-    /// Whether it has not ended by itself.
+    /// Whether it is still running.
     pub fn runs(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// How it ended, when it has.
+    /// Its exit status, if it has ended.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Sends a signal, when it still runs.
+    /// Sends a signal, if it is still running.
     pub fn signal(&mut self, signal: Signal) {
         if self.runs()
             && let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
         {
-            // It may end between the look and the signal; the pid stays ours until we wait for it.
+            // It may end between the check and the signal. The pid remains ours until we wait for it.
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Waits, bounded, until it has ended by itself.
+    /// Waits with a limit until it has ended.
     ///
     /// # Errors
-    /// When it has not.
+    /// When it has not ended.
     pub fn wait(&mut self, bound: Duration) -> Result<ExitStatus> {
         let what = format!("the end of {}", self.name);
         super::wait_for(&what, bound, || self.exit_status())
@@ -81,13 +81,13 @@ impl LabProcess {
         let _ = self.child.wait();
     }
 
-    /// All that it has printed.
+    /// Its complete output.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The last `lines` lines that it has printed.
+    /// The last `lines` lines of its output.
     #[must_use]
     pub fn log_tail(&self, lines: usize) -> String {
         let text = self.log();

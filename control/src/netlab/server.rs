@@ -14,10 +14,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a program may take to answer after it was started, on a busy machine.
+/// The maximum time until a program answers after its start, on a busy machine.
 const START_BOUND: Duration = Duration::from_secs(20);
 
-/// Bytes of the file `/large` that nginx serves.
+/// The size of the file `/large` that nginx serves, in bytes.
 pub const LARGE_FILE_BYTES: u64 = 8 << 20;
 
 /// A server and its programs.
@@ -41,7 +41,7 @@ impl Server {
         Ok(Self { number, namespace, directory, tidegate, vips, processes: Vec::new() })
     }
 
-    /// What it calls itself in every answer: `backend-<n>`.
+    /// Its name in every answer: `backend-<n>`.
     #[must_use]
     pub fn name(&self) -> String {
         name(self.number)
@@ -59,7 +59,7 @@ impl Server {
         plan::server(family, self.number)
     }
 
-    /// Starts what is not running. Returns before the programs answer: see [`Server::wait_until_up`].
+    /// Starts all programs. Returns before they answer: see [`Server::wait_until_up`].
     ///
     /// # Errors
     /// When a program cannot be started.
@@ -85,7 +85,7 @@ impl Server {
     /// Waits until every program answers on the server's own addresses.
     ///
     /// # Errors
-    /// When one does not; the message has what it printed.
+    /// When one does not; the message contains its output.
     pub fn wait_until_up(&mut self) -> Result<()> {
         for family in Family::BOTH {
             let address = self.address(family);
@@ -106,11 +106,11 @@ impl Server {
         self.until_it_answers("decap's TUN device", || Path::new(tun).exists().then_some(()))
     }
 
-    /// Starts iperf3 for one run and returns when it listens. One process a run: between two runs iperf3 closes its
-    /// listening socket, and a client that comes too early is reset.
+    /// Starts iperf3 for one run, and returns when it is listening. Each run needs its own process: between two runs
+    /// iperf3 closes its listening socket, and a client that connects too early is reset.
     ///
     /// # Errors
-    /// When it does not start to listen.
+    /// When it does not start listening.
     pub fn offer_iperf(&self) -> Result<LabProcess> {
         let args = ["-s", "-1", "-p", &IPERF_PORT.to_string(), "--forceflush"];
         let log = self.directory.join("iperf3.log");
@@ -122,7 +122,7 @@ impl Server {
         Ok(iperf)
     }
 
-    /// Kills every program of the server, without a farewell.
+    /// Kills every program of the server without a shutdown.
     pub fn kill(&mut self) {
         self.processes.clear();
         end_processes_in(self.namespace.name());
@@ -144,13 +144,13 @@ impl Server {
     }
 }
 
-/// What server `n` calls itself.
+/// The name of server `n`.
 #[must_use]
 pub fn name(n: u8) -> String {
     format!("backend-{n}")
 }
 
-/// One process, everything under `directory`: nothing of the system's nginx is read or written but its MIME-less self.
+/// One process with all files below `directory`. It uses no configuration or files of the system's nginx.
 fn nginx_conf(n: u8, directory: &Path) -> String {
     let name = name(n);
     let directory = directory.display();

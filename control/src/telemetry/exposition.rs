@@ -13,17 +13,17 @@ use std::fmt::{Display, Formatter, Write as _};
 
 use super::timings::Reading;
 
-/// The `Content-Type` of what is written.
+/// The `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A page being written.
+/// A page under construction.
 #[derive(Debug, Default)]
 pub(super) struct Exposition {
     text: String,
 }
 
 impl Exposition {
-    /// A family of counters: its name ends in `_total`.
+    /// Adds a family of counters, whose name ends in `_total`.
     pub(super) fn counter<const N: usize>(
         &mut self,
         name: &'static str,
@@ -34,7 +34,7 @@ impl Exposition {
         self.family(name, "counter", help, labels)
     }
 
-    /// A family of gauges.
+    /// Adds a family of gauges.
     pub(super) fn gauge<const N: usize>(
         &mut self,
         name: &'static str,
@@ -45,7 +45,7 @@ impl Exposition {
         self.family(name, "gauge", help, labels)
     }
 
-    /// A histogram without labels of its own.
+    /// Adds a histogram without labels.
     pub(super) fn histogram(&mut self, name: &'static str, help: &str, reading: Reading) {
         self.header(name, "histogram", help);
         let text = &mut self.text;
@@ -82,7 +82,7 @@ impl Exposition {
 
 const STRING: &str = "writing to a String does not fail";
 
-/// Where the samples of one family go.
+/// Collects the samples of one family.
 #[derive(Debug)]
 pub(super) struct Family<'a, const N: usize> {
     text: &'a mut String,
@@ -91,7 +91,7 @@ pub(super) struct Family<'a, const N: usize> {
 }
 
 impl<const N: usize> Family<'_, N> {
-    /// One series. The caller gives each set of label values once.
+    /// Adds one series. The caller adds each set of label values only once.
     pub(super) fn sample(&mut self, values: [&str; N], value: impl Into<Value>) -> &mut Self {
         self.text.push_str(self.name);
         for (at, (label, text)) in self.labels.iter().zip(values).enumerate() {
@@ -107,9 +107,9 @@ impl<const N: usize> Family<'_, N> {
 /// A number as the format writes it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Value {
-    /// Written in full, so that no count is rounded here.
+    /// Written in full, so that no count is rounded.
     Count(u128),
-    /// `NaN`, `+Inf` and `-Inf` are legal.
+    /// `NaN`, `+Inf` and `-Inf` are valid.
     Real(f64),
 }
 
@@ -141,7 +141,7 @@ impl From<usize> for Value {
     }
 }
 
-/// Text in a HELP line, or in a label value, where the quote is escaped as well.
+/// The text of a HELP line, or of a label value, in which the quote is also escaped.
 struct Escaped<'a> {
     text: &'a str,
     quote: bool,

@@ -25,7 +25,7 @@ use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TU
 use super::process::Process;
 use super::sample::Sample;
 
-/// What runs here.
+/// Build information.
 pub(super) fn build(page: &mut Exposition, version: &str) {
     let help = "Always 1; the label is the version of the binary.";
     page.gauge("tidegate_build_info", help, ["version"]).sample([version], true);
@@ -57,7 +57,7 @@ pub(super) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
     }
 }
 
-/// Frames by interface and by fate.
+/// Frames by interface and by verdict.
 pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     let name = |at: usize| match names.get(at) {
         Some(name) => Cow::Borrowed(name.as_str()),
@@ -213,7 +213,7 @@ pub(super) fn latencies(page: &mut Exposition, latencies: &Latencies) {
     page.histogram("tidegate_publication_seconds", help, latencies.publication.reading(PUBLICATION));
 }
 
-/// What makes a service port one series, whatever its VIPs.
+/// The labels of a service port's series, which are independent of its VIPs.
 type PortKey<'a> = [&'a str; 4];
 
 const PORT_LABELS: [&str; 4] = ["namespace", "service", "port", "protocol"];
@@ -243,7 +243,7 @@ pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
     }
 }
 
-/// What a service port says of itself.
+/// Properties of service ports.
 pub(super) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<ServiceView>]) {
     let mut ports: BTreeMap<PortKey<'_>, &str> = BTreeMap::new();
     for service in services {
@@ -262,7 +262,7 @@ pub(super) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<Ser
     }
 }
 
-/// Backends of services: the families that can be switched off.
+/// Backends of services. These families can be switched off.
 pub(super) fn backends(
     page: &mut Exposition,
     stats: &[ServiceStats],
@@ -283,7 +283,7 @@ pub(super) fn backends(
 
     let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();
     for service in services {
-        // A refused port forwards nothing.
+        // A refused port does not forward.
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             for one in &port.backends {
@@ -299,13 +299,13 @@ pub(super) fn backends(
     }
 }
 
-/// Local ports of `fullnat`: another family per backend that can be switched off.
+/// Local ports of `fullnat`. This family has a series for each backend and can be switched off too.
 pub(super) fn snat_ports(page: &mut Exposition, stats: &[ServiceStats], snat_ports: &[SnatPortStats]) {
     let help = "Local ports that one SNAT address has towards one backend and protocol, over all workers.";
     page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
     let backends = stats.iter().flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
     let backends: BTreeMap<BackendId, _> = backends.collect();
-    // A Service with several VIPs has a backend for each, and all of them share the ports of an endpoint.
+    // A Service with several VIPs has a separate backend for each, and they share the ports of an endpoint.
     let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
     for one in snat_ports {
         let Some((port, backend)) = backends.get(&one.backend) else { continue };
@@ -434,7 +434,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
         .sample(["used"], capacity.saturating_sub(free));
 }
 
-/// The API server, or the directory, which is always there.
+/// The API server, or the directory, which is always connected.
 fn source(page: &mut Exposition, source: &SourceState) {
     let help =
         "1 while the source of objects answers; at 0 the gateway forwards with the last known objects.";
@@ -462,7 +462,7 @@ fn seconds(at: Option<Timestamp>) -> f64 {
     at.map_or(0.0, |at| at.as_duration().as_secs_f64())
 }
 
-/// What is written to the cluster.
+/// Writes to the cluster.
 pub(super) fn cluster(page: &mut Exposition, cluster: &tidegate_cluster::Reading) {
     let help = "1 while this gateway leads and writes the status of Services, else 0.";
     page.gauge("tidegate_leader", help, []).sample([], cluster.leads);
@@ -480,7 +480,7 @@ pub(super) fn cluster(page: &mut Exposition, cluster: &tidegate_cluster::Reading
     }
 }
 
-/// The process, by the names that client libraries agree on.
+/// The process, with the names that client libraries use.
 pub(super) fn process(page: &mut Exposition, process: &Process) {
     let help = "User and system CPU time in seconds; a worker that polls uses all of its core.";
     page.counter("process_cpu_seconds_total", help, []).sample([], process.cpu_seconds);

@@ -14,7 +14,7 @@ use tidegate_dataplane::gateway::Stats;
 
 use super::timings::Reading;
 
-/// Decimal digits that the histogram tells apart; the buckets of the recorder tell less.
+/// The number of decimal digits that the histogram distinguishes; the buckets of the recorder distinguish fewer.
 const DIGITS: u8 = 2;
 
 /// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes milliseconds.
@@ -33,21 +33,21 @@ pub(super) const HEALTH_CHECK: &[f64] =
 pub(super) const PUBLICATION: &[f64] =
     &[5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0, 5.0];
 
-/// Every kind of duration that is recorded.
+/// All kinds of durations that are recorded.
 #[derive(Debug)]
 pub struct Latencies {
     /// Turns of the workers' loops that had work, over all workers.
     pub worker_turn: Latency,
-    /// From when a worker queued a frame for the kernel until the slow path took it.
+    /// The time from when a worker queued a frame for the kernel until the slow path took it.
     pub punt_queue: Latency,
-    /// From the start of a health check to its result or its timeout.
+    /// The time from the start of a health check to its result or its timeout.
     pub health_check: Latency,
-    /// From when the workers were given a snapshot until each of them forwards by it.
+    /// The time from the publication of a snapshot to the workers until each of them has applied it.
     pub publication: Latency,
 }
 
 impl Latencies {
-    /// Merges what the dataplane, the health checks and the daemon's loop recorded.
+    /// Merges the records of the dataplane, the health checks and the daemon's loop.
     #[must_use]
     pub fn merge(stats: &Stats, health_checks: &Durations, publications: &Durations) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Latencies {
         }
     }
 
-    /// All of them with the names that `status` shows.
+    /// All kinds, with the names in `status`.
     #[must_use]
     pub fn named(&self) -> [(&'static str, &Latency); 4] {
         [
@@ -79,7 +79,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Adds up what several writers recorded, in nanoseconds.
+    /// Merges the records of several writers, in nanoseconds.
     fn merge<'a>(recorded: impl IntoIterator<Item = &'a Durations>) -> Self {
         let mut histogram = Histogram::new(DIGITS).expect("hdrhistogram has up to 5 digits");
         let mut sum = 0_u64;
@@ -92,25 +92,25 @@ impl Latency {
         Self { histogram, sum: Duration::from_nanos(sum) }
     }
 
-    /// How many were recorded.
+    /// The number of recorded durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The duration that this part of all does not exceed; 0 where there is none. `part` is from 0 to 1.
+    /// The duration that this part of all records does not exceed; 0 if there are none. `part` is from 0 to 1.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Duration {
         Duration::from_nanos(self.histogram.value_at_quantile(part))
     }
 
-    /// The longest; 0 where there is none.
+    /// The longest duration; 0 if there are none.
     #[must_use]
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.histogram.max())
     }
 
-    /// Cumulative counts below bounds in seconds, ascending.
+    /// Cumulative counts up to bounds in seconds, ascending.
     pub(super) fn reading(&self, bounds: &[f64]) -> Reading {
         let nanos = |bound: f64| Duration::from_secs_f64(bound).as_nanos() as u64;
         let upto = |&bound: &f64| (bound, self.histogram.count_between(0, nanos(bound)));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn quantiles_of_two_workers_are_those_of_all_their_turns_within_four_percent() {
-        // A thousand turns of 1 to 1,000 µs, dealt to two workers.
+        // A thousand turns of 1 to 1,000 µs, divided between two workers.
         let of = |odd: u64| recorded((1..=1000).filter(move |n| n % 2 == odd).map(|n| n * 1000));
         let merged = Latency::merge([&of(0), &of(1)]);
         assert_eq!(merged.count(), 1000);

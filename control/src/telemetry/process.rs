@@ -5,7 +5,7 @@
 use procfs::process::{LimitValue, Process as Proc};
 use procfs::{ProcError, WithCurrentSystemInfo as _};
 
-/// What `/proc/self` says.
+/// The values of `/proc/self`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Process {
     /// User and system time of all threads.
@@ -16,7 +16,7 @@ pub struct Process {
     pub virtual_bytes: u64,
     /// Open file descriptors.
     pub open_fds: usize,
-    /// Soft limit of them; `None` where there is none.
+    /// The soft limit of these; `None` if there is none.
     pub max_fds: Option<u64>,
     /// Threads.
     pub threads: u64,
@@ -25,10 +25,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Reads it.
+    /// Reads the values.
     ///
     /// # Errors
-    /// No `/proc`, or not ours to read.
+    /// If there is no `/proc`, or it cannot be read.
     pub fn read() -> Result<Self, ProcError> {
         let proc = Proc::myself()?;
         let stat = proc.stat()?;
@@ -59,7 +59,7 @@ mod tests {
         assert!(process.resident_bytes > 0 && process.resident_bytes <= process.virtual_bytes, "{process:?}");
         assert!(process.open_fds > 0 && process.threads > 0, "{process:?}");
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
-        // The kernel counts from boot in ticks, and a machine that slept is off by more.
+        // The kernel counts ticks from boot, and a machine that was suspended deviates further.
         assert!((now - process.start_time_seconds).abs() < 3600.0, "{process:?} at {now}");
     }
 }

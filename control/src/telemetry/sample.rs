@@ -1,4 +1,4 @@
-//! All that one page is made of, as plain values.
+//! The inputs of one page, as plain values.
 
 use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
 use tidegate_health::CheckLoad;
@@ -11,10 +11,10 @@ use super::latency::Latencies;
 use super::process::Process;
 use super::timings::Timings;
 
-/// See the module.
+/// The inputs of one page.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
-    /// Of the binary.
+    /// The version of the binary.
     pub version: &'a str,
     /// The dataplane.
     pub dataplane: DataplaneSample<'a>,
@@ -99,8 +99,8 @@ pub struct CheckSample<'a> {
 /// Generations of snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generations {
-    /// Of the newest snapshot.
+    /// The generation of the newest snapshot.
     pub desired: u64,
-    /// The lowest one that a worker still uses.
+    /// The lowest generation that a worker still uses.
     pub applied: u64,
 }

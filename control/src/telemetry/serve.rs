@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::exposition;
 
-/// A listener at work; it ends when this is dropped, and every connection of it.
+/// A running listener. Dropping it ends it and all of its connections.
 #[derive(Debug)]
 pub struct Listener {
     address: SocketAddr,
@@ -27,7 +27,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Where it listens: the real port where 0 was asked for.
+    /// The bound address, with the actual port if port 0 was requested.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -40,11 +40,11 @@ impl Drop for Listener {
     }
 }
 
-/// Listens, and answers `GET /metrics` with what `render` gives at that moment. Needs a tokio runtime with I/O and
-/// time; `render` may block.
+/// Listens, and answers `GET /metrics` with the current result of `render`. Needs a tokio runtime with I/O and time;
+/// `render` may block.
 ///
 /// # Errors
-/// The address cannot be bound.
+/// If the address cannot be bound.
 pub async fn serve(
     listen: SocketAddr,
     render: impl Fn() -> String + Send + Sync + 'static,
@@ -72,7 +72,7 @@ async fn answer<R: Fn() -> String + Send + Sync + 'static>(
     }
     match tokio::task::spawn_blocking(move || render()).await {
         Ok(page) => tidegate_http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
-        // It panicked; the scrape shows it, forwarding goes on.
+        // It panicked. The scrape shows that, and forwarding continues.
         Err(_) => tidegate_http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
     }
 }
@@ -90,7 +90,7 @@ mod tests {
 
     const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-    /// The whole answer to a request that is sent byte for byte.
+    /// The complete answer to a request that is sent byte for byte.
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.expect("the listener listens");
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -168,7 +168,7 @@ mod tests {
         waiting.write_all(b"GET /met").await.unwrap();
         drop(listener);
         let mut rest = Vec::new();
-        // A reset is an end as well.
+        // A reset is an end, too.
         let _ = waiting.read_to_end(&mut rest).await;
         assert!(rest.is_empty());
         assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");

@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use tidegate_core::histogram::{Durations, Recorder};
 
-/// What the daemon measures of itself. One for the life of the process.
+/// The durations that the daemon measures. There is one for the life of the process.
 #[derive(Debug)]
 pub struct Timings {
-    /// Written by the daemon's loop alone.
+    /// Only the daemon's loop writes it.
     publication: Recorder,
     pub(super) sync: Histogram,
     pub(super) programming: Histogram,
 }
 
-/// Seconds. A sync is computation: 10 services take well below a millisecond, 100,000 endpoints up to seconds.
+/// Seconds. A sync is computation: well below a millisecond for 10 services, up to seconds for 100,000 endpoints.
 const SYNC: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 
-/// Seconds. The debounce is in it: from 10 ms to 1 s. Dense around the figures to reach, 20 and 50 ms.
+/// Seconds, including the debounce of 10 ms to 1 s. The bounds are dense around the target values, 20 and 50 ms.
 const PROGRAMMING: &[f64] =
     &[0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
@@ -37,18 +37,18 @@ impl Default for Timings {
 }
 
 impl Timings {
-    /// One reconcile: from its inputs to a snapshot given to the workers, or refused.
+    /// Records one reconcile: from its inputs to a snapshot that was given to the workers, or refused.
     pub fn observe_sync(&self, took: Duration) {
         self.sync.observe(took);
     }
 
-    /// One change: from when the source saw it to when every worker has applied it.
+    /// Records one change: from when the source saw it to when every worker has applied it.
     pub fn observe_programming(&self, took: Duration) {
         self.programming.observe(took);
     }
 
-    /// One snapshot: from when the workers were given it to when each of them forwards by it. To be called by one thread at
-    /// a time.
+    /// Records one snapshot: from when the workers were given it to when each of them has applied it. Only one thread
+    /// at a time may call it.
     pub fn observe_publication(&self, took: Duration) {
         self.publication.record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -63,7 +63,7 @@ impl Timings {
 #[derive(Debug)]
 pub(super) struct Histogram {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is above all.
+    /// One count for each bound, and one for values above all of them.
     counts: Vec<AtomicU64>,
     sum_ns: AtomicU64,
 }
@@ -71,7 +71,7 @@ pub(super) struct Histogram {
 /// A histogram at one moment.
 #[derive(Debug)]
 pub(super) struct Reading {
-    /// (bound in seconds, observations at or below it); without the infinite bound, which has `count`.
+    /// (bound in seconds, observations at or below it), without the infinite bound, which is `count`.
     pub(super) cumulative: Vec<(f64, u64)>,
     pub(super) count: u64,
     pub(super) sum: Duration,
@@ -87,7 +87,7 @@ impl Histogram {
         let seconds = took.as_secs_f64();
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        // 584 years of nanoseconds fit.
+        // A `u64` holds 584 years of nanoseconds.
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
@@ -98,7 +98,7 @@ impl Histogram {
             count += one.load(Ordering::Relaxed);
             count
         };
-        // `zip` ends with the bounds; the last count is added below.
+        // `zip` ends with the bounds. The last count is added below.
         let cumulative = self.bounds.iter().copied().zip(self.counts.iter().map(&mut upto)).collect();
         let count = upto(&self.counts[self.bounds.len()]);
         let sum = Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed));

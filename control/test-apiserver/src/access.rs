@@ -1,4 +1,4 @@
-//! Who asks, and what they may: bearer tokens, and RBAC from the stored roles and bindings.
+//! Authentication and authorisation: bearer tokens, and RBAC from the stored roles and bindings.
 //!
 //! A token names a user; a token of a ServiceAccount names `system:serviceaccount:NS:NAME` with its groups. The group
 //! `system:masters` may do everything. Every authenticated user may ask for discovery, versions, health and about
@@ -18,7 +18,7 @@ pub struct User {
 }
 
 impl User {
-    /// Who may do everything.
+    /// Returns a user who may do everything.
     pub fn admin() -> Self {
         Self {
             name: "kubernetes-admin".into(),
@@ -26,7 +26,7 @@ impl User {
         }
     }
 
-    /// A ServiceAccount.
+    /// Returns the user of a ServiceAccount.
     pub fn service_account(namespace: &str, name: &str) -> Self {
         Self {
             name: format!("system:serviceaccount:{namespace}:{name}"),
@@ -38,12 +38,13 @@ impl User {
         }
     }
 
-    /// A user without groups of its own.
+    /// Returns a user without groups of their own.
     pub fn named(name: &str) -> Self {
         Self { name: name.into(), groups: vec!["system:authenticated".into()] }
     }
 
-    /// Of a token that [`bound_token`] made, if its account and its Secret are there and it has not expired.
+    /// Returns the user of a token that [`bound_token`] created, if its ServiceAccount and its Secret exist and it has
+    /// not expired.
     pub(crate) fn of_bound_token(store: &Store, token: &str) -> Option<Self> {
         let mut parts = token.strip_prefix(BOUND)?.split('/');
         let (namespace, name, expires) = (parts.next()?, parts.next()?, parts.next()?);
@@ -60,28 +61,28 @@ impl User {
     }
 }
 
-/// How tokens begin that a ServiceAccount was given for a time.
+/// The prefix of tokens that are issued to a ServiceAccount for a limited time.
 const BOUND: &str = "bound/";
 
-/// A token for a ServiceAccount until a Unix time, and no longer than a Secret of its namespace is there, if one is named.
+/// Creates a token for a ServiceAccount. It expires at a Unix time, or when the Secret is deleted, if one is named.
 pub(crate) fn bound_token(namespace: &str, name: &str, expires: i64, secret: Option<&str>) -> String {
     let secret = secret.map(|secret| format!("/{secret}")).unwrap_or_default();
     format!("{BOUND}{namespace}/{name}/{expires}{secret}")
 }
 
-/// What somebody wants to do.
+/// An action that a user attempts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Attempt<'a> {
     pub(crate) verb: &'a str,
     pub(crate) group: &'a str,
-    /// Plural, with `/status` for a subresource.
+    /// The plural name, with `/status` for a subresource.
     pub(crate) resource: &'a str,
-    /// Empty at the cluster scope.
+    /// Empty at cluster scope.
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
 }
 
-/// Whether a user may.
+/// Whether the user may perform the action.
 pub(crate) fn allows(store: &Store, user: &User, attempt: &Attempt<'_>) -> bool {
     if user.is_master() || attempt.group == "authorization.k8s.io" && attempt.resource.starts_with("self") {
         return true;
@@ -98,7 +99,7 @@ pub(crate) fn allows(store: &Store, user: &User, attempt: &Attempt<'_>) -> bool 
             && bound("rolebindings.rbac.authorization.k8s.io", attempt.namespace))
 }
 
-/// Whether a user may read a path that is no resource.
+/// Whether a user may read a path that is not a resource.
 pub(crate) fn allows_path(user: &User, verb: &str, path: &str) -> bool {
     let free = ["/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"];
     user.is_master()

@@ -1,5 +1,5 @@
-//! What happens to an object between its decoding and its keeping: unknown fields, defaults, validation, and the
-//! metadata that only a server writes. By kind where kinds differ.
+//! The steps between decoding an object and storing it: unknown fields, defaults, validation, and the metadata that
+//! only a server writes. Some steps depend on the kind.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::resource::{Resource, custom};
 use crate::service::{self, Taken};
 use crate::typed;
 
-/// What `fieldValidation` asks for unknown fields.
+/// The handling of unknown fields that `fieldValidation` requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unknown {
     Ignore,
@@ -33,7 +33,7 @@ impl Unknown {
         }
     }
 
-    /// Drops unknown fields; gives warnings, or refuses.
+    /// Drops unknown fields, and returns warnings or refuses the object.
     pub(crate) fn judge(self, resource: &Resource, object: &mut Value) -> ApiResult<Vec<String>> {
         let unknown: Vec<String> = drop_unknown(resource, object)?
             .into_iter()
@@ -54,12 +54,12 @@ impl Unknown {
     }
 }
 
-/// Drops fields that the kind does not have; 400 where a type does not fit.
+/// Drops fields that the kind does not have. Returns 400 if a value has the wrong type.
 pub(crate) fn drop_unknown(resource: &Resource, object: &mut Value) -> ApiResult<Vec<String>> {
     if let Some(custom) = &resource.custom {
         return Ok(custom.schema.prune(object));
     }
-    // Events are stored in their core form whatever the endpoint.
+    // Events are stored in their core form, whichever endpoint they use.
     let group = if resource.kind == "Event" && object["apiVersion"] == "v1" { "" } else { &resource.group };
     typed::check(group, &resource.kind, object).map_err(|error| {
         ApiError::bad_request(format!(
@@ -69,20 +69,20 @@ pub(crate) fn drop_unknown(resource: &Resource, object: &mut Value) -> ApiResult
     })
 }
 
-/// Kinds that refuse an update without a resourceVersion.
+/// Whether the kind refuses an update without a resourceVersion.
 pub(crate) fn needs_version(resource: &Resource) -> bool {
     resource.custom.is_some() || matches!(resource.kind.as_str(), "Lease" | "CustomResourceDefinition")
 }
 
-/// RFC 3339 in whole seconds, as metadata has it.
+/// The current time in RFC 3339 with whole seconds, as in metadata.
 pub(crate) fn now() -> String {
     Timestamp::from_second(Timestamp::now().as_second()).expect("now is in range").to_string()
 }
 
-/// Five letters that differ from version to version.
+/// Five characters that differ from version to version.
 pub(crate) fn suffix(version: u64) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    // A bijection of the version, so that names do not repeat and do not look counted.
+    // This is a bijection of the version, so names do not repeat and do not look sequential.
     let mut number = version.wrapping_mul(2_654_435_761) % 14_348_907;
     (0..5)
         .map(|_| {
@@ -94,7 +94,7 @@ pub(crate) fn suffix(version: u64) -> String {
 }
 
 impl Api {
-    /// Defaults, allocates and validates an object; `old` is the stored one on an update.
+    /// Sets defaults, allocates and validates. `old` is the stored object on an update.
     pub(crate) fn complete(
         &mut self,
         resource: &Resource,
@@ -178,7 +178,7 @@ impl Api {
     }
 }
 
-/// A version-4 UUID that is told apart by the version at which its object was made and by the time.
+/// A version-4 UUID. It is unique because it contains the version at which the object was created, and the time.
 fn uid(version: u64) -> String {
     let time = Timestamp::now().as_nanosecond().cast_unsigned();
     let low = version.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -224,7 +224,7 @@ fn check_name(resource: &Resource, name: &str) -> Result<(), String> {
     Err(format!("Invalid value: {name:?}: {rule}"))
 }
 
-/// Checks a CustomResourceDefinition and says in its status that it is served.
+/// Checks a CustomResourceDefinition and sets the conditions in its status that say it is served.
 fn complete_definition(object: &mut Value) -> Result<(), Vec<(String, String)>> {
     let spec = &object["spec"];
     let (group, plural) =

@@ -1,5 +1,6 @@
-//! The API without HTTP: a request in, an answer out. Routing, authorisation and reading are here; `write` changes
-//! objects. One lock is held around it by the server, so requests happen one after the other, as versions do.
+//! The API without HTTP: it takes a request and returns an answer. Routing, authorisation and reading are here; `write`
+//! changes objects. The server holds one lock around each request, so requests are processed in sequence, like
+//! versions.
 
 use std::time::Duration;
 
@@ -24,14 +25,14 @@ pub(crate) struct Api {
     pub(crate) knows: Knows,
 }
 
-/// What of the API came with later versions of Kubernetes.
+/// The parts of the API that were added in later versions of Kubernetes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Knows {
     /// `sendInitialEvents`.
     pub(crate) watch_list: bool,
     /// `ipMode` in the status of Services.
     pub(crate) ip_mode: bool,
-    /// The namespace `kube-system` is found in an etcd that counts apart.
+    /// The namespace `kube-system` is stored in an etcd with its own version counter.
     pub(crate) namespaces_apart: bool,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Knows {
 pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 impl Api {
-    /// A fresh cluster: the namespaces that every cluster has.
+    /// Creates a new cluster with the namespaces that every cluster has.
     pub(crate) fn new(knows: Knows, version: u64) -> Self {
         let mut api = Self { store: Store::new(version), resources: built_in(), knows };
         for name in ["default", "kube-node-lease", "kube-public", "kube-system"] {
@@ -48,13 +49,13 @@ impl Api {
         api
     }
 
-    /// Puts other objects in the place of all.
+    /// Replaces all objects.
     pub(crate) fn replace_store(&mut self, store: Store) {
         self.store = store;
         self.know_definitions();
     }
 
-    /// Makes the kinds of the stored CustomResourceDefinitions known, and only these.
+    /// Registers the kinds of the stored CustomResourceDefinitions, and removes all others.
     pub(crate) fn know_definitions(&mut self) {
         self.resources = built_in();
         for definition in self.store.list(DEFINITIONS, "") {
@@ -66,7 +67,7 @@ impl Api {
         self.resources.iter().find(|one| one.group == group && one.version == version && one.plural == plural)
     }
 
-    /// The resource of an object's `apiVersion` and `kind`.
+    /// The resource with this `apiVersion` and `kind`.
     pub(crate) fn resource_of(&self, api_version: &str, kind: &str) -> Option<&Resource> {
         self.resources.iter().find(|one| one.api_version() == api_version && one.kind == kind)
     }
@@ -110,13 +111,13 @@ impl Api {
         }
     }
 
-    /// 403 in Kubernetes' words, unless the user may.
+    /// Returns 403 with the wording of Kubernetes unless the user is authorised.
     pub(crate) fn authorise(&self, user: &User, verb: &str, target: &Target) -> ApiResult<()> {
         let plural = match target.subresource.as_str() {
             "" => target.plural.clone(),
             subresource => format!("{}/{subresource}", target.plural),
         };
-        // A namespace by name is asked for in the namespace it is.
+        // A request for a namespace by name is authorised in that namespace.
         let namespace = if target.plural == "namespaces" { &target.name } else { &target.namespace };
         let attempt =
             Attempt { verb, group: &target.group, resource: &plural, namespace, name: &target.name };
@@ -160,7 +161,7 @@ impl Api {
         }
     }
 
-    /// "May I?", "may they?"
+    /// Answers access reviews: of the user's own rights, or of another user's.
     fn review(&self, request: &Request, target: &Target) -> ApiResult<Answer> {
         if target.plural.is_empty() || request.method != "POST" {
             return discovery::answer(&request.path, &self.resources)
@@ -199,7 +200,7 @@ impl Api {
         Ok(Answer::Object { code: 201, body: review, warnings: Vec::new() })
     }
 
-    /// A token for a ServiceAccount, which says itself whose it is (`access`).
+    /// Issues a token for a ServiceAccount. The token itself names its account (see `access`).
     fn token(&self, request: &Request, resource: &Resource, target: &Target) -> ApiResult<Answer> {
         self.read(resource, target)?;
         let mut body = request.object()?;
@@ -261,7 +262,7 @@ impl Api {
                 page.iter().map(|object| event::shown_as(resource, object).into_owned()).collect();
             return Ok(ok(form.list(resource, &items, &metadata)));
         }
-        // Lists are large: written without copying the objects.
+        // Lists are large, so they are written without copying the objects.
         let mut bytes = form.list(resource, &[], &metadata).to_string().into_bytes();
         let tail =
             bytes.iter().rposition(|byte| *byte == b'[').map_or(Vec::new(), |at| bytes.split_off(at + 1));
@@ -301,7 +302,7 @@ impl Api {
             initial = self.store.list(&resource.storage, &target.namespace);
             initial.retain(|object| selector.matches(object));
         }
-        // Half an hour to an hour on a real server, drawn at random; here always the same.
+        // A real server draws a random value between half an hour and an hour. This server always uses the same value.
         let seconds = request.param("timeoutSeconds").parse().unwrap_or(1_800);
         Ok(Answer::Watch(Box::new(WatchOrder {
             resource: resource.clone(),
@@ -317,7 +318,7 @@ impl Api {
     }
 }
 
-/// 200 with an object.
+/// Returns 200 with an object.
 pub(crate) fn ok(body: Value) -> Answer {
     Answer::Object { code: 200, body, warnings: Vec::new() }
 }
@@ -329,7 +330,7 @@ fn verb(request: &Request, target: &Target) -> ApiResult<&'static str> {
         ("GET", false) => "get",
         ("GET", true) => "list",
         ("POST", true) => "create",
-        // Of a subresource.
+        // A POST to a subresource.
         ("POST", false) if !target.subresource.is_empty() => "create",
         ("PUT", false) => "update",
         ("PATCH", false) => "patch",

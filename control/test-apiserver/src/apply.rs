@@ -1,9 +1,10 @@
 //! Server-side apply and the ownership of fields after any write.
 //!
-//! The rules of structured-merge-diff: an applier owns what it applies; what it applied before and leaves out now
-//! goes, unless others own it; a field that another manager owns with another value is a conflict, and `force` takes
-//! it over. A plain write makes its manager the owner of what it changed, and never conflicts. Pure functions over
-//! objects; which parts of an object a request may touch is decided by `write`.
+//! It follows the rules of structured-merge-diff. An applier owns the fields that it applies. A field that it applied
+//! before and now omits is removed, unless another manager owns it. A field that another manager owns with another
+//! value is a conflict; `force` takes it over. A plain write makes its manager the owner of the fields that it changed,
+//! and never conflicts. All functions are pure functions of objects; `write` decides which parts of an object a request
+//! may change.
 
 use serde_json::{Value, json};
 
@@ -12,14 +13,14 @@ use crate::fields::{FieldSet, compare, differs, fields_of, from_tree, remove, sh
 use crate::resource::Resource;
 use crate::shape::{ListShape, Shape, item_key};
 
-/// Who writes.
+/// The writer of a change.
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     /// `fieldManager`, or the client's name.
     pub(crate) manager: String,
     /// `status`, or empty.
     pub(crate) subresource: String,
-    /// RFC 3339.
+    /// The time in RFC 3339.
     pub(crate) now: String,
 }
 
@@ -34,10 +35,10 @@ struct Owner {
     fields: FieldSet,
 }
 
-/// Merges an applied configuration into the live object (null when there is none).
+/// Merges an applied configuration into the live object (null if there is none).
 ///
 /// # Errors
-/// 409 with a cause for each field that somebody else owns with another value.
+/// Returns 409 with a cause for each field that another manager owns with another value.
 pub(crate) fn apply(
     resource: &Resource,
     live: &Value,
@@ -97,9 +98,9 @@ pub(crate) fn apply(
     Ok(merged)
 }
 
-/// Notes in `new` who owns what after a write that is not an apply.
+/// Updates the field owners in `new` after a write that is not an apply.
 pub(crate) fn note_update(resource: &Resource, old: &Value, new: &mut Value, writer: &Writer) {
-    // A client may clear managedFields, never write them.
+    // A client may clear managedFields, but may not write them.
     let cleared = new["metadata"]["managedFields"]
         .as_array()
         .is_some_and(|list| list.len() == 1 && list[0] == json!({}));
@@ -135,7 +136,7 @@ pub(crate) fn note_update(resource: &Resource, old: &Value, new: &mut Value, wri
     write_owners(new, &owners);
 }
 
-/// Equal in everything but versions and owners: a write that need not be stored.
+/// Whether two objects differ only in versions and owners. Such a write need not be stored.
 pub(crate) fn same_but_for_owners(old: &Value, new: &Value) -> bool {
     let bare = |object: &Value| {
         let mut object = object.clone();

@@ -1,6 +1,6 @@
-//! Bytes as text.
+//! Base64 encoding.
 
-/// RFC 4648 with padding.
+/// Encodes bytes as in RFC 4648, with padding.
 pub(crate) fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

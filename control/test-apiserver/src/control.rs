@@ -1,4 +1,4 @@
-//! The switches over HTTP, for the binary: `POST /test-control/NAME?...` by who may do everything.
+//! The switches over HTTP, for the binary: `POST /test-control/NAME?...`. The user must be in `system:masters`.
 //!
 //! `slow?milliseconds=`, `too-many-requests?seconds=`, `server-error?code=`, `unauthorized`, `cut`, `hang`, each with
 //! `method=`, `path=`, `times=`; `silence-watches`, `duplicate-events`, `reorder-events`, `withhold-bookmarks` with
@@ -14,7 +14,7 @@ use crate::faults::{Fault, Rule};
 use crate::request::{Answer, Request};
 use crate::shared::Shared;
 
-/// Turns a switch.
+/// Handles a request to a switch.
 pub(crate) fn handle(shared: &Shared, request: &Request) -> ApiResult<Answer> {
     if !request.user.groups.iter().any(|group| group == "system:masters") || request.method != "POST" {
         return Err(ApiError::forbidden_path(&request.user.name, "post", &request.path));

@@ -1,8 +1,9 @@
-//! What clients ask before they ask for objects: groups, resources, versions, and as much OpenAPI as kubectl needs.
+//! The discovery endpoints: groups, resources, versions, and as much OpenAPI as kubectl needs.
 //!
-//! OpenAPI v3 tells for each group which kinds have PATCH with `fieldValidation`, so that kubectl leaves validation to
-//! the server (which does it, see `typed` and `schema`). OpenAPI v2 exists for old kubectls, that want it as protocol
-//! buffers: a document without definitions, which makes them skip their own validation, and with `dryRun` everywhere.
+//! OpenAPI v3 lists for each group the kinds that have PATCH with `fieldValidation`, so that kubectl leaves validation
+//! to the server (see `typed` and `schema`). OpenAPI v2 is for old versions of kubectl, which request it as protocol
+//! buffers. It is a document without definitions, so those versions skip their own validation, and it has `dryRun`
+//! everywhere.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +11,7 @@ use crate::resource::Resource;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
-/// Answers a discovery path, or `None` when it is none.
+/// Answers a discovery path. `None` if the path is not one.
 pub(crate) fn answer(path: &str, resources: &[Resource]) -> Option<Value> {
     let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
     match steps.as_slice() {
@@ -63,8 +64,8 @@ pub(crate) fn answer(path: &str, resources: &[Resource]) -> Option<Value> {
     }
 }
 
-/// The OpenAPI v2 document as protocol buffers (gnostic's `openapi.v2.Document`): for each kind a PATCH with `dryRun`,
-/// which is what kubectl before 1.27 looks for; no definitions.
+/// The OpenAPI v2 document as protocol buffers (gnostic's `openapi.v2.Document`). It has a PATCH with `dryRun` for each
+/// kind, which kubectl before 1.27 looks for, and no definitions.
 pub(crate) fn open_api_v2_protobuf(resources: &[Resource]) -> Vec<u8> {
     let paths: Vec<u8> = resources.iter().flat_map(|resource| field(2, &patch_path(resource))).collect();
     let info = [field(1, b"Kubernetes"), field(2, b"v1.33.0")].concat();

@@ -1,11 +1,11 @@
-//! What an API server answers when it refuses: a `Status` object and its HTTP code.
+//! The errors that an API server returns: a `Status` object and its HTTP code.
 //!
-//! The words are those of Kubernetes (apimachinery `pkg/api/errors`), because clients match on them and tests
-//! assert them. Made by every layer, turned into a response by `server`.
+//! The wording is that of Kubernetes (apimachinery `pkg/api/errors`), because clients match it and tests assert it.
+//! Every layer creates errors, and `server` turns them into responses.
 
 use serde_json::{Value, json};
 
-/// A refusal.
+/// An error response.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiError {
     /// HTTP status.
@@ -18,7 +18,7 @@ pub(crate) struct ApiError {
     pub(crate) details: Value,
 }
 
-/// A result of a request.
+/// The result of a request.
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
@@ -38,31 +38,31 @@ impl ApiError {
         self
     }
 
-    /// 404 for an object.
+    /// 404 for a missing object.
     pub(crate) fn not_found(group: &str, plural: &str, name: &str) -> Self {
         let message = format!("{} \"{name}\" not found", qualified(group, plural));
         Self::new(404, "NotFound", message).of(group, plural, name)
     }
 
-    /// 404 for a path that no resource answers.
+    /// 404 for a path that belongs to no resource.
     pub(crate) fn no_such_path() -> Self {
         Self::new(404, "NotFound", "the server could not find the requested resource".into())
     }
 
-    /// 409 on create.
+    /// 409 for a create of an object that exists.
     pub(crate) fn already_exists(group: &str, plural: &str, name: &str) -> Self {
         let message = format!("{} \"{name}\" already exists", qualified(group, plural));
         Self::new(409, "AlreadyExists", message).of(group, plural, name)
     }
 
-    /// 409 by optimistic locking.
+    /// 409 from optimistic locking.
     pub(crate) fn conflict(group: &str, plural: &str, name: &str, why: &str) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} \"{name}\": {why}", qualified(group, plural));
         Self::new(409, "Conflict", message).of(group, plural, name)
     }
 
-    /// 409 by server-side apply; one cause per field: (manager, field).
+    /// 409 from server-side apply, with one cause per field: (manager, field).
     pub(crate) fn apply_conflict(conflicts: &[(String, String)]) -> Self {
         let mut lines: Vec<String> = Vec::new();
         let mut causes = Vec::new();
@@ -109,7 +109,7 @@ impl ApiError {
         Self::new(401, "Unauthorized", "Unauthorized".into())
     }
 
-    /// 403; `why` follows the colon.
+    /// 403. `why` follows the colon.
     pub(crate) fn forbidden(group: &str, plural: &str, name: &str, why: &str) -> Self {
         let subject = if name.is_empty() {
             qualified(group, plural)
@@ -119,7 +119,7 @@ impl ApiError {
         Self::new(403, "Forbidden", format!("{subject} is forbidden: {why}")).of(group, plural, name)
     }
 
-    /// 403 for a path that is no resource.
+    /// 403 for a path that is not a resource.
     pub(crate) fn forbidden_path(user: &str, verb: &str, path: &str) -> Self {
         Self::new(403, "Forbidden", format!("forbidden: User \"{user}\" cannot {verb} path \"{path}\""))
     }
@@ -146,12 +146,12 @@ impl ApiError {
         )
     }
 
-    /// 410: the version asked for is compacted away.
+    /// 410: the requested version has been compacted.
     pub(crate) fn gone(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message.into())
     }
 
-    /// 415 with the types that would be taken.
+    /// 415 with the accepted types.
     pub(crate) fn unsupported_media_type(accepted: &str) -> Self {
         Self::new(
             415,
@@ -162,7 +162,7 @@ impl ApiError {
         )
     }
 
-    /// 429; the header is added by the server from `details.retryAfterSeconds`.
+    /// 429. The server adds the header from `details.retryAfterSeconds`.
     pub(crate) fn too_many_requests(retry_after_seconds: u32) -> Self {
         let mut error = Self::new(
             429,
@@ -173,7 +173,7 @@ impl ApiError {
         error
     }
 
-    /// 504: a version that this server has not reached.
+    /// 504: this server has not reached the requested version.
     pub(crate) fn resource_version_too_large(asked: u64, current: u64) -> Self {
         let mut error = Self::new(
             504,
@@ -187,7 +187,7 @@ impl ApiError {
         error
     }
 
-    /// Any 5xx.
+    /// A 5xx error.
     pub(crate) fn server(code: u16, message: impl Into<String>) -> Self {
         let reason = match code {
             503 => "ServiceUnavailable",
@@ -210,7 +210,7 @@ impl ApiError {
     }
 }
 
-/// `services`, or `leases.coordination.k8s.io`: how messages name a resource or kind.
+/// The name of a resource or kind in messages: `services`, or `leases.coordination.k8s.io`.
 pub(crate) fn qualified(group: &str, name: &str) -> String {
     if group.is_empty() { name.into() } else { format!("{name}.{group}") }
 }

@@ -1,4 +1,4 @@
-//! Events in their two spellings: core v1, as they are stored, and events.k8s.io/v1; and objects of several versions.
+//! The two forms of events, core v1 (the stored form) and events.k8s.io/v1, and objects with several versions.
 
 use std::borrow::Cow;
 
@@ -17,12 +17,12 @@ const NAMES: [(&str, &str); 7] = [
     ("reportingComponent", "reportingController"),
 ];
 
-/// The resource is events.k8s.io/v1 Event.
+/// Whether the resource is an events.k8s.io/v1 Event.
 pub(crate) fn is_new_style(resource: &Resource) -> bool {
     resource.group == "events.k8s.io"
 }
 
-/// A stored object as a resource shows it.
+/// Converts a stored object to the form of a resource.
 pub(crate) fn shown_as<'a>(resource: &Resource, object: &'a Value) -> Cow<'a, Value> {
     let api_version = resource.api_version();
     if object["apiVersion"] == api_version.as_str() {
@@ -36,7 +36,7 @@ pub(crate) fn shown_as<'a>(resource: &Resource, object: &'a Value) -> Cow<'a, Va
     Cow::Owned(shown)
 }
 
-/// An object as it came, as it is stored.
+/// Converts a received object to its stored form.
 pub(crate) fn stored_as(resource: &Resource, mut object: Value) -> Value {
     if is_new_style(resource) {
         rename(&mut object, |(old, new)| (new, old));

@@ -1,16 +1,16 @@
-//! The switches by which a test breaks the server: per request by rules, for watches by flags.
+//! The switches with which a test makes the server fail: rules for requests, flags for watches.
 //!
-//! A [`Rule`] meets requests by method and by a part of `path?query`, for ever or a number of times. The flags act on
-//! open watches at once. Refusing connections and restarts belong to the handle ([`crate::TestApiServer`]), expired
-//! tokens to its tokens.
+//! A [`Rule`] selects requests by method and by a part of `path?query`, for a number of requests or without limit. The
+//! flags affect open watches immediately. The handle ([`crate::TestApiServer`]) refuses connections, restarts, and
+//! expires tokens.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What goes wrong with a request.
+/// A fault that is applied to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// Answered after this time.
+    /// The answer is delayed by this time.
     Slow(Duration),
     /// 429 with `Retry-After` in seconds.
     TooManyRequests(u32),
@@ -20,11 +20,11 @@ pub enum Fault {
     Unauthorized,
     /// Half of the body is sent, then the connection breaks. A watch breaks in the middle of its next event.
     CutInMidObject,
-    /// Taken, and never answered.
+    /// The request is accepted and never answered.
     Hang,
 }
 
-/// Which requests a fault meets.
+/// Selects the requests that a fault applies to.
 #[derive(Debug, Clone)]
 pub struct Rule {
     /// Method, or empty for all.
@@ -33,11 +33,11 @@ pub struct Rule {
     pub path: String,
     /// What happens.
     pub fault: Fault,
-    /// How many requests it meets; `None` is all.
+    /// The number of requests that the rule applies to; `None` for all.
     pub times: Option<u32>,
 }
 
-/// What the flags of watches are.
+/// The flags of watches.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WatchFlags {
     pub(crate) silent: bool,
@@ -60,7 +60,7 @@ struct State {
 #[derive(Debug, Clone)]
 pub struct Faults {
     state: Arc<Mutex<State>>,
-    /// Wakes watches.
+    /// Wakes the watches.
     wake: Arc<tokio::sync::watch::Sender<u64>>,
 }
 
@@ -69,22 +69,22 @@ impl Faults {
         Self { state: Arc::default(), wake }
     }
 
-    /// Adds a rule; earlier rules come first.
+    /// Adds a rule. Earlier rules take precedence.
     pub fn add(&self, rule: Rule) {
         self.state().rules.push(rule);
     }
 
-    /// Requests whose `path?query` contains `path` meet `fault`, for ever.
+    /// Applies `fault` to all requests whose `path?query` contains `path`.
     pub fn on(&self, path: &str, fault: Fault) {
         self.add(Rule { method: String::new(), path: path.into(), fault, times: None });
     }
 
-    /// The next `times` requests whose `path?query` contains `path` meet `fault`.
+    /// Applies `fault` to the next `times` requests whose `path?query` contains `path`.
     pub fn on_next(&self, times: u32, path: &str, fault: Fault) {
         self.add(Rule { method: String::new(), path: path.into(), fault, times: Some(times) });
     }
 
-    /// Everything works again (watches that ended stay ended).
+    /// Removes all faults. Watches that ended stay ended.
     pub fn clear(&self) {
         let mut state = self.state();
         state.rules.clear();
@@ -94,30 +94,30 @@ impl Faults {
         self.wake();
     }
 
-    /// Watches stay open and say nothing, bookmarks neither; what they missed follows when this ends.
+    /// Keeps watches open but sends nothing, not even bookmarks. The missed events follow when this is turned off.
     pub fn silence_watches(&self, on: bool) {
         self.state().watches.silent = on;
         self.wake();
     }
 
-    /// Each event is sent twice.
+    /// Sends each event twice.
     pub fn duplicate_events(&self, on: bool) {
         self.state().watches.duplicate = on;
         self.wake();
     }
 
-    /// Events are kept until there are two, and sent last first.
+    /// Holds events until there are two, and sends the later one first.
     pub fn reorder_events(&self, on: bool) {
         self.state().watches.reorder = on;
         self.wake();
     }
 
-    /// No bookmark is sent.
+    /// Sends no bookmarks.
     pub fn withhold_bookmarks(&self, on: bool) {
         self.state().watches.no_bookmarks = on;
     }
 
-    /// Ends every open watch in good order, as a server does after its timeout.
+    /// Ends every open watch normally, as a server does after its timeout.
     pub fn end_watches(&self) {
         self.state().watches.ended += 1;
         self.wake();
@@ -133,7 +133,7 @@ impl Faults {
         self.state().watches
     }
 
-    /// The fault that a request meets.
+    /// The fault that applies to a request.
     pub(crate) fn meet(&self, method: &str, path_and_query: &str) -> Option<Fault> {
         let mut state = self.state();
         let at = state.rules.iter().position(|rule| {

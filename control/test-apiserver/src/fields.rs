@@ -1,7 +1,8 @@
-//! Sets of fields, as `metadata.managedFields` tells them: who owns what.
+//! Sets of fields as in `metadata.managedFields`, which records the owners of fields.
 //!
-//! A [`FieldSet`] holds paths; a path's steps are spelled as in `fieldsV1` (`f:spec`, `k:{"port":80}`, `v:"a"`).
-//! Only leaves and list items are in a set; what is atomic is a leaf. Pure: knows no managers, no requests.
+//! A [`FieldSet`] holds paths. The steps of a path are written as in `fieldsV1` (`f:spec`, `k:{"port":80}`, `v:"a"`). A
+//! set contains only leaves and list items; an atomic value is a leaf. This module knows nothing of managers or
+//! requests.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ pub(crate) type Path = Vec<String>;
 /// Fields of an object.
 pub(crate) type FieldSet = BTreeSet<Path>;
 
-/// Every field of an object that somebody can own.
+/// All fields of an object that can have an owner.
 pub(crate) fn fields_of(object: &Value, shape: Shape<'_>) -> FieldSet {
     let mut set = FieldSet::new();
     let mut path = Path::new();
@@ -105,7 +106,7 @@ fn is_step(item: &Value, step: &str) -> bool {
     item_key(item, &keys) == wanted.values().cloned().collect::<Vec<_>>()
 }
 
-/// Takes the value at a path out, and what becomes empty by that.
+/// Removes the value at a path, and any parents that become empty.
 pub(crate) fn remove(object: &mut Value, path: &[String]) {
     let Some((step, rest)) = path.split_first() else {
         return;
@@ -133,14 +134,15 @@ pub(crate) fn remove(object: &mut Value, path: &[String]) {
     }
 }
 
-/// Fields whose value differs in `new`, and fields that `new` lacks.
+/// Fields whose value differs in `new`, and fields that `new` does not have.
 pub(crate) fn compare(old: &Value, new: &Value, shape: Shape<'_>) -> (FieldSet, FieldSet) {
     let (before, after) = (fields_of(old, shape), fields_of(new, shape));
     let changed = after.iter().filter(|path| differs(old, new, path)).cloned().collect();
     (changed, before.difference(&after).cloned().collect())
 }
 
-/// Whether the value at a path differs; a list item by itself differs only by being there or not.
+/// Whether the value at a path differs. A list item itself differs only if it is present in one object and absent in
+/// the other.
 pub(crate) fn differs(old: &Value, new: &Value, path: &[String]) -> bool {
     let (old, new) = (lookup(old, path), lookup(new, path));
     if path.last().is_some_and(|step| step.starts_with("k:")) {
@@ -150,7 +152,7 @@ pub(crate) fn differs(old: &Value, new: &Value, path: &[String]) -> bool {
     }
 }
 
-/// As a `fieldsV1` tree.
+/// Converts a set to a `fieldsV1` tree.
 pub(crate) fn to_tree(set: &FieldSet) -> Value {
     let mut tree = Map::new();
     for path in set {
@@ -169,7 +171,7 @@ pub(crate) fn to_tree(set: &FieldSet) -> Value {
     tree
 }
 
-/// A leaf is `{}`; the dot is written only where fields below are owned too.
+/// Removes the dot from nodes without owned fields below. A leaf is then `{}`.
 fn drop_lone_dots(node: &mut Value) {
     let map = node.as_object_mut().expect("only objects are inserted");
     if map.len() == 1 {
@@ -178,7 +180,7 @@ fn drop_lone_dots(node: &mut Value) {
     map.iter_mut().filter(|(step, _)| *step != ".").for_each(|(_, below)| drop_lone_dots(below));
 }
 
-/// From a `fieldsV1` tree.
+/// Converts a `fieldsV1` tree to a set.
 pub(crate) fn from_tree(tree: &Value) -> FieldSet {
     fn walk(node: &Value, path: &mut Path, set: &mut FieldSet) {
         let Some(map) = node.as_object() else { return };
@@ -198,7 +200,7 @@ pub(crate) fn from_tree(tree: &Value) -> FieldSet {
     set
 }
 
-/// A path as conflicts name it: `.spec.ports[port=80,protocol="TCP"].name`.
+/// Formats a path as in conflict messages: `.spec.ports[port=80,protocol="TCP"].name`.
 pub(crate) fn shown(path: &[String]) -> String {
     path.iter()
         .map(|step| {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// What a path finds, in order.
+/// Returns the values that a path selects, in order.
 pub(crate) fn find<'a>(object: &'a Value, path: &str) -> Vec<&'a Value> {
     let mut found = vec![object];
     for step in steps(path) {
@@ -71,7 +71,7 @@ fn steps(path: &str) -> Vec<Step> {
     steps
 }
 
-/// Up to the bracket that closes, quotes respected.
+/// Splits at the closing bracket. Brackets in quotes do not count.
 fn close(text: &str) -> Option<(&str, &str)> {
     let mut quote = None;
     for (at, letter) in text.char_indices() {

@@ -1,12 +1,13 @@
-//! A small Kubernetes API server for Tidegate's own tests: in memory, over real HTTP, with switches for what breaks.
+//! A small Kubernetes API server for Tidegate's own tests: in memory, over real HTTP, with switches that inject faults.
 //!
-//! It answers like a real one as far as clients of Services, EndpointSlices, Nodes, Leases, Events, custom resources
-//! and RBAC see: versions and watches, pages, selectors, all patch types with ownership of fields, status apart,
-//! finalizers, terminating namespaces, defaults and validation, discovery, tables for kubectl. There are no
-//! controllers: nobody makes EndpointSlices or runs Pods, and CEL is not evaluated (of admission policies only what
-//! happens where their parameters are not there).
+//! Clients of Services, EndpointSlices, Nodes, Leases, Events, custom resources and RBAC see the behaviour of a real
+//! server: versions and watches, pages, selectors, all patch types with field ownership, a separate status, finalizers,
+//! terminating namespaces, defaults and validation, discovery, tables for kubectl. There are no controllers, so nothing
+//! creates EndpointSlices or runs Pods. CEL is not evaluated. Of the admission policies, the server implements only the
+//! behaviour with missing parameters.
 //!
-//! `server` is HTTP, `api` reads, `write` changes, `store` keeps. A [`TestApiServer`] is the handle of a test.
+//! `server` handles HTTP, `api` reads, `write` changes, and `store` holds the objects. A [`TestApiServer`] is the
+//! handle of a test.
 //!
 //! ```
 //! use test_apiserver::{Options, TestApiServer};
@@ -68,27 +69,29 @@ pub use access::User;
 pub use faults::{Fault, Faults, Rule};
 pub use shared::Logged;
 
-/// The token of who may do everything.
+/// The token of the administrator, who may do everything.
 pub const ADMIN_TOKEN: &str = "admin-token";
 
-/// The version at which a server starts: it has been there for a while. A server that comes back empty begins at 1.
+/// The version at which a server starts, as if it had been running for a while. A server that is restarted empty begins
+/// at 1.
 const FIRST_VERSION: u64 = 10_000;
 
-/// How a server starts.
+/// The options of a new server.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Where it listens; port 0 is any.
+    /// The address to listen on. Port 0 selects any free port.
     pub listen: SocketAddr,
-    /// HTTPS with an authority of its own. Without, kubectl sends no token and so gets 401; other clients do.
+    /// Uses HTTPS with its own certificate authority. Without TLS, kubectl sends no token and gets 401; other clients
+    /// do send it.
     pub tls: bool,
-    /// `sendInitialEvents` is understood; a server without refuses it with 422.
+    /// Supports `sendInitialEvents`. Without it, the server refuses the parameter with 422.
     pub watch_list: bool,
-    /// Time between bookmarks; about a minute on a real server.
+    /// The time between bookmarks. It is about a minute on a real server.
     pub bookmark_interval: Duration,
-    /// `ipMode` is in the schema of Services; a server from before 1.29 refuses every apply that has it.
+    /// Includes `ipMode` in the schema of Services. A server before 1.29 refuses every apply that contains it.
     pub ip_mode: bool,
-    /// Namespaces are kept in an etcd of their own, which counts far behind the others (`--etcd-servers-overrides`): so
-    /// says the list by which the namespace `kube-system` is found.
+    /// Stores namespaces in a separate etcd whose version counter is far behind the others
+    /// (`--etcd-servers-overrides`). The list that finds the namespace `kube-system` then returns such a version.
     pub namespaces_apart: bool,
 }
 
@@ -105,11 +108,11 @@ impl Default for Options {
     }
 }
 
-/// A copy of all objects, to restart from.
+/// A copy of all objects, for a restart.
 #[derive(Debug, Clone)]
 pub struct Snapshot(store::Store);
 
-/// A running server; it stops when this is dropped.
+/// A running server. It stops when the handle is dropped.
 #[derive(Debug)]
 pub struct TestApiServer {
     shared: Arc<Shared>,
@@ -122,7 +125,7 @@ impl TestApiServer {
     /// Starts a server with the namespaces of a new cluster and the admin's token.
     ///
     /// # Errors
-    /// The address cannot be listened at.
+    /// The server cannot listen on the address.
     pub fn start(options: Options) -> io::Result<Self> {
         let wake = Arc::new(tokio_watch::channel(0).0);
         let Options { watch_list, ip_mode, namespaces_apart, .. } = options;
@@ -149,7 +152,7 @@ impl TestApiServer {
         Ok(server)
     }
 
-    /// Where it listens; the same for its whole life.
+    /// The address of the server. It never changes.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -160,45 +163,45 @@ impl TestApiServer {
         format!("{scheme}://{}", self.address)
     }
 
-    /// The PEM certificate that clients must trust, with TLS.
+    /// The PEM certificate that clients must trust. `None` without TLS.
     pub fn certificate_authority(&self) -> Option<String> {
         let tls = self.shared.tls.lock().expect("nothing panics while it holds the certificate");
         tls.as_ref().map(|tls| tls.authority_pem.clone())
     }
 
-    /// A new authority and certificate for new connections; open ones are closed.
+    /// Creates a new authority and certificate for new connections. Open connections are closed.
     ///
     /// # Errors
-    /// No key can be made, or the address cannot be listened at again.
+    /// The key cannot be created, or the server cannot listen on the address again.
     pub fn renew_certificate(&self) -> io::Result<()> {
         let tls = Tls::generate()?;
         *self.shared.tls.lock().expect("nothing panics while it holds the certificate") = Some(tls);
         self.restart()
     }
 
-    // --- who asks ---
+    // --- users and credentials ---
 
-    /// Makes a token known.
+    /// Registers a token.
     pub fn add_token(&self, token: &str, user: User) {
         self.tokens().insert(token.into(), Some(user));
     }
 
-    /// A token for a ServiceAccount; its rights are those of the stored RBAC objects.
+    /// Creates a token for a ServiceAccount. Its rights are those of the stored RBAC objects.
     pub fn service_account_token(&self, namespace: &str, name: &str) -> String {
         let token = format!("token-of-{namespace}-{name}");
         self.add_token(&token, User::service_account(namespace, name));
         token
     }
 
-    /// From now on the token gets 401.
+    /// Expires a token: it gets 401 from now on.
     pub fn expire_token(&self, token: &str) {
         self.tokens().insert(token.into(), None);
     }
 
-    /// A client certificate for a user, and its key (PEM); `None` without TLS.
+    /// Creates a client certificate and key for a user (PEM). `None` without TLS.
     ///
     /// # Errors
-    /// No key can be made.
+    /// The key cannot be created.
     pub fn client_certificate(&self, user: User) -> io::Result<Option<(String, String)>> {
         let tls = self.shared.tls.lock().expect("nothing panics while it holds the certificate").clone();
         let Some(tls) = tls else { return Ok(None) };
@@ -208,7 +211,7 @@ impl TestApiServer {
         Ok(Some((certificate, key)))
     }
 
-    /// Text of a kubeconfig with a token.
+    /// The text of a kubeconfig with a token.
     pub fn kubeconfig_text(&self, token: &str) -> String {
         let mut cluster = serde_json::json!({"server": self.url()});
         if let Some(authority) = self.certificate_authority() {
@@ -241,13 +244,13 @@ impl TestApiServer {
         Ok(path)
     }
 
-    // --- objects, past HTTP ---
+    // --- objects, without HTTP ---
 
-    /// Creates or replaces the objects of a YAML text, status included, as the server would: defaults, validation,
-    /// versions. Missing namespaces are made. Gives them as stored.
+    /// Creates or replaces the objects of a YAML text, including their status. Sets defaults, validates and assigns
+    /// versions like the server. Creates missing namespaces. Returns the stored objects.
     ///
     /// # Errors
-    /// The message of the first refusal; objects before it are kept.
+    /// Returns the message of the first refusal. The objects before it are stored.
     pub fn apply(&self, yaml: &str) -> Result<Vec<Value>, String> {
         let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).map_err(|error| error.to_string())?;
         let mut stored = Vec::new();
@@ -257,10 +260,10 @@ impl TestApiServer {
         Ok(stored)
     }
 
-    /// The same for one object, or the items of a `List`.
+    /// Does the same as [`TestApiServer::apply`] for one object, or for the items of a `List`.
     ///
     /// # Errors
-    /// As [`TestApiServer::apply`].
+    /// See [`TestApiServer::apply`].
     pub fn put(&self, object: Value) -> Result<Vec<Value>, String> {
         let objects = match object {
             Value::Object(mut list) if list.get("kind").is_some_and(|kind| kind == "List") => {
@@ -280,17 +283,17 @@ impl TestApiServer {
         Ok(stored)
     }
 
-    /// Creates many new objects under one lock: for 10,000 Services.
+    /// Creates many new objects under one lock. Tests use it to create 10,000 Services.
     ///
     /// # Errors
-    /// As [`TestApiServer::apply`].
+    /// See [`TestApiServer::apply`].
     pub fn load(&self, objects: Vec<Value>) -> Result<(), String> {
         let outcome = self.shared.api().load_many(objects).map_err(|error| error.message);
         self.shared.poke();
         outcome
     }
 
-    /// An object as stored; `namespace` is empty for cluster-scoped kinds.
+    /// The stored object. `namespace` is empty for cluster-scoped kinds.
     pub fn get(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         let api = self.shared.api();
         let resource = api.resource_of(api_version, kind)?;
@@ -298,7 +301,7 @@ impl TestApiServer {
         Some(event::shown_as(resource, &object).into_owned())
     }
 
-    /// Objects of a kind in the order of namespace and name; all namespaces when it is empty.
+    /// The objects of a kind, sorted by namespace and name. An empty `namespace` selects all namespaces.
     pub fn list(&self, api_version: &str, kind: &str, namespace: &str) -> Vec<Value> {
         let api = self.shared.api();
         let Some(resource) = api.resource_of(api_version, kind) else {
@@ -308,10 +311,10 @@ impl TestApiServer {
         objects.iter().map(|object| event::shown_as(resource, object).into_owned()).collect()
     }
 
-    /// Changes a stored object in any way and gives it as stored.
+    /// Changes a stored object in any way and returns the stored result.
     ///
     /// # Errors
-    /// There is none, or the change is not valid.
+    /// The object does not exist, or the change is not valid.
     pub fn edit(
         &self,
         api_version: &str,
@@ -329,7 +332,7 @@ impl TestApiServer {
         Ok(Value::clone(&outcome))
     }
 
-    /// Deletes as a client would: finalizers hold it back. Whether there was such an object.
+    /// Deletes an object like a client: finalizers delay the deletion. Returns whether the object existed.
     pub fn delete(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> bool {
         let found = {
             let mut api = self.shared.api();
@@ -349,26 +352,27 @@ impl TestApiServer {
         self.shared.api().store.version()
     }
 
-    // --- what was asked ---
+    // --- recorded requests ---
 
-    /// Every request since the start or the last [`TestApiServer::forget_requests`], answered ones only.
+    /// All answered requests since the start or since the last [`TestApiServer::forget_requests`].
     pub fn requests(&self) -> Vec<Logged> {
         self.shared.requests.lock().expect("nothing panics while it holds the log").clone()
     }
 
-    /// Empties the log of requests.
+    /// Clears the record of requests.
     pub fn forget_requests(&self) {
         self.shared.requests.lock().expect("nothing panics while it holds the log").clear();
     }
 
-    // --- what breaks ---
+    // --- faults ---
 
     /// The switches for requests and watches.
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
     }
 
-    /// Forgets history: watches and pages from before get 410, open ones that are up to date go on.
+    /// Discards the history. Watches and pages from earlier versions get 410; open watches that are up to date
+    /// continue.
     pub fn compact(&self) {
         self.shared.api().store.compact();
         self.shared.poke();
@@ -379,27 +383,27 @@ impl TestApiServer {
         Snapshot(self.shared.api().store.clone())
     }
 
-    /// Closes every connection and refuses new ones, or listens again at the same port.
+    /// Closes all connections and refuses new ones, or listens on the same port again.
     ///
     /// # Errors
-    /// The port cannot be listened at again.
+    /// The server cannot listen on the port again.
     pub fn refuse_connections(&self, refuse: bool) -> io::Result<()> {
         self.order(if refuse { Command::Refuse } else { Command::Listen }).map(|_| ())
     }
 
-    /// Closes every connection and goes on with the same objects.
+    /// Closes all connections and continues with the same objects.
     ///
     /// # Errors
-    /// The port cannot be listened at again.
+    /// The server cannot listen on the port again.
     pub fn restart(&self) -> io::Result<()> {
         self.refuse_connections(true)?;
         self.refuse_connections(false)
     }
 
-    /// Comes back as a new cluster: no objects, versions from the beginning. Tokens stay.
+    /// Restarts as a new cluster with no objects; versions start again. Tokens stay valid.
     ///
     /// # Errors
-    /// The port cannot be listened at again.
+    /// The server cannot listen on the port again.
     pub fn restart_empty(&self) -> io::Result<()> {
         self.refuse_connections(true)?;
         let knows = self.shared.api().knows;
@@ -407,23 +411,23 @@ impl TestApiServer {
         self.refuse_connections(false)
     }
 
-    /// Comes back with the objects and versions of an older copy.
+    /// Restarts with the objects and versions of an earlier copy.
     ///
     /// # Errors
-    /// The port cannot be listened at again.
+    /// The server cannot listen on the port again.
     pub fn restart_from(&self, snapshot: &Snapshot) -> io::Result<()> {
         self.refuse_connections(true)?;
         self.shared.api().replace_store(snapshot.0.clone());
         self.refuse_connections(false)
     }
 
-    /// Ends the server and waits for its thread.
+    /// Stops the server and waits for its thread.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // The thread may have ended by itself: then there is nobody to tell.
+        // The thread may already have ended, so the result is ignored.
         let _ = self.order(Command::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,6 @@
-//! Objects put in without HTTP: what a test's handle does. Defaults, validation and versions are the same; status is
-//! taken as given, and uid and creationTimestamp if they are given; missing namespaces are made, and nobody owns the fields.
+//! Adds objects without HTTP, for the handle of a test. Defaults, validation and versions are the same as over HTTP.
+//! The status is taken as given, and so are uid and creationTimestamp if they are present. Missing namespaces are
+//! created, and the fields have no owners.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::service::{self, Taken};
 use crate::store::key;
 
 impl Api {
-    /// Creates or replaces an object, status included.
+    /// Creates or replaces an object, including its status.
     pub(crate) fn load(&mut self, mut object: Value) -> ApiResult<Arc<Value>> {
         let resource = self.resource_for(&object)?;
         Unknown::Strict.judge(&resource, &mut object)?;
@@ -24,7 +25,8 @@ impl Api {
         self.keep(&resource, object, old.as_ref())
     }
 
-    /// Creates many new objects at once: unknown fields are not looked for, cluster IPs and ports are counted once.
+    /// Creates many new objects at once. It does not check for unknown fields, and it collects the used cluster IPs and
+    /// ports only once.
     pub(crate) fn load_many(&mut self, objects: Vec<Value>) -> ApiResult<()> {
         let mut taken = Taken::by(self.store.list("services", ""), "", "");
         for service in objects.iter().filter(|object| object["kind"] == "Service") {
@@ -51,7 +53,7 @@ impl Api {
         Ok(())
     }
 
-    /// Changes a stored object in any way, status and metadata included.
+    /// Changes a stored object in any way, including its status and metadata.
     pub(crate) fn edit(
         &mut self,
         resource: &Resource,
@@ -72,7 +74,7 @@ impl Api {
         if self.store.get("namespaces", "", name).is_none() {
             let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
             let resource = self.resource_for(&object).expect("a built-in kind");
-            // A name that is no label is kept all the same: then the objects inside it are refused.
+            // A name that is not a valid label is ignored here; the objects in that namespace are then refused.
             let _ = self.keep(&resource, object, None);
         }
     }
@@ -130,7 +132,7 @@ impl Api {
     }
 }
 
-/// Tests say who came first.
+/// Metadata that a test may set, for example to decide which object is older.
 const GIVEN: [&str; 2] = ["uid", "creationTimestamp"];
 
 fn given_metadata(object: &Value) -> [Value; 2] {

@@ -1,7 +1,7 @@
 //! `test-apiserver --listen 127.0.0.1:PORT --kubeconfig FILE [--rbac FILE]... [--apply FILE]...`: the test API server
-//! by itself, for scripts and for trying things with kubectl. Objects of the files are put in at the start; for each
-//! ServiceAccount among them a kubeconfig `FILE.NAMESPACE.NAME` is written beside the admin's. Ends with SIGINT or
-//! SIGTERM. Its switches: see `control`.
+//! as a program, for scripts and for experiments with kubectl. It loads the objects of the files at the start. For each
+//! ServiceAccount in them, it writes a kubeconfig `FILE.NAMESPACE.NAME` beside the administrator's. It stops on SIGINT
+//! or SIGTERM. `control` describes its switches.
 
 use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell when the error stream is closed.
+            // The write fails if standard error is closed; there is no other place to report it.
             let _ = writeln!(std::io::stderr(), "test-apiserver: {error}");
             ExitCode::FAILURE
         }

@@ -1,14 +1,14 @@
-//! The patch types that are not apply: JSON patch (RFC 6902), JSON merge patch (RFC 7386), strategic merge patch.
+//! The patch types other than apply: JSON patch (RFC 6902), JSON merge patch (RFC 7386), strategic merge patch.
 //!
-//! Strategic merge knows merge keys from `shape` and the directives `$patch: delete|replace|merge`,
-//! `$retainKeys`, `$setElementOrder/*` (taken, order is left as it is) and `$deleteFromPrimitiveList/*`.
+//! Strategic merge takes merge keys from `shape`. It supports the directives `$patch: delete|replace|merge`,
+//! `$retainKeys`, `$setElementOrder/*` (accepted, but the order is not changed) and `$deleteFromPrimitiveList/*`.
 
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ApiResult};
 use crate::shape::{ListShape, Shape, item_key};
 
-/// RFC 6902.
+/// Applies a JSON patch (RFC 6902).
 pub(crate) fn json_patch(object: &mut Value, patch: Value) -> ApiResult<()> {
     let patch: json_patch::Patch = serde_json::from_value(patch)
         .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
@@ -19,12 +19,12 @@ pub(crate) fn json_patch(object: &mut Value, patch: Value) -> ApiResult<()> {
     })
 }
 
-/// RFC 7386.
+/// Applies a JSON merge patch (RFC 7386).
 pub(crate) fn merge_patch(object: &mut Value, patch: &Value) {
     json_patch::merge(object, patch);
 }
 
-/// `application/strategic-merge-patch+json`.
+/// Applies a patch of the type `application/strategic-merge-patch+json`.
 pub(crate) fn strategic(object: &mut Value, patch: &Value, shape: Shape<'_>) {
     let (Some(live), Some(patch)) = (object.as_object_mut(), patch.as_object()) else {
         *object = without_directives(patch);
@@ -91,7 +91,7 @@ fn strategic_list(mut list: Vec<Value>, items: &[Value], shape: Shape<'_>) -> Ve
             }
             list
         }
-        // The merge key of a patch is the first of the list's keys.
+        // The merge key of a patch is the first key of the list.
         ListShape::Map(keys) if !replace => {
             let key = &keys[..1];
             for item in items {

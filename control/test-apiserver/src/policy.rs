@@ -1,9 +1,9 @@
-//! ValidatingAdmissionPolicies, as far as they can be judged without CEL: what becomes of a write where a policy has no
-//! parameters to be judged by.
+//! ValidatingAdmissionPolicies, as far as they can be decided without CEL: the result of a write if a policy lacks its
+//! parameters.
 //!
-//! A real server looks for the parameters of a binding before it evaluates the match conditions of its policy. So a
-//! policy whose kind of parameters is not defined, or whose parameter is not there and has to be, ends every write that
-//! its rules match, unless its `failurePolicy` is `Ignore`. Expressions are taken to allow everything.
+//! A real server looks up the parameters of a binding before it evaluates the match conditions of its policy. If the
+//! kind of the parameters is not defined, or a required parameter does not exist, the policy refuses every write that
+//! its rules match, unless its `failurePolicy` is `Ignore`. All expressions are assumed to allow the write.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use crate::resource::Resource;
 const GROUP: &str = "admissionregistration.k8s.io";
 
 impl Api {
-    /// Refuses a write that a policy cannot judge and must.
+    /// Refuses a write if a policy has to decide on it and cannot.
     pub(crate) fn admit(&self, operation: &str, resource: &Resource, target: &Target) -> ApiResult<()> {
         let policies = format!("validatingadmissionpolicies.{GROUP}");
         for binding in self.store.list(&format!("validatingadmissionpolicybindings.{GROUP}"), "") {
@@ -39,7 +39,7 @@ impl Api {
         Ok(())
     }
 
-    /// Whether the parameters of a binding are there, as far as they have to be.
+    /// Checks that the required parameters of a binding exist.
     fn parameters(&self, policy: &Value, binding: &Value, target: &Target) -> Result<(), String> {
         let (kind, wanted) = (&policy["spec"]["paramKind"], &binding["spec"]["paramRef"]);
         if kind.is_null() {

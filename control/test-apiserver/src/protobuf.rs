@@ -1,12 +1,12 @@
-//! Bodies in protocol buffers, which kubectl sends for what it makes by its typed clients (`create namespace`,
-//! `create service`, `auth can-i`): the few kinds that matter, by a table of their fields. Answers are always JSON.
+//! Bodies in protocol buffers. kubectl sends them for objects from its typed clients (`create namespace`, `create
+//! service`, `auth can-i`). A table of fields describes the few kinds that are needed. Answers are always JSON.
 //!
-//! The numbers are those of the `generated.proto` files of k8s.io/api and apimachinery. Fields outside the tables are
-//! refused rather than lost.
+//! The numbers are those of the `generated.proto` files of k8s.io/api and apimachinery. A field that is not in the
+//! tables is refused and not silently dropped.
 
 use serde_json::{Map, Value};
 
-/// What precedes every such body.
+/// The prefix of every such body.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// A field of a message: number, name, type.
@@ -22,9 +22,9 @@ enum Type {
     BytesMap,
     Message(&'static [Field]),
     Messages(&'static [Field]),
-    /// `util/intstr`.
+    /// An integer or a string (`util/intstr`).
     IntOrString,
-    /// Known, and nothing that a client writes.
+    /// A known field that clients do not write.
     Ignored,
 }
 
@@ -113,7 +113,7 @@ const REVIEW: &[Field] = &[
     (3, "status", Ignored),
 ];
 
-/// Decodes a body; `None` for kinds and fields outside the tables, and for what is no such body.
+/// Decodes a body. `None` for a kind or field that is not in the tables, and for a body in another format.
 pub(crate) fn decode(body: &[u8]) -> Option<Value> {
     let envelope = fields(body.strip_prefix(MAGIC)?)?;
     let part = |parts: &[(u64, Raw<'_>)], number: u64| -> Option<Vec<u8>> {
@@ -160,7 +160,7 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// The fields of a message in the order of the wire.
+/// The fields of a message, in wire order.
 fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Raw<'_>)>> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -193,7 +193,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Decodes by a table. What has its zero value is left out: Go writes it all the same.
+/// Decodes a message by a table. Fields with zero values are omitted, because Go writes them even if they are not set.
 fn message(bytes: &[u8], table: &[Field]) -> Option<Map<String, Value>> {
     let mut object = Map::new();
     for (number, raw) in fields(bytes)? {
@@ -235,7 +235,7 @@ fn message(bytes: &[u8], table: &[Field]) -> Option<Map<String, Value>> {
             IntOrString => int_or_string(raw.bytes()?)?,
         };
         let is_zero = value == "" || value == 0 || value.as_object().is_some_and(Map::is_empty);
-        // A pointer to false is not the same as nothing.
+        // A pointer to false is different from an absent field.
         if !is_zero {
             object.insert(name.into(), value);
         }

@@ -1,4 +1,4 @@
-//! A request taken apart: path into resource and object, query, headers; and what is answered.
+//! A parsed request (path, resource and object, query, headers) and its answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::resource::Resource;
 use crate::selector::Selector;
 use crate::table::Form;
 
-/// One request, its user known.
+/// A request with its authenticated user.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -24,7 +24,7 @@ pub(crate) struct Request {
     pub(crate) user: User,
 }
 
-/// What a path names.
+/// The resource or object that a path names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) group: String,
@@ -35,7 +35,7 @@ pub(crate) struct Target {
     pub(crate) subresource: String,
 }
 
-/// An answer that is no error.
+/// A successful answer.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Object {
@@ -43,12 +43,12 @@ pub(crate) enum Answer {
         body: Value,
         warnings: Vec<String>,
     },
-    /// Bytes of a list, or of what is no JSON, with their type.
+    /// The bytes of a list or of a non-JSON body, with their type.
     Bytes(&'static str, Vec<u8>),
     Watch(Box<WatchOrder>),
 }
 
-/// A watch that is to be opened.
+/// A watch to be opened.
 #[derive(Debug)]
 pub(crate) struct WatchOrder {
     pub(crate) resource: Resource,
@@ -57,7 +57,7 @@ pub(crate) struct WatchOrder {
     pub(crate) form: Form,
     /// Changes after this version are sent.
     pub(crate) since: u64,
-    /// Sent first, as added.
+    /// Objects that are sent first, as added.
     pub(crate) initial: Vec<Arc<Value>>,
     /// A bookmark marks the end of `initial`.
     pub(crate) mark_initial_end: bool,
@@ -66,12 +66,12 @@ pub(crate) struct WatchOrder {
 }
 
 impl Request {
-    /// The first value of a query parameter; "" without one.
+    /// The first value of a query parameter; "" if it is absent.
     pub(crate) fn param(&self, name: &str) -> &str {
         self.query.iter().find(|(one, _)| one == name).map_or("", |(_, value)| value)
     }
 
-    /// A query parameter that is a switch.
+    /// The value of a boolean query parameter.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.query.iter().any(|(one, value)| one == name && matches!(value.as_str(), "true" | "1" | ""))
     }
@@ -84,7 +84,7 @@ impl Request {
         }
     }
 
-    /// The body as JSON or YAML.
+    /// Decodes the body as JSON or YAML.
     pub(crate) fn object(&self) -> ApiResult<Value> {
         if self.content_type.contains("protobuf") {
             let decoded = crate::protobuf::decode(&self.body);
@@ -104,7 +104,7 @@ impl Request {
     }
 }
 
-/// Takes the path of a resource apart; `None` when it is no such path.
+/// Parses the path of a resource. `None` if it is another path.
 pub(crate) fn target(path: &str) -> Option<Target> {
     let steps: Vec<String> = path.split('/').filter(|step| !step.is_empty()).map(percent_decoded).collect();
     let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
@@ -114,7 +114,7 @@ pub(crate) fn target(path: &str) -> Option<Target> {
         _ => return None,
     };
     let (namespace, rest) = match rest {
-        // The subresources of a namespace itself.
+        // Subresources of the namespace itself.
         ["namespaces", _, "status" | "finalize"] => ("", rest),
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
         rest => ("", rest),
@@ -135,7 +135,7 @@ pub(crate) fn target(path: &str) -> Option<Target> {
     })
 }
 
-/// Takes a query apart.
+/// Parses a query.
 pub(crate) fn query(text: &str) -> Vec<(String, String)> {
     text.split('&')
         .filter(|part| !part.is_empty())

@@ -1,7 +1,7 @@
-//! The kinds that the server knows: a built-in table, and what CustomResourceDefinitions add.
+//! The kinds that the server knows: a built-in table, and the kinds from CustomResourceDefinitions.
 //!
-//! A [`Resource`] says how a kind is addressed and which parts of it are separate (status). It holds no objects.
-//! `events.k8s.io` events and core events are one kind stored once; `convert` bridges their two spellings.
+//! A [`Resource`] describes how a kind is addressed and which parts of it are separate (status). It holds no objects.
+//! `events.k8s.io` events and core events are one kind that is stored once; `event` converts between the two forms.
 
 use std::sync::Arc;
 
@@ -28,22 +28,23 @@ pub(crate) struct Resource {
     pub(crate) short_names: Vec<String>,
     /// Categories for kubectl (`all`).
     pub(crate) categories: Vec<String>,
-    /// Objects live in namespaces.
+    /// Whether objects are in namespaces.
     pub(crate) namespaced: bool,
-    /// `/status` is a subresource of its own: plain writes leave status alone, writes to it change nothing else.
+    /// Whether `/status` is a separate subresource: plain writes do not change the status, and writes to `/status`
+    /// change nothing else.
     pub(crate) status: bool,
-    /// Where objects are kept: all versions of a kind share it.
+    /// The storage name. All versions of a kind share it.
     pub(crate) storage: Arc<str>,
-    /// Present for custom resources.
+    /// Set for custom resources.
     pub(crate) custom: Option<Arc<Custom>>,
 }
 
-/// What a CustomResourceDefinition says about one version.
+/// One version of a CustomResourceDefinition.
 #[derive(Debug)]
 pub(crate) struct Custom {
     /// `schema.openAPIV3Schema`.
     pub(crate) schema: Schema,
-    /// The same as written, for discovery.
+    /// The schema as written, for discovery.
     pub(crate) document: Value,
     /// `additionalPrinterColumns`.
     pub(crate) columns: Vec<Value>,
@@ -115,7 +116,7 @@ const BUILT_IN: &[Row] = &[
     ),
 ];
 
-/// The kinds that are always there.
+/// The built-in kinds.
 pub(crate) fn built_in() -> Vec<Resource> {
     BUILT_IN
         .iter()
@@ -147,10 +148,10 @@ fn split(list: &str) -> Vec<String> {
     list.split(',').filter(|word| !word.is_empty()).map(Into::into).collect()
 }
 
-/// The kinds that one CustomResourceDefinition adds: one for each served version.
+/// The kinds that a CustomResourceDefinition adds, one for each served version.
 ///
 /// # Errors
-/// The faults of its schemas, as (field, message).
+/// Returns the faults of its schemas, as (field, message).
 pub(crate) fn custom(definition: &Value) -> Result<Vec<Resource>, Vec<(String, String)>> {
     let spec = &definition["spec"];
     let names = &spec["names"];

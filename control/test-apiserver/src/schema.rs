@@ -1,9 +1,9 @@
-//! Structural schemas of custom resources: parsed once, then defaulting, pruning and validation.
+//! Structural schemas of custom resources. They are parsed once and then used for defaulting, pruning and validation.
 //!
-//! Covers what `apiextensions.k8s.io/v1` calls the value validations of a node (type, enum, pattern, format of
-//! IP families and dates left out, lengths, ranges, required, `additionalProperties`, list types) and the
-//! structural rules (a type everywhere, no `$ref`). `x-kubernetes-validations` (CEL) is checked for its form only;
-//! `oneOf`, `anyOf`, `allOf`, `not` are taken and not evaluated.
+//! Supports the value validations of a node in `apiextensions.k8s.io/v1` (type, enum, pattern, lengths, ranges,
+//! required, `additionalProperties`, list types; not the formats of IP families and dates) and the structural rules (a
+//! type everywhere, no `$ref`). Only the form of `x-kubernetes-validations` (CEL) is checked. `oneOf`, `anyOf`, `allOf`
+//! and `not` are accepted but not evaluated.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(crate) struct Schema {
     preserve_unknown: bool,
     int_or_string: bool,
     embedded: bool,
-    /// How lists and maps merge in server-side apply.
+    /// How server-side apply merges lists and maps.
     pub(crate) list_type: Option<String>,
     pub(crate) list_keys: Vec<String>,
     pub(crate) map_atomic: bool,
@@ -41,10 +41,10 @@ pub(crate) struct Schema {
 pub(crate) type Fault = (String, String);
 
 impl Schema {
-    /// Reads an `openAPIV3Schema`; `at` is its path for messages.
+    /// Parses an `openAPIV3Schema`. `at` is its path for messages.
     ///
     /// # Errors
-    /// Every breach of the structural rules, in the API server's words where it has some.
+    /// Returns every violation of the structural rules, in the wording of the API server where it has one.
     pub(crate) fn parse(document: &Value, at: &str) -> Result<Self, Vec<Fault>> {
         let mut faults = Vec::new();
         let schema = parse(document, at, &mut faults);
@@ -54,7 +54,7 @@ impl Schema {
         if faults.is_empty() { Ok(schema) } else { Err(faults) }
     }
 
-    /// The schema of one property or list item, for walking beside a value.
+    /// The schema of a property, for walking a schema and a value together.
     pub(crate) fn property(&self, name: &str) -> Option<&Self> {
         self.properties.get(name).or(self.additional.as_deref())
     }
@@ -64,7 +64,7 @@ impl Schema {
         self.items.as_deref()
     }
 
-    /// Fills in defaults where a property is absent.
+    /// Sets the defaults of absent properties.
     pub(crate) fn set_defaults(&self, value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -90,7 +90,7 @@ impl Schema {
         }
     }
 
-    /// Removes what the schema does not name; the paths removed are returned.
+    /// Removes everything that the schema does not name, and returns the removed paths.
     pub(crate) fn prune(&self, value: &mut Value) -> Vec<String> {
         let mut unknown = Vec::new();
         self.prune_at(value, "", true, &mut unknown);
@@ -126,7 +126,7 @@ impl Schema {
         }
     }
 
-    /// Every breach of the schema.
+    /// Returns every violation of the schema.
     pub(crate) fn validate(&self, value: &Value) -> Vec<Fault> {
         let mut faults = Vec::new();
         self.validate_at(value, "", &mut faults);

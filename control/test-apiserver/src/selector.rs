@@ -1,13 +1,14 @@
-//! Label and field selectors as list and watch take them.
+//! Label and field selectors of list and watch.
 //!
 //! Label selectors: `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Field selectors: `path=value`,
-//! `path!=value`, for the paths that each kind of a real API server allows; others are refused with its words.
+//! `path!=value`, for the paths that a real API server allows for each kind. Other paths are refused with the wording
+//! of a real server.
 
 use serde_json::Value;
 
 use crate::error::{ApiError, ApiResult};
 
-/// What a list or watch is narrowed to.
+/// The selection of a list or watch.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Selector {
     labels: Vec<LabelTest>,
@@ -37,18 +38,18 @@ struct FieldTest {
 }
 
 impl Selector {
-    /// Reads both selectors; `kind` decides which fields may be named.
+    /// Parses both selectors. `kind` decides which fields are allowed.
     pub(crate) fn parse(labels: &str, fields: &str, kind: &str) -> ApiResult<Self> {
         Ok(Self { labels: parse_labels(labels)?, fields: parse_fields(fields, kind)? })
     }
 
-    /// Whether an object passes.
+    /// Whether the selectors match an object.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.labels.iter().all(|test| test.matches(&object["metadata"]["labels"]))
             && self.fields.iter().all(|test| (field(object, &test.path) == test.value) == test.equal)
     }
 
-    /// Nothing is narrowed.
+    /// Whether both selectors are empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
@@ -142,7 +143,7 @@ fn parse_fields(text: &str, kind: &str) -> ApiResult<Vec<FieldTest>> {
         .collect()
 }
 
-/// The fields that the kinds of a real API server can be selected by.
+/// Whether a real API server allows the field selector for this kind.
 fn allowed(kind: &str, path: &str) -> bool {
     if matches!(path, "metadata.name" | "metadata.namespace") {
         return true;
@@ -186,7 +187,7 @@ fn allowed(kind: &str, path: &str) -> bool {
     more.contains(&path)
 }
 
-/// The value of a dotted path as text; "" when absent.
+/// The value of a dotted path as text; "" if it is absent.
 fn field(object: &Value, path: &str) -> String {
     let mut value = object;
     for step in path
@@ -198,7 +199,7 @@ fn field(object: &Value, path: &str) -> String {
     }
     match value {
         Value::String(text) => text.clone(),
-        // The only object that is selected by: an event's source means its component.
+        // The only object that a field selector can name is the source of an event, where it stands for its component.
         Value::Object(map) => map.get("component").and_then(Value::as_str).unwrap_or_default().into(),
         Value::Null if path == "spec.unschedulable" => "false".into(),
         Value::Null => String::new(),

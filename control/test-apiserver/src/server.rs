@@ -1,7 +1,7 @@
-//! HTTP around the API: listening, TLS, authentication, faults, the log of requests, responses.
+//! HTTP around the API: listening, TLS, authentication, faults, the record of requests, responses.
 //!
-//! Runs on a thread of its own with a runtime of its own, so that tests with and without tokio use it alike. Commands
-//! (listen, refuse, stop) come over a channel and are answered when they are done.
+//! The server runs on its own thread with its own runtime, so tests with and without tokio use it in the same way.
+//! Commands (listen, refuse, stop) arrive over a channel and are answered when they are complete.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,21 +26,21 @@ use crate::request::{Answer, Request, query};
 use crate::shared::{Logged, Shared};
 use crate::watch::{Body, follow};
 
-/// What the handle asks of the server's thread.
+/// A command from the handle to the server's thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Listens (again) at the address.
+    /// Listens on the address, for the first time or again.
     Listen,
-    /// Closes the listener and every connection: connecting is refused.
+    /// Closes the listener and all connections. New connections are refused.
     Refuse,
     /// Ends the thread.
     Stop,
 }
 
-/// A command and where to say how it went.
+/// A command and the channel for its result.
 pub(crate) type Order = (Command, std::sync::mpsc::Sender<io::Result<SocketAddr>>);
 
-/// The life of the server's thread.
+/// The main function of the server's thread.
 pub(crate) fn run(shared: &Arc<Shared>, address: SocketAddr, orders: mpsc::UnboundedReceiver<Order>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -74,9 +74,9 @@ async fn serve(shared: &Arc<Shared>, mut address: SocketAddr, mut orders: mpsc::
                     },
                     Command::Refuse => {
                         listener = None;
-                        // Dropping the sender ends every connection.
+                        // Dropping the sender ends all connections.
                         alive = watch::channel(()).0;
-                        // Their tasks run once before we say so.
+                        // Let the tasks of the connections run once before the reply.
                         tokio::task::yield_now().await;
                         Ok(address)
                     }
@@ -85,7 +85,7 @@ async fn serve(shared: &Arc<Shared>, mut address: SocketAddr, mut orders: mpsc::
                         return;
                     }
                 };
-                // The handle may be gone; then nobody needs to know.
+                // The handle may have been dropped, so the result is ignored.
                 let _ = done.send(outcome);
             }
             accepted = accept => {
@@ -119,7 +119,7 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, mut alive: watch::Re
     }
 }
 
-/// `certified` is who the client's certificate names; a token counts for more.
+/// Serves a connection. `certified` is the user of the client's certificate; a token takes precedence.
 async fn http(
     shared: Arc<Shared>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -129,7 +129,7 @@ async fn http(
         let (shared, certified) = (shared.clone(), certified.clone());
         async move { Ok::<_, std::convert::Infallible>(respond(&shared, request, certified).await) }
     });
-    // Broken connections are what tests are made of.
+    // Errors are ignored: many tests break connections on purpose.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -225,7 +225,7 @@ fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) 
         let (sender, receiver) = mpsc::channel(2);
         let whole = Bytes::from(bytes);
         let half = whole.slice(..whole.len() / 2);
-        // Two messages into a channel of two: neither waits.
+        // The channel has room for both messages, so neither send waits.
         let _ = sender.try_send(Ok(Frame::data(half)));
         let _ = sender.try_send(Err(io::Error::other("cut in mid-object")));
         Stream::of(receiver).boxed_unsync()
@@ -235,10 +235,10 @@ fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) 
     builder.body(body).expect("warnings are JSON texts, which are legal header values")
 }
 
-/// A body that is written as we go.
+/// A body that is written step by step.
 struct Stream {
     frames: mpsc::Receiver<Frames>,
-    /// An error that is told with the next poll.
+    /// An error that the next poll returns.
     held: Option<io::Error>,
 }
 
@@ -259,7 +259,7 @@ impl hyper::body::Body for Stream {
             return Poll::Ready(Some(Err(error)));
         }
         match self.frames.poll_recv(context) {
-            // hyper throws away what it has not written when a body fails: a pause lets it write first.
+            // If a body fails, hyper discards data that it has not written. The pause lets hyper write first.
             Poll::Ready(Some(Err(error))) => {
                 self.held = Some(error);
                 context.waker().wake_by_ref();

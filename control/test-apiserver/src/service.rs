@@ -1,8 +1,9 @@
-//! What an API server does to Services beyond storing them: defaults, cluster IPs, node ports, validation.
+//! The changes that an API server makes to Services before it stores them: defaults, cluster IPs, node ports,
+//! validation.
 //!
-//! Cluster IPs come from 10.96.0.0/12 and fd00:10:96::/112, node ports from 30000-32767, lowest free first (a real
-//! server draws at random; tests like to know). What is taken is read from the stored Services, so a restarted or
-//! restored server is right at once.
+//! Cluster IPs come from 10.96.0.0/12 and fd00:10:96::/112, node ports from 30000-32767. The lowest free value is used,
+//! so tests can predict it; a real server chooses at random. Used values are read from the stored Services, so they are
+//! correct immediately after a restart or restore.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,16 +11,16 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-/// Fields and messages of what is wrong.
+/// Faults, as (field, message).
 type Faults = Vec<(String, String)>;
 
 const NODE_PORTS: std::ops::RangeInclusive<u64> = 30_000..=32_767;
 
-/// What other Services hold. It is read from them when something is first allocated: most writes allocate nothing, and
-/// there may be thousands of Services.
+/// The addresses and ports that other Services use. They are read on the first allocation, because most writes allocate
+/// nothing and there may be thousands of Services.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
-    /// Services that are not read yet.
+    /// Services that have not been read yet.
     unread: Vec<Arc<Value>>,
     addresses: BTreeSet<String>,
     node_ports: BTreeSet<(u64, String)>,
@@ -27,7 +28,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// What is held by `services`, but for the one that is being written.
+    /// The values used by `services`, except those of the Service that is being written.
     pub(crate) fn by(mut services: Vec<Arc<Value>>, namespace: &str, name: &str) -> Self {
         services.retain(|service| {
             let metadata = &service["metadata"];
@@ -42,7 +43,7 @@ impl Taken {
         }
     }
 
-    /// Counts a Service's addresses and ports as held.
+    /// Records the addresses and ports of a Service as used.
     pub(crate) fn hold(&mut self, service: &Value) {
         let spec = &service["spec"];
         for ip in spec["clusterIPs"].as_array().into_iter().flatten().filter_map(Value::as_str) {
@@ -84,7 +85,7 @@ impl Taken {
     }
 }
 
-/// Fills in defaults and allocates; `old` is the stored Service on an update.
+/// Sets defaults and allocates. `old` is the stored Service on an update.
 pub(crate) fn complete(service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Faults> {
     let spec = &mut service["spec"];
     if !spec.is_object() {
@@ -120,8 +121,8 @@ pub(crate) fn complete(service: &mut Value, old: Option<&Value>, taken: &mut Tak
     allocate_ports(&mut service["spec"], &kind, old, taken)
 }
 
-/// A change of type takes fields of the old type along, unless they were changed with it; what was written into the
-/// status of a LoadBalancer goes too.
+/// Removes fields of the old type after a change of type, unless the same write changed them. Also removes the
+/// LoadBalancer status.
 fn drop_what_the_type_has_not(service: &mut Value, old: Option<&Value>, kind: &str) {
     let Some(old) = old else { return };
     let is_balancer = kind == "LoadBalancer";
@@ -232,7 +233,7 @@ fn allocate_ports(
     Ok(())
 }
 
-/// The rules that tests lean on; not all of a real server's.
+/// Checks the rules that tests depend on. A real server has more rules.
 fn validate(service: &Value, old: Option<&Value>) -> Result<(), Faults> {
     let spec = &service["spec"];
     let mut faults = Faults::new();

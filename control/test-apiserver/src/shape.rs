@@ -1,24 +1,25 @@
-//! How lists and maps of a kind merge: the `x-kubernetes-list-type` and `patchMergeKey` of built-in kinds, and the
-//! same from the schemas of custom ones. A cursor that walks beside a value; server-side apply and strategic merge
-//! patch share it. The built-in table covers the kinds of `resource` and is by field name, not by full path.
+//! The merge rules for lists and maps of a kind: `x-kubernetes-list-type` and `patchMergeKey` of built-in kinds, and
+//! the same from the schemas of custom kinds. A [`Shape`] is a cursor that moves along with a value. Server-side apply
+//! and strategic merge patch share it. The built-in table covers the kinds of `resource`; it uses field names, not full
+//! paths.
 
 use serde_json::Value;
 
 use crate::resource::Resource;
 use crate::schema::Schema;
 
-/// Where in a kind we are.
+/// A position in a kind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape<'a> {
     BuiltIn {
         kind: &'a str,
-        /// Name of the nearest field above.
+        /// The name of the nearest parent field.
         field: &'a str,
     },
     Custom(Option<&'a Schema>),
 }
 
-/// How a list merges.
+/// The merge rule of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListShape {
     Atomic,
@@ -35,7 +36,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Below a field.
+    /// Moves to a field.
     pub(crate) fn field(self, name: &'a str) -> Self {
         match self {
             // metadata is the same in every kind.
@@ -45,7 +46,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Below an item of a list.
+    /// Moves to an item of a list.
     pub(crate) fn item(self) -> Self {
         match self {
             Self::Custom(schema) => Self::Custom(schema.and_then(Schema::item)),
@@ -53,7 +54,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// How the list here merges.
+    /// The merge rule of the list at this position.
     pub(crate) fn list(self) -> ListShape {
         let (kind, field) = match self {
             Self::Custom(schema) => {
@@ -84,7 +85,7 @@ impl<'a> Shape<'a> {
         ListShape::Map(keys.iter().map(|&key| key.into()).collect())
     }
 
-    /// The map here is replaced as a whole.
+    /// Whether the map at this position is replaced as a whole.
     pub(crate) fn map_is_atomic(self) -> bool {
         match self {
             Self::Custom(schema) => schema.is_some_and(|schema| schema.map_atomic),
@@ -102,7 +103,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// The values of the merge keys of a list item; a port without a protocol is TCP.
+/// The values of the merge keys of a list item. A port without a protocol is TCP.
 pub(crate) fn item_key(item: &Value, keys: &[String]) -> Vec<Value> {
     keys.iter()
         .map(|key| match &item[key] {

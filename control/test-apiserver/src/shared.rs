@@ -1,4 +1,4 @@
-//! What the handle and the connections share.
+//! State shared by the handle and the connections.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use crate::api::Api;
 use crate::faults::Faults;
 use crate::tls::Tls;
 
-/// One request as it was answered.
+/// An answered request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Logged {
     /// Method.
@@ -22,7 +22,7 @@ pub struct Logged {
     pub path: String,
     /// Query as sent.
     pub query: String,
-    /// Who asked; empty when nobody known.
+    /// The user; empty if it is unknown.
     pub user: String,
     /// `fieldManager`, or the client's name.
     pub field_manager: String,
@@ -32,18 +32,18 @@ pub struct Logged {
     pub code: u16,
 }
 
-/// What the handle and the connections share.
+/// State shared by the handle and the connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) api: Mutex<Api>,
-    /// Users by token; `None` is a token that has expired.
+    /// Users by token. `None` marks an expired token.
     pub(crate) tokens: Mutex<BTreeMap<String, Option<User>>>,
-    /// Users by the certificate (DER) that they were given.
+    /// Users by their certificate (DER).
     pub(crate) certificates: Mutex<BTreeMap<Vec<u8>, User>>,
     pub(crate) faults: Faults,
     pub(crate) requests: Mutex<Vec<Logged>>,
     pub(crate) tls: Mutex<Option<Tls>>,
-    /// Counted up at each change of objects or switches.
+    /// Incremented on each change of objects or switches.
     pub(crate) wake: Arc<watch::Sender<u64>>,
     pub(crate) bookmark_interval: Duration,
 }

@@ -1,23 +1,24 @@
 //! The objects and their history, in memory.
 //!
-//! One counter of versions for everything, like etcd's revision. Each kind has its objects, ordered by namespace and
-//! name, and a log of its changes that watches read. [`Store::compact`] forgets history: watches and list pages of
-//! before then get 410. A [`Store`] clones cheaply (objects are shared), so a copy is a backup to restart from.
+//! There is one version counter for everything, like etcd's revision. Each kind has its objects, ordered by namespace
+//! and name, and a log of its changes that watches read. [`Store::compact`] discards the history: watches and list
+//! pages from earlier versions get 410. Cloning a [`Store`] is cheap because objects are shared, so a copy is a backup
+//! for a restart.
 //!
-//! Invariant: an object in here is never changed in place, and the version of a change is greater than any before.
+//! Invariant: a stored object is never changed in place, and each change has a higher version than all changes before.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use serde_json::Value;
 
-/// Namespace (empty for cluster-scoped kinds) and name.
+/// The namespace (empty for cluster-scoped kinds) and the name.
 pub(crate) type Key = (String, String);
 
-/// Most changes of one kind that watches may still ask for.
+/// The maximum number of changes of one kind that are kept for watches.
 const LOG_ENTRIES_MAX: usize = 50_000;
 
-/// What happened to an object.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     Added,
@@ -25,23 +26,23 @@ pub(crate) enum Change {
     Deleted,
 }
 
-/// One change, as watches see it.
+/// A change, as watches see it.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) version: u64,
     pub(crate) change: Change,
-    /// The object after the change; for a deletion its last state with the version of the deletion.
+    /// The object after the change. For a deletion, the last state with the version of the deletion.
     pub(crate) object: Arc<Value>,
-    /// The object before it.
+    /// The object before the change.
     pub(crate) before: Option<Arc<Value>>,
 }
 
-/// Everything of one kind.
+/// All objects of one kind.
 #[derive(Debug, Clone, Default)]
 struct Shelf {
     objects: BTreeMap<Key, Arc<Value>>,
     log: VecDeque<Entry>,
-    /// Changes up to and with this version are forgotten.
+    /// Changes up to and including this version have been discarded.
     forgotten: u64,
 }
 
@@ -50,7 +51,7 @@ struct Shelf {
 pub(crate) struct Store {
     version: u64,
     shelves: BTreeMap<Arc<str>, Shelf>,
-    /// History of before this version is forgotten.
+    /// The history before this version has been discarded.
     compacted: u64,
 }
 
@@ -68,7 +69,7 @@ impl Store {
         self.shelves.get(storage)?.objects.get(&(namespace.into(), name.into())).cloned()
     }
 
-    /// Objects of a kind in the order of their keys, those of one namespace when it is not empty.
+    /// The objects of a kind, sorted by key. An empty `namespace` selects all namespaces.
     pub(crate) fn list(&self, storage: &str, namespace: &str) -> Vec<Arc<Value>> {
         let Some(shelf) = self.shelves.get(storage) else {
             return Vec::new();
@@ -84,7 +85,7 @@ impl Store {
             .collect()
     }
 
-    /// The same as it was at a version; `None` when that is no longer known.
+    /// The list as it was at a version. `None` if that version is no longer known.
     pub(crate) fn list_at(&self, storage: &str, namespace: &str, version: u64) -> Option<Vec<Arc<Value>>> {
         let mut then: BTreeMap<Key, Arc<Value>> =
             self.list(storage, namespace).into_iter().map(|object| (key(&object), object)).collect();
@@ -101,7 +102,7 @@ impl Store {
         Some(then.into_values().collect())
     }
 
-    /// Kinds that hold something in a namespace.
+    /// The kinds that have objects in a namespace.
     pub(crate) fn shelves_of(&self, namespace: &str) -> Vec<Arc<str>> {
         let holds = |shelf: &Shelf| {
             let mut from = shelf.objects.range((namespace.to_string(), String::new())..);
@@ -110,7 +111,7 @@ impl Store {
         self.shelves.iter().filter(|(_, shelf)| holds(shelf)).map(|(storage, _)| storage.clone()).collect()
     }
 
-    /// Keeps an object, new or changed, under the next version, and gives it back with that version written in.
+    /// Stores a new or changed object under the next version, and returns it with that version.
     pub(crate) fn put(&mut self, storage: &Arc<str>, mut object: Value) -> Arc<Value> {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
@@ -122,7 +123,7 @@ impl Store {
         object
     }
 
-    /// Takes an object out.
+    /// Removes an object.
     pub(crate) fn remove(&mut self, storage: &Arc<str>, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let shelf = self.shelves.get_mut(storage)?;
         let before = shelf.objects.remove(&(namespace.into(), name.into()))?;
@@ -139,7 +140,7 @@ impl Store {
         Some(last)
     }
 
-    /// Changes of a kind after a version, or the oldest version still known when that is later.
+    /// The changes of a kind after a version. If they are no longer complete, returns the oldest known version.
     pub(crate) fn since(&self, storage: &str, version: u64) -> Result<Vec<Entry>, u64> {
         let Some(shelf) = self.shelves.get(storage) else {
             return if version < self.compacted { Err(self.compacted) } else { Ok(Vec::new()) };
@@ -152,7 +153,7 @@ impl Store {
         Ok(shelf.log.range(from..).cloned().collect())
     }
 
-    /// Forgets all history up to now.
+    /// Discards the history up to now.
     pub(crate) fn compact(&mut self) {
         self.compacted = self.version;
         self.shelves.values_mut().for_each(|shelf| shelf.log.clear());

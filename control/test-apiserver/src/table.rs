@@ -1,5 +1,5 @@
-//! Objects as the `Table` that kubectl prints: columns and cells of the built-in kinds, and of custom ones from
-//! `additionalPrinterColumns`. Also `PartialObjectMetadata`, the other form that clients may ask for.
+//! The `Table` format that kubectl prints: columns and cells of the built-in kinds, and of custom kinds from
+//! `additionalPrinterColumns`. Also `PartialObjectMetadata`, the other format that clients may request.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::json_path;
 use crate::resource::Resource;
 
-/// In which form a client wants objects.
+/// The format in which a client requests objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Whole,
@@ -16,7 +16,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// From `Accept`: the first form listed that we have.
+    /// Chooses from `Accept`: the first listed format that is supported.
     pub(crate) fn of(accept: &str) -> Self {
         for kind in accept.split(',') {
             if kind.contains("as=Table") && kind.contains("json") {
@@ -30,7 +30,7 @@ impl Form {
         Self::Whole
     }
 
-    /// One object in this form.
+    /// Renders an object in this format.
     pub(crate) fn object(self, resource: &Resource, object: &Value) -> Value {
         match self {
             Self::Whole => object.clone(),
@@ -39,7 +39,7 @@ impl Form {
         }
     }
 
-    /// A list in this form; `metadata` is that of the list.
+    /// Renders a list in this format. `metadata` is that of the list.
     pub(crate) fn list(self, resource: &Resource, items: &[Value], metadata: &Value) -> Value {
         match self {
             Self::Whole => json!({
@@ -184,7 +184,7 @@ fn custom_column(definition: &Value) -> Column<'_> {
             [] => Value::Null,
             [one] if is_date => human_age(one),
             [one @ (Value::Bool(_) | Value::Number(_))] => Value::clone(one),
-            // A date column renders its age; several finds are printed as the first, as kubectl does.
+            // A date column shows the age. If a path selects several values, the first is shown, as in kubectl.
             [one, ..] => match one {
                 Value::String(text) => text.clone().into(),
                 other => other.to_string().into(),
@@ -275,7 +275,7 @@ fn node_address(node: &Value, kind: &str) -> Value {
     found.map_or("<none>".into(), |one| one["address"].clone())
 }
 
-/// `5d3h`, `12m`: the age of a time, as kubectl writes it.
+/// The age of a time, in the format of kubectl: `5d3h`, `12m`.
 fn human_age(time: &Value) -> Value {
     let Some(then) = time.as_str().and_then(|time| time.parse::<Timestamp>().ok()) else {
         return "<unknown>".into();

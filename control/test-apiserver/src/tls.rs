@@ -1,6 +1,6 @@
-//! A certificate authority of the server's own, a certificate for 127.0.0.1 and localhost, and certificates for clients.
+//! The server's own certificate authority, a certificate for 127.0.0.1 and localhost, and certificates for clients.
 //!
-//! A client may come without a certificate; one of another authority is refused in the handshake.
+//! A client may connect without a certificate. A certificate of another authority is refused in the handshake.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use tokio_rustls::TlsAcceptor;
 
-/// What a TLS listener needs, and what its clients must trust.
+/// The TLS settings of the listener, and the certificate that clients must trust.
 #[derive(Clone)]
 pub(crate) struct Tls {
     pub(crate) authority_pem: String,
@@ -26,7 +26,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// A new authority and a new certificate.
+    /// Creates a new authority and a new certificate.
     pub(crate) fn generate() -> io::Result<Self> {
         let other = |error: rcgen::Error| io::Error::other(error);
         let authority_key = KeyPair::generate().map_err(other)?;
@@ -57,7 +57,7 @@ impl Tls {
         Ok(Self { authority_pem, acceptor, issuer: Arc::new(issuer) })
     }
 
-    /// A certificate for a client: DER, PEM, and its key as PEM.
+    /// Creates a certificate for a client: DER, PEM, and its key as PEM.
     pub(crate) fn client_certificate(&self) -> io::Result<(Vec<u8>, String, String)> {
         let other = |error: rcgen::Error| io::Error::other(error);
         let key = KeyPair::generate().map_err(other)?;

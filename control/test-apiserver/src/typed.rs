@@ -1,7 +1,7 @@
-//! Built-in kinds decoded into their Go-like types, as an API server does with every body: wrong types are refused,
-//! unknown fields are found (and refused, warned of or dropped, as `fieldValidation` asks).
+//! Decodes built-in kinds into their Go-like types, as an API server does with every body. Wrong types are refused.
+//! Unknown fields are found, and then refused, reported or dropped, depending on `fieldValidation`.
 //!
-//! The types are k8s-openapi's. What decodes and does not come back when encoded again was unknown.
+//! The types are those of k8s-openapi. A field is unknown if it is missing after decoding and encoding again.
 
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, apps::v1 as apps, coordination::v1 as coordination,
@@ -11,10 +11,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extens
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// Decodes an object and drops unknown fields from it; gives their paths.
+/// Decodes an object, removes unknown fields, and returns their paths.
 ///
 /// # Errors
-/// What does not fit the type.
+/// A value does not have the right type.
 pub(crate) fn check(group: &str, kind: &str, object: &mut Value) -> Result<Vec<String>, String> {
     let round_trip: fn(&Value) -> Result<Value, String> = match (group, kind) {
         ("", "Service") => again::<core::Service>,

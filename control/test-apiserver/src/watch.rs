@@ -1,7 +1,7 @@
-//! One open watch: follows the log of a kind and writes events, bookmarks and errors as lines of JSON.
+//! An open watch: follows the log of a kind and writes events, bookmarks and errors as lines of JSON.
 //!
-//! It holds the API's lock only to read new entries. When it falls behind what is remembered, it ends with the 410 of a
-//! real server, inside the stream.
+//! It holds the API's lock only to read new entries. If it falls behind the kept history, it ends with the 410 of a
+//! real server inside the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,13 @@ use crate::shared::Shared;
 use crate::store::{Change, Entry};
 use crate::table::Form;
 
-/// Bodies of responses.
+/// The body of a response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 type Sender = mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
 
-/// Follows until the client goes, the time is over, or a fault says so: one from the call on, not from the first poll.
+/// Follows changes until the client disconnects, the time is over, or a fault ends the watch. It counts as open from
+/// this call, not from the first poll.
 pub(crate) fn follow(
     shared: Arc<Shared>,
     order: WatchOrder,
@@ -33,7 +34,7 @@ pub(crate) fn follow(
 ) -> impl Future<Output = ()> + Send {
     let mut watch = Open { opened: shared.faults.watches(), cut, since: order.since, shared, order, sender };
     async move {
-        // A client that goes is no error.
+        // A client that disconnects is not an error.
         let _ = watch.run().await;
     }
 }
@@ -48,7 +49,7 @@ struct Open {
     since: u64,
 }
 
-/// The stream is over.
+/// The stream has ended.
 struct Over;
 
 impl Open {
@@ -121,7 +122,7 @@ impl Open {
         Ok(())
     }
 
-    /// What a change is through the selector: an object may come into view and go out of it.
+    /// The event that the selector makes of a change: an object may start or stop matching.
     fn seen(&self, entry: &Entry) -> Option<(&'static str, Arc<Value>)> {
         let namespace = &self.order.namespace;
         if !namespace.is_empty() && entry.object["metadata"]["namespace"] != namespace.as_str() {
@@ -137,7 +138,7 @@ impl Open {
             (false, false) => return None,
         };
         if kind == "DELETED" && entry.change != Change::Deleted {
-            // Out of view: the last state that was in view, with the version of the change.
+            // The object no longer matches: send its last matching state with the version of the change.
             let mut last = Value::clone(entry.before.as_ref()?);
             last["metadata"]["resourceVersion"] = entry.version.to_string().into();
             return Some((kind, Arc::new(last)));
@@ -153,7 +154,7 @@ impl Open {
     async fn send_bookmark(&mut self, initial_end: bool) -> Result<(), Over> {
         let version = {
             let api = self.shared.api();
-            // A bookmark promises that everything up to its version was sent.
+            // A bookmark guarantees that everything up to its version has been sent.
             let waiting =
                 api.store.since(&self.order.resource.storage, self.since).is_ok_and(|news| !news.is_empty());
             if waiting && !initial_end { self.since } else { self.since.max(api.store.version()) }

@@ -1,8 +1,8 @@
-//! Everything that changes objects: create, update, the patches, delete, deletecollection.
+//! All changes of objects: create, update, the patches, delete, deletecollection.
 //!
-//! The order of a write, as on a real server: decode and find unknown fields, split status from the rest, default and
-//! validate, check versions, note owners of fields, drop a write that changes nothing, keep. Finalizers hold a deleted
-//! object back until the last one goes.
+//! The steps of a write are in the order of a real server: decode and find unknown fields, separate the status from the
+//! rest, set defaults and validate, check versions, record field owners, drop a write that changes nothing, store. A
+//! deleted object with finalizers stays until the last finalizer is removed.
 
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ impl Api {
         Ok(answer(request, resource, &stored, 200, warnings))
     }
 
-    /// Keeps a new object. `merged` is null, or what apply made of it, with its owners.
+    /// Stores a new object. `merged` is null, or the result of an apply with its owners.
     fn insert(
         &mut self,
         request: &Request,
@@ -176,7 +176,7 @@ impl Api {
             return Err(ApiError::already_exists(&resource.group, &resource.plural, &name));
         }
         let warnings = unknown.judge(resource, &mut object)?;
-        // A new object has no status but what its kind starts with; nodes bring theirs.
+        // A new object has only the initial status of its kind. Nodes are created with their status.
         if resource.status && resource.kind != "Node" {
             object.as_object_mut().map(|object| object.remove("status"));
         }
@@ -195,7 +195,7 @@ impl Api {
         Ok((stored, warnings))
     }
 
-    /// Keeps a changed object, or gives back the old one when nothing changed.
+    /// Stores a changed object, or returns the old one if nothing changed.
     #[allow(clippy::too_many_arguments, reason = "the one place where every kind of change comes together")]
     fn replace(
         &mut self,
@@ -294,7 +294,7 @@ impl Api {
         Ok(ok(Form::of(&request.accept).list(resource, &items, &metadata)))
     }
 
-    /// Deletes, or marks what finalizers hold back and gives it.
+    /// Deletes an object. If it has finalizers, marks it as deleted and returns it.
     pub(crate) fn mark_deleted(
         &mut self,
         resource: &Resource,
@@ -340,7 +340,7 @@ impl Api {
         }
     }
 
-    /// A terminating namespace goes when its last object has gone.
+    /// Removes a terminating namespace after its last object is gone.
     fn reap_namespace(&mut self, name: &str) {
         let Some(namespace) = self.store.get("namespaces", "", name) else { return };
         let terminating = namespace["metadata"]["deletionTimestamp"].is_string();
@@ -361,7 +361,7 @@ impl Api {
         }
     }
 
-    /// Deletes all objects of a definition; those with finalizers hold it.
+    /// Deletes all objects of a definition. Objects with finalizers delay its removal.
     fn drop_custom_objects(&mut self, definition: &str) {
         let Some(resource) = self.resources.iter().find(|one| *one.storage == *definition).cloned() else {
             return;
@@ -372,7 +372,7 @@ impl Api {
         }
     }
 
-    /// A terminating definition goes when its last object has gone.
+    /// Removes a terminating definition after its last object is gone.
     fn reap_definition(&mut self, name: &str) {
         let Some(definition) = self.store.get(DEFINITIONS, "", name) else { return };
         let terminating = definition["metadata"]["deletionTimestamp"].is_string();
@@ -454,7 +454,7 @@ fn checked_body(request: &Request, resource: &Resource, target: &Target) -> ApiR
     Ok(object)
 }
 
-/// The body says the kind, name and namespace that the path says, or nothing.
+/// Checks that kind, name and namespace in the body are absent or match the path.
 fn check_identity(object: &mut Value, resource: &Resource, target: &Target) -> ApiResult<()> {
     if !object.is_object() {
         return Err(ApiError::bad_request("the object provided is unrecognized: not an object"));
@@ -500,7 +500,7 @@ fn check_identity(object: &mut Value, resource: &Resource, target: &Target) -> A
     Ok(())
 }
 
-/// Leaves in an applied configuration only what its endpoint writes.
+/// Keeps only the parts of an applied configuration that its endpoint writes.
 fn restrict_to_subresource(resource: &Resource, target: &Target, applied: &mut Value) {
     let custom = resource.custom.is_some();
     let Some(map) = applied.as_object_mut() else { return };
@@ -514,7 +514,7 @@ fn restrict_to_subresource(resource: &Resource, target: &Target, applied: &mut V
     }
 }
 
-/// Puts back into `new` what this endpoint does not write, and what nobody writes.
+/// Restores in `new` the parts that this endpoint does not write, and the parts that no client writes.
 fn keep_what_is_not_written(resource: &Resource, target: &Target, old: &Value, new: &mut Value) {
     let put_back = |object: &mut Value, from: &Value, name: &str| match &from[name] {
         Value::Null => {
@@ -560,7 +560,7 @@ fn keep_what_is_not_written(resource: &Resource, target: &Target, old: &Value, n
     }
 }
 
-/// What is being deleted takes no new finalizer.
+/// Refuses new finalizers on an object that is being deleted.
 fn check_finalizers(resource: &Resource, target: &Target, old: &Value, new: &Value) -> ApiResult<()> {
     if old["metadata"]["deletionTimestamp"].is_null() {
         return Ok(());
@@ -580,7 +580,7 @@ fn check_finalizers(resource: &Resource, target: &Target, old: &Value, new: &Val
     Err(error)
 }
 
-/// Where a Service has an `ipMode`.
+/// The place of an `ipMode` in a Service, if there is one.
 fn ip_mode(resource: &Resource, object: &Value) -> Option<String> {
     let ingress =
         object["status"]["loadBalancer"]["ingress"].as_array().filter(|_| resource.kind == "Service")?;

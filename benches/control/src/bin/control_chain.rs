@@ -1,12 +1,13 @@
-//! The whole chain: an endpoint changes in an API server, and the worker forwards by it.
+//! The whole chain: an endpoint changes in an API server, and a worker forwards accordingly.
 //!
 //! `control-chain [--services N] [--endpoints N] [--changes N] [--rate N] [--packets N] [--core N]` starts the test API
-//! server in a process of its own with the cluster of [`world`], and a gateway here: the source `kubernetes` (HTTPS,
-//! watches, the objects kept on disk), and rounds as the daemon makes them, at once where nothing is pending, else after
-//! a pause of 10 ms. Then one Pod after the other is replaced in the API server, at that rate, and the time from the
-//! write to the worker's taking up is taken for each change. Packets go to all Services meanwhile and are counted.
+//! server in its own process with the cluster of [`world`]. The gateway runs in this process: the source `kubernetes`
+//! (HTTPS, watches, the objects kept on disk), and rounds like those of the daemon. A round starts immediately if
+//! nothing is pending, otherwise after a pause of 10 ms. The API server then replaces one Pod after the other at the
+//! given rate. For each change, the program measures the time from the write until the worker applies it. Meanwhile
+//! packets go to all Services and are counted.
 //!
-//! Both processes share the machine: what the API server takes for its watches is in the figures.
+//! Both processes share the machine, so the figures include the load of the API server.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -26,11 +27,11 @@ use tidegate_model::objects::Objects;
 use tidegate_source::kubernetes::KubernetesSource;
 use world::Size;
 
-/// The daemon's, see there.
+/// The same allocator as in the daemon, for the same reasons.
 #[global_allocator]
 static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The daemon's.
+/// The pauses of the daemon.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -71,7 +72,7 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970")
 }
 
-/// The other process: says `ready`, waits for a line, makes the changes and prints when each was written.
+/// The API server's process. It prints `ready`, waits for a line, makes the changes, and prints the time of each write.
 fn server(plan: &Plan, directory: &Path) -> Result<()> {
     let server = TestApiServer::start(Options::default())?;
     let variant = Variant { is_settled: false, checked: 0, has_pods: false };
@@ -98,7 +99,7 @@ fn server(plan: &Plan, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The number of the Pod that change n puts in the place of another.
+/// The number of the Pod that replaces another one in change n.
 fn replacement(size: Size, n: usize) -> usize {
     size.all() + n
 }
@@ -137,7 +138,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -188,7 +189,7 @@ fn gateway(plan: &Plan) -> Result<()> {
     println!("memory of the process: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);
 
     let traffic = Traffic::start(wire, gateway.vips(), plan.packets);
-    // The API server's watches settle.
+    // Wait until the API server's watches are quiet.
     while wait(&mut updates, Duration::from_secs(3)) {
         gateway.objects = Objects::clone(&updates.borrow_and_update().objects);
         gateway.round()?;

@@ -1,13 +1,13 @@
-//! From objects to workers, stage by stage: the first state of a cluster, and then one endpoint's change at a time.
+//! From objects to workers, stage by stage: the first state of a cluster, then changes of one endpoint at a time.
 //!
-//! `control-scale [--services N] [--endpoints N] [--changes N] [--others N] [--core N] [--rate N]` makes the cluster of [`world`],
-//! starts the threads of a gateway over ports in memory with one worker on that core, and does what a round of the
-//! daemon does: reconcile, compile, publish, wait for the worker. A change is a Pod that turns not ready, or ready
-//! again, or takes the place of another, in turn. Meanwhile so many packets a second go to all Services, and each is
-//! counted out again. Then other things change, `--others` times each: a node, a namespace, a Service. Prints tables in
-//! Markdown: milliseconds, and memory in MB and per Service and endpoint.
+//! `control-scale [--services N] [--endpoints N] [--changes N] [--others N] [--core N] [--rate N]` creates the cluster
+//! of [`world`]. It starts the threads of a gateway over ports in memory with one worker on that core, and performs the
+//! steps of a daemon's round: reconcile, compile, publish, wait for the worker. A change makes a Pod not ready, makes
+//! it ready again, or replaces it, in turn. Meanwhile packets go to all Services at the given rate, and each is counted
+//! when it leaves. Then other objects change, `--others` times each: a node, a namespace, a Service. The program prints
+//! tables in Markdown: milliseconds, and memory in MB and per Service and endpoint.
 //!
-//! What a source costs (decoding, watching) and how long changes wait for each other is not in here.
+//! The figures do not include the cost of a source (decoding, watching) or the time that changes wait for each other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tidegate_control_bench::{weight, world};
 use tidegate_model::objects::{EndpointSlice, Node};
 use world::Size;
 
-/// The daemon's, see there.
+/// The same allocator as in the daemon, for the same reasons.
 #[global_allocator]
 static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What else may change, so many times each and in turn, and reconcile from scratch beside it.
+/// Makes each of the other changes so many times, in turn, and measures a reconcile from scratch for comparison.
 fn other_changes(gateway: &mut Gateway<'_>, size: Size, times: usize) -> Result<()> {
     let mut rounds: Vec<Vec<Stages>> = OTHERS.iter().map(|_| Vec::new()).collect();
     let mut scratch = Vec::new();
@@ -123,7 +123,7 @@ fn other_changes(gateway: &mut Gateway<'_>, size: Size, times: usize) -> Result<
     Ok(())
 }
 
-/// One thing that changes, for the n-th time.
+/// A change that is made for the n-th time.
 type Change = fn(&mut Gateway<'_>, Size, usize);
 
 const OTHERS: [(&str, Change); 7] = [
@@ -168,7 +168,7 @@ const OTHERS: [(&str, Change); 7] = [
     }),
 ];
 
-/// A node is written anew, with something else in it.
+/// Replaces a node by an edited copy.
 fn node(gateway: &mut Gateway<'_>, size: Size, n: usize, edit: impl FnOnce(&mut Node)) {
     let mut objects = gateway.objects.clone();
     let name = world::node(n.wrapping_mul(0x9e37_79b1) % size.nodes()).meta.key.name;
@@ -188,7 +188,7 @@ const STAGES: [(&str, Pick); 5] = [
     ("letting go of the state before", |s| s.all - s.reconcile - s.publish - s.applied),
 ];
 
-/// One endpoint of one slice, by a source's way: a new state that shares what did not change.
+/// Changes one endpoint of one slice in the way of a source: the new state shares everything that did not change.
 fn change(gateway: &mut Gateway<'_>, size: Size, n: usize) {
     let of = n.wrapping_mul(0x9e37_79b1) % size.services;
     let slice = world::slices(size, of).next().expect("a Service has a slice");

@@ -1,7 +1,7 @@
-//! A plan against one that passes over no Service: whether all is written that has to be.
+//! Compares a plan with one that skips no Service, to verify that everything necessary is written.
 //!
-//! [`plan`] passes over the Services about which there was nothing to do, while all that this followed from is the same.
-//! What that list of inputs lacks would leave a status as it is for ever.
+//! [`plan`] skips Services that needed no write, as long as all inputs of that decision are unchanged. If the list of
+//! inputs lacked one, a status would stay outdated forever.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,9 @@ use tidegate_core::difference::{self, Difference};
 
 use super::{Memory, Plan, Situation, plan};
 
-/// [`plan`], and where the plan, or what it leaves to the next, differs from one that passes over nothing, the latter, and
-/// what differs. Takes as long as a plan of all Services more, and the memory of another [`Memory`].
+/// Makes a [`plan`]. If the plan, or the memory for the next one, differs from a plan that skips no Service, returns
+/// the latter and the differences. Takes the additional time of a plan of all Services, and the memory of another
+/// [`Memory`].
 #[must_use]
 pub fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, Vec<Difference>) {
     let mut afresh = Memory { settled: BTreeMap::new(), ..memory.clone() };
@@ -25,7 +26,7 @@ pub fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, V
     (from_scratch, found)
 }
 
-/// The pattern is complete, so that a new field is not forgotten.
+/// The pattern is complete, so that a new field cannot be forgotten.
 fn plans(incremental: &Plan, from_scratch: &Plan) -> Vec<Difference> {
     let Plan { writes, events, again_at, waits_for_peers } = incremental;
     let found = [
@@ -37,7 +38,7 @@ fn plans(incremental: &Plan, from_scratch: &Plan) -> Vec<Difference> {
     found.into_iter().flatten().collect()
 }
 
-/// What later plans follow from, but for the Services to pass over: those depend on when they were last looked at.
+/// The inputs of later plans, except for the Services to skip, which depend on when they were last examined.
 fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
     let Memory { since, contests, told, leaving, asked, waiting, planned, without_ip_mode, settled: _ } =
         incremental;

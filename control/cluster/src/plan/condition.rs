@@ -18,7 +18,7 @@ pub(super) use tidegate_policy::pools::ALLOCATED;
 pub(super) const PROGRAMMED: &str = condition_type::PROGRAMMED.as_str();
 pub(super) const HEALTHY: &str = condition_type::HEALTHY.as_str();
 
-/// Of our own, by this prefix.
+/// The prefix of our own conditions.
 pub(super) const PREFIX: &str = "tidegate.dev/";
 
 /// The content of a condition, without its time.
@@ -44,12 +44,12 @@ fn said(
     NewCondition { kind, status, reason, message: message.into() }
 }
 
-/// What counts beside the Service and its view.
+/// The inputs in addition to the Service and its view.
 pub(super) struct Circumstances<'a> {
     pub(super) around: &'a Around,
-    /// Why the workers cannot have the newest state.
+    /// Why the workers cannot get the newest state.
     pub(super) failure: Option<&'a str>,
-    /// The gateways that may still serve the address that it is to have.
+    /// The gateways that may still serve the address that the Service will get.
     pub(super) waits_for: Option<&'a str>,
 }
 
@@ -89,7 +89,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
     }
     let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
     let shown = of_pools.map(|vip| match vip.pool.as_str() {
-        // The pool is not known any more.
+        // The pool is no longer known.
         "" => vip.address.to_string(),
         pool => format!("{} from pool {pool}", vip.address),
     });
@@ -102,7 +102,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
 }
 
 fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {
-    // Node ports and cluster IPs may be served; who waits for an address asks for that.
+    // Node ports and cluster IPs may be served, but a Service that waits for a LoadBalancer address counts as waiting.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
     if view.vips.is_empty() || waits {
         return said(
@@ -146,11 +146,11 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
     let served = format!("every port is forwarded with {}{}", modes.join(", "), beside.around.shown());
-    // One that is not ready gets no packets.
+    // A gateway that is not ready gets no packets.
     if !beside.around.not_serving.is_empty() {
         return said(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_ON_EVERY_GATEWAY, served);
     }
-    // Served, but not as the Service asks to be.
+    // The Service is served, but not as requested.
     match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
         Some(finding) => {
             let message = format!("{served}; {}", finding.diagnostic.what);
@@ -222,21 +222,21 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
     }
 }
 
-/// What the Service holds, for gateways that start or begin to follow; nothing where it holds nothing.
+/// The record of the Service's holdings, for gateways that start or begin to follow; `None` if it has none.
 pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
-    // What it gives back is in no view any more.
+    // A released address is no longer in the view.
     let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
     let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();
     (!held.is_empty())
         .then(|| said(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&held)))
 }
 
-/// `80/TCP`.
+/// Formats a port as `80/TCP`.
 pub(super) fn label(port: &PortView) -> String {
     format!("{}/{}", port.port, port.protocol)
 }
 
-/// Whether what is stored of our conditions says the same. Conditions of others are not looked at.
+/// Whether our stored conditions equal the wanted ones. Conditions of others are ignored.
 pub(super) fn same(stored: &[Condition], wanted: &[Condition], ours: fn(&Condition) -> bool) -> bool {
     let mut stored: Vec<&Condition> = stored.iter().filter(|c| ours(c)).collect();
     let mut wanted: Vec<&Condition> = wanted.iter().collect();

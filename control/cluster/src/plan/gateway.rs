@@ -12,12 +12,13 @@ use super::situation::{Forwarding, Situation};
 use crate::crd;
 use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 
-/// VIPs that are listed at most, for people to look at: as many as the schema takes.
+/// The maximum number of VIPs that are listed for display: the limit of the schema.
 pub const VIPS_MAX: usize = 1024;
-/// Own addresses that are listed at most.
+/// The maximum number of own addresses that are listed.
 pub const ADDRESSES_MAX: usize = 1024;
 
-/// Services of which something is not served, or without backends, that are listed at most: as many as the schema takes.
+/// The maximum number of Services that are listed because they are not fully served, or lack backends: the limit of the
+/// schema.
 pub const SERVICES_MAX: usize = 1024;
 
 /// The status, except for the time of its heartbeat. `before` is the previous one, for the times of conditions.

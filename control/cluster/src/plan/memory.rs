@@ -1,4 +1,4 @@
-//! What one plan leaves to the next.
+//! The state that one plan passes to the next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,42 +10,43 @@ use tidegate_policy::reconcile::view::ServiceView;
 use super::status_conflict::StatusConflict;
 use crate::event::Event;
 
-/// See the module.
+/// The memory between two plans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Since when conditions are as they are, for what is written and not seen yet.
+    /// The times of conditions that were written and not read back yet.
     pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
     /// Statuses that another controller writes.
     pub(super) contests: BTreeMap<ObjectKey, StatusConflict>,
     /// Events that were written and whose cause still exists.
     pub(super) told: BTreeSet<Event>,
-    /// Services that give their addresses back, by uid: the version in which they were first seen to.
+    /// Services that release their addresses, by uid, with the version in which that was first seen.
     pub(super) leaving: BTreeMap<String, Leaving>,
-    /// What the owners of Services ask for.
+    /// The requests of the owners of Services.
     pub(super) asked: BTreeMap<ObjectKey, Asked>,
-    /// Services that wait for other gateways: since when.
+    /// Services that wait for other gateways, each with the start of the wait.
     pub(super) waiting: BTreeMap<ObjectKey, Timestamp>,
-    /// When the last plan was made.
+    /// The time of the last plan.
     pub(super) planned: Timestamp,
-    /// The API server is from before Kubernetes 1.29 and refuses a status with `ipMode`.
+    /// Whether the API server is older than Kubernetes 1.29 and refuses a status with `ipMode`.
     pub(super) without_ip_mode: bool,
-    /// Services about which there was nothing to do, with all that this followed from: while that is the same, they are
-    /// passed over.
+    /// Services that needed no write, with all inputs of that decision. They are skipped as long as these are
+    /// unchanged.
     pub(super) settled: BTreeMap<ObjectKey, Settled>,
 }
 
-/// See [`Memory::settled`]. Only for Services without findings, because findings must be reported again and again.
+/// The inputs for [`Memory::settled`]. Only for Services without findings, because findings must be reported again and
+/// again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Settled {
     pub(super) service: Arc<Service>,
     pub(super) view: Option<Arc<ServiceView>>,
     pub(super) claimed: bool,
-    /// Of what the other gateways say.
+    /// A number for the reports of the other gateways.
     pub(super) around: u64,
 }
 
 impl Settled {
-    /// Whether all of it is the same.
+    /// Whether all inputs are unchanged.
     pub(super) fn is_still(
         &self,
         service: &Arc<Service>,
@@ -62,7 +63,7 @@ impl Settled {
     }
 }
 
-/// A Service that gives its addresses back.
+/// A Service that releases its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leaving {
     pub(super) key: ObjectKey,
@@ -73,9 +74,9 @@ pub(super) struct Leaving {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) uid: String,
-    /// A number for it.
+    /// A number for the requests.
     pub(super) what: u64,
-    /// The version of the Services in which it was first seen, and when; 0 where it was served before.
+    /// The version of the Services in which it was first seen, and when; 0 if it was served before.
     pub(super) version: u64,
     pub(super) since: Timestamp,
     /// Whether it has changed, and no event has yet reported that it is served.
@@ -83,8 +84,8 @@ pub(super) struct Asked {
 }
 
 impl Memory {
-    /// It is this time. Where the clock was set back, what began later than now begins now: nothing waits for longer than
-    /// it would have waited.
+    /// Records the current time. If the clock was set back, times in the future become the current time, so that
+    /// nothing waits longer than it would have.
     pub(super) fn tick(&mut self, now: Timestamp) {
         if now < self.planned {
             self.waiting.values_mut().for_each(|since| *since = (*since).min(now));
@@ -94,7 +95,7 @@ impl Memory {
         self.planned = now;
     }
 
-    /// From now on no `ipMode` is written. Whether that is news.
+    /// Stops writing `ipMode`. Returns whether it was written until now.
     pub fn leave_out_ip_mode(&mut self) -> bool {
         self.settled.clear();
         !std::mem::replace(&mut self.without_ip_mode, true)

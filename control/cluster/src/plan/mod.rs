@@ -13,10 +13,9 @@
 //! They add to a [`Planner`]; only `service` calls the others. The inputs of a plan are in `situation` and `memory`,
 //! its output is in `write`.
 //!
-//! Invariant: writes that are done and seen are not planned again (a tested property). Invariant: an AddressPool
-//! carries our finalizer while Services hold addresses of it. Invariant: an address is in a status only while the
-//! Service carries our finalizer, and the finalizer is removed only when every live gateway has withdrawn the
-//! address.
+//! Invariant: writes that are done and seen are not planned again (a tested property). Invariant: an AddressPool has
+//! our finalizer while Services hold addresses from it. Invariant: an address is in a status only while the Service has
+//! our finalizer, and the finalizer is removed only when every live gateway has withdrawn the address.
 
 mod compare;
 mod condition;
@@ -54,7 +53,7 @@ use memory::Settled;
 use planner::Planner;
 use situation::OfService;
 
-/// Plans. Only the leader has writes, and events about more than itself.
+/// Makes a plan. Only the leader's plan has writes, and events about other objects than the gateway itself.
 #[must_use]
 pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     memory.tick(situation.now);
@@ -93,11 +92,11 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     planner.finish()
 }
 
-/// Who leads needs less than this to give a Service an address, or to say why it has none.
+/// The time in which a leader gives a Service an address, or reports why it has none.
 const LEADER_MAX: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 
 impl Planner<'_> {
-    /// Plans for one Service, if something about it is another since there was nothing to do.
+    /// Plans for one Service, if any of its inputs changed since it last needed no write.
     fn service_unless_settled(
         &mut self,
         service: &Arc<Service>,
@@ -119,7 +118,7 @@ impl Planner<'_> {
         let before = (self.plan.writes.len(), self.events.len());
         let view_of = view.map(|view| &**view);
         self.service(&OfService { service, view: view_of, findings, claimed, unapplied });
-        // What hangs on the time or on other gateways is not settled either.
+        // A Service that depends on the time or on other gateways is not settled either.
         let asked_in = self.memory.asked.get(key).map_or(0, |asked| asked.version);
         let is_settled = (self.plan.writes.len(), self.events.len()) == before
             && findings.is_empty()

@@ -10,37 +10,37 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use jiff::{SignedDuration, Timestamp};
 use tidegate_model::objects::{ObjectKey, Service};
 
-/// A gateway without news of its own has the newest version by the next bookmark of its watch, and API servers send one
-/// a minute. One that is behind for longer does not follow.
+/// A gateway without changes gets the newest version with the next bookmark of its watch, which API servers send once a
+/// minute. One that is behind for longer does not follow.
 const BEHIND_MAX: SignedDuration = SignedDuration::from_secs(75);
 
-/// Another live gateway, by what it says in its `GatewayStatus`.
+/// Another live gateway, according to its `GatewayStatus`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peer {
     /// Its name.
     pub name: String,
-    /// The version of the Services that all of its workers forward by.
+    /// The version of the Services that all of its workers have applied.
     pub applied: u64,
-    /// It is ready: routers send it packets.
+    /// Whether it is ready, so that routers send it packets.
     pub is_ready: bool,
-    /// It hears the API server.
+    /// Whether it is connected to the API server.
     pub is_connected: bool,
-    /// Services of which it does not serve every port, `namespace/name`.
+    /// Services with a port that it does not serve, as `namespace/name`.
     pub not_programmed: BTreeSet<String>,
-    /// Services of which it serves a port without a backend that takes flows, `namespace/name`.
+    /// Services with a port for which it has no backend that takes flows, as `namespace/name`.
     pub without_backends: BTreeSet<String>,
 }
 
-/// How the other gateways do with one Service.
+/// The state of one Service on the other gateways.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Around {
-    /// This gateway and the other live ones.
+    /// The number of live gateways, including this one.
     pub(super) gateways: usize,
-    /// Those that are not ready, and so get no packets.
+    /// The gateways that are not ready, and so get no packets.
     pub(super) unready: Vec<String>,
     /// The gateways that are ready and do not serve it as requested, with the reason.
     pub(super) not_serving: Vec<String>,
-    /// Those that are ready and have no backend for one of its ports.
+    /// The gateways that are ready and have no backend for one of its ports.
     pub(super) without_backends: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ impl Around {
         around
     }
 
-    /// ` on 1 of 3 gateways; not on a, which is not ready, b, which ...`; nothing where all serve it.
+    /// Formats ` on 1 of 3 gateways; not on a, which is not ready, b, which ...`; empty if all serve it.
     pub(super) fn shown(&self) -> String {
         let not = self.unready.len() + self.not_serving.len();
         if not == 0 {
@@ -86,7 +86,7 @@ impl Around {
     }
 }
 
-/// The names of the live gateways that have not applied `version`, with how far they are.
+/// The names of the live gateways that have not applied `version`, each with the version that it has.
 pub(super) fn behind(peers: &[Peer], version: u64) -> String {
     let mut names = String::new();
     for peer in peers.iter().filter(|peer| peer.applied < version) {
@@ -97,7 +97,7 @@ pub(super) fn behind(peers: &[Peer], version: u64) -> String {
     names
 }
 
-/// A number that is another where the others say another thing of a Service.
+/// A number that changes when the other gateways' reports about a Service change.
 pub(super) fn fingerprint(peers: &[Peer], key: &ObjectKey) -> u64 {
     let name = if peers.is_empty() { String::new() } else { key.to_string() };
     let mut hasher = DefaultHasher::new();
@@ -119,7 +119,7 @@ pub(super) fn asked(service: &Service) -> u64 {
     };
     let spec = Service { stored: tidegate_model::objects::Stored::default(), ..spec };
     let mut hasher = DefaultHasher::new();
-    // Every field of the spec, those of later versions too.
+    // The text has every field of the spec, including those of later versions.
     format!("{spec:?}").hash(&mut hasher);
     let configures = |key: &str| key.contains('/') && !key.starts_with("kubectl.kubernetes.io/");
     for (key, value) in meta.annotations.iter().filter(|(key, _)| configures(key)) {

@@ -1,4 +1,5 @@
-//! A plan being made, with what its parts do alike: note times, wait for other gateways, tell events.
+//! A plan under construction, with the functions that its parts share: record times, wait for other gateways, report
+//! events.
 
 use std::collections::BTreeSet;
 
@@ -14,19 +15,19 @@ use super::write::Plan;
 use crate::event::{Event, EventType, Regarding, cut};
 use crate::words::{condition_type, event_reason};
 
-/// A wait for other gateways that is shorter than this is no event.
+/// A wait for other gateways that is shorter than this causes no event.
 const WAIT_TOLD_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
-/// Longest message, in bytes; the API takes 32 KiB.
+/// The maximum length of a message in bytes. The API accepts 32 KiB.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// See the module.
+/// The plan under construction.
 pub(super) struct Planner<'a> {
     pub(super) situation: &'a Situation<'a>,
     pub(super) memory: &'a mut Memory,
     pub(super) plan: Plan,
     pub(super) events: BTreeSet<Event>,
-    /// Uids of the Services that give their addresses back.
+    /// The uids of Services that release their addresses.
     pub(super) leaving: BTreeSet<String>,
 }
 
@@ -37,11 +38,11 @@ impl<'a> Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// What its owner asks of a Service, noted with the version in which it was first seen.
+    /// Records the current requests of a Service's owner, with the version in which they were first seen.
     pub(super) fn asked(&mut self, service: &Service) -> &mut Asked {
         let Situation { observation, now, .. } = self.situation;
         let what = peer::asked(service);
-        // Written by us before: it was served, by whoever decided then.
+        // If our condition says so, it was served before, by whichever gateway was the leader.
         let is_served = service.stored.condition(PROGRAMMED).is_some_and(|c| c.status == "True");
         let uid = &service.meta.uid;
         if self.memory.asked.get(&service.meta.key).is_some_and(|asked| asked.uid != *uid) {
@@ -81,12 +82,12 @@ impl Planner<'_> {
         Some(names)
     }
 
-    /// Something that is true now; it is told when it is news.
+    /// Records an event whose cause exists now. It is written if it is new.
     pub(super) fn event(&mut self, event: Event) {
         self.events.insert(event);
     }
 
-    /// The conditions of an object go: those that it gets later begin then.
+    /// Forgets the times of an object's conditions. Later ones begin anew.
     pub(super) fn forget_times(&mut self, key: &ObjectKey) {
         let of_object = self.memory.since.range((key.clone(), String::new())..);
         let of_object = of_object.map(|(slot, _)| slot).take_while(|(other, _)| other == key);
@@ -94,7 +95,7 @@ impl Planner<'_> {
         slots.iter().for_each(|slot| drop(self.memory.since.remove(slot)));
     }
 
-    /// A condition as it is to be written: with the time since when it is as it is.
+    /// A condition with the time since when it has its status.
     pub(super) fn dated(
         &mut self,
         key: &ObjectKey,
@@ -108,7 +109,7 @@ impl Planner<'_> {
         let since = before.and_then(|c| c.last_transition);
         let slot = (key.clone(), kind.to_owned());
         let remembered = self.memory.since.get(&slot).filter(|(was, _)| was == status).map(|(_, at)| *at);
-        // Whole seconds: that is what the API keeps.
+        // The API stores whole seconds.
         let now = whole_seconds(self.situation.now);
         let since = since.or(remembered).unwrap_or(now);
         self.memory.since.insert(slot, (status.to_owned(), since));
@@ -116,7 +117,7 @@ impl Planner<'_> {
             kind: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.as_str().to_owned(),
-            // What is held is for programs, and is bounded where it is made.
+            // This message is for programs, and its length is already limited.
             message: if kind == condition_type::HOLDS.as_str() {
                 message
             } else {
@@ -127,13 +128,13 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans again at `at` at the latest.
+    /// Requests another plan at `at` or earlier.
     pub(super) fn again_at(&mut self, at: Timestamp) {
         self.plan.again_at = Some(self.plan.again_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// The version that every live gateway has to apply before a Service that gives its addresses back is withdrawn
-    /// everywhere; `None` when they have.
+    /// The version that every live gateway must apply before a Service that releases its addresses is withdrawn
+    /// everywhere; `None` if they have.
     pub(super) fn serves_until(&mut self, service: &Service) -> Option<u64> {
         let Situation { observation, withdrawn, .. } = self.situation;
         let version = observation.version;
@@ -141,13 +142,13 @@ impl Planner<'_> {
         let key = || service.meta.key.clone();
         let leaving = self.memory.leaving.entry(service.meta.uid.clone());
         let leaving = leaving.or_insert_with(|| Leaving { key: key(), since: version });
-        // Smaller where the API server went back.
+        // The version decreases if the API server was restored.
         leaving.since = leaving.since.min(version);
         let is_withdrawn = version > 0 && *withdrawn >= leaving.since;
         (!is_withdrawn).then_some(leaving.since)
     }
 
-    /// The plan. Forgets what is of objects that are gone.
+    /// Completes the plan, and forgets objects that no longer exist.
     pub(super) fn finish(mut self) -> Plan {
         let told = std::mem::replace(&mut self.memory.told, self.events);
         self.plan.events = self.memory.told.difference(&told).cloned().collect();
@@ -155,7 +156,7 @@ impl Planner<'_> {
         let known = |key: &ObjectKey| {
             objects.services.contains_key(key) || objects.address_pools.contains_key(&key.name)
         };
-        // Four conditions a Service: more than that is of Services that are gone.
+        // There are four conditions per Service, so more entries belong to removed Services.
         if self.memory.since.len() > 8 * objects.services.len() + 64 {
             self.memory.since.retain(|(key, _), _| known(key));
         }
@@ -164,7 +165,7 @@ impl Planner<'_> {
         if self.memory.asked.len() > objects.services.len() {
             self.memory.asked.retain(|key, _| known(key));
         }
-        // A Service that leaves a second time is waited for a second time.
+        // A Service that releases addresses a second time must be waited for again.
         let (leads, leave) = (self.situation.leads, &self.leaving);
         self.memory.leaving.retain(|uid, leaving| {
             let is_there = objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid);

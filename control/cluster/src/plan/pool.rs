@@ -44,12 +44,12 @@ impl Planner<'_> {
         let in_use = in_use(pool, usage);
         let is_deleted = pool.meta.deletion_time.is_some();
         let is_used = usage.is_some_and(|usage| usage.users > 0);
-        // None is added to what is being deleted: an API server refuses that.
+        // An API server refuses an additional finalizer on an object that is being deleted.
         if is_used != pool.is_finalized_by_us && !(is_used && is_deleted) {
             let (pool, uid) = (key.name.clone(), pool.meta.uid.clone());
             self.plan.writes.push(Write::PoolFinalizer { pool, uid, present: is_used });
             if is_deleted {
-                // It is gone with that.
+                // This removes the object.
                 return;
             }
         }
@@ -73,7 +73,7 @@ impl Planner<'_> {
     }
 }
 
-/// The condition that says whether Services hold addresses of the pool, which, and what that keeps from happening.
+/// The condition whether Services hold addresses from the pool: it names them, and what they prevent.
 fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
     let said =
         |status, reason, message| NewCondition { kind: condition_type::IN_USE, status, reason, message };
@@ -104,7 +104,7 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
     said("True", condition_reason::HELD, format!("Services hold addresses of it: {by}"))
 }
 
-/// A condition as the kinds of our own have it.
+/// A condition in the form of our own kinds.
 pub(super) fn of_model(condition: &Condition) -> crd::Condition {
     crd::Condition {
         kind: condition.kind.clone(),

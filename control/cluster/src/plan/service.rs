@@ -41,14 +41,15 @@ impl Planner<'_> {
         } else if stored.is_finalized_by_us() {
             self.released(of);
         } else if let Some(view) = of.view.filter(|_| !service.external_ips.is_empty()) {
-            // Node ports and cluster IPs are served without a word in the status of what may be another's Service.
+            // Node ports and cluster IPs are served without writing to the status, because the Service may belong to
+            // another controller.
             self.status(of, view);
         } else if is_written(of.service) {
             self.clear(of);
         }
     }
 
-    /// Deleted: it is let go when no gateway serves it any more.
+    /// Handles a deleted Service: it is released when no gateway serves it any more.
     fn deleted(&mut self, of: &OfService<'_>) {
         if !of.service.stored.is_finalized_by_us() {
             return;
@@ -60,8 +61,8 @@ impl Planner<'_> {
         self.finalizer(of.service, false);
     }
 
-    /// Not ours any more: its class or type changed. The status is cleared and the Service let go when no gateway
-    /// serves it any more; what it has by external IPs stays.
+    /// Handles a Service that is no longer ours, because its class or type changed. The status is cleared, and the
+    /// Service is released when no gateway serves it any more. External IPs stay.
     fn released(&mut self, of: &OfService<'_>) {
         if self.waits_for_others(of.service) {
             return;
@@ -71,7 +72,8 @@ impl Planner<'_> {
             None if is_written(of.service) => self.clear(of),
             None => {}
         }
-        // Once the status is as it should be, so that an address in a status is always ours to account for.
+        // The finalizer is removed only after the status is correct, so that we are always responsible for an address
+        // in a status.
         let is_cleared = !of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
         if is_cleared && (of.view.is_some() || !is_written(of.service)) {
             self.finalizer(of.service, false);
@@ -83,7 +85,7 @@ impl Planner<'_> {
     fn lost(&mut self, of: &OfService<'_>, view: &ServiceView) {
         self.status(of, view);
         if of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER) {
-            // The other gateways serve the address for as long as the status has it.
+            // The other gateways serve the address as long as it is in the status.
             return;
         }
         if !self.waits_for_others(of.service) {
@@ -91,7 +93,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether other gateways may still serve a Service that gives its addresses back.
+    /// Whether other gateways may still serve a Service that releases its addresses.
     fn waits_for_others(&mut self, service: &Service) -> bool {
         match self.serves_until(service) {
             Some(version) => {
@@ -106,7 +108,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes what is ours out of a status.
+    /// Removes our part of a status.
     fn clear(&mut self, of: &OfService<'_>) {
         self.forget_times(&of.service.meta.key);
         self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, "Released the address");
@@ -118,11 +120,11 @@ impl Planner<'_> {
         });
     }
 
-    /// Status and conditions of a Service that requests an address.
+    /// Plans status and conditions of a Service that requests an address.
     fn status(&mut self, of: &OfService<'_>, view: &ServiceView) {
         let (service, stored) = (of.service, &of.service.stored);
         let key = &service.meta.key;
-        // Forbidden unless the type is LoadBalancer, and the class is ours.
+        // The API forbids entries unless the type is LoadBalancer, and they are ours only with our class.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(view, knows_ip_mode) } else { Vec::new() };
         let Asked { what, version, since, .. } = *self.asked(service);
@@ -168,7 +170,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whom a Service waits for whose address is free and may still be served by another gateway.
+    /// The gateways that a Service waits for because they may still serve its free address.
     fn address_waits_for(&mut self, of: &OfService<'_>, view: &ServiceView) -> Option<String> {
         let observation = self.situation.observation;
         let failed = of.findings.iter().any(|f| f.reason == Reason::AllocationFailed);
@@ -273,13 +275,13 @@ impl Planner<'_> {
     }
 }
 
-/// Whether something of ours is in its status.
+/// Whether its status has anything that we wrote.
 fn is_written(service: &Service) -> bool {
     let stored = &service.stored;
     stored.conditions.iter().any(condition::is_ours)
         || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
-/// `status.loadBalancer.ingress`: one entry for each address, with its ports where one of them is not served.
+/// `status.loadBalancer.ingress`: one entry for each address, with its ports if one of them is not served.
 fn ingress(view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
     let vips = view.vips.iter().filter(|vip| vip.kind == VipKind::LoadBalancer);
     vips.map(|vip| {
@@ -295,14 +297,14 @@ fn ingress(view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
             ip: Some(vip.address),
             hostname: None,
             ip_mode: knows_ip_mode.then(|| if is_dsr { "VIP" } else { "Proxy" }.to_owned()),
-            // Every port of the Service has an entry, or none has.
+            // Either all ports of the Service have an entry, or none has.
             ports: if any_refused { ports.iter().map(status).collect() } else { Vec::new() },
         }
     })
     .collect()
 }
 
-/// The word for a port that is not served.
+/// The error name for a port that is not served.
 fn error_of(refusal: &PortRefusal) -> PortError {
     match refusal.reason {
         RefusalReason::NotSupported => port_error::NOT_SUPPORTED,

@@ -1,4 +1,4 @@
-//! All that a plan follows from.
+//! The inputs of a plan.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,8 @@ pub struct Observation {
     pub version: u64,
     /// What was made of it.
     pub outcome: Arc<Outcome>,
-    /// Comparisons with results from scratch that were due so far. If it has grown, the plan is compared too.
+    /// The number of comparisons with results from scratch that were due so far. If it has increased, the plan is
+    /// compared too.
     pub comparisons: u64,
     /// Whether it was made by a gateway that decides on addresses.
     pub decides: bool,
@@ -33,7 +34,8 @@ pub struct Observation {
     pub forwarding: Forwarding,
     /// Whether the source hears the API server.
     pub source_connected: bool,
-    /// What this gateway could not do, whatever the others do: health-check node ports that it cannot bind.
+    /// Requests that this gateway could not fulfil, whatever the others do: health-check node ports that it cannot
+    /// bind.
     pub own_findings: Vec<Finding>,
 }
 
@@ -63,48 +65,48 @@ pub struct Forwarding {
 pub struct Identity {
     /// `metadata.name` of its configuration.
     pub name: String,
-    /// This run of it.
+    /// An identifier of this run.
     pub instance: String,
     /// Its node, if it runs on one.
     pub node: Option<String>,
 }
 
-/// All that a plan follows from.
+/// The inputs of a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
     /// The last round.
     pub observation: &'a Observation,
-    /// Who we are.
+    /// The identity of this gateway.
     pub identity: &'a Identity,
-    /// Whether we lead.
+    /// Whether this gateway leads.
     pub leads: bool,
-    /// The version of Services that every live gateway has applied, this one too.
+    /// The version of the Services that every live gateway has applied, including this one.
     pub withdrawn: u64,
     /// The other live gateways.
     pub peers: &'a [Peer],
-    /// Another process has this gateway's name: which, for people.
+    /// Another process with this gateway's name, described for display.
     pub namesake: Option<&'a str>,
-    /// Why this gateway does not lead whatever the others do, for people.
+    /// Why this gateway does not lead, whatever the others do, for display.
     pub hindrance: Option<&'a str>,
-    /// Now.
+    /// The current time.
     pub now: Timestamp,
 }
 
-/// A Service with what the last round made of it.
+/// A Service with its result of the last round.
 pub(super) struct OfService<'a> {
     pub(super) service: &'a Service,
     /// Its view, if it requests an address.
     pub(super) view: Option<&'a ServiceView>,
     /// Its requests that were not granted.
     pub(super) findings: &'a [&'a Finding],
-    /// Whether its LoadBalancer address is ours to give.
+    /// Whether this gateway assigns its LoadBalancer address.
     pub(super) claimed: bool,
-    /// The workers do not forward by the view yet.
+    /// Whether the workers have not applied the view yet.
     pub(super) unapplied: bool,
 }
 
 impl OfService<'_> {
-    /// For events about it.
+    /// The object for events about it.
     pub(super) fn regarding(&self) -> Regarding {
         Regarding::service(&self.service.meta.key, self.service.meta.uid.as_str())
     }

@@ -21,26 +21,26 @@ pub struct StatusConflict {
     pub who: String,
     /// The requests of its owner when the conflict began.
     asked: u64,
-    /// When it is written again.
+    /// When the status is written again.
     retry_at: Timestamp,
-    /// How long it waits the next time.
+    /// The duration of the next wait.
     wait: SignedDuration,
-    /// Written again, and not lost so far.
+    /// Whether it was written again and not overwritten so far.
     retried: bool,
 }
 
 impl StatusConflict {
-    /// The clock was set back, to this time.
+    /// Handles a clock that was set back to `now`.
     pub(super) fn set_back(&mut self, now: Timestamp) {
         self.retry_at = self.retry_at.min(now + self.wait);
     }
 }
 
-/// What a conflict means for the write.
+/// The consequence of a conflict for a write.
 pub(super) enum StatusOwnership {
-    /// Nobody else writes.
+    /// No other controller writes the status.
     Alone,
-    /// Left alone until the time is over.
+    /// The status is left alone for a time.
     Yields {
         /// The other field manager.
         who: String,
@@ -49,11 +49,11 @@ pub(super) enum StatusOwnership {
     },
 }
 
-/// The conflicts that are known, by Service.
+/// The known conflicts, by Service.
 type Conflicts = BTreeMap<ObjectKey, StatusConflict>;
 
-/// Whether the status of a Service may be written with these addresses now. `asked` is a number for what its owner asks
-/// for.
+/// Whether the status of a Service may be written with these addresses now. `asked` is a number for the requests of its
+/// owner.
 pub(super) fn ownership(
     contests: &mut Conflicts,
     service: &Service,
@@ -64,7 +64,7 @@ pub(super) fn ownership(
     let key = &service.meta.key;
     let stored = &service.stored;
     if stored.ingress == wanted {
-        // Won, it seems; remembered for a while, in case it is lost again.
+        // The conflict seems to be over. It is remembered for a while, in case it returns.
         let over = contests.get(key).is_some_and(|c| now > c.retry_at + c.wait);
         if over {
             contests.remove(key);
@@ -73,7 +73,7 @@ pub(super) fn ownership(
     }
     let stranger = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
     let is_lost = !stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
-    // Our condition tells that we wrote the status before: what we never wrote is taken over.
+    // Our condition shows that we wrote the status before. A status that we never wrote is adopted.
     let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
     let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
     let contest = contests.entry(key.clone()).or_insert_with(|| StatusConflict {
@@ -85,7 +85,7 @@ pub(super) fn ownership(
     });
     contest.who.clone_from(stranger);
     if contest.retried {
-        // Lost again.
+        // It was overwritten again.
         contest.retry_at = now + contest.wait;
         contest.wait = (contest.wait + contest.wait).min(WAIT_MAX);
         contest.retried = false;
@@ -99,7 +99,8 @@ pub(super) fn ownership(
     StatusOwnership::Yields { who: contest.who.clone(), until: contest.retry_at }
 }
 
-/// The contested status was written again, and the API server has it: if it differs later, it was lost again.
+/// Records that the contested status was written again and the API server has it: if it differs later, it was
+/// overwritten again.
 pub(super) fn won(contests: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
     if service.stored.ingress == wanted
         && let Some(contest) = contests.get_mut(&service.meta.key)

@@ -1,4 +1,4 @@
-//! What is to be done: writes and events.
+//! The output of a plan: writes and events.
 
 use jiff::Timestamp;
 use tidegate_model::objects::{Condition, Ingress, ObjectKey};
@@ -6,25 +6,25 @@ use tidegate_model::objects::{Condition, Ingress, ObjectKey};
 use crate::crd;
 use crate::event::Event;
 
-/// Something to write.
+/// A write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     /// Our finalizer on a Service.
     Finalizer {
-        /// Whose.
+        /// The Service.
         service: ObjectKey,
-        /// Its uid: another object of the name is not meant.
+        /// Its uid, so that another object with the same name is not changed.
         uid: String,
-        /// On it, or off.
+        /// Whether the finalizer is added or removed.
         present: bool,
     },
     /// Our part of a Service's status.
     ServiceStatus {
-        /// Whose.
+        /// The Service.
         service: ObjectKey,
         /// Its uid.
         uid: String,
-        /// `loadBalancer.ingress`; `None` leaves it to others.
+        /// `loadBalancer.ingress`; `None` does not change it.
         ingress: Option<Vec<Ingress>>,
         /// Our conditions.
         conditions: Vec<Condition>,
@@ -33,22 +33,22 @@ pub enum Write {
     PoolFinalizer {
         /// Its name.
         pool: String,
-        /// Its uid: another object of the name is not meant.
+        /// Its uid, so that another object with the same name is not changed.
         uid: String,
-        /// On it, or off.
+        /// Whether the finalizer is added or removed.
         present: bool,
     },
     /// The status of an AddressPool.
     PoolStatus {
         /// Its name.
         pool: String,
-        /// The whole of it.
+        /// The complete status.
         status: crd::AddressPoolStatus,
     },
 }
 
 impl Write {
-    /// Its place among the writes of a plan: least first.
+    /// Its rank among the writes of a plan; the lowest comes first.
     pub(super) fn urgency(&self) -> u8 {
         match self {
             Self::Finalizer { present: false, .. } | Self::PoolFinalizer { .. } => 0,
@@ -59,14 +59,14 @@ impl Write {
     }
 }
 
-/// What is to be done.
+/// The writes and events of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// Writes, the most urgent first: what is given back, then what changed, then what is new.
+    /// The writes, the most urgent first: releases, then changes, then additions.
     pub writes: Vec<Write>,
-    /// Events that are new.
+    /// New events.
     pub events: Vec<Event>,
-    /// When to plan again though nothing changes.
+    /// When to plan again even if nothing changes.
     pub again_at: Option<Timestamp>,
     /// Whether something waits for other gateways to withdraw.
     pub waits_for_peers: bool,

@@ -1,14 +1,14 @@
-//! Why nothing was uninstalled.
+//! Why an uninstallation failed.
 
 use crate::request::RequestError;
 
-/// Why nothing was done.
+/// Why nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum UninstallError {
-    /// The API server could not be reached, or refused what is needed first.
+    /// The API server could not be reached, or refused a request that is needed first.
     #[error("{what}: {why}")]
     Request {
-        /// What was asked for.
+        /// The request.
         what: String,
         /// The answer.
         why: String,
@@ -18,7 +18,7 @@ pub enum UninstallError {
     Refused(Vec<String>),
 }
 
-/// Makes it of a request that failed, with what was asked for.
+/// Converts a failed request to an error that names it.
 pub(super) fn failed(what: impl Into<String>) -> impl FnOnce(RequestError) -> UninstallError {
     let what = what.into();
     move |error| UninstallError::Request { what, why: error.to_string() }

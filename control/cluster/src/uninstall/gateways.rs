@@ -16,14 +16,14 @@ use crate::lease::{LEASE, UNINSTALLED};
 use crate::peers::LIVE;
 use crate::request::within;
 
-/// Between two looks at the gateways.
+/// The pause between two polls of the gateways.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Older gateways do not know this holder of the Lease and keep writing their status: they are not waited for longer
-/// than this. Longer than [`LIVE`], so that a dead gateway is recognised.
+/// The maximum wait for gateways: older ones do not know this holder of the Lease and keep writing their status. It is
+/// longer than [`LIVE`], so that a dead gateway is recognised.
 const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
-/// A heartbeat that is older by the clock of this machine is no sign of life, however wrong the clocks are.
+/// A heartbeat that is older than this by the clock of this machine does not count as live, even if the clocks differ.
 const ANCIENT: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
-/// Attempts to change the Lease, which a gateway renews meanwhile.
+/// The maximum number of attempts to change the Lease, which a gateway may renew meanwhile.
 pub(super) const ATTEMPTS: usize = 10;
 
 /// A gateway, from its `GatewayStatus`.
@@ -46,7 +46,7 @@ impl Gateway {
         })
     }
 
-    /// Whether it may run still, by what it said last.
+    /// Whether it may still run, according to its last report.
     pub(super) fn may_run(&self) -> bool {
         let heard = self.heartbeat.as_deref().and_then(|beat| beat.parse::<Timestamp>().ok());
         !self.stopped && heard.is_some_and(|heard| Timestamp::now().duration_since(heard) < ANCIENT)
@@ -64,7 +64,7 @@ impl Gateways {
         Self { api: Api::all_with(client, &ApiResource::erase::<GatewayStatus>(&())) }
     }
 
-    /// All of them; none where their definition is not there.
+    /// All gateways; none if their definition does not exist.
     pub(super) async fn list(&self) -> Result<Vec<Gateway>, UninstallError> {
         match within(self.api.list(&ListParams::default())).await {
             Ok(list) => Ok(list.items.iter().filter_map(Gateway::of).collect()),
@@ -98,7 +98,7 @@ impl Gateways {
                 told = true;
             }
             if begin.elapsed() >= LIVE {
-                // Those whose heartbeat has not moved are dead.
+                // A gateway whose heartbeat has not changed is dead.
                 let dead = |one: &&Gateway| running.get(&one.name) == Some(&one.heartbeat);
                 let (dead, alive): (Vec<&Gateway>, Vec<&Gateway>) = loud.into_iter().partition(dead);
                 dead.iter().for_each(|one| drop(running.remove(&one.name)));
@@ -111,7 +111,7 @@ impl Gateways {
         Ok(running.into_keys().collect())
     }
 
-    /// Deletes them; what could not be deleted, with the reason.
+    /// Deletes all of them. Returns those that could not be deleted, with the reason.
     pub(super) async fn delete_all(
         &self,
         say: &mut (impl FnMut(&str) + Send),
@@ -135,18 +135,18 @@ impl Gateways {
 pub(super) struct Hold {
     api: Api<Lease>,
     namespace: String,
-    /// Who had it.
+    /// The previous holder.
     pub(super) before: Before,
 }
 
-/// Who had the Lease before it was taken.
+/// The holder of the Lease before it was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Before {
     /// No holder, or one that did not renew it.
     Nobody,
     /// The gateway of this name.
     Gateway(String),
-    /// An uninstallation: gateways may run of which nothing is known any more.
+    /// An uninstallation: gateways about which nothing is known may still run.
     Uninstallation,
 }
 
@@ -158,7 +158,7 @@ impl Before {
         match holder {
             UNINSTALLED => Self::Uninstallation,
             "" => Self::Nobody,
-            // The name of the gateway, and which run of it.
+            // The holder consists of the gateway's name and an identifier of its run.
             holder if is_fresh => {
                 Self::Gateway(holder.rsplit_once('_').map_or(holder, |(name, _)| name).to_owned())
             }
@@ -183,7 +183,7 @@ impl Hold {
         }
     }
 
-    /// Deletes it; why that did not come about.
+    /// Deletes the Lease. Returns the reason if that failed.
     pub(super) async fn delete(&self) -> Option<String> {
         match within(self.api.delete(LEASE, &DeleteParams::default())).await {
             Ok(_) => None,
@@ -196,7 +196,7 @@ impl Hold {
         format!("cannot {action} the Lease {}/{LEASE}", self.namespace)
     }
 
-    /// Gives it this holder, and says who had it.
+    /// Sets the holder. Returns the previous one.
     async fn change(&self, holder: &str) -> Result<Before, crate::request::RequestError> {
         let mut attempt = 0;
         loop {
@@ -220,7 +220,7 @@ impl Hold {
                 Err(error) => return Err(error),
             };
             match result {
-                // Renewed or made meanwhile.
+                // It was renewed or created meanwhile.
                 Err(error) if error.code() == Some(409) && attempt < ATTEMPTS => {}
                 Err(error) => return Err(error),
                 Ok(_) => return Ok(before),

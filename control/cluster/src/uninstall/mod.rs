@@ -34,39 +34,39 @@ use traces::{Kind, Traces};
 
 /// The number of objects in a page.
 const PAGE: u32 = 500;
-/// Requests under way.
+/// The maximum number of requests in progress.
 const UNDER_WAY_MAX: usize = 8;
-/// Rounds of listing and releasing: an object may change while it is released.
+/// The maximum number of rounds of listing and releasing: an object may change while it is released.
 const ROUNDS_MAX: usize = 5;
 
-/// What is asked for.
+/// The options of an uninstallation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Change nothing; only check whether the API server would accept every write.
     pub dry_run: bool,
-    /// Go on where a write is refused.
+    /// Continue after a write is refused.
     pub keep_going: bool,
-    /// Where the Lease is: `source.kubernetes.leaseNamespace` of the gateways.
+    /// The namespace of the Lease: `source.kubernetes.leaseNamespace` of the gateways.
     pub lease_namespace: String,
 }
 
-/// What it came to.
+/// The result of an uninstallation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uninstalled {
-    /// Objects that something was taken off, or would be.
+    /// The number of objects that were changed, or would be.
     pub released: usize,
-    /// What is still there, each with the reason.
+    /// The parts that still exist, each with the reason.
     pub left: Vec<String>,
-    /// Gateways that run. They write nothing more as long as the Lease is held.
+    /// Gateways that are running. They write nothing more as long as the Lease is held.
     pub running: Vec<String>,
     /// Whether the Lease remains held, because gateways run, or may run since an earlier uninstallation.
     pub holds_lease: bool,
 }
 
-/// Releases everything. `say` is given a line for each thing that is done.
+/// Releases everything. `say` is called with a line for each step.
 ///
 /// # Errors
-/// Where nothing was done. What could not be released of the rest is in [`Uninstalled::left`].
+/// If nothing was changed. Parts that could not be released are in [`Uninstalled::left`].
 pub async fn uninstall(
     connector: &Connector,
     options: &Options,
@@ -91,10 +91,10 @@ pub async fn uninstall(
         && !running.contains(name)
         && !gateways.list().await?.iter().any(|one| one.name == *name)
     {
-        // Without the definition of GatewayStatus it is known by the Lease alone.
+        // Without the definition of GatewayStatus, only the Lease shows the gateway.
         running.push(name.clone());
     }
-    // What they wrote before they heard of it.
+    // These may have been written before the gateways noticed.
     let found = traces(&client).await?;
     let refused = refusals(&client, found).await;
     if !refused.is_empty() && !options.keep_going {
@@ -131,7 +131,7 @@ pub async fn uninstall(
     Ok(done)
 }
 
-/// A dry run: the changes, and the API server's answers to them.
+/// Makes a dry run: returns the changes, and the API server's answers to them.
 async fn rehearse(
     client: &Client,
     gateways: &Gateways,
@@ -150,7 +150,7 @@ async fn rehearse(
     Ok(Uninstalled { released, left: refusals(client, found).await, running, holds_lease: false })
 }
 
-/// What the API server would refuse, each with its reason.
+/// The writes that the API server would refuse, each with its reason.
 async fn refusals(client: &Client, found: Vec<Traces>) -> Vec<String> {
     let rehearsed = release_all(client, found, true).await.into_iter();
     let refused =
@@ -158,7 +158,7 @@ async fn refusals(client: &Client, found: Vec<Traces>) -> Vec<String> {
     refused.collect()
 }
 
-/// Releases all of these, a few at once.
+/// Releases all of these, a few at a time.
 async fn release_all(
     client: &Client,
     found: Vec<Traces>,
@@ -184,7 +184,7 @@ async fn release_all(
     }
 }
 
-/// Everything of ours, on all objects.
+/// Everything that we wrote, on all objects.
 async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
     let mut found = Vec::new();
     for kind in [Kind::Service, Kind::AddressPool] {
@@ -192,7 +192,7 @@ async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
         let mut params = ListParams::default().limit(PAGE);
         loop {
             let page = match within(api.list(&params)).await {
-                // Without the definition there is no object of the kind.
+                // Without the definition, there are no objects of the kind.
                 Err(error) if error.code() == Some(404) => break,
                 page => page.map_err(failed(format!("cannot list the {} objects", kind.as_str())))?,
             };
@@ -222,7 +222,7 @@ async fn release_surely(client: &Client, traces: &Traces, dry_run: bool) -> Resu
     release(client, &now, dry_run).await
 }
 
-/// Where objects like this one are.
+/// The API of the object's kind and namespace.
 fn objects(client: &Client, traces: &Traces) -> Api<DynamicObject> {
     let resource = resource(traces.kind);
     if traces.key.namespace.is_empty() {
@@ -232,7 +232,7 @@ fn objects(client: &Client, traces: &Traces) -> Api<DynamicObject> {
     }
 }
 
-/// Takes what is ours off an object, or asks whether that would be taken.
+/// Removes our parts from an object, or asks whether the API server would accept that.
 async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
     let api = objects(client, traces);
     let name = &traces.key.name;
@@ -257,15 +257,14 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
         }
     }
     if now.is_held() {
-        // A dry run changed nothing: the version is that of before.
+        // A dry run changed nothing, so the version is still the previous one.
         let patch = Patch::Merge(if dry_run { traces } else { &now }.finalizer_patch());
         left(traces.kind, within(api.patch(name, &params, &patch)).await)?;
     }
     Ok(())
 }
 
-/// What remains of ours on an object, from the API server's answer. An object that is deleted meanwhile has nothing
-/// of ours.
+/// Our parts that remain on an object, according to the API server's answer. A deleted object has none.
 fn left(kind: Kind, answer: Result<DynamicObject, RequestError>) -> Result<Option<Traces>, RequestError> {
     match answer {
         Ok(object) => Ok(Traces::of(kind, &json_of(&object))),

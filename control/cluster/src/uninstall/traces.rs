@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::pools::FIELD_MANAGER;
 
-/// Finalizers and conditions of ours begin with this.
+/// The prefix of our finalizers and conditions.
 const PREFIX: &str = "tidegate.dev/";
 
-/// The kinds that a gateway writes to and that are not its own to delete.
+/// The kinds that a gateway writes to but does not own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Service,
@@ -28,25 +28,25 @@ impl Kind {
     }
 }
 
-/// What of ours is on one object; never nothing.
+/// Our parts of one object; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Traces {
     pub(super) kind: Kind,
     pub(super) key: ObjectKey,
     pub(super) uid: String,
     pub(super) resource_version: String,
-    /// Finalizers of ours.
+    /// Our finalizers.
     finalizers: Vec<String>,
-    /// Those of others, in their order.
+    /// The finalizers of others, in their order.
     other_finalizers: Vec<String>,
-    /// Types of the conditions of ours, of a Service.
+    /// The types of our conditions on a Service.
     conditions: Vec<String>,
     /// `status.loadBalancer.ingress` of a Service, or the whole status of an AddressPool.
     status: bool,
 }
 
 impl Traces {
-    /// What is on `object`; `None` where there is nothing.
+    /// The traces on `object`; `None` if there are none.
     pub(super) fn of(kind: Kind, object: &Value) -> Option<Self> {
         let metadata = &object["metadata"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -77,17 +77,17 @@ impl Traces {
         })
     }
 
-    /// Whether something of ours is in the status.
+    /// Whether the status has any of our parts.
     pub(super) fn has_status(&self) -> bool {
         self.status || !self.conditions.is_empty()
     }
 
-    /// Whether a finalizer of ours holds it.
+    /// Whether it has a finalizer of ours.
     pub(super) fn is_held(&self) -> bool {
         !self.finalizers.is_empty()
     }
 
-    /// An apply of nothing under the field manager of the gateways: the API server removes what they alone own.
+    /// An empty apply under the field manager of the gateways: the API server removes the fields that only they own.
     pub(super) fn apply_nothing(&self) -> Value {
         let Self { key, uid, .. } = self;
         let mut metadata = json!({"name": key.name, "uid": uid});
@@ -119,7 +119,7 @@ impl Traces {
         json!({"metadata": {"uid": self.uid}, "status": status})
     }
 
-    /// A JSON merge patch that takes our finalizers off, if the object is still as it was seen.
+    /// A JSON merge patch that removes our finalizers, if the object has not changed since it was read.
     pub(super) fn finalizer_patch(&self) -> Value {
         json!({"metadata": {
             "uid": self.uid,
@@ -128,7 +128,7 @@ impl Traces {
         }})
     }
 
-    /// For people: the object, and what of ours is on it.
+    /// The description for display: the object, and our parts of it.
     pub(super) fn describe(&self) -> String {
         let mut what: Vec<String> = Vec::new();
         if self.status {
@@ -147,14 +147,14 @@ impl Traces {
         format!("{}: {}", self.name(), what.join("; "))
     }
 
-    /// `Service shop/web`.
+    /// The name of the object, such as `Service shop/web`.
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.kind.as_str(), self.key)
     }
 }
 
-/// Whether the addresses in the status of a Service are ours: by their owner, and where nothing tells that (some tools
-/// clear `managedFields`), by what else of ours is on it.
+/// Whether the addresses in the status of a Service are ours: by their owner, or, if that is unknown (some tools clear
+/// `managedFields`), by our other parts of the object.
 fn has_addresses_of_ours(service: &Value, is_marked: bool) -> bool {
     if items(&service["status"]["loadBalancer"]["ingress"]).next().is_none() {
         return false;

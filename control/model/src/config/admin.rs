@@ -15,12 +15,12 @@ pub struct AdminConfig {
     pub listen: Option<SocketAddr>,
     /// `healthz`: address of `/healthz`, `/livez` and `/readyz`; `""` turns it off. Default `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
-    /// `metricsPerBackend`: whether there are series for each backend of each service port, which with many of them
-    /// are most of the page. Default true.
+    /// `metricsPerBackend`: whether there are series for each backend of each service port. If there are many backends,
+    /// these make up most of the page. Default true.
     pub metrics_per_backend: bool,
 }
 
-/// Longest path of a Unix socket, by `sun_path` of unix(7) without its closing zero.
+/// The maximum length of the path of a Unix socket, by `sun_path` of unix(7) without its terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {

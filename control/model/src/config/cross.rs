@@ -50,7 +50,7 @@ impl Check<'_> {
         }
     }
 
-    /// Next hops and neighbours have to be reachable without a route.
+    /// Next hops and neighbours must be reachable without a route.
     fn next_hops(&self) {
         let network = &self.config.dataplane.network;
         let own = |ip: IpAddr| network.interfaces.iter().any(|i| i.addresses.iter().any(|a| a.addr() == ip));
@@ -118,7 +118,7 @@ impl Check<'_> {
         }
     }
 
-    /// The addresses of a prefix have to be the gateway's alone: it answers for all of them.
+    /// The addresses of a prefix must belong to the gateway alone, because it answers for all of them.
     fn tunnel_sources(&self) {
         let network = &self.config.dataplane.network;
         for source in network.tunnel_sources().filter(|source| source.is_many()) {
@@ -141,7 +141,7 @@ impl Check<'_> {
             } else {
                 continue;
             };
-            // Which of the two entries it is does not matter: its family tells.
+            // The family identifies the entry, so its index is not needed.
             let what = format!("dataplane.tunnelSource: {source} {what}");
             self.error("dataplane.tunnelSource", what, "a prefix of addresses that only the gateway has");
         }

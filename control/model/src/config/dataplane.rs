@@ -16,16 +16,15 @@ use crate::yaml::{Field, Fields, Unknown, Value, text};
 pub struct DataplaneConfig {
     /// `cores`: dedicated CPU cores, one worker each; distinct. Default `[1]`.
     pub cores: Vec<u16>,
-    /// `idle`: what a worker without packets does. Default `poll`, and `adaptive` on a host of fewer than 4
-    /// cores.
+    /// `idle`: how a worker without packets waits. Default `poll`, and `adaptive` on a host with fewer than 4 cores.
     pub idle: Idle,
     /// `memory`.
     pub memory: Memory,
-    /// `flowTable.entriesPerCore`: flows that each worker can remember, 1,024 to 2^28. Default 1048576.
+    /// `flowTable.entriesPerCore`: the number of flows that each worker can remember, 1,024 to 2^28. Default 1048576.
     pub flow_entries_per_core: u32,
-    /// `flowTable.servicePercent`: what one service port may have of a flow table, in percent of `entriesPerCore`, once
-    /// the table holds that many flows; 1 to 100. Default 50; with 100 there is no limit. The table has room for half
-    /// as many flows more, which are then for other service ports.
+    /// `flowTable.servicePercent`: the percentage of `entriesPerCore` that one service port may use once the table
+    /// holds that many flows; 1 to 100. Default 50; with 100 there is no limit. The table has room for half as many
+    /// flows more, which other service ports can use.
     pub flow_service_percent: u8,
     /// The network. Names of interfaces are unique, and next hops are on-link. Lists are empty by default, and the
     /// policy has its own default.
@@ -37,12 +36,12 @@ pub struct DataplaneConfig {
     pub network: NetworkSpec<Interface>,
 }
 
-/// What a worker does while there is nothing to do.
+/// How a worker waits while there is nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Asks again at once: lowest latency, the core is always busy.
+    /// It polls again at once: the lowest latency, and the core is always busy.
     Poll,
-    /// Waits longer step by step, and is back at once under load.
+    /// It waits longer step by step, and polls at once again under load.
     Adaptive,
 }
 
@@ -51,20 +50,20 @@ pub enum Idle {
 pub struct Memory {
     /// `hugepages`: take memory from hugepages. Default true.
     pub hugepages: bool,
-    /// `sizeMiB`: how much, in MiB, 64 to 1,048,576. Default 1024.
+    /// `sizeMiB`: the size in MiB, 64 to 1,048,576. Default 1024.
     pub size_mib: u32,
 }
 
 /// One of `interfaces`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// `name`: unique; what metrics call it.
+    /// `name`: unique; the name in metrics.
     pub name: String,
     /// `device`: a DPDK virtual device with its arguments, or a PCI address.
     pub device: String,
     /// `addresses`: own addresses with their on-link prefix. Default none.
     pub addresses: Vec<IpNet>,
-    /// `mac`: take over this link address. Default: the device's own.
+    /// `mac`: the link address to use. Default: the device's own.
     pub mac: Option<MacAddr>,
     /// `mtu`: largest IP packet in bytes, 576 to 9,216, and at least 1,280 with an IPv6 address. Default 1500.
     pub mtu: u16,
@@ -258,7 +257,7 @@ fn tunnel_sources(parent: &Fields<'_>, network: &mut NetworkSpec<Interface>) {
 
 const TUNNEL_PREFIX: &str = "an IPv4 prefix of /24 to /32, or an IPv6 prefix of /48 to /128";
 
-/// An address, or the prefix that addresses are taken from.
+/// An address, or a prefix from which addresses are chosen.
 fn tunnel_prefix(field: &Field<'_>) -> Option<TunnelPrefix> {
     if !field.string()?.contains('/') {
         return host_address(field).map(Into::into);
@@ -288,7 +287,7 @@ fn host_address(field: &Field<'_>) -> Option<IpAddr> {
     Some(ip)
 }
 
-/// An own address with its prefix, such as `192.0.2.2/24`: not the network's own address.
+/// An own address with its prefix, such as `192.0.2.2/24`, which must not be the network's own address.
 fn own_address(field: &Field<'_>) -> Option<IpNet> {
     let net = field
         .parsed(text::cidr, "an address with its prefix length such as 192.0.2.2/24 or 2001:db8::2/64")?;
@@ -305,7 +304,7 @@ fn own_address(field: &Field<'_>) -> Option<IpNet> {
     Some(net)
 }
 
-/// What `read` takes of the items, each value once; a repetition is an error that names the first.
+/// The items that `read` accepts, each value once. A repetition is an error that names the first item.
 fn unique<'a, T: Ord + Clone + std::fmt::Display>(
     items: &[Field<'a>],
     read: impl Fn(&Field<'a>) -> Option<T>,
@@ -322,7 +321,7 @@ fn unique<'a, T: Ord + Clone + std::fmt::Display>(
     values
 }
 
-/// Notes that `field` has `value`; false and an error where another has it already.
+/// Records the value of `field`. Returns false, and reports an error, if another field has the same value.
 pub(super) fn once<T: Ord + std::fmt::Display>(
     seen: &mut BTreeMap<T, String>,
     value: T,

@@ -12,7 +12,7 @@ use crate::yaml::{Node, Position, Sheet, Value};
 
 const ACCEPTED: &str = "${NODE_NAME}, ${NODE_IP}, ${NODE_IPV4}, ${NODE_IPV6}";
 
-/// Replaces what is to be replaced in every text; what cannot be is a fault at its place, and stays.
+/// Expands the variables in every text. A fault is reported at its place, and the text stays unchanged.
 pub(super) fn expand(sheet: &Sheet, root: &mut Node, environment: &dyn Fn(&str) -> Option<String>) {
     let at = root.at;
     match &mut root.value {
@@ -96,7 +96,7 @@ fn value(name: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Str
 mod tests {
     use super::*;
 
-    /// What becomes of a text, and the faults.
+    /// The expanded text, and the faults.
     fn read(text: &str, environment: &[(&str, &str)]) -> (String, String) {
         let sheet = Sheet::new("gateway.yaml");
         let mut documents = sheet.documents(&format!("metadata: {{name: '{text}'}}"));

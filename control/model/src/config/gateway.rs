@@ -13,10 +13,10 @@ use crate::objects::{Origin, Pool};
 pub struct GatewayConfig {
     /// `metadata.name`: the gateway's name in logs, metrics and events. Default `gateway`.
     pub name: String,
-    /// `node.name`: the cluster's name for this machine, when the gateway is also a node of the cluster.
-    /// Default `""`: an appliance off the cluster.
+    /// `node.name`: the cluster's name for this machine, if the gateway is also a node of the cluster. Default `""`: an
+    /// appliance outside of the cluster.
     pub node_name: Option<String>,
-    /// `node.zone`: the zone whose topology hints count. Default `""`: none.
+    /// `node.zone`: the zone for topology hints. Default `""`: none.
     pub node_zone: Option<String>,
     /// `dataplane`.
     pub dataplane: DataplaneConfig,
@@ -28,18 +28,18 @@ pub struct GatewayConfig {
     pub pools: Vec<Pool>,
     /// `health`.
     pub health: HealthConfig,
-    /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for
-    /// its VIPs. `announce.bgp` has to be empty, it is not supported yet.
+    /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for its VIPs.
+    /// `announce.bgp` must be empty, because it is not supported yet.
     pub announce: AnnounceConfig,
     /// `admin`.
     pub admin: AdminConfig,
     /// `selfCheck`.
     pub self_check: SelfCheckConfig,
-    /// Where each key was written: `pools[0].addresses[1]`.
+    /// The place of each key, such as `pools[0].addresses[1]`.
     pub origin: Origin,
 }
 
-/// How VIPs become known to the network.
+/// How VIPs are announced to the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnnounceConfig {
     /// Answers ARP and neighbour solicitations for VIPs.

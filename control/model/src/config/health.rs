@@ -1,4 +1,4 @@
-//! `health`: how backends are checked, unless the annotations of a Service say otherwise.
+//! `health`: how backends are checked, unless annotations of a Service override it.
 //!
 //! Annotations and this section accept the same values; [`health_protocol`] and [`health_path`] read both.
 
@@ -16,32 +16,32 @@ use crate::yaml::{Field, Fields, text};
 /// The validated `health` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthConfig {
-    /// `protocol`: `tcp`, `http`, `https`, `udp` (of UDP ports; TCP ports by `tcp`), or `none`. Default `tcp`.
+    /// `protocol`: `tcp`, `http`, `https`, `udp` (for UDP ports; TCP ports use `tcp`), or `none`. Default `tcp`.
     pub protocol: HealthProtocol,
-    /// `path`: what `http` and `https` ask for. Default `/`.
+    /// `path`: the path that `http` and `https` request. Default `/`.
     pub path: Arc<str>,
-    /// `interval`: between checks of one backend, 100ms to 1h, default 2s. `timeout`: of one check, 10ms to
-    /// `interval`, default 1s. `healthyThreshold`: checks in a row that bring a backend in, 1 to 100, default 2.
-    /// `unhealthyThreshold`: checks in a row that take it out, 1 to 100, default 3. `damping`: whether a backend that
-    /// turns more than 4 times within 60 checks needs more of them, default `true`.
+    /// `interval`: between checks of one backend, 100ms to 1h, default 2s. `timeout`: of one check, 10ms to `interval`,
+    /// default 1s. `healthyThreshold`: consecutive successes that restore a backend, 1 to 100, default 2.
+    /// `unhealthyThreshold`: consecutive failures that remove it, 1 to 100, default 3. `damping`: whether a backend
+    /// whose state changes more than 4 times within 60 checks needs more of them, default `true`.
     pub rules: Rules,
-    /// `failOpen`: whether none is set aside where all checked backends of a service port fail at once. Default
-    /// `true`: Kubernetes calls them ready, so the check or the gateway's own way to them is the likelier fault, and a
+    /// `failOpen`: whether failures are ignored if all checked backends of a service port fail at once. Default `true`:
+    /// Kubernetes reports them as ready, so the check or the gateway's own path to them is the more likely fault, and a
     /// backend that may answer is better than none.
     pub fail_open: bool,
-    /// `dsrDestination`: where backends in DSR modes are asked. `vip`: at the VIP, to which clients' packets go, so that a
-    /// backend that lacks it is found out. `backend`: at their own addresses. Default `vip`.
+    /// `dsrDestination`: where backends in DSR modes are checked. `vip`: at the VIP, to which clients' packets are
+    /// sent, so that a backend that lacks it is detected. `backend`: at their own addresses. Default `vip`.
     pub dsr_destination: DsrDestination,
-    /// `intervalMin`: the shortest interval that a Service may ask for by annotation, 100ms to 1h, default 100ms.
+    /// `intervalMin`: the shortest interval that a Service may request by annotation, 100ms to 1h, default 100ms.
     pub interval_min: Duration,
-    /// `timeoutMax`: the longest timeout that a Service may ask for by annotation, 10ms to 1h, default 1m.
+    /// `timeoutMax`: the longest timeout that a Service may request by annotation, 10ms to 1h, default 1m.
     pub timeout_max: Duration,
     /// `allowedNetworks`: endpoints outside of these networks are not checked, since a Service's owner may write any
-    /// address into an EndpointSlice. None, the default: everything with `source.directory`, whose objects are the
-    /// operator's; with `source.kubernetes` the networks where backends are, which are the links of
-    /// `dataplane.interfaces`, the destinations of `dataplane.routes` but for default routes, and of an endpoint on a
-    /// node of the cluster this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are always
-    /// checked.
+    /// address to an EndpointSlice. Default none. With `source.directory`, whose objects belong to the operator, all
+    /// networks are then allowed. With `source.kubernetes`, the networks of backends are allowed: the links of
+    /// `dataplane.interfaces`, the destinations of `dataplane.routes` except for default routes, and, for an endpoint
+    /// on a node of the cluster, this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are
+    /// always checked.
     pub allowed_networks: Option<Vec<IpNet>>,
 }
 
@@ -60,7 +60,7 @@ impl Default for HealthConfig {
     }
 }
 
-/// Where backends in DSR modes are asked.
+/// Where backends in DSR modes are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DsrDestination {
     /// At the VIP.
@@ -69,30 +69,30 @@ pub enum DsrDestination {
     Backend,
 }
 
-/// What a check is.
+/// The kind of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthProtocol {
-    /// A TCP connection that is accepted.
+    /// A TCP connection that must be accepted.
     Tcp,
-    /// A GET that is answered with 200 to 399.
+    /// A GET that must be answered with 200 to 399.
     Http,
-    /// The same by TLS, whatever the certificate.
+    /// Like [`Self::Http`], by TLS with any certificate.
     Https,
-    /// A datagram that is not answered with port unreachable.
+    /// A datagram that must not be answered with port unreachable.
     Udp,
     /// No check.
     None,
 }
 
-/// What [`health_protocol`] takes.
+/// The values that [`health_protocol`] accepts.
 pub const HEALTH_PROTOCOL_ACCEPTED: &str = "tcp, http, https, udp, none";
-/// What [`health_path`] takes.
+/// The values that [`health_path`] accepts.
 pub const HEALTH_PATH_ACCEPTED: &str = "a path such as /healthz, at most 1024 bytes";
-/// How often a backend may be checked.
+/// The accepted interval between checks.
 pub const HEALTH_INTERVAL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-/// How long a check may take; at most the interval beside.
+/// The accepted timeout of a check, which is also limited by the interval.
 pub const HEALTH_TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3600);
-/// How many checks in a row may be asked for.
+/// The accepted number of consecutive checks.
 pub const HEALTH_THRESHOLD: RangeInclusive<u32> = 1..=100;
 
 /// Reads the protocol of a check.
@@ -103,19 +103,19 @@ pub fn health_protocol(word: &str) -> Word<HealthProtocol> {
         "https" => Word::Known(HealthProtocol::Https),
         "udp" => Word::Known(HealthProtocol::Udp),
         "none" => Word::Known(HealthProtocol::None),
-        // SCTP checks come with SCTP ports.
+        // SCTP checks will be added with SCTP ports.
         "sctp" | "grpc" | "http2" | "icmp" => Word::NotYet,
         _ => Word::Unknown,
     }
 }
 
-/// Reads a path with its query, as it goes into the request line.
+/// Reads a path with its query, as it is written to the request line.
 pub fn health_path(text: &str) -> Option<Arc<str>> {
     let well_formed = text.starts_with('/') && !text.contains('#') && text.len() <= 1024;
     (well_formed && text.parse::<http::uri::PathAndQuery>().is_ok()).then(|| text.into())
 }
 
-/// Reads a bound on what Services may ask for.
+/// Reads a limit on the requests of Services.
 fn limit(fields: &Fields<'_>, key: &'static str, range: RangeInclusive<Duration>) -> Option<Duration> {
     fields.get(key).and_then(|field| field.duration(range))
 }
@@ -133,7 +133,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         }
         config.interval_min = limit(fields, "intervalMin", HEALTH_INTERVAL).unwrap_or(config.interval_min);
         config.timeout_max = limit(fields, "timeoutMax", HEALTH_TIMEOUT).unwrap_or(config.timeout_max);
-        // What is not written keeps to the bounds that are.
+        // A default must respect the configured limits.
         if interval.is_none() {
             rules.interval = rules.interval.max(config.interval_min);
         }
@@ -190,7 +190,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         if let Some(field) = fields.get("path") {
             config.path = field.parsed(health_path, HEALTH_PATH_ACCEPTED).unwrap_or(config.path.clone());
             if !matches!(config.protocol, HealthProtocol::Http | HealthProtocol::Https) {
-                // Services may choose http by annotation and have this path then.
+                // Services may choose http by annotation, and then use this path.
                 field
                     .warning("path has an effect only with protocol http or https", "protocol http or https");
             }

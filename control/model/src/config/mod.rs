@@ -53,13 +53,13 @@ pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
 /// `kind` of the configuration.
 pub const KIND: &str = "GatewayConfig";
 
-/// What reading a configuration gave.
+/// The result of reading a configuration.
 #[derive(Debug)]
 pub struct Loaded {
     /// The configuration, if there was no error.
     pub config: Option<GatewayConfig>,
-    /// Where the objects come from, if that part could be read: so that manifests can be checked together
-    /// with a configuration that has faults elsewhere.
+    /// The source of the objects, if that part could be read, so that manifests can be checked together with a
+    /// configuration that has faults elsewhere.
     pub source: Option<SourceConfig>,
     /// All faults.
     pub report: Report,
@@ -95,8 +95,8 @@ pub fn load(path: &Path) -> Loaded {
 
 /// Checks the text of a configuration.
 ///
-/// `file` is how the file is called in messages; relative paths in it are relative to `base`; `host_cores`
-/// decides the default of `dataplane.idle`.
+/// `file` is the name of the file in messages. Relative paths in the text are relative to `base`. `host_cores` decides
+/// the default of `dataplane.idle`.
 pub fn parse(text: &str, file: &str, base: &Path, host_cores: usize) -> Loaded {
     parse_in(&|name| std::env::var(name).ok(), text, file, base, host_cores)
 }
@@ -134,8 +134,8 @@ fn parse_in(
     Loaded { config: config.filter(|_| !report.has_errors()), source: source.flatten(), report }
 }
 
-/// Decodes all sections, then checks what holds between them. Faulty keys stand at their defaults in the
-/// result, which counts only where the sheet has no error.
+/// Decodes all sections, then checks the rules between them. Keys with a fault have their defaults in the result, which
+/// is valid only if the sheet has no error.
 fn decode(
     sheet: &Sheet,
     root: &Node,

@@ -1,4 +1,4 @@
-//! `pools`: the addresses that Services can get, and the rules that say which Services.
+//! `pools`: the addresses that Services can get, and the rules that decide which Services may.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use super::dataplane::once;
 use crate::objects::{AddressRange, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
 
-/// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least
-/// one), `autoAssign` (give to Services that name no pool; default true), `externalIPs` (honour
-/// `spec.externalIPs` inside it; default false), `disabled` (give out nothing new; default false),
-/// `namespaceSelector` and `serviceSelector` (`matchLabels`, `matchExpressions`; default all),
-/// `quotaPerNamespace` (addresses one namespace may hold; default no limit), `shareAcrossNamespaces`
-/// (Services of different namespaces may share an address under one sharing key; default false), `forceRelease` (take
-/// addresses back that the pool would not give now; default false: a Service keeps what it has), `labels` (by which
-/// annotations choose among pools: `scope: internal`; default none).
+/// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least one), `autoAssign`
+/// (assign to Services that name no pool; default true), `externalIPs` (honour `spec.externalIPs` within it; default
+/// false), `disabled` (assign no new addresses; default false), `namespaceSelector` and `serviceSelector`
+/// (`matchLabels`, `matchExpressions`; default all), `quotaPerNamespace` (the number of addresses that one namespace
+/// may hold; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address under
+/// one sharing key; default false), `forceRelease` (take addresses back that the pool would not assign now; default
+/// false: a Service keeps its addresses), `labels` (which annotations use to choose among pools: `scope: internal`;
+/// default none).
 pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
@@ -33,11 +33,11 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     decoded
 }
 
-/// The keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read so
-/// far with their places: one that overlaps is a warning. Labels are the caller's: an object has them in its metadata.
+/// Reads the keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read
+/// so far with their places; an overlap is a warning. The caller reads the labels: an object has them in its metadata.
 ///
-/// A value that cannot be read gives less than any that can: an `AddressPool` that an older API server let in must not
-/// give more than was meant.
+/// An invalid value grants less than any valid one: an `AddressPool` that an older API server accepted must not grant
+/// more than intended.
 pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
     let flag = |key, absent, broken| fields.get(key).map_or(absent, |f| f.boolean().unwrap_or(broken));
     Pool {
@@ -103,7 +103,7 @@ fn address_range(field: &Field<'_>) -> Option<AddressRange> {
     Some(range)
 }
 
-/// Why no client can send to an address.
+/// Why clients cannot send to an address.
 fn unusable(ip: IpAddr) -> Option<&'static str> {
     match ip {
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("IPv4-mapped"),
@@ -116,7 +116,7 @@ const LABEL_KEY: &str =
     "a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/";
 const LABEL_VALUE: &str = "up to 63 letters, digits, -, _ and ., a letter or digit at both ends";
 
-/// `{matchLabels, matchExpressions}`; absent: everything. One with a fault selects nothing.
+/// `{matchLabels, matchExpressions}`; if absent, it selects everything. A selector with a fault selects nothing.
 fn selector(field: Option<Field<'_>>) -> Selector {
     let Some(field) = field else { return Selector::default() };
     let before = field.sheet.errors();
@@ -130,7 +130,7 @@ fn read_selector(field: &Field<'_>) -> Selector {
         None => Labels::new(),
         Some(field) => {
             let labels = field.labels();
-            // What no object can carry selects nothing, which nobody means.
+            // A label that no object can have selects nothing, which is never intended.
             for (key, value) in &labels {
                 if !text::is_qualified_name(key) {
                     field.error(format_args!("{key:?} is not a valid label key"), LABEL_KEY);

@@ -1,9 +1,9 @@
-//! Reads one mapping of the configuration, and refuses the keys that nobody asked for.
+//! Reads one mapping of the configuration, and refuses unknown keys.
 
 use crate::yaml::{Fields, Unknown};
 
-/// Reads the mapping `key` with `read` and refuses keys that `read` did not ask for. `None` where the mapping
-/// is absent or faulty, or `read` found nothing.
+/// Reads the mapping `key` with `read`, and refuses keys that `read` did not request. `None` if the mapping is absent
+/// or invalid, or `read` returned nothing.
 pub(super) fn section<'a, T>(
     parent: &Fields<'a>,
     key: &'static str,

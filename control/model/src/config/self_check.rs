@@ -1,4 +1,4 @@
-//! `selfCheck`: how often the gateway compares what it computed incrementally with what it computes from scratch.
+//! `selfCheck`: how often the gateway compares its incremental results with results computed from scratch.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::yaml::Fields;
 /// The validated `selfCheck` section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SelfCheckConfig {
-    /// `enabled`: whether there are comparisons at all. Default true.
+    /// `enabled`: whether there are comparisons. Default true.
     pub enabled: bool,
-    /// `interval`: from one comparison to the next. Default 5 minutes.
+    /// `interval`: the time between two comparisons. Default 5 minutes.
     pub interval: Duration,
-    /// `changes`: a comparison begins earlier after so many rounds that computed something anew. Default 1000.
+    /// `changes`: a comparison starts earlier after this number of rounds that computed anything. Default 1000.
     pub changes: u64,
 }
 
@@ -23,9 +23,9 @@ impl Default for SelfCheckConfig {
     }
 }
 
-/// What `interval` may be.
+/// The accepted range of `interval`.
 const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
-/// What `changes` may be.
+/// The accepted range of `changes`.
 const CHANGES: RangeInclusive<i64> = 1..=1_000_000;
 
 pub(super) fn decode(parent: &Fields<'_>) -> SelfCheckConfig {

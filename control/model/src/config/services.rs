@@ -1,4 +1,4 @@
-//! `services`: how Services are served, unless their annotations say otherwise.
+//! `services`: how Services are served, unless their annotations override it.
 //!
 //! Annotations and this section accept the same values; [`forwarding`], [`target`], [`scheduler`] and [`table_size`]
 //! read both. They distinguish values that are not supported yet from unknown ones.
@@ -23,8 +23,8 @@ pub struct ServicesConfig {
     /// `nodePortAddresses`: networks whose gateway addresses serve nodePorts and health-check node ports.
     /// Default none: no nodePorts, and health-check node ports on all addresses.
     pub node_port_addresses: Vec<IpNet>,
-    /// `sourceRangesOtherFamily`: the family that `loadBalancerSourceRanges` does not name on a dual-stack
-    /// VIP. Default `deny`.
+    /// `sourceRangesOtherFamily`: whether clients are admitted whose family `loadBalancerSourceRanges` does not
+    /// contain, on a dual-stack VIP. Default `deny`.
     pub source_ranges_other_family: OtherFamily,
     /// `ownClusterIPs`: serve `clusterIPs` too; the operator routes the service network to the gateway. Default
     /// `false`.
@@ -32,20 +32,20 @@ pub struct ServicesConfig {
     /// `podRoutes`: how Pod addresses are reached with target `pod`: `route`, by the gateway's own routes, or
     /// `node`, by the node whose `spec.podCIDRs` hold them. Default `route`.
     pub pod_routes: PodRoutes,
-    /// `compat`: balancers whose annotations count, of [`VENDORS`]. Default none.
+    /// `compat`: the load balancers whose annotations are read, from [`VENDORS`]. Default none.
     pub compat: BTreeSet<String>,
 }
 
-/// What `services.compat` takes. `tencent` is another word for `tke`.
+/// The accepted values of `services.compat`. `tencent` is a synonym of `tke`.
 pub const VENDORS: [&str; 11] =
     ["alibaba", "aws", "azure", "baidu", "cilium", "gcp", "ibm", "kube-vip", "metallb", "openstack", "tke"];
 
 /// How Pod addresses are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodRoutes {
-    /// By `dataplane.routes` and connected networks alone.
+    /// Only by `dataplane.routes` and connected networks.
     Route,
-    /// By the InternalIP of the node whose `spec.podCIDRs` hold them.
+    /// Through the InternalIP of the node whose `spec.podCIDRs` contain them.
     Node,
 }
 
@@ -54,29 +54,30 @@ pub enum PodRoutes {
 pub struct ServiceDefaults {
     /// `forwarding`: `dsr-l2`, `dsr-ipip`, `nat` or `fullnat`. Default `fullnat`.
     pub forwarding: ForwardingMode,
-    /// `forwardingLocal`: the mode in the place of `fullnat` for Services with `externalTrafficPolicy: Local`, which asks
-    /// to keep clients' addresses: `dsr-l2`, `dsr-ipip` or `nat`, whichever the backends are prepared for. `fullnat`:
-    /// their addresses need not be kept. Default none: `fullnat`, with a warning for each such Service.
+    /// `forwardingLocal`: the mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, which
+    /// requires that clients' addresses are kept: `dsr-l2`, `dsr-ipip` or `nat`, depending on the preparation of the
+    /// backends; or `fullnat`, if their addresses need not be kept. Default none: `fullnat`, with a warning for each
+    /// such Service.
     pub forwarding_local: Option<ForwardingMode>,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
     /// `scheduler`: how the backend of a new flow is chosen, `rendezvous` or `maglev`. Default `rendezvous`.
     pub scheduler: Scheduler,
-    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. Without effect on Services with `scheduler:
+    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with `scheduler:
     /// rendezvous`. Default `65537`.
     pub table_size: u32,
-    /// `drainTimeout`: how long flows of a leaving backend live on, 0s to 24h. Default 300s.
+    /// `drainTimeout`: how long flows of a removed backend continue, 0s to 24h. Default 300s.
     pub drain_timeout: Duration,
-    /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not. Default `reject`.
+    /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not answer. Default `reject`.
     pub no_endpoints: NoEndpoints,
 }
 
-/// What packets are sent to.
+/// The destination of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// The endpoint itself.
+    /// The endpoint.
     Pod,
-    /// The node that has it.
+    /// The node of the endpoint.
     Node,
 }
 
@@ -89,33 +90,33 @@ pub enum Scheduler {
     Maglev,
 }
 
-/// What happens to the family that source ranges do not name.
+/// The treatment of the family that source ranges do not contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherFamily {
-    /// Nobody comes in.
+    /// No client is admitted.
     Deny,
-    /// Everybody comes in.
+    /// All clients are admitted.
     Allow,
 }
 
-/// What a word of configuration or of an annotation is.
+/// The meaning of a word in the configuration or in an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word<T> {
-    /// Understood.
+    /// A supported value.
     Known(T),
-    /// Part of the contract, not done yet.
+    /// A valid value that is not supported yet.
     NotYet,
-    /// Nobody knows it.
+    /// An unknown value.
     Unknown,
 }
 
-/// What [`forwarding`] takes.
+/// The values that [`forwarding`] accepts.
 pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, nat, fullnat";
-/// What [`target`] takes.
+/// The values that [`target`] accepts.
 pub const TARGET_ACCEPTED: &str = "pod, node";
-/// What [`scheduler`] takes.
+/// The values that [`scheduler`] accepts.
 pub const SCHEDULER_ACCEPTED: &str = "rendezvous, maglev";
-/// Slots of the smallest Maglev table.
+/// The number of slots of the smallest Maglev table.
 const TABLE_SIZE_MIN: u32 = 251;
 
 /// Reads a forwarding mode.
@@ -152,7 +153,7 @@ pub fn scheduler(word: &str) -> Word<Scheduler> {
 /// Reads a table size: a prime within the limits.
 ///
 /// # Errors
-/// What would be accepted, with the primes next to the number that was given.
+/// The accepted values, with the primes next to the given number.
 pub fn table_size(word: &str) -> Result<u32, String> {
     let range = TABLE_SIZE_MIN..=MAGLEV_SLOTS_MAX;
     let number = word.parse().ok();
@@ -246,7 +247,7 @@ fn scalar_text(node: &Node) -> Option<&str> {
     }
 }
 
-/// Reads a word, with an error of its own for one that is known and not done yet.
+/// Reads a word, with a separate error for one that is not supported yet.
 fn word<T>(field: Option<Field<'_>>, read: impl Fn(&str) -> Word<T>, accepted: &str) -> Option<T> {
     let field = field?;
     let written = field.string()?;

@@ -1,4 +1,4 @@
-//! `source`: where the Kubernetes objects come from: a directory or an API server, never both.
+//! `source`: the source of the Kubernetes objects, either a directory or an API server.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,18 +10,20 @@ use crate::yaml::{Fields, text};
 pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
 /// Default of `source.directory.stateDirectory` and `source.kubernetes.stateDirectory`.
 const STATE_DIRECTORY: &str = "/var/lib/tidegate";
-/// Default of `source.kubernetes.apiLossGrace`: an etcd member is restored, or a control plane fails over, in less.
+/// Default of `source.kubernetes.apiLossGrace`: the restore of an etcd member, or the failover of a control plane,
+/// takes less.
 const API_LOSS_GRACE: Duration = Duration::from_secs(300);
-/// Default of `source.directory.lossGrace`: a tool that rewrites a file is done in less, and an operator who empties a
-/// file on purpose is told until when to wait.
+/// Default of `source.directory.lossGrace`: a tool that rewrites a file takes less, and an operator who empties a file
+/// on purpose is told how long to wait.
 const LOSS_GRACE: Duration = Duration::from_secs(60);
-/// Largest `apiLossGrace` and `lossGrace`: a week.
+/// Maximum of `apiLossGrace` and `lossGrace`: a week.
 const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Default of `endpointSlicesMiB`: some 800,000 endpoints.
 pub const ENDPOINT_SLICES_MIB: u32 = 512;
 
-/// Where control planes keep their leases, and there in every cluster; `deploy/kubernetes/base` gives the right to it.
+/// The namespace of control planes' leases, which exists in every cluster; `deploy/kubernetes/base` grants the
+/// permission.
 const LEASE_NAMESPACE: &str = "kube-system";
 
 /// The validated `source` section. Default: `directory` with its defaults.
@@ -36,45 +38,45 @@ pub enum SourceConfig {
 /// The validated `source.directory` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryConfig {
-    /// `path`: the directory, relative to the file that names it. Default `manifests`. Here as it is to be opened.
+    /// `path`: the directory, relative to the file that names it. Default `manifests`. Here it is the path to open.
     pub path: PathBuf,
     /// `watch`: follow changes. Default true; otherwise the directory is read again at SIGHUP.
     pub watch: bool,
-    /// `lossGrace`: how long a file keeps its objects after it was emptied, cannot be read, or is no file any more.
-    /// Up to a week; 0s withdraws them at once. Default 1m. A file that is deleted loses its objects at once.
+    /// `lossGrace`: how long a file keeps its objects after it was emptied, cannot be read, or is no longer a file. Up
+    /// to a week; 0s removes them at once. Default 1m. A file that is deleted loses its objects at once.
     pub loss_grace: Duration,
-    /// `stateDirectory`: where it is kept which Service has which addresses, so that a restart gives each the same;
-    /// `""` keeps none. Default `/var/lib/tidegate`.
+    /// `stateDirectory`: where the addresses of Services are saved, so that they stay the same after a restart; `""`
+    /// disables that. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
-    /// `endpointSlicesMiB`: as that of `source.kubernetes`.
+    /// `endpointSlicesMiB`: the same as in `source.kubernetes`.
     pub endpoint_slices_mib: u32,
 }
 
 /// The validated `source.kubernetes` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesConfig {
-    /// `kubeconfig`: the file that says how to reach the API server, relative to the file that names it. Default
-    /// `""`: the first of `$KUBECONFIG`, `~/.kube/config`, and the service account of the Pod.
+    /// `kubeconfig`: the file with the address of the API server and the credentials, relative to the file that names
+    /// it. Default `""`: the first of `$KUBECONFIG`, `~/.kube/config`, and the service account of the Pod.
     pub kubeconfig: Option<PathBuf>,
-    /// `loadBalancerClass`: the class of the Services that are ours. Default `tidegate.dev/gateway`.
+    /// `loadBalancerClass`: the class of the Services that belong to this gateway. Default `tidegate.dev/gateway`.
     pub load_balancer_class: String,
-    /// `default`: Services without a class are ours too. Default false.
+    /// `default`: whether Services without a class belong to this gateway too. Default false.
     pub default: bool,
-    /// `apiLossGrace`: how long objects are kept that an API server no longer has, or has older, when it is back from
-    /// a loss. Up to a week; 0s believes it at once. Default 5m.
+    /// `apiLossGrace`: how long objects are kept that an API server no longer has, or has in an older version, when it
+    /// returns after a loss. Up to a week; 0s drops them at once. Default 5m.
     pub api_loss_grace: Duration,
-    /// `podWeights`: the annotation `tidegate.dev/weight` of Pods counts. It costs a watch on the metadata of all Pods of
-    /// the cluster, and the right to it (`deploy/kubernetes/pod-weights`); without it only Nodes have weights. Default
-    /// false.
+    /// `podWeights`: whether the annotation `tidegate.dev/weight` of Pods is read. It costs a watch on the metadata of
+    /// all Pods of the cluster, and needs the permission for that (`deploy/kubernetes/pod-weights`); without it only
+    /// Nodes have weights. Default false.
     pub pod_weights: bool,
-    /// `stateDirectory`: where the last objects are kept, to forward by when the API server is down at the start;
-    /// `""` keeps none. Default `/var/lib/tidegate`.
+    /// `stateDirectory`: where the last objects are saved, to be used if the API server is down at the start; `""`
+    /// disables that. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
-    /// `leaseNamespace`: where the Lease `tidegate` is by which several gateways agree on who writes to the cluster;
-    /// the same for all of them. Default `kube-system`.
+    /// `leaseNamespace`: the namespace of the Lease `tidegate`, with which several gateways agree on the one that
+    /// writes to the cluster. It must be the same for all of them. Default `kube-system`.
     pub lease_namespace: String,
-    /// `endpointSlicesMiB`: memory for the EndpointSlices of all namespaces together, in MiB, 1 to 65536. Beyond it
-    /// namespaces have equal shares. Default 512.
+    /// `endpointSlicesMiB`: memory for the EndpointSlices of all namespaces together, in MiB, 1 to 65536. If it is
+    /// exceeded, namespaces get equal shares. Default 512.
     pub endpoint_slices_mib: u32,
 }
 
@@ -104,8 +106,8 @@ impl SourceConfig {
         })
     }
 
-    /// Whether LoadBalancer Services without a `loadBalancerClass` are ours: in a directory yes, for nobody
-    /// else reads it.
+    /// Whether LoadBalancer Services without a `loadBalancerClass` belong to this gateway. In a directory they do,
+    /// because it is read only by this gateway.
     pub fn claims_classless(&self) -> bool {
         match self {
             Self::Directory(_) => true,
@@ -113,7 +115,7 @@ impl SourceConfig {
         }
     }
 
-    /// The `loadBalancerClass` of the Services that are ours.
+    /// The `loadBalancerClass` of the Services that belong to this gateway.
     pub fn load_balancer_class(&self) -> &str {
         match self {
             Self::Directory(_) => LOAD_BALANCER_CLASS,
@@ -125,7 +127,7 @@ impl SourceConfig {
 pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     let Some(fields) = parent.get("source") else { return Some(SourceConfig::default_in(base)) };
     let fields = fields.fields()?;
-    // A key without a value asks for the defaults, and counts as written.
+    // A key without a value selects the defaults, and counts as written.
     let written = |key| fields.itself().node.entry(key).is_some();
     let both = written("directory") && written("kubernetes");
     if both {
@@ -165,7 +167,8 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
         state_directory,
         endpoint_slices_mib: slices_mib,
     });
-    // With both named there is no telling which was meant: the manifests are at least there to be checked.
+    // If both are written, the intended one is unknown. The directory is used, so that its manifests can at least be
+    // checked.
     let source = if written("kubernetes") && !both {
         SourceConfig::Kubernetes(kubernetes.unwrap_or_default())
     } else {

@@ -2,13 +2,13 @@
 
 use crate::objects::{ObjectKey, Port};
 
-/// A health-check node port and what it answers (`docs/kubernetes.md`, section 4).
+/// A health-check node port and its answer (`docs/kubernetes.md`, section 4).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HealthCheckNodePort {
-    /// Where to listen.
+    /// The port to listen on.
     pub port: Port,
-    /// Whose.
+    /// The Service.
     pub service: ObjectKey,
-    /// Distinct addresses of ready local endpoints.
+    /// The number of distinct addresses of ready local endpoints.
     pub local_endpoints: usize,
 }

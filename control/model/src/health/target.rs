@@ -5,7 +5,7 @@
 //! checks, which Kubernetes answers on nodes: the health-check node port of a Service (policy Local) and kube-proxy's
 //! `/healthz` (policy Cluster).
 //!
-//! Invariant: equal targets are checked once, whichever Services need them. Targets of two namespaces are never
+//! Invariant: equal targets are checked once, however many Services need them. Targets of two namespaces are never
 //! equal, so one namespace cannot influence when and how endpoints of another are checked.
 
 use std::fmt;
@@ -15,30 +15,30 @@ use std::time::Duration;
 
 use tidegate_core::snapshot::ForwardingMode;
 
-/// Where the proxy of a node (kube-proxy) answers [`Check::NodeProxy`].
+/// The port on which a node's proxy (kube-proxy) answers [`Check::NodeProxy`].
 pub const NODE_PROXY_PORT: u16 = 10256;
 
-/// How long a check by UDP waits for an answer at most, whatever its timeout. Port unreachable takes a round trip, and a
-/// longer silence says nothing more.
+/// The maximum time that a check by UDP waits for an answer, whatever its timeout. Port unreachable takes one round
+/// trip, and a longer silence gives no more information.
 pub const UDP_SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// How often an endpoint is asked, and how many answers decide.
+/// How often an endpoint is checked, and how many results change its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rules {
-    /// From one check to the next.
+    /// The time between two checks.
     pub interval: Duration,
-    /// A check that takes longer has failed; at most the interval.
+    /// The maximum duration of a check, at most the interval.
     pub timeout: Duration,
-    /// Successes in a row that bring a failing target back; at least 1.
+    /// The number of consecutive successes that restore a failing target; at least 1.
     pub healthy_threshold: u32,
-    /// Failures in a row that take a passing target out; at least 1.
+    /// The number of consecutive failures that remove a passing target; at least 1.
     pub unhealthy_threshold: u32,
-    /// Whether a target that flaps needs more than these thresholds.
+    /// Whether a target that flaps needs more results than these thresholds.
     pub damping: bool,
 }
 
 impl Default for Rules {
-    /// The defaults of the configuration's `health`.
+    /// The defaults of `health` in the configuration.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(2),
@@ -50,27 +50,28 @@ impl Default for Rules {
     }
 }
 
-/// What is asked of an endpoint.
+/// The kind of a check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Check {
-    /// A TCP connection that is accepted.
+    /// A TCP connection that must be accepted.
     Tcp,
-    /// `GET` by HTTP/1.1 that is answered with 200 to 399; redirections are not followed.
+    /// A `GET` by HTTP/1.1 that must be answered with 200 to 399. Redirections are not followed.
     Http {
         /// Path and query.
         path: Arc<str>,
     },
-    /// The same by TLS. The certificate is not verified: as with the kubelet's probes, the address is what is meant.
+    /// Like [`Self::Http`], by TLS. The certificate is not verified: as with the kubelet's probes, the target is an
+    /// address and not a name.
     Https {
         /// Path and query.
         path: Arc<str>,
     },
-    /// An empty datagram that is not answered with port unreachable. Silence is good: only the application could
-    /// say more. It is waited for [`UDP_SILENCE_MAX`] at most.
+    /// An empty datagram that must not be answered with port unreachable. Silence is a success, since only the
+    /// application could answer more. The wait is at most [`UDP_SILENCE_MAX`].
     Udp,
-    /// The health-check node port of a Service on a node: 200, and the node's weight in a header.
+    /// The health-check node port of a Service on a node: it must answer 200, with the node's weight in a header.
     NodeHealthPort,
-    /// `/healthz` of the node's proxy: 200.
+    /// `/healthz` of the node's proxy: it must answer 200.
     NodeProxy,
 }
 
@@ -81,7 +82,7 @@ impl Check {
         matches!(self, Self::Https { .. })
     }
 
-    /// Whether an endpoint that says nothing in time passes.
+    /// Whether an endpoint passes if it does not answer in time.
     #[must_use]
     pub fn passes_in_silence(&self) -> bool {
         matches!(self, Self::Udp)
@@ -91,52 +92,52 @@ impl Check {
 /// How an endpoint is checked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Probe {
-    /// What is asked.
+    /// The kind of the check.
     pub check: Check,
-    /// How often, and how many answers decide.
+    /// The interval, the timeout and the thresholds.
     pub rules: Rules,
-    /// The namespace that wants it: the check counts towards this namespace's share of all checks. None: the operator
-    /// wants it, as the check of a node's proxy, which the Services of all namespaces have in common.
+    /// The namespace that needs the check, which counts towards this namespace's share of all checks. `None` if the
+    /// operator needs it, like the check of a node's proxy, which Services of all namespaces share.
     pub namespace: Option<Arc<str>>,
 }
 
 impl Probe {
-    /// A check that the operator wants.
+    /// A check for the operator.
     #[must_use]
     pub fn new(check: Check, rules: Rules) -> Self {
         Self { check, rules, namespace: None }
     }
 
-    /// The same check, wanted by a namespace.
+    /// The same check for a namespace.
     #[must_use]
     pub fn of(self, namespace: &Arc<str>) -> Self {
         Self { namespace: Some(Arc::clone(namespace)), ..self }
     }
 }
 
-/// A VIP that an endpoint is asked at, as clients ask it: their packets keep the VIP as destination, and are brought to the
-/// endpoint by the forwarding mode.
+/// A VIP at which an endpoint is checked as clients use it: packets have the VIP as destination, and the forwarding
+/// mode sends them to the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AtVip {
     /// The VIP.
     pub vip: IpAddr,
-    /// A mode of direct server return.
+    /// The mode, a DSR mode.
     pub mode: ForwardingMode,
 }
 
-/// One endpoint with one way of checking it. Prints as a URL.
+/// One endpoint with one kind of check. Prints as a URL.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
-    /// The endpoint, and the port that is asked.
+    /// The endpoint, and the port that is checked.
     pub address: SocketAddr,
-    /// How; shared, since many endpoints are checked alike.
+    /// The probe. It is shared, since many endpoints are checked in the same way.
     pub probe: Arc<Probe>,
-    /// The VIP at which it is asked, if not at its own address.
+    /// The VIP at which it is checked, if not at its own address.
     pub at_vip: Option<Arc<AtVip>>,
 }
 
 impl Target {
-    /// The check of an address.
+    /// The check of an endpoint at its own address.
     ///
     /// ```
     /// use tidegate_model::health::{Check, Probe, Rules, Target};

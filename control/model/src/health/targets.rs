@@ -7,63 +7,63 @@
 use super::Target;
 use crate::shared_map::{Iter, SharedMap};
 
-/// See the module.
+/// A set of targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Targets(SharedMap<Target, u32>);
 
 impl Targets {
-    /// How many there are.
+    /// The number of targets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether it is one of them.
+    /// Whether it contains the target.
     #[must_use]
     pub fn contains(&self, target: &Target) -> bool {
         self.0.contains_key(target)
     }
 
-    /// The least one.
+    /// The first target in order.
     #[must_use]
     pub fn first(&self) -> Option<&Target> {
         self.0.first_key_value().map(|(target, _)| target)
     }
 
-    /// All of them, sorted.
+    /// All targets, sorted.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Target> {
         self.0.keys()
     }
 
-    /// Whether both are the same, without looking inside.
+    /// Whether both are the same set. Does not compare contents.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.0.is_same(&other.0)
     }
 
-    /// Targets that only one of the two has, in their order; true for those that are new in `after`.
+    /// Targets that only one of the two sets has, in order, each with whether it is new in `after`.
     pub fn changes<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = (&'a Target, bool)> {
         self.0.diff(&after.0).filter_map(|change| match (change.before, change.after) {
             (None, Some(_)) => Some((change.key, true)),
             (Some(_), None) => Some((change.key, false)),
-            // Another number of Services wants it.
+            // Only the number of Services that need it differs.
             _ => None,
         })
     }
 
-    /// One Service more wants it.
+    /// Adds a Service that needs the target.
     pub fn want(&mut self, target: Target) {
         let count = self.0.get(&target).copied().unwrap_or_default();
         self.0.insert(target, count + 1);
     }
 
-    /// One Service less wants it.
+    /// Removes a Service that needed the target.
     pub fn release(&mut self, target: &Target) {
         match self.0.get(target).copied() {
             Some(count @ 2..) => self.0.insert(target.clone(), count - 1),

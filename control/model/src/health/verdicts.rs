@@ -12,26 +12,26 @@ use std::sync::Arc;
 
 use super::Target;
 
-/// Why a check failed; of a failing target, the last failure before it turned.
+/// Why a check failed. For a failing target, it is the failure that changed its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Failure {
     /// No answer within the timeout.
     Timeout,
-    /// Nothing listens there: RST, or ICMP port unreachable for UDP.
+    /// Nothing listens on the port: RST, or ICMP port unreachable for UDP.
     Refused,
-    /// No way there: ICMP, no neighbour, no route.
+    /// It cannot be reached: ICMP, no neighbour, no route.
     Unreachable,
     /// The connection ended before the answer.
     Closed,
     /// The TLS handshake failed.
     Tls,
-    /// What came is not HTTP.
+    /// The answer is not HTTP.
     NotHttp,
-    /// A backend of direct server return whose own address is good, while the VIP is not there: clients get no answer.
+    /// A DSR backend answers at its own address but not at the VIP: clients get no answer.
     NotOnVip,
-    /// An HTTP status that is not good.
+    /// An HTTP status that does not count as success.
     Status(u16),
-    /// Another error of the system, by its number where it has one.
+    /// Another error of the system, with its number if it has one.
     System(Option<i32>),
 }
 
@@ -52,19 +52,20 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What is known of one target. The default is that of a target that was never checked.
+/// The state of one target. The default is that of a target that was never checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HealthStatus {
-    /// Why it fails, where it does.
+    /// Why it fails, if it does.
     pub failure: Option<Failure>,
     /// How often its thresholds were raised because it flaps, 0 to 3.
     pub damping: u8,
-    /// What a node's health-check node port told last: its number of ready endpoints of the Service, capped at
-    /// 65535. Known from the first answer on, failing answers (503 with weight 0: the last endpoint left) included.
+    /// The last value that a node's health-check node port reported: its number of ready endpoints of the Service, at
+    /// most 65535. It is known from the first answer on, including failing answers (503 with weight 0 after the last
+    /// endpoint was removed).
     pub weight: Option<u16>,
 }
 
-/// What is known of all targets.
+/// The states of all targets.
 ///
 /// ```
 /// use tidegate_model::health::{Check, Failure, Probe, Rules, HealthStatus, Target, Verdicts};
@@ -82,7 +83,7 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// What is known of a target.
+    /// The state of a target.
     #[must_use]
     pub fn of(&self, target: &Target) -> HealthStatus {
         self.standings.get(target).copied().unwrap_or_default()
@@ -94,7 +95,7 @@ impl Verdicts {
         self.of(target).failure.is_some()
     }
 
-    /// The weight that a node told; see [`HealthStatus::weight`].
+    /// The weight that a node reported; see [`HealthStatus::weight`].
     #[must_use]
     pub fn weight(&self, target: &Target) -> Option<u16> {
         self.of(target).weight
@@ -105,19 +106,19 @@ impl Verdicts {
         self.standings.iter().filter(|(_, standing)| standing.failure.is_some()).map(|(target, _)| target)
     }
 
-    /// How many fail.
+    /// The number of targets that fail.
     #[must_use]
     pub fn failing_count(&self) -> usize {
         self.failing
     }
 
-    /// How many are damped.
+    /// The number of targets that are damped.
     #[must_use]
     pub fn damped_count(&self) -> usize {
         self.damped
     }
 
-    /// The targets whose standing differs between the two: what was decided by them has to be decided anew.
+    /// The targets whose state differs between the two. Results that depend on these must be recomputed.
     #[must_use]
     pub fn differing(&self, other: &Self) -> BTreeSet<Target> {
         if Arc::ptr_eq(&self.standings, &other.standings) {
@@ -128,7 +129,7 @@ impl Verdicts {
         both.filter(differs).map(|(target, _)| target.clone()).collect()
     }
 
-    /// Puts down what is known of a target now.
+    /// Sets the state of a target.
     pub fn set(&mut self, target: &Target, standing: HealthStatus) {
         let standings = Arc::make_mut(&mut self.standings);
         let before = if standing == HealthStatus::default() {
@@ -152,7 +153,7 @@ impl FromIterator<(Target, HealthStatus)> for Verdicts {
     }
 }
 
-/// Targets that fail, each by a timeout.
+/// The given targets fail, each with a timeout.
 impl FromIterator<Target> for Verdicts {
     fn from_iter<I: IntoIterator<Item = Target>>(targets: I) -> Self {
         let standing = HealthStatus { failure: Some(Failure::Timeout), ..HealthStatus::default() };

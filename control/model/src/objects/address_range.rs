@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use super::IpFamily;
 
-/// First to last address, both included, of one family.
+/// A range from the first to the last address, both included, of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressRange {
     first: IpAddr,
@@ -17,7 +17,7 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// The range from `first` to `last`, or `None` where the families differ or `last` comes before `first`.
+    /// The range from `first` to `last`, or `None` if the families differ or `last` is before `first`.
     #[must_use]
     pub fn new(first: IpAddr, last: IpAddr) -> Option<Self> {
         (IpFamily::of(first) == IpFamily::of(last) && first <= last).then_some(Self { first, last })
@@ -35,7 +35,7 @@ impl AddressRange {
         self.last
     }
 
-    /// The same range to a later last address, which must be of its family.
+    /// The range extended to a later last address, which must have the same family.
     #[must_use]
     pub fn up_to(self, last: IpAddr) -> Self {
         debug_assert_eq!(IpFamily::of(last), self.family(), "a range is of one family");
@@ -48,26 +48,26 @@ impl AddressRange {
         IpFamily::of(self.first)
     }
 
-    /// Whether the address lies within.
+    /// Whether the range contains the address.
     #[must_use]
     pub fn contains(&self, ip: IpAddr) -> bool {
         IpFamily::of(ip) == self.family() && self.first <= ip && ip <= self.last
     }
 
-    /// Whether the two have an address in common.
+    /// Whether the two ranges overlap.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.contains(other.first) || other.contains(self.first)
     }
 
-    /// How many addresses; the whole of IPv6 counts as one less, to stay a `u128`.
+    /// The number of addresses. The whole of IPv6 counts one less, to fit a `u128`.
     #[must_use]
     pub fn size(&self) -> u128 {
         (number(self.last) - number(self.first)).saturating_add(1)
     }
 }
 
-/// An address as a number of its family's width.
+/// An address as a number.
 pub fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => u128::from(u32::from(v4)),

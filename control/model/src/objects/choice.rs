@@ -5,31 +5,32 @@
 
 use super::{ResolvedEndpoint, TrafficPolicy};
 
-/// From where the choice is made.
+/// The place for which the choice is made.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Viewpoint<'a> {
-    /// The node whose endpoints are local, and whose topology hints count: the gateway's own, or the one that is the
-    /// target. `None` for an appliance off the cluster: then every endpoint counts as local.
+    /// The node whose endpoints are local, and whose topology hints apply: the gateway's own, or the target node.
+    /// `None` for an appliance outside of the cluster: every endpoint then counts as local.
     pub node: Option<&'a str>,
-    /// The zone whose topology hints count.
+    /// The zone whose topology hints apply.
     pub zone: Option<&'a str>,
 }
 
-/// Who takes new flows. Endpoints keep the order they were given in.
+/// The endpoints that take new flows, in their original order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice<'a> {
-    /// These, all ready.
+    /// These endpoints, all ready.
     Ready(Vec<&'a ResolvedEndpoint>),
-    /// None is ready; these terminate and still serve, which is better than nothing.
+    /// No endpoint is ready. These terminate and still serve, which is better than none.
     Terminating(Vec<&'a ResolvedEndpoint>),
-    /// Policy Local, nothing here, something elsewhere: packets are dropped, the router should ask another.
+    /// With policy Local there are endpoints, but none here. Packets are dropped, so that the router tries another
+    /// gateway.
     OnlyElsewhere,
-    /// Nobody at all: `noEndpoints` decides (reject or drop).
+    /// There are no endpoints: `noEndpoints` decides (reject or drop).
     Nobody,
 }
 
 impl<'a> Choice<'a> {
-    /// The chosen endpoints, empty where there are none.
+    /// The chosen endpoints; empty if there are none.
     pub fn endpoints(&self) -> &[&'a ResolvedEndpoint] {
         match self {
             Self::Ready(endpoints) | Self::Terminating(endpoints) => endpoints,
@@ -40,8 +41,8 @@ impl<'a> Choice<'a> {
 
 /// Chooses among the endpoints of one service port.
 ///
-/// Cluster: all ready ones, filtered by topology hints ([`hinted`]); else those serving and terminating. Local: the
-/// same without hints, among those on the viewpoint's node.
+/// Policy Cluster: all ready ones, filtered by topology hints ([`hinted`]); if there are none, those that serve and
+/// terminate. Policy Local: the same without hints, among those on the viewpoint's node.
 pub fn choose<'a>(
     endpoints: &'a [ResolvedEndpoint],
     policy: TrafficPolicy,
@@ -63,7 +64,7 @@ pub fn choose<'a>(
     }
 }
 
-/// The ready ones, else those that serve while they terminate.
+/// The ready endpoints; if there are none, those that serve while they terminate.
 fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> Choice<'a> {
     let ready: Vec<_> = endpoints.clone().filter(|e| e.ready).collect();
     if !ready.is_empty() {
@@ -73,15 +74,16 @@ fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> 
     if terminating.is_empty() { Choice::Nobody } else { Choice::Terminating(terminating) }
 }
 
-/// Topology hints, as kube-proxy heeds them: where every ready endpoint names nodes and one of them ours, those that
-/// name our node (`trafficDistribution: PreferSameNode`); else where every one names zones and one of them ours, those
-/// that name our zone; else all. All or nothing, so that a node or zone is never left with half of its endpoints.
+/// Applies topology hints like kube-proxy. If every ready endpoint names nodes and one of them names ours, the result
+/// is those that name our node (`trafficDistribution: PreferSameNode`). Otherwise, if every one names zones and one of
+/// them names ours, it is those that name our zone; otherwise it is all of them. So a node or zone never loses only a
+/// part of its endpoints.
 fn hinted<'a>(ready: Vec<&'a ResolvedEndpoint>, viewpoint: Viewpoint<'_>) -> Vec<&'a ResolvedEndpoint> {
     let of_node = named(&ready, |e| &e.hint_nodes, viewpoint.node);
     of_node.or_else(|| named(&ready, |e| &e.hint_zones, viewpoint.zone)).unwrap_or(ready)
 }
 
-/// Those whose hints name `ours`; `None` where the hints do not count.
+/// The endpoints whose hints contain `ours`; `None` if the hints do not apply.
 fn named<'a>(
     ready: &[&'a ResolvedEndpoint],
     hints: impl Fn(&'a ResolvedEndpoint) -> &'a [String],

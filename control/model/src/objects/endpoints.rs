@@ -1,4 +1,4 @@
-//! The endpoints of a Service as they are written: EndpointSlices, and the legacy Endpoints.
+//! The endpoints of a Service as written: EndpointSlices, and the legacy Endpoints.
 //!
 //! Nothing is merged or left out here, except what the API ignores (addresses after the first). `resolve` merges them
 //! for a Service, `choice` chooses among them.
@@ -17,22 +17,22 @@ pub struct EndpointSlice {
     pub meta: Metadata,
     /// `addressType`.
     pub address_type: AddressType,
-    /// `ports`; they count for every endpoint of the slice.
+    /// `ports`, which apply to every endpoint of the slice.
     pub ports: Vec<EndpointPort>,
-    /// `endpoints` in the order written (origin paths `endpoints[i]`). Empty where they are [`left_out`](Self::left_out).
+    /// `endpoints` in the order written (origin paths `endpoints[i]`). Empty if they are [`left_out`](Self::left_out).
     pub endpoints: Vec<Endpoint>,
-    /// Set where the source does not keep the endpoints, because they are beyond a limit.
+    /// Set if the source does not keep the endpoints, because they exceed a limit.
     pub left_out: Option<LeftOut>,
 }
 
-/// What is known of a slice whose endpoints are not kept.
+/// The properties of a slice whose endpoints are not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeftOut {
-    /// How many endpoints it lists.
+    /// The number of endpoints that it lists.
     pub endpoints: usize,
     /// [`EndpointSlice::size`] of the whole slice.
     pub bytes: usize,
-    /// Why they are not kept.
+    /// The reason.
     pub why: NotKept,
 }
 
@@ -43,27 +43,27 @@ pub enum NotKept {
     TooManyEndpoints,
     /// The slices of its namespace are larger than the share of the namespace, and its Service is among the newest.
     NamespaceShare,
-    /// They fit again, and the source has not read them yet.
+    /// They fit again, but the source has not read them yet.
     Awaited,
 }
 
-/// Bytes that a slice, a port and an endpoint take in memory without their texts: decoded, and as the JSON that a source
-/// keeps beside that. A text counts twice.
+/// Bytes that a slice, a port and an endpoint take in memory without their texts, both decoded and as the JSON that a
+/// source keeps in addition. A text counts twice.
 const SLICE_BYTES: usize = 1024;
 const PORT_BYTES: usize = 192;
 const ENDPOINT_BYTES: usize = 512;
 const HINT_BYTES: usize = 64;
 const FAULT_BYTES: usize = 512;
-/// Ports of a slice that is left out are kept up to this size, to count what the Service asks for.
+/// Ports of a slice that is left out are kept up to this size, so that the demand of the Service can be counted.
 const LEFT_OUT_PORTS_BYTES_MAX: usize = 4096;
 
 impl EndpointSlice {
-    /// How many endpoints it lists, whether or not they are kept.
+    /// The number of endpoints that it lists, kept or not.
     pub fn endpoint_count(&self) -> usize {
         self.left_out.map_or(self.endpoints.len(), |left_out| left_out.endpoints)
     }
 
-    /// Bytes that the whole slice takes in memory, by estimate; the same for equal slices of every source.
+    /// The estimated size of the whole slice in memory, in bytes. It is the same for equal slices of every source.
     pub fn size(&self) -> usize {
         if let Some(left_out) = self.left_out {
             return left_out.bytes;
@@ -94,8 +94,8 @@ impl EndpointSlice {
         self.ports.iter().map(port).sum()
     }
 
-    /// The slice without its endpoints and all else that may be large: that it exists, for which Service, and how much
-    /// it lists.
+    /// The slice without its endpoints and other large parts: it records the slice's existence, its Service, and how
+    /// much it lists.
     pub fn left_out(&self, why: NotKept) -> Self {
         let left_out = LeftOut { endpoints: self.endpoint_count(), bytes: self.size(), why };
         let service = self.meta.labels.get(SERVICE_NAME_LABEL);
@@ -116,7 +116,7 @@ impl EndpointSlice {
         }
     }
 
-    /// The Service it belongs to, by the label `kubernetes.io/service-name`.
+    /// The Service that it belongs to, by the label `kubernetes.io/service-name`.
     pub fn service(&self) -> Option<ObjectKey> {
         let name = self.meta.labels.get(SERVICE_NAME_LABEL).filter(|n| !n.is_empty())?;
         Some(ObjectKey::new(self.meta.key.namespace.clone(), name.clone()))
@@ -130,9 +130,9 @@ pub enum AddressType {
     V4,
     /// IPv6.
     V6,
-    /// Names; never served.
+    /// Names, which are never served.
     Fqdn,
-    /// One that is not known here, of an API server newer than the gateway; never served.
+    /// An unknown type of an API server that is newer than the gateway; never served.
     Unknown,
 }
 
@@ -151,11 +151,11 @@ impl AddressType {
 /// A port of a slice or of a subset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointPort {
-    /// Name; matches the Service port's. Empty for the unnamed one.
+    /// Name, which matches the Service port's; empty for an unnamed port.
     pub name: String,
     /// Protocol.
     pub protocol: Protocol,
-    /// Number; `None` is not a port that can be served.
+    /// Number; a port with `None` cannot be served.
     pub port: Option<Port>,
     /// `appProtocol`.
     pub app_protocol: Option<String>,
@@ -164,7 +164,7 @@ pub struct EndpointPort {
 /// One endpoint of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses[0]`, the only one that counts; `None` in slices of names.
+    /// `addresses[0]`, the only one that is used; `None` in slices of names.
     pub address: Option<IpAddr>,
     /// `conditions` as written.
     pub conditions: Conditions,
@@ -180,7 +180,7 @@ pub struct Endpoint {
     pub target_ref: Option<ObjectRef>,
 }
 
-/// `conditions` of an endpoint: what is not said has a meaning, given by the methods.
+/// `conditions` of an endpoint. The methods define the meaning of absent ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Conditions {
     /// `ready`.
@@ -192,17 +192,17 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Takes new flows. Not said means yes.
+    /// Whether it takes new flows. If not specified, it does.
     pub fn is_ready(self) -> bool {
         self.ready.unwrap_or(true)
     }
 
-    /// Answers, whether or not it terminates. Not said means yes.
+    /// Whether it answers, even if it terminates. If not specified, it does.
     pub fn is_serving(self) -> bool {
         self.serving.unwrap_or(true)
     }
 
-    /// Is going away. Not said means no.
+    /// Whether it is terminating. If not specified, it is not.
     pub fn is_terminating(self) -> bool {
         self.terminating.unwrap_or(false)
     }
@@ -211,13 +211,13 @@ impl Conditions {
 /// `targetRef`: the object behind an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectRef {
-    /// Kind, mostly `Pod`.
+    /// Kind, usually `Pod`.
     pub kind: String,
     /// Namespace and name.
     pub key: ObjectKey,
 }
 
-/// Legacy `v1` Endpoints; namespace and name are those of the Service.
+/// Legacy `v1` Endpoints, with the namespace and name of the Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoints {
     /// Name, annotations, origin.
@@ -229,7 +229,7 @@ pub struct Endpoints {
 /// One subset: every address serves every port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subset {
-    /// `addresses`: ready.
+    /// `addresses`, which are ready.
     pub addresses: Vec<EndpointAddress>,
     /// `notReadyAddresses`.
     pub not_ready_addresses: Vec<EndpointAddress>,

@@ -53,7 +53,7 @@ use crate::shared_map::SharedMap;
 /// Labels, annotations and `matchLabels`.
 pub type Labels = BTreeMap<String, String>;
 
-/// A port that can be sent to: never zero.
+/// A port number that is never zero.
 pub type Port = std::num::NonZeroU16;
 
 /// Namespace and name of an object; the namespace of cluster-wide kinds is empty. Prints `ns/name`.
@@ -81,30 +81,30 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// What all kinds have in common.
+/// The metadata that all kinds have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
     /// Namespace and name.
     pub key: ObjectKey,
-    /// Identity over time. Where the input has none it is derived from kind, namespace and name.
+    /// The identity of the object. If the input has none, it is derived from kind, namespace and name.
     pub uid: String,
-    /// The creation time, if it is written: it decides which Service keeps a contested address.
+    /// The creation time, if it is known. It decides which Service keeps a contested address.
     pub creation_time: Option<jiff::Timestamp>,
-    /// Set while the object waits for its deletion: `deletionTimestamp`.
+    /// `deletionTimestamp`, which is set while the object waits for its deletion.
     pub deletion_time: Option<jiff::Timestamp>,
     /// Labels.
     pub labels: Labels,
     /// Annotations.
     pub annotations: Labels,
-    /// What of the object cannot be used, each with its field. Only a Service, an EndpointSlice or a Node of an API
-    /// server has any, which was stored by laxer rules: of a file the object would have been refused.
+    /// The parts of the object that cannot be used, each with its field. Only a Service, an EndpointSlice or a Node of
+    /// an API server has any, if it was stored under laxer rules; an object of a file would have been refused.
     pub faults: Vec<Diagnostic>,
-    /// Where it was written.
+    /// The place where it was written.
     pub origin: Origin,
 }
 
 impl Metadata {
-    /// Metadata with only a key, for objects that are not read from a source; the uid is the key itself.
+    /// Metadata with only a key, for objects that are not read from a source. The uid is the key itself.
     pub fn new(key: ObjectKey) -> Self {
         Self {
             uid: key.to_string(),
@@ -118,39 +118,39 @@ impl Metadata {
         }
     }
 
-    /// The order in which contested things are kept, first come first: by creation time, then UID, then name; what
-    /// has no creation time comes last.
+    /// The order of precedence for contested addresses and ports: by creation time, then UID, then name. An object
+    /// without a creation time comes last.
     pub fn seniority(&self) -> impl Ord + '_ {
         (self.creation_time.is_none(), self.creation_time, &self.uid, &self.key)
     }
 }
 
-/// All objects a source has, at one moment.
+/// All objects of a source at one moment.
 ///
-/// A copy is a few pointers, and an edit of one costs what it changes: see [`SharedMap`].
+/// A copy costs a few pointers, and an edit costs only what it changes: see [`SharedMap`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Services by namespace and name.
     pub services: SharedMap<ObjectKey, Arc<Service>>,
     /// EndpointSlices by their own namespace and name (not their Service's).
     pub endpoint_slices: SharedMap<ObjectKey, Arc<EndpointSlice>>,
-    /// Legacy Endpoints; the key is that of their Service.
+    /// Legacy Endpoints. The key is that of their Service.
     pub endpoints: SharedMap<ObjectKey, Arc<Endpoints>>,
     /// Pods.
     pub pods: SharedMap<ObjectKey, Arc<Pod>>,
-    /// Namespaces by name. One that has objects but is not itself given is not here: see
+    /// Namespaces by name. A namespace that has objects but no object of its own is not included: see
     /// [`Objects::namespace_labels`].
     pub namespaces: SharedMap<String, Arc<Namespace>>,
     /// Nodes by name.
     pub nodes: SharedMap<String, Arc<Node>>,
-    /// AddressPools by name; those of the configuration are not here.
+    /// AddressPools by name, without those of the configuration.
     pub address_pools: SharedMap<String, Arc<AddressPool>>,
-    /// Where the API server is reached that the objects are from; loopback addresses are not here.
+    /// The addresses of the API server that the objects come from, without loopback addresses.
     pub api_servers: BTreeSet<IpAddr>,
 }
 
 impl Objects {
-    /// Labels that a `namespaceSelector` sees: those of the Namespace object where there is one, and always
+    /// The labels that a `namespaceSelector` sees: those of the Namespace object, if there is one, and always
     /// `kubernetes.io/metadata.name`, which an API server sets on every namespace.
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let mut labels = self.namespaces.get(name).map(|n| n.meta.labels.clone()).unwrap_or_default();
@@ -163,9 +163,9 @@ impl Objects {
         self.nodes.get(node)?.zone()
     }
 
-    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not when it is marked for deletion,
-    /// or deleted. An appliance, which is on none, is eligible. Where the source need not have Nodes (`lists_nodes`
-    /// false: a directory), so is a gateway on a node that is not known.
+    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not if it is marked for deletion, or
+    /// deleted. An appliance without a node is eligible. If the source need not contain Nodes (`lists_nodes` is false:
+    /// a directory), a gateway on an unknown node is eligible too.
     pub fn is_eligible(&self, own_node: Option<&str>, lists_nodes: bool) -> bool {
         own_node.is_none_or(|node| match self.nodes.get(node) {
             Some(node) => !node.is_leaving(),

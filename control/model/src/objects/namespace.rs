@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::{IpFamily, Metadata};
 
-/// A Namespace: its labels are what `namespaceSelector` sees.
+/// A Namespace, whose labels a `namespaceSelector` sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
     /// Name, labels, origin.
@@ -22,7 +22,7 @@ pub struct Node {
     pub internal_ips: Vec<IpAddr>,
     /// `status.addresses` of type ExternalIP.
     pub external_ips: Vec<IpAddr>,
-    /// `spec.podCIDRs` (or `podCIDR`): whose Pods have addresses of these.
+    /// `spec.podCIDRs` (or `podCIDR`): the networks of its Pods.
     pub pod_cidrs: Vec<IpNet>,
     /// `spec.taints` has `ToBeDeletedByClusterAutoscaler`.
     pub to_be_deleted: bool,
@@ -40,7 +40,7 @@ impl Node {
         }
     }
 
-    /// The address by which the gateway reaches it in a family: its first InternalIP of it.
+    /// The address at which the gateway reaches it in a family: its first InternalIP of that family.
     pub fn internal_ip(&self, family: IpFamily) -> Option<IpAddr> {
         self.internal_ips.iter().copied().find(|ip| IpFamily::of(*ip) == family)
     }
@@ -50,14 +50,14 @@ impl Node {
         self.meta.labels.get("topology.kubernetes.io/zone").map(String::as_str).filter(|z| !z.is_empty())
     }
 
-    /// Whether it is marked for deletion, as kube-proxy's `/healthz` understands it: it is being deleted, or the
-    /// cluster autoscaler's taint says that it will be.
+    /// Whether it is marked for deletion, as kube-proxy's `/healthz` defines it: it is being deleted, or has the
+    /// cluster autoscaler's taint for nodes that will be.
     pub fn is_leaving(&self) -> bool {
         self.to_be_deleted || self.meta.deletion_time.is_some()
     }
 
-    /// Whether the operator keeps load balancers off it
-    /// (label `node.kubernetes.io/exclude-from-external-load-balancers`, whatever its value).
+    /// Whether the operator excludes it from load balancers (label
+    /// `node.kubernetes.io/exclude-from-external-load-balancers` with any value).
     pub fn is_excluded(&self) -> bool {
         self.meta.labels.contains_key("node.kubernetes.io/exclude-from-external-load-balancers")
     }

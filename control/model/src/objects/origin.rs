@@ -16,25 +16,25 @@ use std::sync::Arc;
 use crate::diagnostic::Location;
 use crate::fnv::{self, fnv1a};
 
-/// Places of an object's fields. Cheap to clone; takes no part in equality.
+/// The places of an object's fields. Cheap to clone; ignored by equality.
 #[derive(Clone, Default)]
 pub struct Origin(Option<Arc<Places>>);
 
 struct Places {
     file: Arc<str>,
-    /// Of the object as a whole.
+    /// The place of the whole object.
     root: (u32, u32),
     /// (hash of the field path, line, column), sorted by hash.
     fields: Box<[(u64, u32, u32)]>,
 }
 
 impl Origin {
-    /// An object that was not read from a file.
+    /// The origin of an object that was not read from a file.
     pub fn unknown() -> Self {
         Self(None)
     }
 
-    /// The places of an object in `file`, as (line, column): of the object as a whole, and of fields by path.
+    /// The places of an object in `file`, as (line, column): of the whole object, and of fields by path.
     pub fn new<'a>(
         file: impl Into<Arc<str>>,
         root: (u32, u32),
@@ -44,7 +44,7 @@ impl Origin {
         Self::from_hashed(file.into(), root, fields.into_iter().map(hashed).collect())
     }
 
-    /// The same with fields by the [`path_hash`] of their path.
+    /// Like [`Self::new`], with fields by the [`path_hash`] of their path.
     pub(crate) fn from_hashed(file: Arc<str>, root: (u32, u32), mut fields: Vec<(u64, u32, u32)>) -> Self {
         fields.sort_unstable();
         Self(Some(Arc::new(Places { file, root, fields: fields.into() })))
@@ -55,7 +55,7 @@ impl Origin {
         self.0.as_ref().map(|p| &*p.file)
     }
 
-    /// The place of the object as a whole.
+    /// The place of the whole object.
     pub fn location(&self) -> Option<Location> {
         self.field("")
     }
@@ -87,7 +87,7 @@ pub fn path_hash(so_far: u64, more: &str) -> u64 {
     fnv1a(so_far, more.bytes())
 }
 
-/// `a.b[c.d/e]` -> `a.b` -> `a` -> ``. A key in brackets may hold dots.
+/// `a.b[c.d/e]` -> `a.b` -> `a` -> ``. A key in brackets may contain dots.
 fn parent(path: &str) -> &str {
     let cut = if path.ends_with(']') { path.rfind('[') } else { path.rfind('.') };
     &path[..cut.unwrap_or(0)]

@@ -1,4 +1,4 @@
-//! A Pod, with the fields that make it an endpoint when there are no slices.
+//! A Pod, with the fields that are needed to use it as an endpoint when there are no slices.
 
 use std::net::IpAddr;
 
@@ -7,15 +7,15 @@ use super::{Metadata, Port, Protocol};
 /// A Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Name, labels, `deletion_time` when terminating, origin.
+    /// Name, labels, `deletion_time` if it is terminating, origin.
     pub meta: Metadata,
     /// `spec.nodeName`.
     pub node_name: Option<String>,
     /// `status.podIPs` (or `podIP`).
     pub ips: Vec<IpAddr>,
-    /// Condition `Ready` is `True`.
+    /// Whether the condition `Ready` is `True`.
     pub ready: bool,
-    /// `status.phase` is `Succeeded` or `Failed`: it will never serve again.
+    /// Whether `status.phase` is `Succeeded` or `Failed`, so that it will never serve again.
     pub finished: bool,
     /// Ports of all containers (and of init containers that keep running), in the order written.
     pub container_ports: Vec<ContainerPort>,
@@ -33,7 +33,7 @@ pub struct ContainerPort {
 }
 
 impl Pod {
-    /// The number this Pod gives to a named target port.
+    /// The number of a named target port in this Pod.
     pub fn named_port(&self, name: &str, protocol: Protocol) -> Option<Port> {
         self.container_ports.iter().find(|p| p.name == name && p.protocol == protocol).map(|p| p.port)
     }

@@ -16,26 +16,26 @@ pub struct Pool {
     pub ranges: Vec<AddressRange>,
     /// Whether Services that name no pool get addresses from it.
     pub auto_assign: bool,
-    /// Whether `spec.externalIPs` inside it are honoured.
+    /// Whether `spec.externalIPs` within it are honoured.
     pub external_ips: bool,
-    /// Disabled: there are no new assignments, existing ones stay.
+    /// Whether it is disabled: there are no new assignments, and existing ones stay.
     pub disabled: bool,
     /// Namespaces that may use it; the empty selector admits all.
     pub namespace_selector: Selector,
     /// Services that may use it; the empty selector admits all.
     pub service_selector: Selector,
-    /// Addresses that one namespace may hold.
+    /// The number of addresses that one namespace may hold.
     pub quota_per_namespace: Option<u32>,
-    /// Whether Services of different namespaces may share an address (they need the same sharing key as well).
+    /// Whether Services of different namespaces may share an address. They also need the same sharing key.
     pub shared_across_namespaces: bool,
-    /// Take addresses back from Services that the pool would not give them now: `forceRelease`.
+    /// `forceRelease`: take addresses back from Services to which the pool would not assign them now.
     pub force_release: bool,
-    /// Its own labels: `scope: internal` is what annotations that ask for an internal address choose by.
+    /// Its labels. Annotations that request an internal address select pools with `scope: internal`.
     pub labels: Labels,
 }
 
 impl Pool {
-    /// A pool of which nothing is written but its name and addresses, with the defaults of the configuration.
+    /// A pool with only a name and addresses, and the defaults of the configuration.
     #[must_use]
     pub fn new(name: impl Into<String>, ranges: Vec<AddressRange>) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl Pool {
         }
     }
 
-    /// Whether the address is one of its own.
+    /// Whether the pool contains the address.
     #[must_use]
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.ranges.iter().any(|r| r.contains(ip))
@@ -65,13 +65,13 @@ impl Pool {
         self.ranges.iter().any(|r| r.family() == family)
     }
 
-    /// Whether a Service with these labels in a namespace with those may use it.
+    /// Whether a Service with these labels, in a namespace with these labels, may use it.
     #[must_use]
     pub fn admits(&self, service: &Labels, namespace: &Labels) -> bool {
         self.service_selector.matches(service) && self.namespace_selector.matches(namespace)
     }
 
-    /// A range of its own that has an address in common with one of the other pool, and that one.
+    /// A range of this pool and a range of the other pool that overlap.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> Option<(AddressRange, AddressRange)> {
         let pairs = self.ranges.iter().flat_map(|a| other.ranges.iter().map(move |b| (a, b)));
@@ -79,19 +79,20 @@ impl Pool {
     }
 }
 
-/// An `AddressPool` object. It is cluster-wide; the pool's name is the object's.
+/// An `AddressPool` object. It is cluster-wide, and its name is the pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressPool {
     /// Name, labels, origin.
     pub meta: Metadata,
-    /// The pool. Invalid ranges are left out and reported in `faults`; a pool that was valid before keeps its last
+    /// The pool. Invalid ranges are left out and reported in `faults`. A pool that was valid before keeps its last
     /// valid state.
     pub pool: Pool,
-    /// What of its spec cannot be used; only an API server without our schema lets such an object in.
+    /// The parts of its spec that cannot be used. Only an API server without our schema accepts such an object.
     pub faults: Vec<Diagnostic>,
-    /// `metadata.generation`, 0 where the source has none.
+    /// `metadata.generation`; 0 if the source has none.
     pub generation: i64,
-    /// Whether it carries [`FINALIZER`](super::FINALIZER): it does not go while Services hold addresses of it.
+    /// Whether it has the [`FINALIZER`](super::FINALIZER), which prevents its removal while Services hold addresses
+    /// from it.
     pub is_finalized_by_us: bool,
     /// `status` as read.
     pub status: AddressPoolStatus,
@@ -100,11 +101,11 @@ pub struct AddressPool {
 /// The status of an `AddressPool` as the API server has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressPoolStatus {
-    /// Addresses that it has.
+    /// The number of its addresses.
     pub total: i64,
-    /// Addresses that Services hold.
+    /// The number of addresses that Services hold.
     pub used: i64,
-    /// Addresses that can still be assigned.
+    /// The number of addresses that can still be assigned.
     pub available: i64,
     /// `Accepted`, `Overlaps`, `InUse`.
     pub conditions: Vec<Condition>,

@@ -3,8 +3,8 @@
 //! Pure. `reconcile` builds one [`EndpointIndex`] over a state of [`Objects`] and queries it for each Service.
 //! [`super::choose`] and health decide which of the endpoints take flows.
 //!
-//! The first of these that exists counts: EndpointSlices labelled with the Service's name; the legacy Endpoints of
-//! the same name; for a Service with a selector, the Pods that it selects.
+//! The first of these that exists is used: EndpointSlices labelled with the Service's name; the legacy Endpoints of the
+//! same name; for a Service with a selector, the Pods that it selects.
 //!
 //! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
 
@@ -27,22 +27,21 @@ use crate::diagnostic::{Diagnostic, Location};
 pub struct ServiceEndpoints {
     /// One entry for each of the Service's ports, in its order.
     pub ports: Vec<PortEndpoints>,
-    /// Endpoints that were refused and other oddities, as warnings with their place.
+    /// Refused endpoints and other faults, as warnings with their place.
     pub findings: Vec<Diagnostic>,
-    /// Ports of the Service that get no endpoint because no slice, Endpoints or Pod has such a port: as warnings that
+    /// Ports of the Service without endpoints, because no slice, Endpoints or Pod has such a port: as warnings that
     /// name the ports of both.
     pub unmatched: Vec<Diagnostic>,
-    /// What of its EndpointSlices cannot be used ([`Metadata::faults`]), with the slice.
+    /// The parts of its EndpointSlices that cannot be used ([`Metadata::faults`]), each with the slice.
     pub slice_faults: Vec<(ObjectKey, Diagnostic)>,
-    /// How many endpoints there would be over all ports, when they are more than [`ENDPOINTS_MAX`]: then the
-    /// ports have none.
+    /// The number of endpoints over all ports, if it exceeds [`ENDPOINTS_MAX`]. The ports then have none.
     pub too_many: Option<usize>,
-    /// The source does not keep the endpoints of its EndpointSlices: then the ports have none. Not set where they are
-    /// [`too_many`](Self::too_many).
+    /// Set if the source does not keep the endpoints of its EndpointSlices. The ports then have none. Not set if there
+    /// are [`too_many`](Self::too_many).
     pub not_kept: Option<NotKept>,
 }
 
-/// Endpoints of one Service over all its ports. Beyond that nothing is built of them.
+/// The maximum number of endpoints of one Service over all its ports. If there are more, none are built.
 pub const ENDPOINTS_MAX: usize = 262_144;
 
 /// The endpoints of one service port.
@@ -52,35 +51,35 @@ pub struct PortEndpoints {
     pub port: Port,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Sorted by (address, port), each once.
+    /// Sorted by (address, port), without duplicates.
     pub endpoints: Vec<ResolvedEndpoint>,
 }
 
 impl PortEndpoints {
-    /// Distinct addresses of ready endpoints, for health-check node ports: on `node` alone where it is
-    /// given, else all.
+    /// Distinct addresses of ready endpoints, for health-check node ports: only those on `node` if it is given,
+    /// otherwise all.
     pub fn ready_addresses(&self, node: Option<&str>) -> BTreeSet<IpAddr> {
         let here = |e: &&ResolvedEndpoint| node.is_none() || e.node.as_deref() == node;
         self.endpoints.iter().filter(|e| e.ready).filter(here).map(|e| e.ip).collect()
     }
 }
 
-/// A backend candidate: an address and port with what is known of it. Ordered by address and port first.
+/// A backend candidate: an address and port with its properties. Ordered by address and port first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResolvedEndpoint {
     /// Address.
     pub ip: IpAddr,
     /// Port, as the slice or the Pod resolved it.
     pub port: Port,
-    /// Takes new flows.
+    /// Whether it takes new flows.
     pub ready: bool,
-    /// Answers.
+    /// Whether it answers.
     pub serving: bool,
-    /// Is going away.
+    /// Whether it is terminating.
     pub terminating: bool,
     /// The node that it is on.
     pub node: Option<String>,
-    /// Its zone: of the endpoint, else of its node.
+    /// Its zone: the endpoint's own, otherwise that of its node.
     pub zone: Option<String>,
     /// Zones that should use it, sorted.
     pub hint_zones: Vec<String>,
@@ -91,16 +90,15 @@ pub struct ResolvedEndpoint {
 }
 
 impl ResolvedEndpoint {
-    /// Which of two sightings of the same address and port counts: the one that is not terminating, then the
-    /// one in the better state; the rest only makes the choice independent of order.
+    /// Whether this entry takes precedence over another one for the same address and port: the one that is not
+    /// terminating, then the one in the better state. The rest only makes the result independent of order.
     fn outranks(&self, other: &Self) -> bool {
         let rank = |e: &Self| (!e.terminating, e.ready, e.serving);
         rank(self).cmp(&rank(other)).then_with(|| other.cmp(self)).is_gt()
     }
 }
 
-/// Why an address cannot be an endpoint of anything, or `None` where it can (the API server's rule for
-/// endpoint addresses).
+/// Why an address cannot be an endpoint, or `None` if it can (the API server's rule for endpoint addresses).
 pub fn refused_endpoint(ip: IpAddr) -> Option<&'static str> {
     let link_local = match ip.to_canonical() {
         IpAddr::V4(v4) => v4.is_link_local(),
@@ -163,19 +161,19 @@ pub fn places_of_endpoints(
     places
 }
 
-/// Look-up from a Service to what describes its endpoints, over one state of objects.
+/// Finds the objects that describe a Service's endpoints in one state of objects.
 pub struct EndpointIndex<'a> {
     objects: &'a Objects,
     slices: Cow<'a, SliceIndex>,
     pods: Cow<'a, PodIndex<'a>>,
 }
 
-/// EndpointSlices by the Service that they belong to. Kept from one state of objects to the next.
+/// EndpointSlices by their Service. It is kept from one state of objects to the next.
 #[derive(Debug, Clone, Default)]
 pub struct SliceIndex(HashMap<ObjectKey, Vec<Arc<EndpointSlice>>>);
 
 impl SliceIndex {
-    /// One pass over all slices.
+    /// Builds the index in one pass over all slices.
     pub fn new(objects: &Objects) -> Self {
         let mut index = Self::default();
         for slice in objects.endpoint_slices.values() {
@@ -189,7 +187,7 @@ impl SliceIndex {
         self.0.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// Takes over that a slice was added, changed or removed; the Services that it matters to.
+    /// Updates the index after a slice was added, changed or removed. Returns the affected Services.
     pub fn replace(
         &mut self,
         before: Option<&Arc<EndpointSlice>>,
@@ -230,12 +228,12 @@ impl<'a> PodIndex<'a> {
 }
 
 impl<'a> EndpointIndex<'a> {
-    /// Indexes the objects: one pass over slices, and one over Pods where a Service needs it.
+    /// Indexes the objects, in one pass over slices, and one over Pods if a Service needs it.
     pub fn new(objects: &'a Objects) -> Self {
         Self { objects, slices: Cow::Owned(SliceIndex::new(objects)), pods: Cow::Owned(PodIndex::default()) }
     }
 
-    /// The same with indices that are there already; they have to be of these objects.
+    /// Like [`Self::new`], with existing indices, which must belong to these objects.
     pub fn over(objects: &'a Objects, slices: &'a SliceIndex, pods: &'a PodIndex<'a>) -> Self {
         Self { objects, slices: Cow::Borrowed(slices), pods: Cow::Borrowed(pods) }
     }
@@ -248,7 +246,7 @@ impl<'a> EndpointIndex<'a> {
             return ServiceEndpoints { too_many: Some(demand), ..merge.finish() };
         }
         match self.not_kept(service, &merge) {
-            // Not all of its slices have its ports: what they list is too much all the same.
+            // Some of its slices may lack its ports, but what they list is too much in any case.
             Some(NotKept::TooManyEndpoints) => {
                 let listed = self.slices.of(&service.meta.key).iter().map(|slice| slice.endpoint_count());
                 return ServiceEndpoints { too_many: Some(listed.sum()), ..merge.finish() };
@@ -269,7 +267,7 @@ impl<'a> EndpointIndex<'a> {
         merge.finish()
     }
 
-    /// The Pods that a Service's selector names; none without a selector.
+    /// The Pods that a Service's selector selects; none without a selector.
     fn selected_pods<'s>(&'s self, service: &'s Service) -> impl Iterator<Item = &'a Pod> + use<'s, 'a> {
         let pods = match service.selector.is_empty() {
             true => &[],
@@ -279,8 +277,7 @@ impl<'a> EndpointIndex<'a> {
         pods.iter().copied().filter(selected)
     }
 
-    /// How many endpoints slices and Endpoints describe over all ports of a Service, each counted as often as it is
-    /// listed.
+    /// The number of endpoints that slices and Endpoints describe over all ports of a Service, counting duplicates.
     fn demand(&self, service: &Service, merge: &Merge<'_>) -> usize {
         if let Some(slices) = self.slices.0.get(&service.meta.key) {
             return slices.iter().map(|slice| slice.endpoint_count() * merge.ports_served(slice)).sum();
@@ -293,7 +290,7 @@ impl<'a> EndpointIndex<'a> {
         self.selected_pods(service).map(|pod| pod.ips.len() * service.ports.len()).sum()
     }
 
-    /// Why the endpoints that slices list for ports of the Service are not there, if they are not.
+    /// Why the endpoints that slices list for ports of the Service are missing, if they are.
     fn not_kept(&self, service: &Service, merge: &Merge<'_>) -> Option<NotKept> {
         let slices = self.slices.of(&service.meta.key).iter();
         let asked_for = slices.filter(|slice| slice.endpoint_count() > 0 && merge.ports_served(slice) > 0);
@@ -312,7 +309,7 @@ struct Merge<'a> {
     service: &'a Service,
     /// The Service's ports by name and protocol.
     by_name: HashMap<(&'a str, Protocol), usize>,
-    /// Per service port.
+    /// The endpoints of each service port.
     ports: Vec<BTreeMap<(IpAddr, Port), ResolvedEndpoint>>,
     findings: BTreeSet<Diagnostic>,
     unmatched: Vec<Diagnostic>,
@@ -384,8 +381,8 @@ impl<'a> Merge<'a> {
                 ("notReadyAddresses", false, &subset.not_ready_addresses),
             ];
             for (list, listed_ready, addresses) in lists {
-                // publishNotReadyAddresses is already in the lists: the endpoints controller puts those
-                // addresses under `addresses`.
+                // publishNotReadyAddresses needs no special case: the endpoints controller already puts those addresses
+                // under `addresses`.
                 for (j, address) in addresses.iter().enumerate() {
                     if !self.accepts(address.ip, &endpoints.meta, || format!("subsets[{i}].{list}[{j}].ip")) {
                         continue;
@@ -444,7 +441,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Service ports (by index) that `ports` of a slice or subset give a number: same name and protocol.
+    /// The Service's ports (by index) for which `ports` of a slice or subset contains a number: those with the same
+    /// name and protocol.
     fn matching(&self, ports: &[EndpointPort]) -> Vec<(usize, Port)> {
         let same = |from: &EndpointPort| {
             let at = self.by_name.get(&(from.name.as_str(), from.protocol)).copied();
@@ -453,8 +451,8 @@ impl<'a> Merge<'a> {
         ports.iter().filter_map(same).collect()
     }
 
-    /// How many ports of the Service the endpoints of a slice serve. A slice that is left out may have lost its ports:
-    /// then one.
+    /// The number of ports of the Service that the endpoints of a slice serve. A slice that is left out may have lost
+    /// its ports, and then counts one.
     fn ports_served(&self, slice: &EndpointSlice) -> usize {
         match slice.left_out {
             Some(_) if slice.ports.is_empty() => 1,

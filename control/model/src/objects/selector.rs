@@ -5,12 +5,12 @@
 use super::Labels;
 use crate::yaml::text;
 
-/// A label selector: all of its requirements must hold. The empty one selects everything.
+/// A label selector, all of whose requirements must hold. The empty one selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// Labels that must be there with exactly these values.
+    /// Labels that must exist with exactly these values.
     pub match_labels: Labels,
-    /// Requirements that must hold as well.
+    /// Further requirements that must hold.
     pub match_expressions: Vec<Expression>,
 }
 
@@ -19,36 +19,36 @@ pub struct Selector {
 pub struct Expression {
     /// Label key.
     pub key: String,
-    /// How the label is judged.
+    /// The requirement on the label.
     pub operator: Operator,
 }
 
 /// The operator of an expression with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operator {
-    /// The label is there with one of these values.
+    /// The label exists with one of these values.
     In(Vec<String>),
     /// The label is absent or has none of these values.
     NotIn(Vec<String>),
-    /// The label is there.
+    /// The label exists.
     Exists,
     /// The label is absent.
     DoesNotExist,
 }
 
 impl Selector {
-    /// Selects no object: in the place of a selector that cannot be read.
+    /// A selector for nothing, which replaces an invalid one.
     #[must_use]
     pub fn none() -> Self {
         let nothing = Expression { key: String::new(), operator: Operator::In(Vec::new()) };
         Self { match_labels: Labels::new(), match_expressions: vec![nothing] }
     }
 
-    /// What [`Selector::parse`] takes.
+    /// The values that [`Selector::parse`] accepts.
     pub const ACCEPTED: &'static str =
         "a label selector such as disk=ssd,zone in (a, b),!spot (key, !key, =, ==, !=, in, notin)";
 
-    /// Reads the text form that `kubectl -l` takes; the requirements are separated by commas and must all hold.
+    /// Parses the text form of `kubectl -l`. Requirements are separated by commas and must all hold.
     ///
     /// ```
     /// use tidegate_model::objects::{Labels, Selector};
@@ -60,7 +60,7 @@ impl Selector {
         let mut rest = selector.trim();
         let mut parsed = Self::default();
         while !rest.is_empty() {
-            // A comma inside of parentheses belongs to a list of values.
+            // A comma within parentheses belongs to a list of values.
             let end = match (rest.find('('), rest.find(',')) {
                 (Some(open), Some(comma)) if open < comma => rest.find(')')? + 1,
                 (_, Some(comma)) => comma,
@@ -76,7 +76,7 @@ impl Selector {
         Some(parsed)
     }
 
-    /// Whether it holds for an object with these labels.
+    /// Whether an object with these labels is selected.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.match_labels.iter().all(|(k, v)| labels.get(k) == Some(v))
             && self.match_expressions.iter().all(|e| e.matches(labels))

@@ -1,6 +1,6 @@
 //! A Service: the addresses and ports that it requests, and how they are to be served.
 //!
-//! Already defaulted and valid (kubernetes.io/docs/reference, core/v1 `Service`). `pools` and `reconcile` decide
+//! The values are defaulted and valid (kubernetes.io/docs/reference, core/v1 `Service`). `pools` and `reconcile` decide
 //! which of its requests are granted.
 
 use std::fmt;
@@ -18,15 +18,15 @@ pub struct Service {
     pub meta: Metadata,
     /// `spec.type`.
     pub service_type: ServiceType,
-    /// `spec.ports` in the order written; unique by (port, protocol), names unique.
+    /// `spec.ports` in the order written, unique by (port, protocol), with unique names.
     pub ports: Vec<ServicePort>,
-    /// `spec.selector`; empty: the user brings the endpoints.
+    /// `spec.selector`. If it is empty, the user provides the endpoints.
     pub selector: Labels,
     /// `spec.clusterIPs` (or `spec.clusterIP`), without `None`.
     pub cluster_ips: Vec<IpAddr>,
     /// `clusterIP: None`.
     pub headless: bool,
-    /// `spec.ipFamilies`; empty: not said, to be chosen by what the pools have.
+    /// `spec.ipFamilies`. If it is empty, the addresses of the pools determine the families.
     pub ip_families: Vec<IpFamily>,
     /// `spec.ipFamilyPolicy`.
     pub ip_family_policy: IpFamilyPolicy,
@@ -38,27 +38,27 @@ pub struct Service {
     pub load_balancer_class: Option<String>,
     /// `spec.allocateLoadBalancerNodePorts`, default true.
     pub allocate_node_ports: bool,
-    /// Who may come in: `spec.loadBalancerSourceRanges`, or where that is empty the legacy annotation
-    /// `service.beta.kubernetes.io/load-balancer-source-ranges`. Empty: everyone.
+    /// The admitted clients: `spec.loadBalancerSourceRanges`, or if that is empty the legacy annotation
+    /// `service.beta.kubernetes.io/load-balancer-source-ranges`. If it is empty, all clients are admitted.
     pub source_ranges: Vec<IpNet>,
-    /// `spec.sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None`: no affinity.
+    /// `spec.sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` means no affinity.
     pub session_affinity: Option<Duration>,
     /// `spec.externalTrafficPolicy`.
     pub external_traffic_policy: TrafficPolicy,
-    /// `spec.internalTrafficPolicy`: counts for cluster IPs only.
+    /// `spec.internalTrafficPolicy`, which applies to cluster IPs only.
     pub internal_traffic_policy: TrafficPolicy,
-    /// `spec.healthCheckNodePort`: only with type LoadBalancer and external policy Local.
+    /// `spec.healthCheckNodePort`, only with type LoadBalancer and external policy Local.
     pub health_check_node_port: Option<Port>,
     /// `spec.publishNotReadyAddresses`.
     pub publish_not_ready_addresses: bool,
     /// `status.loadBalancer.ingress[].ip` as read.
     pub ingress_ips: Vec<IpAddr>,
-    /// What controllers wrote: finalizers, status, and who owns it.
+    /// The fields that controllers write: finalizers, status, and its owners.
     pub stored: Stored,
 }
 
 impl Service {
-    /// A ClusterIP Service without ports, selector or addresses: a start for building one in code.
+    /// A ClusterIP Service without ports, selector or addresses, to be completed in code.
     pub fn new(meta: Metadata) -> Self {
         Self {
             meta,
@@ -84,8 +84,8 @@ impl Service {
         }
     }
 
-    /// Why no proxy serves this Service, or `None` where it is one to serve: ExternalName, headless, or
-    /// handed to another proxy by the label `service.kubernetes.io/service-proxy-name`.
+    /// Why no proxy serves this Service, or `None` if one does: it is ExternalName, headless, or assigned to another
+    /// proxy by the label `service.kubernetes.io/service-proxy-name`.
     pub fn not_for_proxies(&self) -> Option<&'static str> {
         if self.service_type == ServiceType::ExternalName {
             return Some("type ExternalName has no address to serve");
@@ -105,11 +105,11 @@ impl Service {
 pub enum ServiceType {
     /// Cluster-internal.
     ClusterIp,
-    /// Also on a port of every node.
+    /// Additionally on a port of every node.
     NodePort,
-    /// Also on an address from outside the cluster.
+    /// Additionally on an address outside of the cluster.
     LoadBalancer,
-    /// A DNS name only.
+    /// Only a DNS name.
     ExternalName,
 }
 
@@ -134,11 +134,11 @@ impl fmt::Display for ServiceType {
 /// One of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Name; empty where the Service has one unnamed port.
+    /// Name; empty if the Service has one unnamed port.
     pub name: String,
     /// Protocol, default TCP.
     pub protocol: Protocol,
-    /// `appProtocol`: a hint, any value is legal.
+    /// `appProtocol`: a hint; any value is valid.
     pub app_protocol: Option<String>,
     /// The port on the VIP.
     pub port: Port,
@@ -155,12 +155,12 @@ impl ServicePort {
     }
 }
 
-/// `targetPort`: a number, or a name that each Pod gives its own number.
+/// `targetPort`: a number, or a name for which each Pod defines a number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetPort {
-    /// The same on all Pods.
+    /// The same number on all Pods.
     Number(Port),
-    /// The container port of that name.
+    /// The container port with this name.
     Name(String),
 }
 
@@ -239,9 +239,9 @@ impl fmt::Display for IpFamily {
 pub enum IpFamilyPolicy {
     /// One family.
     SingleStack,
-    /// Both where there are both.
+    /// Both families, if both are available.
     PreferDualStack,
-    /// Both or nothing.
+    /// Both families or none.
     RequireDualStack,
 }
 
@@ -261,7 +261,7 @@ impl IpFamilyPolicy {
 pub enum TrafficPolicy {
     /// Any endpoint.
     Cluster,
-    /// Only endpoints on the node that took the packet.
+    /// Only endpoints on the node that received the packet.
     Local,
 }
 

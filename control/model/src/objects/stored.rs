@@ -6,8 +6,8 @@
 
 use std::net::IpAddr;
 
-/// Our finalizer. Not the standard `service.kubernetes.io/load-balancer-cleanup`: any cloud controller strips that
-/// one, whatever the class.
+/// Our finalizer. It is not the standard `service.kubernetes.io/load-balancer-cleanup`, because cloud controllers
+/// remove that one regardless of the class.
 pub const FINALIZER: &str = "tidegate.dev/cleanup";
 
 /// The parts of a Service that controllers write.
@@ -26,13 +26,13 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Whether it carries [`FINALIZER`].
+    /// Whether it has our [`FINALIZER`].
     #[must_use]
     pub fn is_finalized_by_us(&self) -> bool {
         self.finalizers.iter().any(|f| f == FINALIZER)
     }
 
-    /// The condition of a type.
+    /// The condition of this type.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<&Condition> {
         self.conditions.iter().find(|c| c.kind == kind)
@@ -72,9 +72,9 @@ pub struct Condition {
     pub status: String,
     /// A CamelCase word.
     pub reason: String,
-    /// For people.
+    /// The text for display.
     pub message: String,
-    /// The generation of the spec that it was judged by.
+    /// The generation of the spec that it refers to.
     pub observed_generation: i64,
     /// When `status` last changed.
     pub last_transition: Option<jiff::Timestamp>,

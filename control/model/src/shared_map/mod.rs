@@ -18,14 +18,15 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// Pairs in a chunk at most: a copy of as many is about as dear as the copy of the list of chunks at 10,000 keys.
+/// The maximum number of pairs in a chunk: at 10,000 keys, copying a chunk costs about as much as copying the list of
+/// chunks.
 const CHUNK_MAX: usize = 128;
-/// Chunks below this are joined to their neighbour when something is taken out.
+/// Chunks with fewer pairs are joined to a neighbour after a removal.
 const CHUNK_MIN: usize = CHUNK_MAX / 4;
 
 type Chunk<K, V> = Arc<Vec<(K, V)>>;
 
-/// See the module.
+/// A sorted map with cheap copies.
 ///
 /// ```
 /// use tidegate_model::shared_map::SharedMap;
@@ -41,14 +42,14 @@ pub struct SharedMap<K, V> {
     len: usize,
 }
 
-/// A key whose value differs between two maps, or that one of them lacks.
+/// A key whose value differs between two maps, or that one of them does not contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference<'a, K, V> {
     /// The key.
     pub key: &'a K,
     /// Its value in the map on which the method was called.
     pub before: Option<&'a V>,
-    /// Its value in the other.
+    /// Its value in the other map.
     pub after: Option<&'a V>,
 }
 
@@ -59,13 +60,13 @@ impl<K, V> SharedMap<K, V> {
         Self { chunks: Arc::default(), len: 0 }
     }
 
-    /// How many pairs there are.
+    /// The number of pairs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether the map is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -87,18 +88,18 @@ impl<K, V> SharedMap<K, V> {
         self.iter().map(|(_, value)| value)
     }
 
-    /// The pair with the least key.
+    /// The pair with the smallest key.
     #[must_use]
     pub fn first_key_value(&self) -> Option<(&K, &V)> {
         self.iter().next()
     }
 
-    /// Takes everything out.
+    /// Removes all pairs.
     pub fn clear(&mut self) {
         *self = Self::new();
     }
 
-    /// Whether both are the same map, without looking inside.
+    /// Whether both are the same map. Does not compare contents.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.chunks, &other.chunks)
@@ -115,7 +116,7 @@ impl<K: Ord, V> SharedMap<K, V> {
         Some(&self.chunks[chunk][at].1)
     }
 
-    /// Whether the key has a value.
+    /// Whether the map contains the key.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: std::borrow::Borrow<Q>,
@@ -123,7 +124,7 @@ impl<K: Ord, V> SharedMap<K, V> {
         self.get(key).is_some()
     }
 
-    /// The chunk where a key is or belongs, and the place in it; `None` in an empty map.
+    /// The chunk that contains the key, or would, and the position in it; `None` in an empty map.
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Option<Result<(usize, usize), (usize, usize)>>
     where
         K: std::borrow::Borrow<Q>,
@@ -134,8 +135,7 @@ impl<K: Ord, V> SharedMap<K, V> {
         Some(place.map(|at| (chunk, at)).map_err(|at| (chunk, at)))
     }
 
-    /// The keys whose values differ between this map and `after`, in their order. Chunks that both share are passed
-    /// over unseen.
+    /// The keys whose values differ between this map and `after`, in order. Chunks that both maps share are skipped.
     pub fn diff<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = Difference<'a, K, V>>
     where
         V: PartialEq,
@@ -146,7 +146,7 @@ impl<K: Ord, V> SharedMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
-    /// Gives a key a value; returns the one that it had.
+    /// Sets the value of a key. Returns the previous one.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(found) = self.find(&key) else {
             self.chunks = Arc::new(vec![Arc::new(vec![(key, value)])]);
@@ -164,7 +164,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         let pairs = Arc::make_mut(&mut chunks[chunk]);
         pairs.insert(at, (key, value));
         if pairs.len() > CHUNK_MAX {
-            // At the end of all, keys come in order: full chunks stay behind.
+            // Keys that are appended in order leave full chunks behind.
             let last = chunk + 1 == chunks.len() && at == CHUNK_MAX;
             let pairs = Arc::make_mut(&mut chunks[chunk]);
             let rest = pairs.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
@@ -174,7 +174,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         None
     }
 
-    /// Takes a key out; returns the value that it had.
+    /// Removes a key. Returns its value.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: std::borrow::Borrow<Q>,
@@ -192,7 +192,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         Some(value)
     }
 
-    /// The value of a key, to be changed in this map alone.
+    /// A mutable reference to a key's value, in this map only.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: std::borrow::Borrow<Q>,
@@ -201,13 +201,13 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         Some(&mut Arc::make_mut(&mut Arc::make_mut(&mut self.chunks)[chunk])[at].1)
     }
 
-    /// All values, to be changed in this map alone. Copies what others share.
+    /// Mutable references to all values, in this map only. Copies shared chunks.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         let chunks = Arc::make_mut(&mut self.chunks);
         chunks.iter_mut().flat_map(|chunk| Arc::make_mut(chunk).iter_mut().map(|(_, value)| value))
     }
 
-    /// Keeps the pairs that `keep` says yes to.
+    /// Keeps the pairs for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool)
     where
         V: Clone,
@@ -220,7 +220,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
     }
 }
 
-/// Joins a short chunk to the next one, or the last to the one before, where both fit into one.
+/// Joins a short chunk to the next one, or the last chunk to the previous one, if both fit in one.
 fn join<K: Clone, V: Clone>(chunks: &mut Vec<Chunk<K, V>>, chunk: usize) {
     let first = if chunk + 1 < chunks.len() { chunk } else { chunk.saturating_sub(1) };
     if first + 1 >= chunks.len() || chunks[first].len() + chunks[first + 1].len() > CHUNK_MAX / 2 {
@@ -231,7 +231,7 @@ fn join<K: Clone, V: Clone>(chunks: &mut Vec<Chunk<K, V>>, chunk: usize) {
 }
 
 impl<K, V> Clone for SharedMap<K, V> {
-    /// One pointer.
+    /// Copies one pointer.
     fn clone(&self) -> Self {
         Self { chunks: Arc::clone(&self.chunks), len: self.len }
     }
@@ -258,10 +258,10 @@ impl<K: Ord, V: PartialEq> PartialEq for SharedMap<K, V> {
 impl<K: Ord, V: Eq> Eq for SharedMap<K, V> {}
 
 impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
-    /// Of equal keys the last counts, as with other maps.
+    /// If keys are equal, the last one counts, as with other maps.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
         let mut pairs: Vec<(K, V)> = pairs.into_iter().collect();
-        // Stable, and the later of equals is put in the place of the earlier.
+        // The sort is stable, and the later of two equal keys replaces the earlier one.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         pairs.dedup_by(|later, earlier| {
             let same = later.0 == earlier.0;
@@ -274,7 +274,7 @@ impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
         let mut chunks = Vec::with_capacity(len.div_ceil(CHUNK_MAX));
         let mut pairs = pairs.into_iter().peekable();
         while pairs.peek().is_some() {
-            // Three quarters full: room for some keys between those that there are.
+            // Three quarters full, which leaves room for some keys in between.
             chunks.push(Arc::new(pairs.by_ref().take(CHUNK_MAX * 3 / 4).collect()));
         }
         Self { chunks: Arc::new(chunks), len }
@@ -299,7 +299,7 @@ impl<K: Ord + std::borrow::Borrow<Q>, Q: Ord + ?Sized, V> std::ops::Index<&Q> fo
     type Output = V;
 
     /// # Panics
-    /// Where the key is not in the map.
+    /// If the map does not contain the key.
     fn index(&self, key: &Q) -> &V {
         self.get(key).expect("the key is in the map")
     }
@@ -307,7 +307,7 @@ impl<K: Ord + std::borrow::Borrow<Q>, Q: Ord + ?Sized, V> std::ops::Index<&Q> fo
 
 /// The pairs of a [`SharedMap`] in the order of their keys.
 pub struct Iter<'a, K, V> {
-    /// Those not begun.
+    /// The chunks that have not been started.
     chunks: &'a [Chunk<K, V>],
     front: std::slice::Iter<'a, (K, V)>,
     back: std::slice::Iter<'a, (K, V)>,
@@ -370,13 +370,13 @@ impl<'a, K, V> IntoIterator for &'a SharedMap<K, V> {
     }
 }
 
-/// Two maps side by side.
+/// A walk over two maps in parallel.
 struct Walk<'a, K, V> {
     before: Cursor<'a, K, V>,
     after: Cursor<'a, K, V>,
 }
 
-/// A place in a map.
+/// A position in a map.
 struct Cursor<'a, K, V> {
     chunks: &'a [Chunk<K, V>],
     at: usize,

@@ -1,4 +1,4 @@
-//! A decoder that continues after a fault: typed getters record what is wrong and return `None`.
+//! A decoder that continues after a fault: typed getters record the fault and return `None`.
 //!
 //! A [`Sheet`] collects the faults of one file. [`Fields`] is a mapping that is read key by key; at the end it
 //! reports the keys that were not read. [`Field`] is one value with its path for messages. The callers define the
@@ -28,19 +28,19 @@ pub struct Sheet {
 }
 
 impl Sheet {
-    /// No fault yet in `file`, which is how it will be called in messages.
+    /// A sheet without faults for `file`, which is its name in messages.
     pub fn new(file: impl Into<Arc<str>>) -> Self {
         Self { file: file.into(), report: RefCell::default(), errors: RefCell::default(), is_stored: false }
     }
 
-    /// The same for an object of an API server, called by its kind and name.
+    /// A sheet for an object of an API server, named by its kind and name.
     pub fn of_stored(name: impl Into<Arc<str>>) -> Self {
         Self { is_stored: true, ..Self::new(name) }
     }
 
-    /// Whether an API server has stored what is read. It was accepted there, perhaps by an older version with laxer
-    /// rules, so each field is read by itself: one that cannot be used costs that field, never the object. Keys that
-    /// are not known here are not warned of, for the API server may be newer.
+    /// Whether the input was stored by an API server. It was accepted there, perhaps by an older version with laxer
+    /// rules, so each field is read separately: an invalid one does not affect the rest of the object. Unknown keys
+    /// cause no warning, because the API server may be newer.
     pub fn is_stored(&self) -> bool {
         self.is_stored
     }
@@ -50,7 +50,7 @@ impl Sheet {
         self.documents_with_flaws(text).into_iter().map(|(node, _)| node).collect()
     }
 
-    /// The same, and for each document whether its text has a fault inside, such as a duplicate key.
+    /// Like [`Self::documents`], also with whether each document's text has a fault, such as a duplicate key.
     pub fn documents_with_flaws(&self, text: &str) -> Vec<(Node, bool)> {
         let parsed = parse(text);
         for fault in parsed.faults {
@@ -83,17 +83,17 @@ impl Sheet {
         Location { path: self.file.clone(), line: at.line, column: at.column }
     }
 
-    /// How many errors there are so far: compare before and after to see whether a part is sound.
+    /// The number of errors so far. Compare it before and after reading a part to see whether the part is valid.
     pub fn errors(&self) -> usize {
         self.errors.borrow().len()
     }
 
-    /// The errors that were found after the first `before`.
+    /// The errors after the first `before`.
     pub fn errors_since(&self, before: usize) -> Vec<Diagnostic> {
         self.errors.borrow().iter().skip(before).cloned().collect()
     }
 
-    /// What was found.
+    /// The report of all faults.
     pub fn into_report(self) -> Report {
         self.report.into_inner()
     }
@@ -111,38 +111,38 @@ pub enum Unknown {
     Refused,
     /// A warning, as an API server gives with strict field validation.
     Warned,
-    /// Nothing: the mapping has more keys than the reader needs to know.
+    /// Ignored: the mapping has keys that the reader does not need.
     Ignored,
 }
 
 /// One value with its path.
 #[derive(Debug, Clone)]
 pub struct Field<'a> {
-    /// Where faults go.
+    /// The sheet that collects faults.
     pub sheet: &'a Sheet,
-    /// The value, never null.
+    /// The value, which is never null.
     pub node: &'a Node,
-    /// Such as `spec.ports[1].protocol`; empty for a document.
+    /// The path, such as `spec.ports[1].protocol`; empty for a document.
     pub path: String,
 }
 
 impl<'a> Field<'a> {
-    /// A whole document.
+    /// The field of a whole document.
     pub fn document(sheet: &'a Sheet, node: &'a Node) -> Self {
         Self { sheet, node, path: String::new() }
     }
 
-    /// Where the value begins.
+    /// The place where the value begins.
     pub fn at(&self) -> Position {
         self.node.at
     }
 
-    /// Records an error at this value, its path in front.
+    /// Records an error at this value, prefixed with its path.
     pub fn error(&self, what: impl Display, accepted: impl Into<String>) {
         self.sheet.error(self.at(), self.labelled(what), accepted);
     }
 
-    /// Records a warning at this value, its path in front.
+    /// Records a warning at this value, prefixed with its path.
     pub fn warning(&self, what: impl Display, accepted: impl Into<String>) {
         self.sheet.warning(self.at(), self.labelled(what), accepted);
     }
@@ -151,13 +151,13 @@ impl<'a> Field<'a> {
         if self.path.is_empty() { what.to_string() } else { format!("{}: {what}", self.path) }
     }
 
-    /// Records that the value is something else than `accepted`.
+    /// Records that the value is not one of `accepted`.
     fn refuse<T>(&self, accepted: impl Into<String>) -> Option<T> {
         self.error(format_args!("{} is not accepted", self.node.describe()), accepted);
         None
     }
 
-    /// Text. Numbers and booleans are refused, as an API server does: they want quotes.
+    /// A text. Numbers and booleans without quotes are refused, as on an API server.
     pub fn string(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
@@ -166,13 +166,13 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Text that `check` takes.
+    /// A text that passes `check`.
     pub fn string_where(&self, check: impl Fn(&str) -> bool, accepted: &str) -> Option<&'a str> {
         let text = self.string()?;
         if check(text) { Some(text) } else { self.refuse(accepted) }
     }
 
-    /// Text that `parse` understands.
+    /// A text that `parse` accepts.
     pub fn parsed<T>(&self, parse: impl Fn(&str) -> Option<T>, accepted: &str) -> Option<T> {
         let text = match &self.node.value {
             Value::Scalar(s) if s.kind == ScalarKind::Text => Some(s.text.as_str()),
@@ -227,13 +227,13 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// An address. An IPv4-mapped IPv6 address is refused, as a new object's is by Kubernetes 1.36; in a stored object
-    /// it is the IPv4 address, and leading zeros count for nothing.
+    /// An address. An IPv4-mapped IPv6 address is refused, as in new objects since Kubernetes 1.36. In a stored object
+    /// it is read as the IPv4 address, and leading zeros are ignored.
     pub fn ip(&self) -> Option<IpAddr> {
         self.ip_or(text::IP)
     }
 
-    /// The same, where something else is accepted too.
+    /// Like [`Self::ip`], with a different text for what is accepted.
     pub fn ip_or(&self, accepted: &str) -> Option<IpAddr> {
         if self.sheet.is_stored {
             return self.parsed(text::stored_ip, accepted);
@@ -246,7 +246,7 @@ impl<'a> Field<'a> {
         Some(ip)
     }
 
-    /// A network; bits after the prefix are refused, with the network that was probably meant.
+    /// A network. Bits after the prefix are refused, and the message names the network that was probably meant.
     pub fn network(&self) -> Option<IpNet> {
         let net = self.parsed(text::cidr, text::CIDR)?;
         if net.network() != net.addr() {
@@ -271,7 +271,7 @@ impl<'a> Field<'a> {
         self.parsed(|t| t.parse().ok(), "a time such as 2026-01-31T12:00:00Z")
     }
 
-    /// A list; its nulls are refused.
+    /// A list. Null items are refused.
     pub fn list(&self) -> Vec<Field<'a>> {
         let Value::Sequence(items) = &self.node.value else {
             return self.refuse("a list").unwrap_or_default();
@@ -285,7 +285,7 @@ impl<'a> Field<'a> {
         values
     }
 
-    /// A mapping to read key by key; end with [`Fields::finish`].
+    /// A mapping to be read key by key. End with [`Fields::finish`].
     pub fn fields(&self) -> Option<Fields<'a>> {
         let Value::Mapping(entries) = &self.node.value else {
             return self.refuse("a mapping of keys to values");
@@ -293,7 +293,7 @@ impl<'a> Field<'a> {
         Some(Fields { of: self.clone(), entries, asked: RefCell::default() })
     }
 
-    /// A mapping of text to text, such as labels.
+    /// A mapping from text to text, such as labels.
     pub fn labels(&self) -> Labels {
         let Some(fields) = self.fields() else { return Labels::new() };
         let text = |e: &Entry| {
@@ -315,7 +315,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The mapping itself, to put faults at.
+    /// The mapping itself, as the place for faults.
     pub fn itself(&self) -> &Field<'a> {
         &self.of
     }
@@ -325,14 +325,14 @@ impl<'a> Fields<'a> {
         self.entries.is_empty()
     }
 
-    /// The value of a key; `None` where it is absent or null.
+    /// The value of a key; `None` if it is absent or null.
     pub fn get(&self, key: &'static str) -> Option<Field<'a>> {
         self.asked.borrow_mut().push(key);
         let entry = self.entries.iter().find(|e| e.key == key)?;
         (!entry.node.is_null()).then(|| self.child(key, &entry.node))
     }
 
-    /// The value of a key that must be there.
+    /// The value of a required key.
     pub fn required(&self, key: &'static str, accepted: &str) -> Option<Field<'a>> {
         let found = self.get(key);
         if found.is_none() {
@@ -342,17 +342,17 @@ impl<'a> Fields<'a> {
         found
     }
 
-    /// The value of a key that holds a mapping.
+    /// The value of a key that is a mapping.
     pub fn mapping(&self, key: &'static str) -> Option<Fields<'a>> {
         self.get(key)?.fields()
     }
 
-    /// The items of a key that holds a list; none where it is absent.
+    /// The items of a key that is a list; empty if it is absent.
     pub fn items(&self, key: &'static str) -> Vec<Field<'a>> {
         self.get(key).map(|f| f.list()).unwrap_or_default()
     }
 
-    /// Takes keys as known that the reader has no use for.
+    /// Marks keys as known that the reader does not use.
     pub fn allow(&self, keys: &[&'static str]) {
         self.asked.borrow_mut().extend_from_slice(keys);
     }

@@ -8,11 +8,11 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
 use super::{Entry, Node, Position, Scalar, ScalarKind, Value};
 
-/// Of values that were not read from a file.
+/// The position of values that were not read from a file.
 const NOWHERE: Position = Position { line: 0, column: 0 };
 
 impl Node {
-    /// A value without a place.
+    /// A value without a position.
     fn placeless(value: Value) -> Self {
         Self { at: NOWHERE, value }
     }
@@ -21,7 +21,7 @@ impl Node {
         Self::placeless(Value::Scalar(Scalar { text: text.into(), kind }))
     }
 
-    /// Whether it was read from a file, and so has places.
+    /// Whether it was read from a file, and so has positions.
     pub(super) fn is_placed(&self) -> bool {
         self.at != NOWHERE
     }

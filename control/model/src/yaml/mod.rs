@@ -4,8 +4,8 @@
 //! meaning as for `kubectl`: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which `yes`, `on` and `y` are
 //! booleans and `0644` is octal. It does not know any schema and reads no files.
 //!
-//! Invariant: work is bounded for any input. Depth, the number of values, and what anchors, aliases and merge keys
-//! repeat (values and bytes) have limits. The time is linear in the size of the text.
+//! Invariant: work is bounded for any input. Depth, the number of values, and the amount that anchors, aliases and
+//! merge keys repeat (values and bytes) have limits. The time is linear in the size of the text.
 
 mod decode;
 pub mod emit;
@@ -25,16 +25,16 @@ use std::sync::Arc;
 
 use crate::objects::{Origin, PATH_START, path_hash};
 
-/// Deepest nesting taken; Kubernetes objects reach about 20.
+/// The maximum nesting depth; Kubernetes objects reach about 20.
 pub const DEPTH_MAX: usize = 64;
 
-/// Values that one file may have: some 350 MB of memory.
+/// The maximum number of values in a file: some 350 MB of memory.
 pub const NODES_MAX: usize = 4_000_000;
 
-/// Values that anchors, aliases and merge keys of one file may repeat.
+/// The maximum number of values that anchors, aliases and merge keys of a file may repeat.
 pub const UNFOLDED_NODES_MAX: usize = 100_000;
 
-/// Bytes of text that they may repeat.
+/// The maximum number of bytes of text that they may repeat.
 pub const UNFOLDED_BYTES_MAX: usize = 8 << 20;
 
 /// A place in a text: line and column, both from 1, the column in characters.
@@ -49,13 +49,13 @@ pub struct Position {
 /// A value and its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// First character of the value.
+    /// The first character of the value.
     pub at: Position,
     /// The value.
     pub value: Value,
 }
 
-/// What a node holds.
+/// The content of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// Text, a number, a boolean or null.
@@ -69,15 +69,15 @@ pub enum Value {
 /// A key and its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The key; numbers and booleans as keys are their JSON text, as in `kubectl`.
+    /// The key. Numbers and booleans as keys are their JSON text, as in `kubectl`.
     pub key: String,
-    /// First character of the key.
+    /// The first character of the key.
     pub at: Position,
     /// The value.
     pub node: Node,
 }
 
-/// Where the bytes of a file stop being UTF-8, and by which byte; `None` where they are text.
+/// The position of the first byte that is not UTF-8, and that byte; `None` if the bytes are text.
 pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
     let valid = std::str::from_utf8(bytes).err()?.valid_up_to();
     let (text, rest) = bytes.split_at(valid);
@@ -90,12 +90,12 @@ pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
 }
 
 impl Node {
-    /// Whether it is null or nothing was written.
+    /// Whether it is null or empty.
     pub fn is_null(&self) -> bool {
         matches!(&self.value, Value::Scalar(s) if s.kind == ScalarKind::Null)
     }
 
-    /// What it is, in the words of messages: `a list`, `the number 80`.
+    /// The description for messages: `a list`, `the number 80`.
     pub fn describe(&self) -> String {
         match &self.value {
             Value::Sequence(_) => "a list".to_owned(),
@@ -112,7 +112,7 @@ impl Node {
         }
     }
 
-    /// The entry of a mapping, if it is one and has that key.
+    /// The entry with this key, if the node is a mapping that has it.
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         match &self.value {
             Value::Mapping(entries) => entries.iter().find(|e| e.key == key),
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// The places of all fields below this node, for an object in `file` whose root it is.
+    /// The places of all fields below this node, which is the root of an object in `file`.
     pub fn origin(&self, file: Arc<str>) -> Origin {
         let mut fields = Vec::new();
         if !self.is_placed() {
@@ -131,9 +131,9 @@ impl Node {
     }
 }
 
-/// Adds the place of every field below `node` by the hash of its path. `hash` and `key` are the node's own.
+/// Adds the place of every field below `node` by the hash of its path. `hash` and `key` belong to the node itself.
 ///
-/// A collection's place is that of its key, where readers look for it; a scalar's is the value itself.
+/// The place of a collection is that of its key, where readers look for it; the place of a scalar is the value.
 fn hash_fields(node: &Node, hash: u64, key: &str, fields: &mut Vec<(u64, u32, u32)>) {
     match &node.value {
         Value::Scalar(_) => {}
@@ -157,8 +157,8 @@ fn hash_fields(node: &Node, hash: u64, key: &str, fields: &mut Vec<(u64, u32, u3
     }
 }
 
-/// How `key` continues the field path of its parent: maps whose keys users choose put them in brackets, as
-/// Kubernetes does (`metadata.labels[app]`).
+/// How `key` continues the field path of its parent: maps with user-defined keys put them in brackets, as Kubernetes
+/// does (`metadata.labels[app]`).
 fn path_step<'k>(parent_key: &str, key: &'k str) -> (&'static str, &'k str, &'static str) {
     let free = matches!(parent_key, "labels" | "annotations" | "selector" | "matchLabels" | "nodeSelector");
     if free { ("[", key, "]") } else { (".", key, "") }

@@ -12,26 +12,26 @@ use super::{
     DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value,
 };
 
-/// Keys of a mapping up to which a scan is cheaper than a set.
+/// The number of keys of a mapping up to which a scan is cheaper than a set.
 const SCANNED_KEYS_MAX: usize = 16;
 
-/// The documents of a text that are not empty, and what was wrong with the text.
+/// The non-empty documents of a text, and the faults of the text.
 #[derive(Debug, Default)]
 pub struct Parsed {
-    /// Document by document. After a syntax error: those that were complete before it.
+    /// The documents. After a syntax error, only those that were complete before it.
     pub documents: Vec<Node>,
-    /// Positions in `documents` of those that have a fault inside.
+    /// Indices of the `documents` whose text has a fault.
     pub flawed: Vec<usize>,
-    /// Syntax errors, duplicate keys, limits that were passed.
+    /// Syntax errors, duplicate keys, exceeded limits.
     pub faults: Vec<Fault>,
 }
 
-/// Something wrong with the text itself.
+/// A fault of the text itself.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where.
+    /// The position.
     pub at: Position,
-    /// What.
+    /// The fault.
     pub what: String,
     /// What would be accepted.
     pub accepted: &'static str,
@@ -76,7 +76,7 @@ enum Open {
     Mapping { anchor: usize, at: Position, entries: Entries, key: Option<(String, Position)> },
 }
 
-/// The entries of a mapping with distinct keys, each found in constant time however many there are.
+/// The entries of a mapping with distinct keys, each found in constant time for any number of entries.
 #[derive(Default)]
 struct Entries {
     list: Vec<Entry>,
@@ -85,10 +85,10 @@ struct Entries {
 }
 
 impl Entries {
-    /// Takes an entry whose key is new.
+    /// Adds an entry whose key is new.
     ///
     /// # Errors
-    /// The key, when it is there already.
+    /// The key, if it already exists.
     fn insert(&mut self, entry: Entry) -> Result<(), String> {
         // YAML merge keys may be repeated; they are resolved when the mapping is complete.
         if entry.key == "<<" {
@@ -117,16 +117,16 @@ struct Builder {
     parsed: Parsed,
     open: Vec<Open>,
     anchors: HashMap<usize, Node>,
-    /// Values written out so far.
+    /// The number of values so far.
     nodes: usize,
-    /// Values and bytes of text that anchors and aliases repeated so far.
+    /// The number of values and bytes of text that anchors and aliases repeated so far.
     unfolded: Size,
-    /// The document being read has a fault.
+    /// Whether the current document has a fault.
     flawed: bool,
 }
 
 impl Builder {
-    /// Takes one event; false when a limit was passed and the rest is not to be read.
+    /// Processes one event. Returns false if a limit was exceeded and the rest must not be read.
     fn event(&mut self, event: Event<'_>, span: Span) -> bool {
         let at = position(span.start);
         match event {
@@ -141,7 +141,7 @@ impl Builder {
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => self.alias(id, at),
             Event::DocumentStart(_) => {
-                // Anchors do not outlive their document (YAML 1.2, 7.1).
+                // Anchors are valid only within their document (YAML 1.2, 7.1).
                 self.anchors.clear();
                 self.flawed = false;
                 true
@@ -172,7 +172,7 @@ impl Builder {
 
     fn alias(&mut self, id: usize, at: Position) -> bool {
         let Some(mut node) = self.anchors.get(&id).cloned() else {
-            // The parser refuses unknown names; what is left is an alias inside of its own anchor.
+            // The parser refuses unknown names, so this is an alias within its own anchor.
             self.fault(at, "an alias that contains itself", "an alias to something complete before it");
             return false;
         };
@@ -180,7 +180,7 @@ impl Builder {
         self.unfold(size(&node), at) && self.add(node)
     }
 
-    /// Counts a value that was written out; false past the limit.
+    /// Counts a value of the text. Returns false if the limit is exceeded.
     fn written(&mut self, at: Position) -> bool {
         self.nodes += 1;
         let fits = self.nodes <= NODES_MAX;
@@ -190,7 +190,7 @@ impl Builder {
         fits
     }
 
-    /// Counts values that were not written out where they are used; false past the limit.
+    /// Counts repeated values. Returns false if the limit is exceeded.
     fn unfold(&mut self, more: Size, at: Position) -> bool {
         self.unfolded = self.unfolded.plus(more);
         let what = if self.unfolded.nodes > UNFOLDED_NODES_MAX {
@@ -204,7 +204,7 @@ impl Builder {
         false
     }
 
-    /// Keeps a copy of an anchored value for its aliases; false past the limit of what is repeated.
+    /// Keeps a copy of an anchored value for its aliases. Returns false if the limit on repetition is exceeded.
     fn anchor(&mut self, id: usize, node: &Node) -> bool {
         if id == 0 {
             return true;
@@ -216,7 +216,7 @@ impl Builder {
         kept
     }
 
-    /// Puts a complete node where it belongs: into the innermost open collection, or as a document.
+    /// Adds a complete node to the innermost open collection, or as a document.
     fn add(&mut self, node: Node) -> bool {
         match self.open.last_mut() {
             None if node.is_null() => {}
@@ -246,8 +246,8 @@ impl Builder {
         true
     }
 
-    /// Resolves merge keys (`<<: *base`): what is written out wins over what is merged, the first merged
-    /// mapping over later ones. `None` past the limit of unfolded nodes.
+    /// Resolves merge keys (`<<: *base`): explicit entries take precedence over merged ones, and the first merged
+    /// mapping over later ones. `None` if the limit on repeated nodes is exceeded.
     fn merged(&mut self, entries: Entries) -> Option<Vec<Entry>> {
         if !entries.list.iter().any(|e| e.key == "<<") {
             return Some(entries.list);
@@ -272,7 +272,7 @@ impl Builder {
                     continue;
                 };
                 for entry in more {
-                    // A key that is there already wins over what is merged.
+                    // An existing key takes precedence over a merged one.
                     let _ = all.insert(entry);
                 }
             }
@@ -291,11 +291,11 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Scalar {
     if style == ScalarStyle::Plain && !is_text { Scalar::plain(text) } else { Scalar::text(text) }
 }
 
-/// What a tree takes.
+/// The size of a tree.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
     nodes: usize,
-    /// Of keys and scalars.
+    /// The bytes of keys and scalars.
     bytes: usize,
 }
 

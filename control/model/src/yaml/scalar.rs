@@ -2,7 +2,7 @@
 //!
 //! Quoted text is always text. Dates remain text, because they become text in JSON.
 
-/// A scalar: the text as written (quotes and escapes resolved) and what it means.
+/// A scalar: its text (with quotes and escapes resolved) and its meaning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scalar {
     /// The text.
@@ -27,7 +27,7 @@ pub enum ScalarKind {
 }
 
 impl Scalar {
-    /// Text that was quoted, or is text by a tag.
+    /// Text that was quoted, or that a tag marks as text.
     pub fn text(text: impl Into<String>) -> Self {
         Self { text: text.into(), kind: ScalarKind::Text }
     }
@@ -38,7 +38,7 @@ impl Scalar {
         Self { kind: resolve(&text), text }
     }
 
-    /// As a mapping key: what JSON would have for it.
+    /// The scalar as a mapping key: its JSON text.
     pub fn as_key(&self) -> String {
         match self.kind {
             ScalarKind::Bool(b) => b.to_string(),
@@ -47,7 +47,7 @@ impl Scalar {
         }
     }
 
-    /// In the words of messages.
+    /// The description for messages.
     pub fn describe(&self) -> String {
         match self.kind {
             ScalarKind::Null => "nothing".to_owned(),

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-/// What [`duration`] takes.
+/// The values that [`duration`] accepts.
 pub const DURATION: &str = "a duration such as 500ms, 2s, 1m30s or 1h";
-/// What [`mac`] takes.
+/// The values that [`mac`] accepts.
 pub const MAC: &str = "a unicast MAC address such as 02:00:00:00:00:01";
-/// What [`str::parse`] to an address takes.
+/// The values that [`str::parse`] accepts for an address.
 pub const IP: &str = "an IPv4 or IPv6 address";
-/// What [`cidr`] takes.
+/// The values that [`cidr`] accepts.
 pub const CIDR: &str = "a CIDR such as 192.0.2.0/24 or 2001:db8::/64";
 
 /// A duration of whole numbers with the units `h`, `m`, `s` and `ms`, largest first: `1m30s`.
@@ -38,7 +38,7 @@ pub fn duration(text: &str) -> Option<Duration> {
     (last_unit_ms != u64::MAX).then(|| Duration::from_millis(total_ms))
 }
 
-/// A duration as [`duration`] takes it, without what is below a millisecond: `1m30s`.
+/// A duration in the form that [`duration`] accepts, truncated to milliseconds: `1m30s`.
 pub fn show_duration(duration: Duration) -> String {
     let mut rest_ms = duration.as_millis();
     let mut shown = String::new();
@@ -51,7 +51,7 @@ pub fn show_duration(duration: Duration) -> String {
     if shown.is_empty() { "0s".to_owned() } else { shown }
 }
 
-/// A unicast MAC address: six pairs of hex digits with `:` or `-` between, not all zero.
+/// A unicast MAC address: six pairs of hex digits separated by `:` or `-`, not all zero.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
     let separator = if text.contains('-') { '-' } else { ':' };
     let mut mac = [0u8; 6];
@@ -68,8 +68,8 @@ pub fn cidr(text: &str) -> Option<IpNet> {
     text.parse().ok()
 }
 
-/// An address as kube-proxy reads one that an API server has stored: as [`str::parse`] does, and with leading zeros,
-/// which are decimal in IPv4. An IPv4-mapped IPv6 address is the IPv4 address in it.
+/// An address that an API server has stored, read as in kube-proxy: like [`str::parse`], but leading zeros are allowed
+/// and ignored in IPv4. An IPv4-mapped IPv6 address is read as the IPv4 address.
 ///
 /// API servers before Kubernetes 1.36 accepted both (KEP-4858); new objects may have neither.
 pub fn stored_ip(text: &str) -> Option<IpAddr> {
@@ -88,7 +88,7 @@ pub fn stored_ip(text: &str) -> Option<IpAddr> {
     groups?.join(":").parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Four decimal numbers up to 255, each with leading zeros or without.
+/// Four decimal numbers up to 255, with or without leading zeros.
 fn stored_ipv4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0u8; 4];
     let mut parts = text.split('.');
@@ -100,12 +100,12 @@ fn stored_ipv4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// A network as [`stored_ip`] reads its address, with white space around it or without.
+/// A network whose address is read like [`stored_ip`], with or without surrounding white space.
 pub fn stored_cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.trim().split_once('/')?;
     let ip = stored_ip(address)?;
     let length: u8 = Some(prefix).filter(|p| p.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()?;
-    // Of an IPv4-mapped network the first 96 bits are the mapping.
+    // The first 96 bits of an IPv4-mapped network are the mapping.
     let length = if ip.is_ipv4() && address.contains(':') { length.checked_sub(96)? } else { length };
     IpNet::new(ip, length).ok()
 }
@@ -122,8 +122,8 @@ pub fn is_rfc1123_label(text: &str) -> bool {
     text.len() <= 63 && is_part_of_subdomain(text)
 }
 
-/// An RFC 1123 subdomain as Kubernetes takes it: parts like labels with dots between, 253 characters at most in all.
-/// The length of one part has no limit of its own.
+/// An RFC 1123 subdomain as Kubernetes accepts it: parts like labels separated by dots, at most 253 characters in
+/// total. The length of a part is not limited separately.
 pub fn is_rfc1123_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_part_of_subdomain)
 }
@@ -163,8 +163,8 @@ pub fn is_label_value(text: &str) -> bool {
     bytes.len() <= 63 && bytes.iter().all(|b| inner(*b)) && end(bytes.first()) && end(bytes.last())
 }
 
-/// The known words closest to `word`, for "did you mean": at most three, within a third of its length (and
-/// one typing slip at least), or begun the same.
+/// The known words closest to `word`, for "did you mean": at most three, within a third of its length (at least one
+/// typing error), or with the same beginning.
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     let lower = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(2);

@@ -1,9 +1,9 @@
-//! The frames of each flood: templates whose addresses, ports and numbers change from frame to frame.
+//! The frames of each flood: templates whose addresses, ports and numbers vary from frame to frame.
 //!
-//! A template is a complete frame with right checksums. Filling it writes new values into some of its 16-bit words
-//! and updates the checksums that cover them (RFC 1624), so a sender spends no time on building frames.
+//! A template is a complete frame with correct checksums. Filling it writes new values to some of its 16-bit words and
+//! updates the checksums that cover them (RFC 1624), so a sender spends no time on building frames.
 //!
-//! Invariant: frame `n` of a template is a function of `n` alone, and every frame has right checksums.
+//! Invariant: frame `n` of a template is a function of `n` alone, and every frame has correct checksums.
 
 use super::super::addresses::{CLIENT_MAC, GATEWAY_MAC};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The Ethernet address of the flooding host.
 const ATTACKER_MAC: [u8; 6] = [2, 0, 0, 0, 0x0f, 0xff];
 
-/// What a flood sends at.
+/// The target of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The address that is flooded.
@@ -25,28 +25,28 @@ pub struct Target {
 /// A kind of flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A SYN from a new source each.
+    /// SYNs, each from a new source.
     Syn,
-    /// A UDP datagram from a new source each.
+    /// UDP datagrams, each from a new source.
     UdpOne,
     /// Two UDP datagrams from each source.
     UdpTwo,
-    /// A SYN+ACK that answers nothing.
+    /// SYN+ACKs that answer nothing.
     SynAck,
-    /// A RST of no connection.
+    /// RSTs that belong to no connection.
     Rst,
-    /// An ICMP echo request.
+    /// ICMP echo requests.
     Echo,
     /// First fragments without the rest, and later fragments without the first.
     Fragments,
     /// ARP requests and replies, neighbour solicitations and advertisements, all from hosts that do not exist.
     Neighbors,
-    /// IPv6 alone: packets from random sources on the link, and advertisements of hosts that nobody asked for.
+    /// IPv6 only: packets from random sources on the link, and unsolicited advertisements.
     Ipv6Neighbors,
-    /// A datagram whose TTL or hop limit is 1.
+    /// Datagrams whose TTL or hop limit is 1.
     TtlOne,
-    /// SYNs and echo requests from sources behind a next hop that never answers, and from hosts on the link that do
-    /// not exist: whatever is sent back to them needs an address that cannot be resolved.
+    /// SYNs and echo requests from sources behind a next hop that never answers, and from hosts on the link that do not
+    /// exist: an answer to them needs a link address that cannot be resolved.
     NoNextHop,
 }
 
@@ -66,7 +66,7 @@ impl Kind {
         Self::NoNextHop,
     ];
 
-    /// What tables call it.
+    /// The name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,13 +84,13 @@ impl Kind {
         }
     }
 
-    /// How many consecutive frames of a template have the same fields.
+    /// The number of consecutive frames of a template with the same fields.
     fn repeats(self) -> u64 {
         if self == Self::UdpTwo { 2 } else { 1 }
     }
 }
 
-/// Where the sources of floods are. Servers do not answer them; the gateway has routes to all but the last.
+/// The networks of the sources of floods. Servers do not answer them; the gateway has routes to all but the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sources {
     /// [`FAR`]: behind a router that exists.
@@ -110,7 +110,7 @@ pub const NO_HOST: [&str; 2] = ["198.51.100.128/26", "2001:db8:c:0:8000::/65"];
 /// The router of [`UNREACHABLE`], by family: an address on the clients' link that no host has.
 pub const NO_ROUTER: [&str; 2] = ["198.51.100.251", "2001:db8:c::fb"];
 
-/// A 16-bit word that changes: where it is, which of its bits are random, and the checksums that cover it.
+/// A 16-bit word that varies: its position, its random bits, and the checksums that cover it.
 #[derive(Clone, Debug)]
 struct Word {
     at: usize,
@@ -118,7 +118,7 @@ struct Word {
     checksums: Vec<usize>,
 }
 
-/// A frame and the words of it that change.
+/// A frame with the words that vary.
 #[derive(Clone, Debug)]
 pub struct Template {
     frame: Vec<u8>,
@@ -127,7 +127,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// Makes it frame number `n`.
+    /// Turns it into frame number `n`.
     pub fn fill(&mut self, n: u64) -> &[u8] {
         let mut random = 0;
         for (index, word) in self.words.iter().enumerate() {
@@ -210,7 +210,7 @@ fn packet(target: Target, sources: Sources, what: Payload) -> Template {
 }
 
 fn packet_v4(vip: Ipv4Addr, target: Target, sources: Sources, what: Payload) -> Template {
-    // Base and random bits of the source. On the link: 198.51.100.128 to .191, which nobody has.
+    // Base and random bits of the source. On the link it is 198.51.100.128 to .191, which no host has.
     let (source, random) = match sources {
         Sources::Far => (Ipv4Addr::new(10, 0, 0, 0), [0x007f, 0xffff]),
         Sources::Unreachable => (Ipv4Addr::new(10, 128, 0, 0), [0x007f, 0xffff]),
@@ -219,7 +219,7 @@ fn packet_v4(vip: Ipv4Addr, target: Target, sources: Sources, what: Payload) -> 
     let (protocol, mut segment, checksum) = transport(what, target, 1);
     let fragment: u16 = match what {
         Payload::FirstFragment => 0x2000,
-        // 64 bytes in, and the last of its packet.
+        // At offset 64, and the last fragment of its packet.
         Payload::LaterFragment => 8,
         _ => 0,
     };
@@ -286,7 +286,7 @@ fn packet_v6(vip: Ipv6Addr, target: Target, sources: Sources, what: Payload) -> 
     template(GATEWAY, 0x86dd, &[header, segment].concat(), words)
 }
 
-/// Protocol number, segment without its checksum, and where the checksum is.
+/// Protocol number, segment without its checksum, and the position of the checksum.
 fn transport(what: Payload, target: Target, icmp: u8) -> (u8, Vec<u8>, Option<usize>) {
     let udp = |length: u16| {
         let ports = [40_000_u16, target.udp].map(u16::to_be_bytes).concat();
@@ -300,7 +300,7 @@ fn transport(what: Payload, target: Target, icmp: u8) -> (u8, Vec<u8>, Option<us
             (6, [&ports[..], &[1; 4], &acknowledged, &rest].concat(), Some(16))
         }
         Payload::Udp | Payload::Expiring => (17, udp(24), Some(6)),
-        // The length of the whole datagram, of which more is to come. Its checksum cannot be right without that.
+        // The length of the whole datagram, which is incomplete. Its checksum cannot be correct.
         Payload::FirstFragment => (17, udp(72), Some(6)),
         Payload::LaterFragment => (17, vec![b'y'; 8], None),
         Payload::Echo => {
@@ -310,7 +310,7 @@ fn transport(what: Payload, target: Target, icmp: u8) -> (u8, Vec<u8>, Option<us
     }
 }
 
-/// The words of a segment that change: source port and sequence number, or what tells one echo from another.
+/// The words of a segment that vary: source port and sequence number, or the identifiers of an echo.
 fn words_of(what: Payload, segment: usize, sum: Option<usize>) -> Vec<Word> {
     let checksums: Vec<usize> = sum.into_iter().collect();
     let word = |at: usize, random: u16| Word { at: segment + at, random, checksums: checksums.clone() };
@@ -323,13 +323,13 @@ fn words_of(what: Payload, segment: usize, sum: Option<usize>) -> Vec<Word> {
     }
 }
 
-/// The last six bytes of an IPv6 address, which is how much of it changes.
+/// The last six bytes of an IPv6 address, which vary.
 fn random_address(at: usize, checksums: &[usize]) -> Vec<Word> {
     let word = |n: usize| Word { at: at + 2 * n, random: 0xffff, checksums: checksums.to_vec() };
     (0..3).map(word).collect()
 }
 
-/// A request for `vip`, or a reply that nobody asked for, from a host 198.51.100.128 to .191.
+/// An ARP request for `vip`, or an unsolicited reply, from a host 198.51.100.128 to .191.
 fn arp(vip: Ipv4Addr, reply: bool) -> Template {
     let (code, to) = if reply { (2, GATEWAY) } else { (1, BROADCAST) };
     let mut body = vec![0, 1, 8, 0, 6, 4, 0, code];
@@ -338,22 +338,22 @@ fn arp(vip: Ipv4Addr, reply: bool) -> Template {
     let (hardware, address) = if reply { (mac(GATEWAY), GATEWAY_V4) } else { ([0; 6], vip) };
     body.extend(hardware);
     body.extend(address.octets());
-    // The sender's Ethernet address changes in its last two bytes, its IPv4 address in its last six bits.
+    // The sender's Ethernet address varies in its last two bytes, its IPv4 address in its last six bits.
     let word = |at, random| Word { at: ETHERNET + at, random, checksums: Vec::new() };
     template(to, 0x0806, &body, vec![word(12, 0xffff), word(16, 0x003f)])
 }
 
-/// Who has `vip`? From a host on the link that does not exist, with its Ethernet address.
+/// A solicitation for `vip` from a host on the link that does not exist, with its Ethernet address.
 fn solicitation(vip: Ipv6Addr) -> Template {
     let [.., a, b, c] = vip.octets();
     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
     neighbor_message(135, [0; 4], vip, 1, group, &format!("33:33:ff:{a:02x}:{b:02x}:{c:02x}"))
 }
 
-/// A host on the link that does not exist says where it is, to the gateway, which did not ask.
+/// An unsolicited advertisement to the gateway from a host on the link that does not exist.
 fn advertisement() -> Template {
     let host = Ipv6Addr::new(0x2001, 0xdb8, 0xc, 0, 0x8000, 0, 0, 0);
-    // Solicited and Override.
+    // The flags Solicited and Override.
     neighbor_message(136, [0x60, 0, 0, 0], host, 2, GATEWAY_V6, GATEWAY)
 }
 
@@ -392,7 +392,7 @@ const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 2);
 fn template(to: &str, ethertype: u16, packet: &[u8], words: Vec<Word>) -> Template {
     debug_assert_ne!(to, CLIENT_MAC, "floods are for the gateway");
     let mut frame = [&mac(to)[..], &ATTACKER_MAC, &ethertype.to_be_bytes(), packet].concat();
-    // The least that Ethernet carries.
+    // The minimum length of an Ethernet frame.
     frame.resize(frame.len().max(60), 0);
     Template { frame, words, repeats: 1 }
 }
@@ -402,13 +402,13 @@ fn mac(text: &str) -> [u8; 6] {
     bytes.try_into().expect("six bytes in hexadecimal")
 }
 
-/// Both families' pseudo-headers have the same sum: addresses, length, protocol.
+/// The pseudo-headers of both families have the same sum: addresses, length, protocol.
 fn pseudo_header(addresses: &[u8], segment: &[u8], protocol: u8) -> Vec<u8> {
     let length = u16::try_from(segment.len()).expect("a short packet").to_be_bytes();
     [addresses, &length, &[0, protocol]].concat()
 }
 
-/// Writes the checksum of `bytes` and `more` at `at`, where zeros are.
+/// Writes the checksum of `bytes` and `more` at `at`, which contains zeros.
 fn put_sum(bytes: &mut [u8], at: usize, more: &[u8]) {
     let sum = checksum(&[bytes, more]);
     bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
@@ -443,7 +443,7 @@ mod tests {
         ["203.0.113.7", "2001:db8:1::7"].map(|vip| Target { vip: vip.parse().unwrap(), tcp: 7000, udp: 9 })
     }
 
-    /// The sums over everything that a checksum covers must be 0, the complement of which is written.
+    /// The complement of the sum over everything that a checksum covers must be 0.
     fn assert_right_checksums(kind: Kind, frame: &[u8]) {
         let ip = &frame[ETHERNET..];
         let (protocol, addresses, segment) = match frame[12..14] {
@@ -460,7 +460,8 @@ mod tests {
             _ => return,
         };
         let pseudo = if protocol == 1 { Vec::new() } else { pseudo_header(addresses, segment, protocol) };
-        // Nobody can check a fragment alone: the first was summed over what it has, the later one has no header.
+        // The checksum of a single fragment cannot be checked: the first covers only its own data, and the later one
+        // has no header.
         if kind != Kind::Fragments || segment.len() == 24 {
             assert_eq!(checksum(&[&pseudo, segment]), 0, "{kind:?}: {frame:02x?}");
         }

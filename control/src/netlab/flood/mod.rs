@@ -27,46 +27,46 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-/// The core on which floods are made. The gateway of [`super::GatewayOptions::default`] uses the other.
+/// The core that creates floods. The gateway of [`super::GatewayOptions::default`] uses the other one.
 const CORE: usize = 0;
 /// The lowest priority.
 const NICE: i32 = 19;
-/// Frames between two looks at the clock and at the stop flag.
+/// The number of frames between two checks of the clock and the stop flag.
 const CHUNK: u64 = 64;
 /// The name of the TAP device in the switch's namespace.
 const TAP: &str = "p-flood";
 
-/// How much a flood sends.
+/// The limits of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Frames a second; `None` for as fast as one core can.
+    /// Frames a second; `None` for the maximum of one core.
     pub rate: Option<u64>,
-    /// The most frames.
+    /// The maximum number of frames.
     pub frames: u64,
-    /// The longest time.
+    /// The maximum time.
     pub time: Duration,
 }
 
 impl Limits {
-    /// As fast as possible for some time.
+    /// The maximum rate for some time.
     #[must_use]
     pub fn full_rate(time: Duration) -> Self {
         Self { rate: None, frames: u64::MAX, time }
     }
 
-    /// The same at no more than `rate` frames a second.
+    /// The same limits with at most `rate` frames a second.
     #[must_use]
     pub fn at(self, rate: u64) -> Self {
         Self { rate: Some(rate), ..self }
     }
 }
 
-/// What a flood has sent.
+/// The result of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
-    /// Frames.
+    /// The number of frames.
     pub frames: u64,
-    /// From the first frame to the last.
+    /// The time from the first frame to the last.
     pub time: Duration,
 }
 
@@ -78,11 +78,11 @@ impl Sent {
     }
 }
 
-/// The flooding host. The TAP device goes with this value.
+/// The flooding host. Dropping it removes the TAP device.
 #[derive(Debug)]
 pub struct Attacker {
     tap: Arc<Tap>,
-    /// Frames sent by all floods so far: each flood goes on where the last one ended, so fields do not repeat.
+    /// The number of frames that all floods have sent. Each flood continues there, so fields do not repeat.
     next: Arc<AtomicU64>,
 }
 
@@ -105,12 +105,13 @@ impl Attacker {
             device.with_context(|| format!("TAP device {TAP}"))
         })?;
         keep_off_the_gateways_core(lab)?;
-        // Nobody reads what the switch sends here; the kernel's queue of the device fills and then drops.
+        // Frames that the switch sends to the device are not read: the kernel's queue of the device fills up and then
+        // drops.
         lab.switch().ip_batch(&format!("link set {TAP} txqueuelen 1 master br0 up"))?;
         Ok(Self { tap: Arc::new(Tap(tap)), next: Arc::default() })
     }
 
-    /// Sends `frames` frames of `kind` from the calling thread, as fast as it can, and returns when they are sent.
+    /// Sends `frames` frames of `kind` from the calling thread at the maximum rate, and returns when they are sent.
     ///
     /// # Errors
     /// When frames could not be sent.
@@ -136,7 +137,7 @@ impl Attacker {
     }
 }
 
-/// A flood that runs. Dropping it stops it.
+/// A running flood. Dropping it stops it.
 #[derive(Debug)]
 pub struct Flood {
     stop: Arc<AtomicBool>,
@@ -145,16 +146,16 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Whether it still sends.
+    /// Whether it is still sending.
     #[must_use]
     pub fn runs(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Waits until it sends.
+    /// Waits until it starts sending.
     ///
     /// # Errors
-    /// When it does not begin.
+    /// When it does not start.
     pub fn wait_until_begun(&self) -> Result<()> {
         wait_for("the flood to begin", Duration::from_secs(10), || self.begun.get().copied())
     }
@@ -171,10 +172,10 @@ impl Flood {
         thread.join().expect("the flood does not panic")
     }
 
-    /// Stops it now.
+    /// Stops it immediately.
     ///
     /// # Errors
-    /// As [`Flood::finish`].
+    /// Same as for [`Flood::finish`].
     pub fn stop(self) -> Result<Sent> {
         self.stop.store(true, Ordering::Relaxed);
         self.finish()
@@ -185,13 +186,14 @@ impl Drop for Flood {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A flood that failed matters to whoever asks for its result, not to a test that failed before.
+            // The failure of a flood matters to callers that need its result, but not to a test that has already
+            // failed.
             let _ = thread.join();
         }
     }
 }
 
-/// The calling thread gives way to everybody and keeps off the gateway's core.
+/// Gives the calling thread the lowest priority and keeps it off the gateway's core.
 fn lower_priority() -> Result<()> {
     setpriority_process(None, NICE).context("the flood's priority")?;
     let mut core = CpuSet::new();
@@ -216,7 +218,7 @@ fn send(
             thread::sleep(Duration::from_millis(1));
             continue;
         }
-        // Each template gets `CHUNK` consecutive numbers: frames that repeat fields are neighbours in time.
+        // Each template gets `CHUNK` consecutive numbers, so that frames with repeated fields are close in time.
         let first = next.fetch_add(CHUNK, Ordering::Relaxed);
         for template in &mut templates {
             let count = CHUNK.min(limits.frames - frames);
@@ -229,8 +231,9 @@ fn send(
     Ok(Sent { frames, time: begin.elapsed() })
 }
 
-/// What the gateway sends is handled on [`CORE`] (receive packet steering of its port of the switch): a veth would make
-/// the gateway's core work for the switch, the servers and the clients too, which are other machines anywhere else.
+/// Handles frames from the gateway on [`CORE`] (receive packet steering of its port of the switch). Otherwise a veth
+/// would make the gateway's core also do the work of the switch, the servers and the clients, which are normally other
+/// machines.
 fn keep_off_the_gateways_core(lab: &Lab) -> Result<()> {
     let steering = "/sys/class/net/p-gateway/queues/rx-0/rps_cpus";
     let mut write = lab.switch().command("sh");
@@ -238,19 +241,19 @@ fn keep_off_the_gateways_core(lab: &Lab) -> Result<()> {
     output_of(&mut write).context("steering of what the gateway sends").map(drop)
 }
 
-/// Makes the servers of `lab` ready to be flooded: they drop what comes from spoofed sources as soon as they route
-/// it, so the work stays with the gateway.
+/// Prepares the servers of `lab` for a flood: they drop packets from spoofed sources when they route them, so the
+/// gateway does most of the work.
 ///
 /// # Errors
 /// When the kernel refuses a route.
 pub fn prepare_server(server: &Namespace) -> Result<()> {
-    // IPv4 drops at the input: the route back is none. IPv6 drops when it looks for the way of the answer.
+    // IPv4 drops such packets on input, because there is no route back. IPv6 drops the answer, because it has no route.
     server.sysctls(&[("ipv4/conf/eth0/rp_filter", "1")])?;
     for (n, family) in Family::BOTH.into_iter().enumerate() {
         let mut lines: String =
             [FAR[n], UNREACHABLE[n]].iter().map(|prefix| format!("route add blackhole {prefix}\n")).collect();
-        // Else the server asks for the link address of each, and fills the table of neighbours that the kernel has for
-        // all namespaces together: nobody's checks get through then.
+        // Otherwise the server would request the link address of each source and fill the neighbour table that the
+        // kernel shares among all namespaces, and no health check would pass.
         for table in ["main", DIRECT_TABLE] {
             writeln!(lines, "route add blackhole {} table {table}", NO_HOST[n])?;
         }
@@ -259,8 +262,8 @@ pub fn prepare_server(server: &Namespace) -> Result<()> {
     Ok(())
 }
 
-/// The gateway's routes back to the sources of floods: the client is the router of most of them, and drops what it
-/// gets; the rest is behind a router that does not exist.
+/// The gateway's routes to the sources of floods. The client is the router for most of them, and drops their packets;
+/// the rest are behind a router that does not exist.
 #[must_use]
 pub fn routes() -> Vec<(String, IpAddr)> {
     let far = Family::BOTH.map(|family| (FAR[family as usize].to_owned(), plan::client(family, 0)));
@@ -274,12 +277,12 @@ pub fn routes() -> Vec<(String, IpAddr)> {
 /// Sets the priority of every thread of the process `pid`.
 ///
 /// # Errors
-/// When the process is gone or the caller is not root.
+/// When the process does not exist or the caller is not root.
 pub fn set_priority(pid: u32, nice: i32) -> Result<()> {
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
         let thread: i32 = entry?.file_name().to_string_lossy().parse().context("a thread's number")?;
         let thread = rustix::process::Pid::from_raw(thread).context("a thread's number")?;
-        // A thread may end between the listing and this.
+        // A thread may have ended since the listing.
         let _ = setpriority_process(Some(thread), nice);
     }
     Ok(())

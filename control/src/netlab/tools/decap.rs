@@ -1,10 +1,10 @@
-//! The far end of the gateway's IP-in-IP tunnels, for kernels without tunnel devices: strips the outer header and
-//! hands the inner packet to the host through a TUN device.
+//! The backend's end of the gateway's IP-in-IP tunnels, for kernels without tunnel devices: removes the outer header
+//! and passes the inner packet to the host through a TUN device.
 //!
-//! The kernel gives packets of protocols 4 (IPv4 inside, RFC 2003) and 41 (IPv6 inside, RFC 2473, RFC 4213) to raw
-//! sockets that ask for them, over IPv4 and over IPv6: four combinations, four sockets. The host then takes the
-//! inner packet as received on the TUN, finds the VIP on its loopback and answers the client itself (direct server
-//! return). Replies never pass here.
+//! The kernel delivers packets of protocols 4 (IPv4 inside, RFC 2003) and 41 (IPv6 inside, RFC 2473, RFC 4213) to raw
+//! sockets that request them, over IPv4 and over IPv6: four combinations, four sockets. The host then receives the
+//! inner packet on the TUN, finds the VIP on its loopback and answers the client itself (direct server return). Replies
+//! are not sent through this tool.
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -12,16 +12,16 @@ use std::io::Read as _;
 use std::thread;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-/// Outer header's family, and the protocol number of what it carries.
+/// The outer header's family, and the protocol number of its payload.
 const COMBINATIONS: [(Domain, i32); 4] =
     [(Domain::IPV4, 4), (Domain::IPV4, 41), (Domain::IPV6, 4), (Domain::IPV6, 41)];
 
-/// Makes the TUN device `interface` and moves packets to it until a socket fails.
+/// Creates the TUN device `interface` and moves packets to it until a socket fails.
 ///
 /// # Errors
 /// Without root or `/dev/net/tun`, and when a socket fails.
 pub fn serve(interface: &str) -> Result<()> {
-    // Sockets first: who sees the device knows that packets are taken.
+    // The sockets come first: if the device exists, packets are received.
     let sockets = COMBINATIONS
         .into_iter()
         .map(|(outer, inner)| {
@@ -39,7 +39,7 @@ pub fn serve(interface: &str) -> Result<()> {
         .with_context(|| format!("decap: TUN device {interface}"))?;
     thread::scope(|scope| {
         let tun = &tun;
-        // What the host sends out through the device has nowhere to go (router solicitations and the like).
+        // Packets that the host sends through the device have no destination (router solicitations, for example).
         scope.spawn(move || drain(tun));
         let threads: Vec<_> =
             sockets.iter().map(|(outer, socket)| scope.spawn(move || strip(*outer, socket, tun))).collect();
@@ -57,13 +57,13 @@ fn strip(outer: Domain, mut socket: &Socket, tun: &SyncDevice) -> Result<()> {
     loop {
         let length = socket.read(&mut buffer).context("decap: receiving")?;
         if let Some(inner) = inner_packet(outer, &buffer[..length]) {
-            // The host refuses what is no IP packet (EINVAL): that is the answer a broken packet deserves.
+            // The host refuses data that is not an IP packet (EINVAL), which is right for a broken packet.
             let _ = tun.send(inner);
         }
     }
 }
 
-/// The inner packet of what a raw socket delivers: IPv4 sockets see the outer header, IPv6 sockets do not (raw(7),
+/// The inner packet of the data from a raw socket: IPv4 sockets deliver the outer header, IPv6 sockets do not (raw(7),
 /// RFC 3542 section 3).
 fn inner_packet(outer: Domain, received: &[u8]) -> Option<&[u8]> {
     let header_bytes = if outer == Domain::IPV4 { usize::from(received.first()? & 0x0f) * 4 } else { 0 };

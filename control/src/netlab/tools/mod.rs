@@ -9,14 +9,14 @@ pub mod udp_echo;
 use anyhow::{Context, Result, bail, ensure};
 use std::net::SocketAddr;
 
-/// Runs `tidegate lab ARGS`, ARGS being what follows `lab`.
+/// Runs `tidegate lab ARGS`, where ARGS follow `lab`.
 ///
 /// - `udp-echo --name NAME --bind ADDRESS:PORT...`
 /// - `tcp-tell --name NAME --port PORT`
 /// - `decap --tun INTERFACE`
 ///
 /// # Errors
-/// On unknown arguments, and when the program cannot go on (a port is taken, no root).
+/// On unknown arguments, and when the program cannot continue (a port is in use, no root).
 pub fn run(args: &[String]) -> Result<()> {
     let Some((tool, options)) = args.split_first() else { bail!("lab: which tool? {TOOLS}") };
     ensure!(options.len().is_multiple_of(2), "lab {tool}: every option takes one value");

@@ -26,7 +26,7 @@ pub fn serve(name: &str, port: u16) -> Result<()> {
 fn listen(address: SocketAddr) -> Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
-        // Its own family only: IPv4 clients shall be shown as what they are.
+        // Only its own family, so that IPv4 clients appear with their IPv4 addresses.
         socket.set_only_v6(true)?;
     }
     socket.set_reuse_address(true)?;
@@ -39,7 +39,7 @@ fn accept(name: &str, listener: &TcpListener) -> Result<()> {
     loop {
         let (stream, client) = listener.accept().context("tcp-tell: accepting")?;
         let name = name.to_owned();
-        // A connection that breaks is the client's to notice.
+        // If a connection breaks, the client notices it.
         let spawned = thread::Builder::new().stack_size(64 << 10).spawn(move || {
             let _ = tell(&name, &stream, client);
         });

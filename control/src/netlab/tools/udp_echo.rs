@@ -30,13 +30,13 @@ fn answer(name: &str, socket: &UdpSocket) -> Result<()> {
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
-            // An ICMP error about an earlier answer: that client is gone, the others are not.
+            // An ICMP error about an earlier answer: only that client is gone.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error).context("udp-echo: receiving"),
         };
         let mut reply = format!("{name} client={from} ").into_bytes();
         reply.extend_from_slice(&buffer[..length]);
-        // As with any datagram: a reply that cannot be sent is lost.
+        // A reply that cannot be sent is lost, like any datagram.
         let _ = socket.send_to(&reply, from);
     }
 }

@@ -1,4 +1,4 @@
-//! Writes at a steady rate over HTTPS: each replaces one endpoint of one Service, as its controller would (PUT).
+//! Writes at a steady rate over HTTPS. Each write replaces one endpoint of one Service, as its controller would (PUT).
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ use crate::probes::Probes;
 use crate::serve::admin_kubeconfig;
 use crate::{Plan, SINGLE_EACH, SINGLES};
 
-/// What became of the writes.
+/// The results of the writes.
 #[derive(Debug)]
 pub(crate) struct Written {
     count: usize,
     took: Duration,
-    /// From the request to its answer.
+    /// The times from the request to its answer.
     answers: Quantiles,
 }
 
@@ -36,12 +36,12 @@ impl fmt::Display for Written {
     }
 }
 
-/// Writes changes until the time is over, and tells the probes of those that they can see.
+/// Writes changes until the time is over. Announces the changes that the probes can see.
 ///
 /// # Errors
-/// When the API server refuses one.
+/// The API server refused a write.
 pub(crate) fn write(lab: &Lab, plan: &Plan, probes: &Probes) -> Result<Written> {
-    // Sockets belong to the namespace of the thread that makes them, and all are made on this one.
+    // A socket belongs to the namespace of the thread that creates it. This thread creates all sockets.
     lab.gateway().enter(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(write_all(lab, plan, probes))
@@ -81,11 +81,11 @@ async fn write_all(lab: &Lab, plan: &Plan, probes: &Probes) -> Result<Written> {
     Ok(Written { count, took: began.elapsed(), answers: Quantiles::of(answers) })
 }
 
-/// The slice that change n writes, and which single endpoint it is, if it is one.
+/// The slice that change n writes, and the single endpoint if it is one.
 fn change(size: Size, n: usize) -> (Value, Option<(usize, bool)>) {
     if n.is_multiple_of(SINGLE_EACH) {
         let turn = n / SINGLE_EACH;
-        // Each goes to and fro; all start at the one address.
+        // Each single endpoint alternates between two addresses. All start at the first one.
         let (k, other) = (turn % SINGLES, (turn / SINGLES).is_multiple_of(2));
         return (
             cluster::single_slice(cluster::single_service(size, k), cluster::single(k, other)),

@@ -1,5 +1,5 @@
-//! The gateway's process and the API server's, and what can be known of a gateway from outside: its log, its
-//! listeners, what the kernel says of its memory and time.
+//! The processes of the gateway and of the API server, and everything that is observable from outside: the log, the
+//! listeners, and the kernel's figures of memory and time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,19 +23,19 @@ use crate::figures::{Page, Quantiles};
 use crate::serve::{READY, gateway_kubeconfig};
 use crate::{Plan, SINGLES};
 
-/// The API server makes its objects.
+/// The time limit for the API server to create its objects.
 const FILLED: Duration = Duration::from_secs(300);
 const SYNCED: Duration = Duration::from_secs(120);
-/// 20,000 writes at 50 a second, and more.
+/// The time limit for more than 20,000 writes at 50 a second.
 const SETTLED: Duration = Duration::from_secs(900);
-/// Looks in a row, one a second, at which there was nothing to write.
+/// The gateway has settled after so many consecutive looks, one per second, with nothing to write.
 const QUIET: u32 = 5;
 /// `dataplane.memory.sizeMiB`.
 const MEMORY_MIB: u32 = 64;
 const METRICS: &str = "127.0.0.1:9469";
 const HEALTHZ: &str = "127.0.0.1:10356";
 
-/// Both processes. Dropping it ends them.
+/// Both processes. Dropping it stops them.
 pub(crate) struct Daemon {
     process: LabProcess,
     _api: LabProcess,
@@ -43,7 +43,7 @@ pub(crate) struct Daemon {
     directory: PathBuf,
     plan: Plan,
     started: Timestamp,
-    /// When `/readyz` said so first.
+    /// The time at which `/readyz` first succeeded.
     ready: Timestamp,
 }
 
@@ -51,7 +51,7 @@ impl Daemon {
     /// Starts both, and waits until the gateway has published every Service.
     ///
     /// # Errors
-    /// When one does not come up; with the gateway's last words.
+    /// A process did not start. The error has the last log lines of the gateway.
     pub(crate) fn start(lab: &Lab, plan: &Plan) -> Result<Self> {
         let (namespace, directory) = (lab.gateway().clone(), lab.directory().to_owned());
         let mut arguments: Vec<String> = vec![
@@ -74,7 +74,7 @@ impl Daemon {
         let config = directory.join("gateway.yaml");
         let kubeconfig = gateway_kubeconfig(&directory).display().to_string();
         fs::write(&config, yaml(plan, &kubeconfig, &directory.join("tidegate.sock").display().to_string()))?;
-        // What is published is said at this level only.
+        // The publications are logged only at this level.
         let level = "RUST_LOG=info,tidegate::daemon::controller=debug".to_owned();
         let tidegate = lab.plan().tidegate.display().to_string();
         let arguments = [level, tidegate, "run".to_owned(), "-c".to_owned(), config.display().to_string()];
@@ -94,7 +94,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// When the first line of the log with this text was written.
+    /// The time of the first log line with this text.
     fn logged(&self, text: &str) -> Option<Timestamp> {
         let log = self.process.log();
         log.lines().find(|line| line.contains(text))?.split_whitespace().next()?.parse().ok()
@@ -102,17 +102,17 @@ impl Daemon {
 
     fn published(&self) -> Option<Timestamp> {
         let services = self.plan.size.services + SINGLES;
-        // `generation` is in between.
+        // The line has `generation` in between.
         let log = self.process.log();
         let ends = format!("services={services}");
         let line = log.lines().find(|line| line.contains(" published ") && line.ends_with(&ends))?;
         line.split_whitespace().next()?.parse().ok()
     }
 
-    /// How long the first sync took, by the log and from outside.
+    /// The duration of the first sync, from the log and from outside.
     ///
     /// # Errors
-    /// When the log does not say.
+    /// The log does not have the necessary lines.
     pub(crate) fn first_sync(&self) -> Result<String> {
         let listed =
             self.logged("the initial objects are loaded").context("the log has the initial objects")?;
@@ -127,13 +127,13 @@ impl Daemon {
         ))
     }
 
-    /// Waits until the gateway leads and has nothing more to write to the cluster.
+    /// Waits until the gateway is the leader and has nothing more to write to the cluster.
     ///
     /// # Errors
-    /// When that does not come.
+    /// The gateway did not settle in time.
     pub(crate) fn settle(&self) -> Result<()> {
         let began = Instant::now();
-        // The first plan of what to write is made some time after the first state.
+        // The first plan of writes is made some time after the first state.
         let mut quiet = 0;
         while quiet < QUIET {
             let page = self.metrics()?;
@@ -154,7 +154,7 @@ impl Daemon {
     /// The address of each Service, by number.
     ///
     /// # Errors
-    /// When the gateway does not say.
+    /// The gateway did not report an address.
     pub(crate) fn vip(&self) -> Result<impl Fn(usize) -> Option<IpAddr> + use<>> {
         let mut given: BTreeMap<usize, IpAddr> = BTreeMap::new();
         if !self.plan.variant.is_settled {
@@ -177,12 +177,12 @@ impl Daemon {
     /// `/metrics`.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// The request failed.
     pub(crate) fn metrics(&self) -> Result<Page> {
         Ok(Page::parse(&self.namespace.enter(|| ask(METRICS, "/metrics"))?))
     }
 
-    /// Asks for `/metrics` so often until it is stopped; never when the interval is zero.
+    /// Requests `/metrics` at this interval until it is stopped. It never does if the interval is zero.
     pub(crate) fn scrape_each(&self, interval: Duration) -> Scraper {
         let (stop, stopped) = mpsc::channel();
         let namespace = self.namespace.clone();
@@ -205,20 +205,20 @@ impl Daemon {
         Scraper { _stop: stop, thread }
     }
 
-    /// Time that the process had of the CPUs.
+    /// The CPU time of the process.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// `/proc` cannot be read.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         let stat = self.of_kernel()?.stat()?;
         let ticks = (stat.utime + stat.stime) as f64;
         Ok(Duration::from_secs_f64(ticks / procfs::ticks_per_second() as f64))
     }
 
-    /// What the process weighs.
+    /// The memory of the process.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// `/proc` cannot be read.
     pub(crate) fn memory(&self) -> Result<Memory> {
         let process = self.of_kernel()?;
         let status = process.status()?;
@@ -244,24 +244,24 @@ impl Daemon {
     }
 }
 
-/// A thread that asks for metrics.
+/// A thread that requests metrics.
 pub(crate) struct Scraper {
     _stop: mpsc::Sender<()>,
     thread: Option<JoinHandle<Result<String>>>,
 }
 
 impl Scraper {
-    /// Ends it, and says what scrapes took.
+    /// Stops the thread and returns the times of the requests.
     ///
     /// # Errors
-    /// When one failed.
+    /// A request failed.
     pub(crate) fn stop(self) -> Result<Option<String>> {
         drop(self._stop);
         self.thread.map(|thread| thread.join().expect("it does not panic")).transpose()
     }
 }
 
-/// What a process weighs, in bytes.
+/// The memory of a process, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     resident: u64,
@@ -271,15 +271,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The head of a table.
+    /// The header of the table.
     pub(crate) const HEAD: &'static str = "| MB | resident | packet buffers and rings | without them | anonymous | most ever resident |\n|---|---|---|---|---|---|";
 
-    /// Without packet buffers.
+    /// The memory without packet buffers.
     pub(crate) fn own(&self) -> u64 {
         self.resident - self.packets
     }
 
-    /// A row of it.
+    /// A row of the table.
     pub(crate) fn row(&self, what: &str) -> String {
         let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
         let columns = [self.resident, self.packets, self.own(), self.anonymous, self.peak].map(mb);
@@ -293,7 +293,7 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// GET by HTTP/1.1, one request a connection: the whole answer.
+/// Sends a GET by HTTP/1.1 on a new connection and returns the whole answer.
 fn ask(at: &str, path: &str) -> Result<String> {
     let at: SocketAddr = at.parse()?;
     let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(5))?;

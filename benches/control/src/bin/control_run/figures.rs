@@ -1,4 +1,4 @@
-//! Figures: quantiles of times, and what two readings of `/metrics` say of the time between.
+//! Figures: quantiles of times, and the difference between two readings of `/metrics`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,11 +9,11 @@ use std::time::Duration;
 pub(crate) struct Quantiles(Vec<Duration>);
 
 impl Quantiles {
-    /// The head of a table of them.
+    /// The header of a table of quantiles.
     pub(crate) const HEAD: &'static str =
         "| ms | count | median | p90 | p99 | p99.9 | most |\n|---|---|---|---|---|---|---|";
 
-    /// Of these.
+    /// Sorts the times.
     pub(crate) fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         Self(times)
@@ -28,12 +28,12 @@ impl Quantiles {
     }
 }
 
-/// The samples of a page of metrics: series with its labels, and value.
+/// The samples of a page of metrics: each series with its labels, and its value.
 #[derive(Debug)]
 pub(crate) struct Page(BTreeMap<String, f64>);
 
 impl Page {
-    /// Of the text exposition format.
+    /// Parses the text exposition format.
     pub(crate) fn parse(text: &str) -> Self {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
         let samples = samples.filter_map(|line| {
@@ -43,12 +43,12 @@ impl Page {
         Self(samples.collect())
     }
 
-    /// The value of a series; 0 where there is none.
+    /// The value of a series; 0 if it is absent.
     pub(crate) fn value(&self, series: &str) -> f64 {
         self.0.get(series).copied().unwrap_or_default()
     }
 
-    /// Series of a family with their labels.
+    /// The series of a family, with their labels.
     fn family<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.iter().filter_map(move |(series, value)| {
             let labels = series.strip_prefix(name)?;
@@ -57,16 +57,16 @@ impl Page {
     }
 }
 
-/// What `tidegate_network_programming_duration_seconds` has counted between two readings.
+/// The observations of `tidegate_network_programming_duration_seconds` between two readings.
 #[derive(Debug)]
 pub(crate) struct Programming {
-    /// (upper bound in seconds, so many below it)
+    /// The buckets, as (upper bound in seconds, cumulative count).
     buckets: Vec<(f64, f64)>,
     sum: f64,
 }
 
 impl Programming {
-    /// Between these.
+    /// The difference between two readings.
     pub(crate) fn between(before: &Page, after: &Page) -> Self {
         let name = "tidegate_network_programming_duration_seconds";
         let bucket = format!("{name}_bucket");
@@ -87,7 +87,7 @@ impl Programming {
         self.buckets.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// As Prometheus' `histogram_quantile`: linear within a bucket.
+    /// Like Prometheus' `histogram_quantile`: linear within a bucket.
     fn quantile(&self, q: f64) -> f64 {
         let rank = q * self.count();
         let at = self.buckets.partition_point(|(_, count)| *count < rank);
@@ -126,7 +126,7 @@ impl fmt::Display for Programming {
     }
 }
 
-/// What was dropped between two readings, by all the names that a page has for it.
+/// The losses between two readings, from all metrics that count them.
 pub(crate) fn lost(before: &Page, after: &Page) -> String {
     let names = [
         "tidegate_drops_total",

@@ -4,14 +4,14 @@
 //!   gateway's namespace                             client's namespace
 //!   API server <-HTTPS- tidegate run [DPDK] == veth, bridge, veth == packets, probes, backends (any address)
 //! ```
-//! `control-run` starts the test API server in a process of its own, with Services, EndpointSlices, Nodes, Pods and
-//! Namespaces, and the release binary `tidegate` beside this one on DPDK's af_packet driver, with the rights of
-//! `deploy/`: lease, status and events are written. It measures the first sync; then 100 writes a second over HTTPS,
-//! each of which replaces one endpoint, and by packets how soon the workers go by them; packets sent and received
-//! meanwhile; and memory, by the difference between clusters of several sizes.
+//! `control-run` starts the test API server in its own process, with Services, EndpointSlices, Nodes, Pods and
+//! Namespaces. It starts the release binary `tidegate` from its own directory, on DPDK's af_packet driver and with the
+//! rights of `deploy/`: the lease, the status and events are written. It measures the first sync, and then 100 writes a
+//! second over HTTPS. Each write replaces one endpoint; packets show when the workers apply the change. It counts the
+//! packets sent and received meanwhile. It measures memory as the difference between clusters of several sizes.
 //!
-//! Everything shares the machine with the gateway: what it takes is in the figures. Needs root and a release build of
-//! the binary. `benches/README.md` says what the options are; results are in `benches/results/`.
+//! Everything shares the machine with the gateway, so the figures include that load. It needs root and a release build
+//! of the binary. `benches/README.md` describes the options; results are in `benches/results/`.
 
 mod changes;
 mod daemon;
@@ -30,24 +30,24 @@ use tidegate_control_bench::world::Size;
 
 use daemon::{Daemon, Memory};
 
-/// Services with one endpoint each, by whose packets changes are seen from outside.
+/// The number of Services with one endpoint each. Their packets make changes visible from outside.
 const SINGLES: usize = 50;
 /// One change in so many is of such a Service.
 const SINGLE_EACH: usize = 5;
 
-/// What is to be measured.
+/// The measurement to make.
 #[derive(Debug, Clone)]
 struct Plan {
     size: Size,
     variant: Variant,
-    /// Changes a second.
+    /// Changes per second.
     rate: u64,
     time: Duration,
-    /// Packets a second.
+    /// Packets per second.
     packets: u64,
-    /// How often `/metrics` is asked for meanwhile, with a series for each backend; never when zero.
+    /// The interval between requests for `/metrics` with a series for each backend; zero for none.
     scrape: Duration,
-    /// Smaller clusters are started first, for what a Service and an endpoint take.
+    /// Whether to start smaller clusters first, to find the memory of a Service and of an endpoint.
     measures_sizes: bool,
 }
 
@@ -150,7 +150,7 @@ fn per(bytes: u64, count: usize) -> u64 {
     bytes / u64::try_from(count.max(1)).expect("a count")
 }
 
-/// A lab with an API server that holds a cluster of this size, and a gateway that has it.
+/// Starts a lab with an API server that holds a cluster of this size, and a gateway that has synced with it.
 fn start(plan: &Plan, size: Size) -> Result<(Lab, Daemon)> {
     let binary = std::env::current_exe()?.with_file_name("tidegate");
     if !binary.is_file() {

@@ -1,7 +1,7 @@
-//! Clients and backends beyond the link: packets to all UDP Services at a steady rate, each counted at both ends; and
-//! TCP that is accepted, for health checks.
+//! Clients and backends beyond the link. Packets go to all UDP Services at a steady rate and are counted at both ends.
+//! TCP connections are accepted, for health checks.
 //!
-//! One namespace is both: it sends from its own addresses and takes packets for every address of a Pod.
+//! One namespace has both roles: it sends from its own addresses and receives packets for the addresses of all Pods.
 
 use std::fmt;
 use std::fs;
@@ -19,20 +19,20 @@ use tidegate_control_bench::cluster::{self, PORT, TARGET_PORT};
 use crate::Plan;
 use crate::figures::Quantiles;
 
-/// Sockets of the client; times UDP Services these are the flows.
+/// Sockets of the client. The number of flows is this times the number of UDP Services.
 const CLIENTS: u8 = 4;
 const TICK: Duration = Duration::from_millis(1);
-/// What was not sent for want of time is not sent later, but for as much as comes in this time.
+/// Packets that were not sent because of lack of time are not sent later, except those due within this time.
 const CATCH_UP: Duration = Duration::from_millis(5);
-/// After the last packet the others have this long to come.
+/// The time to wait for packets after the last one was sent.
 const LAST: Duration = Duration::from_secs(2);
-/// Largest queue of connections not yet accepted.
+/// The largest queue of connections that are not yet accepted.
 const BACKLOG: i32 = 4096;
 
-/// Every Pod is here, and every VIP behind the gateway.
+/// Routes all Pod addresses to this namespace, and all VIPs to the gateway.
 ///
 /// # Errors
-/// When the namespace does not take it.
+/// A setting of the namespace failed.
 pub(crate) fn prepare(lab: &Lab) -> Result<()> {
     let gateway = plan_of_lab::GATEWAY_FOR_CLIENTS[plan_of_lab::Family::V4 as usize];
     lab.client().ip_batch(&format!(
@@ -45,7 +45,7 @@ pub(crate) fn prepare(lab: &Lab) -> Result<()> {
     ))
 }
 
-/// Packets under way.
+/// Packets being sent and received.
 pub(crate) struct Traffic {
     stop: Arc<AtomicBool>,
     sender: JoinHandle<(u64, u64)>,
@@ -55,14 +55,14 @@ pub(crate) struct Traffic {
     overrun: u64,
 }
 
-/// What became of them.
+/// The packet counts.
 #[derive(Debug)]
 pub(crate) struct Counts {
     sent: u64,
-    /// Because the sender was not given the CPU.
+    /// Packets that were due but not sent, because the sender did not get the CPU.
     unsent: u64,
     received: u64,
-    /// That came to the receiver's host and found its socket full: the gateway did forward them.
+    /// Packets that arrived at the receiver's host but found its socket full. The gateway did forward them.
     overrun: u64,
     ways: Quantiles,
     accepted: u64,
@@ -82,16 +82,17 @@ impl fmt::Display for Counts {
 }
 
 impl Traffic {
-    /// Starts packets to all UDP Services, whose addresses `vip` gives.
+    /// Starts sending packets to all UDP Services. `vip` returns their addresses.
     ///
     /// # Errors
-    /// When there are no sockets to be had.
+    /// A socket cannot be created.
     pub(crate) fn start(lab: &Lab, plan: &Plan, vip: &dyn Fn(usize) -> Option<IpAddr>) -> Result<Self> {
         let services = (0..plan.size.services).filter(|&n| cluster::is_udp(n)).filter_map(vip);
         let to: Vec<SocketAddr> = services.map(|ip| SocketAddr::new(ip, PORT)).collect();
         let namespace = lab.client().clone();
         let (clients, sink, listener) = namespace.enter(|| {
-            // Not the first address: the default route goes there, and nothing is taken from a router's own address.
+            // The first address is not used: it is the next hop of the default route, and packets from a router's own
+            // address are not accepted.
             let clients = (1..=CLIENTS).map(|n| {
                 let from = plan_of_lab::client(plan_of_lab::Family::V4, n);
                 UdpSocket::bind(SocketAddr::new(from, 20_000))
@@ -108,7 +109,7 @@ impl Traffic {
         })?;
         let overrun = overrun(&namespace)?;
         let (stop, rate) = (Arc::new(AtomicBool::new(false)), plan.packets);
-        // All times are counted from here.
+        // All times are relative to this time.
         let epoch = Instant::now();
         let told = [Arc::clone(&stop), Arc::clone(&stop), Arc::clone(&stop)];
         let [one, two, three] = told;
@@ -122,10 +123,10 @@ impl Traffic {
         })
     }
 
-    /// Stops, and waits for what is under way.
+    /// Stops, and waits for packets that are still under way.
     ///
     /// # Errors
-    /// When the kernel's counters cannot be read.
+    /// The kernel's counters cannot be read.
     pub(crate) fn stop(self) -> Result<Counts> {
         self.stop.store(true, Ordering::Relaxed);
         let (sent, unsent) = self.sender.join().expect("the sender does not panic");
@@ -136,20 +137,20 @@ impl Traffic {
     }
 }
 
-/// A UDP socket of a backend: one address, or all that no other socket has.
+/// A UDP socket of a backend. It receives for one address, or for all addresses that no other socket has.
 ///
 /// # Errors
-/// When it cannot be had.
+/// The socket cannot be created.
 pub(crate) fn backend(at: SocketAddr) -> std::io::Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-    // Beside one for all addresses there may be others then.
+    // This allows other sockets beside one for all addresses.
     socket.set_reuse_address(true)?;
     socket.set_recv_buffer_size(4 << 20)?;
     socket.bind(&at.into())?;
     Ok(socket.into())
 }
 
-/// How many were sent, and how many were not though they were due.
+/// Returns the number of packets sent, and the number of packets that were due but not sent.
 fn send(
     clients: &[UdpSocket],
     to: &[SocketAddr],
@@ -168,7 +169,7 @@ fn send(
             let client = &clients[n / to.len() % clients.len()];
             let to = to[n.wrapping_mul(0x9e37_79b1) % to.len()];
             let ns = u64::try_from(epoch.elapsed().as_nanos()).expect("584 years");
-            // A full queue of its own interface is told by an error: then it was not sent.
+            // An error means that the queue of the interface is full and the packet was not sent.
             match client.send_to(&ns.to_le_bytes(), to) {
                 Ok(_) => sent += 1,
                 Err(_) => unsent += 1,
@@ -179,7 +180,7 @@ fn send(
     (sent, unsent)
 }
 
-/// How many came, and how long each was on its way.
+/// Returns the number of packets received, and their times under way.
 fn receive(sink: &UdpSocket, epoch: Instant, stop: &AtomicBool) -> (u64, Vec<Duration>) {
     let (mut received, mut ways, mut bytes) = (0, Vec::new(), [0; 64]);
     let mut until = None;
@@ -198,7 +199,7 @@ fn receive(sink: &UdpSocket, epoch: Instant, stop: &AtomicBool) -> (u64, Vec<Dur
     }
 }
 
-/// How many connections were taken, and closed.
+/// Accepts and closes connections, and returns their number.
 fn accept(listener: &Socket, stop: &AtomicBool) -> u64 {
     let mut accepted = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -207,7 +208,7 @@ fn accept(listener: &Socket, stop: &AtomicBool) -> u64 {
     accepted
 }
 
-/// Datagrams that found their socket full.
+/// The number of datagrams that found their socket full.
 fn overrun(namespace: &Namespace) -> Result<u64> {
     let text = namespace.enter(|| fs::read_to_string("/proc/thread-self/net/snmp"))?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));

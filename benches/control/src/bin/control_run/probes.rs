@@ -1,8 +1,9 @@
-//! Changes seen from outside: the first packet that a worker sends to an endpoint which has just come.
+//! Changes seen from outside: the first packet that a worker sends to a new endpoint.
 //!
-//! Some Services have one endpoint, and a change puts another in its place. From the write on, a packet of one UDP flow
-//! goes to such a Service every 200 µs or so until one comes out at the new endpoint: UDP moves at once from a backend
-//! that is gone. The time is from the write, acknowledged, to that packet's arrival, its own way included.
+//! Some Services have one endpoint, and a change replaces it by another. After the write, a packet of one UDP flow goes
+//! to such a Service about every 200 µs until one arrives at the new endpoint. UDP flows move immediately from a
+//! removed backend. The measured time is from the acknowledged write to the arrival of that packet, including the
+//! packet's own time under way.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,19 +22,19 @@ use crate::figures::Quantiles;
 use crate::packets::backend;
 
 const STEP: Duration = Duration::from_micros(150);
-/// A change that is not seen for so long is given up.
+/// A change that was not seen within this time is given up.
 const UNSEEN: Duration = Duration::from_secs(5);
 
-/// A thread that looks for changes.
+/// A thread that watches for changes.
 pub(crate) struct Probes {
     news: Sender<News>,
     thread: JoinHandle<Seen>,
 }
 
 enum News {
-    /// Change n puts this endpoint in the place of the other of Service k.
+    /// Change n replaces the endpoint of Service k by this one.
     Expect(usize, usize, bool),
-    /// It was sent then, and answered then.
+    /// The change was sent and answered at these times.
     Written(usize, Instant, Instant),
 }
 
@@ -41,14 +42,14 @@ enum News {
 pub(crate) struct Waiting(usize, Sender<News>);
 
 impl Waiting {
-    /// The API server has it.
+    /// Records that the API server has accepted the change.
     pub(crate) fn written(self, sent: Instant, answered: Instant) {
-        // The thread ends after all of these.
+        // The thread outlives all of these, so the send succeeds.
         let _ = self.1.send(News::Written(self.0, sent, answered));
     }
 }
 
-/// Which changes were seen, and when.
+/// The changes that were seen, and the times.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     written: BTreeMap<usize, (Instant, Instant)>,
@@ -72,10 +73,10 @@ impl fmt::Display for Seen {
 }
 
 impl Probes {
-    /// Starts it; `vip` gives the addresses of Services.
+    /// Starts the thread. `vip` returns the addresses of Services.
     ///
     /// # Errors
-    /// When there are no sockets to be had.
+    /// A socket cannot be created.
     pub(crate) fn start(lab: &Lab, size: Size, vip: &dyn Fn(usize) -> Option<IpAddr>) -> Result<Self> {
         let vips = (0..SINGLES)
             .map(|k| vip(cluster::single_service(size, k)).context("a Service without an address"));
@@ -97,13 +98,13 @@ impl Probes {
         Ok(Self { news, thread })
     }
 
-    /// Change n is about to be written: it puts this endpoint in the place of the other one of Service k.
+    /// Announces change n, which is about to replace the endpoint of Service k by this one.
     pub(crate) fn expect(&self, n: usize, k: usize, other: bool) -> Waiting {
         self.news.send(News::Expect(n, k, other)).expect("the thread listens as long as this lives");
         Waiting(n, self.news.clone())
     }
 
-    /// Waits for what has not been seen yet.
+    /// Waits for the changes that have not been seen yet.
     pub(crate) fn stop(self) -> Seen {
         drop(self.news);
         self.thread.join().expect("it does not panic")
@@ -144,7 +145,7 @@ fn look(
         }
         pending.retain(|&(n, k, other, since)| {
             let mark = format!("change {n}").into_bytes();
-            // A packet less is sent again.
+            // A lost packet is sent again.
             let _ = client.send_to(&mark, vips[k]);
             let (mut bytes, mut has_come) = ([0; 64], false);
             while let Ok(length) = endpoints[k][usize::from(other)].recv(&mut bytes) {

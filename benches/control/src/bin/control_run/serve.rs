@@ -1,7 +1,7 @@
-//! The API server's process: the test API server with a cluster in it, and what `deploy/` installs.
+//! The API server's process: the test API server with a cluster in it, and the objects that `deploy/` installs.
 //!
-//! Leaves the kubeconfigs of the gateway's account and of the admin in a directory, then `ready`, and serves until it
-//! is ended.
+//! It writes the kubeconfigs of the gateway's account and of the administrator to a directory, then the file `ready`,
+//! and serves until it is ended.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tidegate_control_bench::cluster;
 
 use crate::{Plan, SINGLES};
 
-/// The name of the file that is there once the server is filled.
+/// The name of the file that is created when the server has all objects.
 pub(crate) const READY: &str = "ready";
 
-/// Serves for ever.
+/// Serves without end.
 ///
 /// # Errors
-/// When it cannot listen, or `deploy/` does not have what it should.
+/// The server cannot listen, or `deploy/` lacks an object.
 pub(crate) fn run(plan: &Plan, directory: &Path) -> Result<()> {
     let server = TestApiServer::start(Options::default())?;
     for file in installed()? {
@@ -32,17 +32,17 @@ pub(crate) fn run(plan: &Plan, directory: &Path) -> Result<()> {
     std::fs::write(directory.join(READY), "")?;
     loop {
         std::thread::sleep(Duration::from_secs(1));
-        // Nobody asks for them, and they are kept for ever.
+        // The records are not used and would grow without limit.
         server.forget_requests();
     }
 }
 
-/// Of the gateway's ServiceAccount.
+/// The kubeconfig of the gateway's ServiceAccount.
 pub(crate) fn gateway_kubeconfig(directory: &Path) -> PathBuf {
     directory.join("kubeconfig")
 }
 
-/// Of who may do everything.
+/// The kubeconfig of the administrator.
 pub(crate) fn admin_kubeconfig(directory: &Path) -> PathBuf {
     directory.join("admin.kubeconfig")
 }

@@ -1,5 +1,5 @@
-//! Reports ports of a Service that get no endpoint because no slice, Endpoints or Pod has such a port. The most
-//! common cause is a port name that differs between the two.
+//! Reports ports of a Service without endpoints because no slice, Endpoints or Pod has such a port. The most common
+//! cause is a port name that differs between the two.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::objects::{
 
 /// The maximum number of ports of one Service that are reported one by one.
 const TOLD_MAX: usize = 8;
-/// Ports of a slice that are named in a message.
+/// The maximum number of ports of a slice that a message names.
 const NAMED_MAX: usize = 3;
 
 impl Merge<'_> {
-    /// Ports that no slice with endpoints has.
+    /// Reports ports that no slice with endpoints has.
     pub(super) fn unmatched_by_slices(&mut self, slices: &[Arc<EndpointSlice>]) {
         let is_ip = |slice: &&Arc<EndpointSlice>| {
             matches!(slice.address_type, AddressType::V4 | AddressType::V6) && slice.endpoint_count() > 0
@@ -29,7 +29,7 @@ impl Merge<'_> {
         self.unmatched_by(all, &described, first.meta.origin.field("ports"));
     }
 
-    /// Ports that no subset with addresses has.
+    /// Reports ports that no subset with addresses has.
     pub(super) fn unmatched_by_legacy(&mut self, endpoints: &Endpoints) {
         let subsets = endpoints.subsets.iter().enumerate();
         let mut subsets =
@@ -40,7 +40,7 @@ impl Merge<'_> {
         self.unmatched_by(subsets.flat_map(|(_, subset)| &subset.ports), &described, place);
     }
 
-    /// Target ports by name that no selected Pod has.
+    /// Reports named target ports that no selected Pod has.
     pub(super) fn unmatched_by_pods<'p>(&mut self, pods: impl Iterator<Item = &'p Pod>) {
         let pods: Vec<&Pod> = pods.filter(|pod| !pod.finished && !pod.ips.is_empty()).collect();
         if pods.is_empty() {
@@ -66,7 +66,7 @@ impl Merge<'_> {
         }
     }
 
-    /// `described` names the object and its ports, for the message.
+    /// Reports unmatched ports. `described` names the object and its ports for the message.
     fn unmatched_by<'p>(
         &mut self,
         ports: impl Iterator<Item = &'p EndpointPort>,
@@ -110,7 +110,7 @@ impl Merge<'_> {
     }
 }
 
-/// `web/8080, dns/53/UDP`.
+/// Formats ports as `web/8080, dns/53/UDP`.
 fn named(ports: &[EndpointPort]) -> String {
     if ports.is_empty() {
         return "no port".to_owned();
