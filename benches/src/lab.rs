@@ -1,11 +1,11 @@
-//! A gateway in memory, with its flows, that a scenario is run on.
+//! A gateway in memory with its flows, on which a scenario is run.
 //!
-//! Frames lie in a ring as long as a receive ring of a NIC, larger than the second-level cache, so that the
-//! pipeline finds them in the third, where a NIC's DDIO leaves them. [`Lab::refill`] writes packets into the
-//! ring, untimed; [`Lab::run`] takes the ring through the pipeline in bursts, as a worker does, and is what is
-//! timed: process, count the verdicts, age.
+//! The frames are in a ring as long as a receive ring of a NIC. The ring is larger than the second-level cache, so the
+//! pipeline finds the frames in the third-level cache, where a NIC's DDIO puts them. [`Lab::refill`] writes packets to
+//! the ring and is not timed. [`Lab::run`] is timed: like a worker, it processes the ring in bursts, counts the
+//! verdicts, and ages the flows.
 //!
-//! Invariant: a run in which any frame ends otherwise than the scenario says panics: no figure comes out of it.
+//! Invariant: a run panics if any frame has another verdict than the scenario expects, so it produces no figure.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -29,23 +29,23 @@ use tidegate_core::wire::MacAddr;
 use crate::scenario::{Flows, Path, Scenario};
 use crate::traffic::{self, DATA, FIRST, ROUTER_MAC, Random, Tuple, Wire};
 
-/// `flowTable.entriesPerCore` unless the scenario is smaller: the configuration's default.
+/// The default of `flowTable.entriesPerCore`, for all but smaller scenarios.
 pub const ENTRIES: usize = 1 << 20;
 
 /// Frames of the ring.
 pub const RING: usize = 4096;
 
-/// Time that passes with a burst: 100 ns a packet.
+/// The simulated time of a burst: 100 ns per packet.
 const BURST_NS: u64 = 3200;
 
-/// Flows that `new` puts in an empty table before it is emptied again: nearly half of what fits, so that none is
-/// refused for want of room near it.
+/// The number of flows that `new` puts into an empty table before the table is emptied again. It is nearly half of the
+/// capacity, so that no flow is refused for lack of room.
 const NEW_MAX: usize = ENTRIES / 2;
 
-/// See the module.
+/// A gateway in memory with the flows of a scenario.
 pub struct Lab {
     scenario: Scenario,
-    /// Flows that the tables are made for.
+    /// The number of flows for which the tables are sized.
     entries: usize,
     snapshot: Snapshot,
     neighbors: NeighborTable,
@@ -57,19 +57,19 @@ pub struct Lab {
     wire: Wire,
     random: Random,
     ring: Vec<MemoryFrame>,
-    /// The flow that begins next, where each packet begins one.
+    /// The flow that begins next, in scenarios in which each packet begins a flow.
     next: usize,
-    /// The flows that are known: all that were begun but the few that found no room.
+    /// The established flows: all that were begun, except the few that found no room.
     known: Vec<u32>,
-    /// What the replies of each look like.
+    /// The tuple of the replies of each flow.
     replies: Vec<Tuple>,
 }
 
 impl Lab {
-    /// Builds the gateway, with flow tables for `entries`, and begins the scenario's flows.
+    /// Builds the gateway with flow tables for `entries`, and begins the scenario's flows.
     ///
     /// # Panics
-    /// If the scenario does not work as it should.
+    /// If the scenario does not behave as expected.
     #[must_use]
     pub fn new(scenario: Scenario, entries: usize) -> Self {
         let neighbors = NeighborTable::new();
@@ -99,7 +99,7 @@ impl Lab {
         match (scenario.path, scenario.flows) {
             (Path::Trivial, _) => lab.known.push(0),
             (_, Flows::New) => {
-                // So that the timed part does not take the first touch of each page for work.
+                // The timed part must not include the first access to each page.
                 lab.begin(NEW_MAX.min(entries), false);
                 lab.next = NEW_MAX;
                 lab.pipeline.flows_mut().retain(lab.now, |_| false);
@@ -113,25 +113,25 @@ impl Lab {
         lab
     }
 
-    /// Packets of one run.
+    /// The number of packets of one run.
     #[must_use]
     pub fn packets(&self) -> usize {
         RING
     }
 
-    /// Flows in the tables.
+    /// The number of flows in the tables.
     #[must_use]
     pub fn live(&self) -> usize {
         self.pipeline.flows().live()
     }
 
-    /// Flows that were to be begun and found no room.
+    /// The number of flows that found no room.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.pipeline.flows().counters().refused
     }
 
-    /// Writes the next packets into the ring.
+    /// Writes the next packets to the ring.
     pub fn refill(&mut self) {
         if self.scenario.flows == Flows::New
             && self.pipeline.flows().live() + RING > self.entries.min(NEW_MAX)
@@ -144,7 +144,7 @@ impl Lab {
         }
     }
 
-    /// Takes the ring to its verdicts. This is what is timed.
+    /// Processes the ring to its verdicts. This is the timed part.
     #[inline(never)]
     pub fn run(&mut self) {
         let why = match self.scenario.path {
@@ -179,8 +179,8 @@ impl Lab {
         }
     }
 
-    /// Begins flows `0..count`, and brings them to be established if asked to, by packets of both directions
-    /// where the gateway sees both. A NAT table near its bound refuses a few, see `conntrack::room`.
+    /// Begins flows `0..count`. If `established`, sends packets of both directions (if the gateway sees both) until the
+    /// flows are established. A NAT table near its limit refuses a few, see `conntrack::room`.
     fn begin(&mut self, count: usize, established: bool) {
         let translated = !self.scenario.mode().is_dsr();
         for start in (0..count).step_by(BURST) {
@@ -211,7 +211,7 @@ impl Lab {
         assert!(refused * 200 <= count, "{refused} of {count} flows of {} refused", self.scenario);
     }
 
-    /// Sends a burst of packets and tells what left of each.
+    /// Sends a burst of packets and returns the tuple of each packet that left.
     fn set_up(&mut self, tuples: &[Tuple], tcp_flags: u8) -> impl Iterator<Item = Option<Tuple>> + use<> {
         for (frame, tuple) in self.ring.iter_mut().zip(tuples) {
             self.wire.write(frame, tuple, tcp_flags);
@@ -228,7 +228,7 @@ impl Lab {
     }
 
     fn request(&self, flow: usize) -> Tuple {
-        // Neighbouring flows go to services all over the table.
+        // Neighbouring flows go to services in different parts of the table.
         let service = flow.wrapping_mul(0x9e37_79b1) % self.scenario.services;
         let tcp = self.scenario.is_tcp(service);
         Tuple {
@@ -253,7 +253,7 @@ impl Lab {
     }
 }
 
-/// What a worker does with a burst. Not inlined, so that callgrind can count it and nothing else.
+/// The work of a worker on a burst. It is not inlined, so that callgrind can count it separately.
 #[inline(never)]
 fn one_burst(
     pipeline: &mut Pipeline,
@@ -270,7 +270,7 @@ fn one_burst(
     pipeline.age(now);
 }
 
-/// What a forwarder does at least: reads each frame, swaps its link addresses, and counts it.
+/// The minimum work of a forwarder: it reads each frame, swaps its link addresses, and counts it.
 #[inline(never)]
 fn one_trivial_burst(frames: &mut [MemoryFrame], out: &mut BurstOutput, counters: &WorkerCounters) {
     const AHEAD: usize = 4;
@@ -304,7 +304,7 @@ fn sent_tuple(bytes: &[u8], v6: bool) -> Tuple {
     Tuple { src: SocketAddr::new(src, port(l4)), dst: SocketAddr::new(dst, port(l4 + 2)), tcp }
 }
 
-/// One interface, its backends on the link, clients behind a router.
+/// The spec of a gateway with one interface. Its backends are on the link, and its clients are behind a router.
 #[must_use]
 pub fn spec(scenario: &Scenario) -> SnapshotSpec {
     let v6 = scenario.v6;
@@ -351,7 +351,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
     let vip = traffic::vip(n, scenario.v6, tcp);
     let backends = (0..scenario.backends).map(|at| BackendSpec {
         address: traffic::backend(n * scenario.backends + at, scenario.v6),
-        // DSR leaves the port as it is.
+        // DSR does not change the port.
         port: if scenario.mode().is_dsr() { vip.port() } else { 8080 },
         weight: 1,
         state: BackendState::Active,
@@ -408,7 +408,7 @@ mod tests {
         let mut flood = Lab::new("dsr-l2/flood".parse().expect("a scenario"), 1000);
         flood.refill();
         flood.run();
-        // Opening flows of the last 10 ms use free slots beyond the bound, up to a quarter of it.
+        // New flows of the last 10 ms use free slots beyond the limit, up to a quarter of it.
         assert!(flood.live() < 1350, "{} flows in a table for 1000", flood.live());
     }
 }

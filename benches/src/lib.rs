@@ -1,11 +1,11 @@
-//! Measures the packet path: what the micro-benches, the A/B timings and the instruction counts share.
+//! Measures the packet path: shared code of the micro-benches, the A/B timings and the instruction counts.
 //!
-//! [`scenario`] names what is measured; [`lab`] builds that gateway in memory and its flows; [`traffic`] makes
-//! frames of flows, in an order that is random and the same on every run; [`sampling`] takes medians. The
-//! programs are in `bin/` and `benches/`; README.md beside this crate says what each figure means.
+//! [`scenario`] names the scenarios. [`lab`] builds their gateway in memory with its flows. [`traffic`] creates frames
+//! of flows in an order that is random but the same on every run. [`sampling`] computes medians. The programs are in
+//! `bin/` and `benches/`; README.md beside this crate explains the figures.
 //!
-//! Invariant: what is timed is only ever the pipeline as the daemon's workers call it, or the trivial
-//! forwarder; frames are made outside of the timed part.
+//! Invariant: the timed part is always the pipeline as the daemon's workers call it, or the trivial forwarder. Frames
+//! are created outside of the timed part.
 
 pub mod lab;
 pub mod sampling;

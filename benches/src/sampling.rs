@@ -1,12 +1,12 @@
 //! Medians and spreads of repeated timings.
 //!
-//! Times on a shared machine have a long tail upwards and a hard floor: the median says what to expect, the
-//! least what the work takes when nobody disturbs, and the quartiles how far to trust either.
+//! Times on a shared machine have a long upper tail and a hard lower limit. The median is the expected time. The
+//! minimum is the time of the work without disturbance. The quartiles show how reliable both are.
 
-/// What n timings of one thing come to; the unit is that of the timings.
+/// The distribution of n timings of one thing, in the unit of the timings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// The least.
+    /// The minimum.
     pub least: f64,
     /// A quarter are below this.
     pub lower: f64,
@@ -14,11 +14,11 @@ pub struct Summary {
     pub median: f64,
     /// Three quarters are below this.
     pub upper: f64,
-    /// How many there were.
+    /// The number of timings.
     pub count: usize,
 }
 
-/// Sums up timings.
+/// Summarises timings.
 ///
 /// # Panics
 /// If there are none.

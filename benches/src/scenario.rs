@@ -1,7 +1,7 @@
-//! The names of what is measured: `dsr-l2/known-1000000`, `nat-reply/known-1000`, `dsr-ipip/new/tcp` ...
+//! The names of scenarios: `dsr-l2/known-1000000`, `nat-reply/known-1000`, `dsr-ipip/new/tcp` ...
 //!
-//! A name is `PATH/FLOWS` and any of `tcp`, `udp` (both, half of the services each, if neither is said), `v6`,
-//! `SERVICESxBACKENDS` (1000x10 if not said). Nothing is built or measured here.
+//! A name is `PATH/FLOWS` followed by any of `tcp` and `udp` (default: both, with half of the services each), `v6`, and
+//! `SERVICESxBACKENDS` (default 1000x10). Nothing is built or measured here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,26 +9,26 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use tidegate_core::snapshot::ForwardingMode;
 
-/// What happens to the frames.
+/// The processing of the frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
-    /// The trivial forwarder: link addresses are swapped. The unit of all ratios.
+    /// The trivial forwarder, which swaps link addresses. All ratios are relative to it.
     Trivial,
     /// From clients to backends.
     Requests(ForwardingMode),
-    /// From backends to clients, in the modes that translate.
+    /// From backends to clients, in the modes that translate addresses.
     Replies(ForwardingMode),
 }
 
 /// Which flows the packets belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flows {
-    /// So many, all known, each packet of one that is picked at random.
+    /// This many established flows. Each packet belongs to one of them, chosen at random.
     Known(usize),
-    /// Each packet begins one; the table is emptied, outside of the timed part, before it is full.
+    /// Each packet begins a flow. The table is emptied before it is full, outside of the timed part.
     New,
-    /// Each packet begins one and the table is full of others that were begun so: a flood of SYNs or of
-    /// datagrams from ever new sources.
+    /// Each packet begins a flow, and the table is full of other new flows: a flood of SYNs or of datagrams with
+    /// changing sources.
     Flood,
 }
 
@@ -43,31 +43,31 @@ pub enum Transports {
     Udp,
 }
 
-/// One thing to measure.
+/// A scenario to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scenario {
-    /// What happens to the frames.
+    /// The processing of the frames.
     pub path: Path,
-    /// Which flows they belong to.
+    /// The flows that the packets belong to.
     pub flows: Flows,
-    /// Which protocols.
+    /// The protocols of the services.
     pub transports: Transports,
     /// IPv6 rather than IPv4.
     pub v6: bool,
-    /// Service ports.
+    /// The number of service ports.
     pub services: usize,
-    /// Backends of each.
+    /// The number of backends of each service port.
     pub backends: usize,
 }
 
 impl Scenario {
-    /// The usual setting: IPv4, TCP and UDP, 1,000 services of 10 backends.
+    /// The default setting: IPv4, TCP and UDP, 1,000 services with 10 backends each.
     #[must_use]
     pub fn new(path: Path, flows: Flows) -> Self {
         Self { path, flows, transports: Transports::Both, v6: false, services: 1000, backends: 10 }
     }
 
-    /// Whether the service of this number is TCP.
+    /// Whether the service with this number uses TCP.
     #[must_use]
     pub fn is_tcp(&self, service: usize) -> bool {
         match self.transports {
@@ -77,7 +77,7 @@ impl Scenario {
         }
     }
 
-    /// The forwarding mode of its services.
+    /// The forwarding mode of the services.
     #[must_use]
     pub fn mode(&self) -> ForwardingMode {
         match self.path {

@@ -1,7 +1,7 @@
-//! Frames of flows: which packet comes next, and its bytes, in memory that is used again.
+//! Frames of flows: chooses the next packet and writes its bytes to reused memory.
 //!
-//! A flow is a number; addresses and ports follow from it, so a million flows need no list. [`Wire`] writes the
-//! frame of a 5-tuple over a template, checksums included. Called by the lab between the timed parts.
+//! A flow is a number. Its addresses and ports are computed from the number, so a million flows need no list. [`Wire`]
+//! writes the frame of a 5-tuple over a template, including checksums. The lab calls it between the timed parts.
 //!
 //! Invariant: the same seed gives the same packets in the same order, on every machine.
 
@@ -12,10 +12,10 @@ use tidegate_core::testing::{Builder, builder::GATEWAY_MAC};
 use tidegate_core::wire::checksum::{Sum, checksum};
 use tidegate_core::wire::{Addr, Family, MacAddr, proto, tcp::flags};
 
-/// The router that all packets come from, and that replies leave by.
+/// The router that all packets come from and that is the next hop of all replies.
 pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
 
-/// Shortest Ethernet frame without its check sequence; IPv6 with TCP is longer by its headers.
+/// The shortest Ethernet frame without its check sequence. IPv6 with TCP is longer because of its headers.
 const FRAME_LEN: usize = 60;
 
 /// A pseudo-random sequence: xorshift64* (Vigna 2016), more than random enough to defeat caches and prefetchers.
@@ -23,7 +23,7 @@ const FRAME_LEN: usize = 60;
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence that follows from the seed, which is not 0.
+    /// Creates a sequence from a seed. Seed 0 is the same as seed 1.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed.max(1))
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// Source and destination of a packet.
+/// The source and destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple {
     /// Sender.
@@ -54,22 +54,22 @@ pub struct Tuple {
 #[must_use]
 pub fn vip(service: usize, v6: bool, tcp: bool) -> SocketAddr {
     let port = if tcp { 80 } else { 53 };
-    // 203.0.112.0/20 and on, ten ports for no service: one VIP each.
+    // Addresses start in 203.0.112.0/20. Each service has one VIP.
     let n = service as u32 + 1;
     SocketAddr::new(address(v6, u32::from(Ipv4Addr::new(203, 0, 112, 0)), 0xb1b, n), port)
 }
 
-/// The address of backend `n` of all: on the gateway's own link.
+/// The address of backend `n` of all backends. It is on the gateway's own link.
 #[must_use]
 pub fn backend(n: usize, v6: bool) -> IpAddr {
     address(v6, u32::from(Ipv4Addr::new(10, 1, 0, 0)), 0xbac, n as u32 + 1)
 }
 
-/// The client of a flow: one address each for four million flows, then the next port.
+/// The client of a flow. Each of the first four million flows has its own address; then the next port is used.
 #[must_use]
 pub fn client(flow: usize, v6: bool) -> SocketAddr {
     let addr = address(v6, u32::from(Ipv4Addr::new(100, 64, 0, 0)), 0xc11, flow as u32 & 0x003f_ffff);
-    // 65,000 ports of four million clients are enough for any run.
+    // 65,000 ports of four million clients are enough for every run.
     SocketAddr::new(addr, 1024 + (flow >> 22) as u16)
 }
 
@@ -90,7 +90,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Templates of 60-byte frames (74 for TCP over IPv6, which is the least there is).
+    /// Creates templates of 60-byte frames (74 bytes for TCP over IPv6, the minimum).
     #[must_use]
     pub fn new(v6: bool) -> Self {
         let template = |builder: Builder| {
@@ -101,13 +101,13 @@ impl Wire {
         Self { tcp: template(Builder::tcp(any, any)), udp: template(Builder::udp(any, any)), v6 }
     }
 
-    /// Bytes of a frame.
+    /// The length of a frame in bytes.
     #[must_use]
     pub fn len(&self, tcp: bool) -> usize {
         if tcp { self.tcp.len() } else { self.udp.len() }
     }
 
-    /// Makes `frame` a packet of the tuple, with these flags if it is TCP.
+    /// Writes a packet of the tuple to `frame`. The flags are for TCP.
     pub fn write(&self, frame: &mut MemoryFrame, tuple: &Tuple, tcp_flags: u8) {
         frame.refill(if tuple.tcp { &self.tcp } else { &self.udp });
         let bytes = frame.bytes_mut();
@@ -146,9 +146,9 @@ impl Wire {
     }
 }
 
-/// Flags of an established connection's packet.
+/// The flags of a packet of an established connection.
 pub const DATA: u8 = flags::ACK;
-/// Flags of the first packet.
+/// The flags of the first packet.
 pub const FIRST: u8 = flags::SYN;
 
 #[cfg(test)]

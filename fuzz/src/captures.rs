@@ -1,5 +1,5 @@
-//! libFuzzer over the reader of captures: every input is one call of `tidegate_core::testing::fuzz::captures`.
-//! Built and started by `make fuzz`; what it finds goes to `dataplane/core/tests/regressions/`.
+//! libFuzzer target for the reader of captures. Every input is one call of `tidegate_core::testing::fuzz::captures`.
+//! `make fuzz` builds and runs it; failing inputs go to `dataplane/core/tests/regressions/`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -1,5 +1,6 @@
-//! libFuzzer over the pipeline: every input is one run of `tidegate_core::testing::fuzz::pipeline`, which says what is
-//! thrown and what must hold. Built and started by `make fuzz`; what it finds goes to `dataplane/core/tests/regressions/`.
+//! libFuzzer target for the pipeline. Every input is one run of `tidegate_core::testing::fuzz::pipeline`, which defines
+//! the input format and the invariants. `make fuzz` builds and runs it; failing inputs go to
+//! `dataplane/core/tests/regressions/`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -1,7 +1,8 @@
-//! A cluster of so many Services, each with so many endpoints in slices of 100 at most, and a gateway for it.
+//! A cluster with a number of Services, each with a number of endpoints in slices of at most 100, and its gateway.
 //!
-//! Objects as a source would hand them on: Pods with names, nodes and zones, slices with owners' labels. Pods are in
-//! 10.128.0.0/9 behind a router, Services get addresses of 172.16.0.0/12, forwarding is `fullnat`.
+//! The objects are in the form of a source: Pods with names, nodes and zones, slices with the labels of their owners.
+//! Pods are in 10.128.0.0/9 behind a router, Services have addresses of 172.16.0.0/12, and the forwarding mode is
+//! `fullnat`.
 //!
 //! Invariant: the same numbers give the same world.
 
@@ -17,39 +18,39 @@ use tidegate_model::objects::{
 };
 use tidegate_policy::reconcile::Settings;
 
-/// Endpoints in a slice at most: the default of the endpoint slice controller.
+/// The maximum number of endpoints in a slice: the default of the endpoint slice controller.
 const SLICE_MAX: usize = 100;
-/// Endpoints of one node, as the kubelet allows.
+/// The number of endpoints on one node: the limit of the kubelet.
 pub const PODS_PER_NODE: usize = 110;
 const SERVICES_PER_NAMESPACE: usize = 100;
 
 /// The gateway's link address.
 pub const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-/// How large the cluster is.
+/// The size of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Services of type LoadBalancer with one port.
     pub services: usize,
-    /// Endpoints of each.
+    /// Endpoints of each Service.
     pub endpoints: usize,
 }
 
 impl Size {
-    /// Endpoints of all Services.
+    /// The number of endpoints of all Services.
     #[must_use]
     pub fn all(self) -> usize {
         self.services * self.endpoints
     }
 
-    /// Nodes that the endpoints are on.
+    /// The number of nodes with endpoints.
     #[must_use]
     pub fn nodes(self) -> usize {
         self.all().div_ceil(PODS_PER_NODE)
     }
 }
 
-/// A node in its zone, reached by the router.
+/// A node in its zone. The router is its next hop.
 #[must_use]
 pub fn node(n: usize) -> Node {
     let mut node = Node::new(Metadata::new(ObjectKey::new("", format!("worker-{n}.cluster.example"))));
@@ -63,7 +64,7 @@ pub fn node(n: usize) -> Node {
     node
 }
 
-/// A namespace of a hundred Services.
+/// A namespace with a hundred Services.
 #[must_use]
 pub fn namespace(n: usize) -> Namespace {
     let mut meta = Metadata::new(ObjectKey::new("", format!("team-{n}")));
@@ -71,7 +72,7 @@ pub fn namespace(n: usize) -> Namespace {
     Namespace { meta }
 }
 
-/// Namespace and name of a Service: a hundred to a namespace.
+/// The namespace and name of a Service. There are a hundred Services in each namespace.
 #[must_use]
 pub fn key(service: usize) -> ObjectKey {
     ObjectKey::new(format!("team-{}", service / SERVICES_PER_NAMESPACE), format!("service-{service}"))
@@ -84,7 +85,7 @@ pub fn pod_ip(endpoint: usize) -> IpAddr {
     Ipv4Addr::from_bits(0x0a80_0000 + 256 + n).into()
 }
 
-/// The cluster.
+/// The objects of the cluster.
 #[must_use]
 pub fn objects(size: Size) -> Objects {
     let services = (0..size.services).map(service).map(|s| (s.meta.key.clone(), Arc::new(s)));
@@ -101,7 +102,7 @@ pub fn objects(size: Size) -> Objects {
     }
 }
 
-/// One Service: port 80 to 8080.
+/// A Service with port 80 and target port 8080.
 #[must_use]
 pub fn service(n: usize) -> Service {
     let mut service = Service::new(Metadata::new(key(n)));
@@ -146,7 +147,7 @@ pub fn slices(size: Size, n: usize) -> impl Iterator<Item = EndpointSlice> {
     })
 }
 
-/// The endpoint with this number, of a Service.
+/// The endpoint of a Service with this number.
 #[must_use]
 pub fn endpoint(service: usize, endpoint: usize) -> Endpoint {
     let node = endpoint / PODS_PER_NODE;
@@ -165,7 +166,7 @@ pub fn endpoint(service: usize, endpoint: usize) -> Endpoint {
     }
 }
 
-/// The gateway, on one interface.
+/// The settings of a gateway with one interface.
 #[must_use]
 pub fn settings() -> Settings {
     let parse = |text: &str| text.parse().expect("an address of this world");

@@ -1,8 +1,8 @@
-//! Times the whole pipeline, scenario by scenario in turn, against the trivial forwarder of the same round.
+//! Measures the whole pipeline, one scenario after the other, against the trivial forwarder of the same round.
 //!
-//! `figures [--rounds N] [--runs N] [SCENARIO ...]` prints a table in Markdown: median, least and quartiles of
-//! ns per packet over all rounds, and the ratio to the trivial forwarder. Each round takes each scenario once,
-//! so that whatever else the machine does falls on all alike.
+//! `figures [--rounds N] [--runs N] [SCENARIO ...]` prints a table in Markdown: median, minimum and quartiles of ns per
+//! packet over all rounds, and the ratio to the trivial forwarder. Each round runs each scenario once, so that other
+//! load of the machine affects all scenarios equally.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use tidegate_bench::lab::{ENTRIES, Lab};
 use tidegate_bench::sampling::summary;
 use tidegate_bench::scenario::Scenario;
 
-/// The table of benches/results.
+/// The scenarios of the tables in benches/results.
 const USUAL: [&str; 30] = [
     "trivial/known-1",
     "dsr-l2/known-1",
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
         match argument.as_str() {
             "--rounds" => rounds = number()?,
             "--runs" => runs = number()?,
-            // What cargo adds.
+            // cargo adds this argument.
             "--bench" => {}
             _ => names.push(argument),
         }
@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     let mut timings = vec![Vec::new(); labs.len()];
     for _ in 0..rounds {
         for (lab, timings) in labs.iter_mut().zip(&mut timings) {
-            // The first run finds the caches full of the scenario before it.
+            // Before the first run, the caches hold data of the previous scenario.
             for run in 0..=runs {
                 lab.refill();
                 let start = Instant::now();

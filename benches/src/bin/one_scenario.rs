@@ -1,7 +1,7 @@
-//! Runs one scenario for so many packets and says nothing: what callgrind and perf watch.
+//! Runs one scenario for a number of packets without output, for callgrind and perf.
 //!
-//! `one-scenario SCENARIO PACKETS [ENTRIES]`. Called by `callgrind.sh` and `profile.sh`, which count only what
-//! happens inside `one_burst`.
+//! `one-scenario SCENARIO PACKETS [ENTRIES]`. Called by `callgrind.sh` and `profile.sh`, which count only events inside
+//! `one_burst`.
 
 use anyhow::{Context, Result, bail};
 use tidegate_bench::lab::{ENTRIES, Lab};

@@ -1,8 +1,8 @@
-//! How backends are chosen: seat rendezvous beside a Maglev table of 65,537 slots.
+//! Compares two schemes that choose backends: seat rendezvous, and a Maglev table of 65,537 slots.
 //!
 //! `selection` prints tables in Markdown: balance, churn, a rolling update, build, memory and look-up by number of
-//! backends; weights; 10,000 Services of 10. `selection lookups SCHEME BACKENDS WEIGHT COUNT` makes so many look-ups
-//! and nothing else that repeats, so that two runs under callgrind tell the instructions of one.
+//! backends; weights; 10,000 Services of 10. `selection lookups SCHEME BACKENDS WEIGHT COUNT` makes COUNT look-ups and
+//! repeats nothing else, so that the difference of two runs under callgrind gives the instructions of one look-up.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -19,13 +19,13 @@ use tidegate_core::wire::Addr;
 const SLOTS: u32 = 65_537;
 const FLOWS: u64 = 1_000_000;
 
-/// Either scheme, by the same questions.
+/// Both schemes behind the same interface.
 enum Scheme {
     Rendezvous(Rendezvous),
     Maglev(std::sync::Arc<[u16]>, Vec<u32>),
 }
 
-/// Backends by number, each with a weight.
+/// The weights of backends by number.
 type Set = BTreeMap<u32, u16>;
 
 impl Scheme {
@@ -63,7 +63,7 @@ fn members(set: &Set) -> Vec<Member> {
     set.iter().map(member).collect()
 }
 
-/// The address of a backend. Those of the rolling update follow on the others'.
+/// The address of a backend. The backends of the rolling update follow the others.
 fn address(n: u32) -> Addr {
     Addr::v4((0x0a00_0001 + n).to_be_bytes())
 }
@@ -72,7 +72,7 @@ fn equal(count: u32) -> Set {
     (0..count).map(|n| (n, 1)).collect()
 }
 
-/// A mixer of 64 bits, for flows.
+/// A 64-bit mixing function, for flows.
 fn flow(n: u64) -> u64 {
     let x = n.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -84,7 +84,7 @@ fn owners(scheme: &Scheme) -> Vec<u32> {
     (0..FLOWS).map(|n| scheme.owner(flow(n))).collect()
 }
 
-/// The largest share against its due, by weight.
+/// The largest ratio of a backend's share to its fair share by weight.
 fn balance(owners: &[u32], set: &Set) -> f64 {
     let mut counts = BTreeMap::<u32, u64>::new();
     owners.iter().for_each(|&owner| *counts.entry(owner).or_default() += 1);
@@ -94,7 +94,7 @@ fn balance(owners: &[u32], set: &Set) -> f64 {
     counts.iter().map(share).fold(0.0, f64::max)
 }
 
-/// Percent of flows that moved, and that moved from a backend that stays to another that was there.
+/// The percentage of flows that moved, and of flows that moved between two backends that are in both sets.
 fn moved(before: &[u32], after: &[u32], old: &Set, new: &Set) -> (f64, f64) {
     let (mut all, mut live) = (0_u64, 0_u64);
     for (from, to) in before.iter().zip(after).filter(|(from, to)| from != to) {
@@ -105,8 +105,8 @@ fn moved(before: &[u32], after: &[u32], old: &Set, new: &Set) -> (f64, f64) {
     (percent(all), percent(live))
 }
 
-/// One backend after the other is replaced: percent of flows that ever went from one that stays to another that was
-/// there before.
+/// Replaces one backend after the other. Returns the percentage of flows that ever moved between two backends that were
+/// in the set before and after the step.
 fn rolling_update(name: &str, count: u32) -> f64 {
     let mut set = equal(count);
     let mut now = owners(&Scheme::build(name, &set));
@@ -129,7 +129,7 @@ fn rolling_update(name: &str, count: u32) -> f64 {
     100.0 * hit.iter().filter(|&&hit| hit).count() as f64 / hit.len() as f64
 }
 
-/// Least and median of the microseconds of a build.
+/// The minimum and median duration of a build in microseconds.
 fn build_time(name: &str, set: &Set) -> (f64, f64) {
     let time = || {
         let started = Instant::now();
@@ -141,7 +141,8 @@ fn build_time(name: &str, set: &Set) -> (f64, f64) {
     (times.least, times.median)
 }
 
-/// Least nanoseconds of a look-up: of independent flows, and of flows that wait for each other.
+/// The minimum duration of a look-up in nanoseconds: for independent flows, and for flows that depend on the previous
+/// look-up.
 fn look_up_time(scheme: &Scheme) -> (f64, f64) {
     const COUNT: u64 = 20_000;
     let (mut free, mut chained) = (Vec::new(), Vec::new());

@@ -140,7 +140,7 @@ async fn serve(
 ) -> anyhow::Result<ExitCode> {
     let mut gateway = Gateway::start(path, config, &dataplane, failures, links).await?;
     let End { code, grace } = gateway.run().await;
-    // From its end on packets find nobody until the next process: nothing waits.
+    // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
     gateway.shut_down(grace).await;
     stop(dataplane).await;
     tracing::info!("stopped");
@@ -186,7 +186,7 @@ impl Gateway {
                 state.join_cluster(cluster.counts(), cluster.name_taken());
                 (cluster.fleet(), cluster.name_taken())
             }
-            // Nobody else reads the directory.
+            // No other gateway reads the directory.
             None => (
                 watch::Sender::new(PeerReleases::default()).subscribe(),
                 watch::Sender::new(None).subscribe(),
@@ -240,7 +240,7 @@ impl Gateway {
                     sleep_until(pace.next()).await;
                 }
                 Wake::Compared => {
-                    // Most find no difference, and no round is due.
+                    // Most comparisons find no difference, and no round is due.
                     if !self.controller.heal() {
                         continue;
                     }
@@ -267,7 +267,7 @@ impl Gateway {
                 }
                 Wake::Failed(why) => {
                     tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
-                    // Packets are lost already: the next process is what helps.
+                    // Packets are already being lost, and only a new process can fix that.
                     break End { code: ExitCode::FAILURE, grace: Duration::ZERO };
                 }
             }
@@ -293,9 +293,9 @@ impl Gateway {
     async fn shut_down(mut self, grace: Duration) {
         tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
         self.state.leave();
-        // Old and new flows are forwarded to the last moment. Nobody takes them over but a router that has seen that
-        // the gateway is not ready; a new flow that is refused here waits for its client's next SYN, a second or three
-        // later.
+        // Old and new flows are forwarded to the last moment. No other gateway takes them over until a router has seen
+        // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a
+        // second or three later.
         let forwarding = async {
             tokio::select! {
                 () = tokio::time::sleep(grace) => {}
@@ -303,7 +303,7 @@ impl Gateway {
                 _ = self.inputs.interrupt.recv() => {}
             }
         };
-        // What takes its time is done meanwhile.
+        // The slow tasks run during the grace period.
         tokio::join!(forwarding, self.controller.leave_cluster(), self.inputs.source.save());
     }
 }

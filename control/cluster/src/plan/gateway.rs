@@ -55,7 +55,8 @@ pub fn gateway_status(
         vip_count: count(vips.len()),
         vips: vips.iter().take(VIPS_MAX).map(ToString::to_string).collect(),
         addresses: observation.own_addresses.iter().take(ADDRESSES_MAX).map(ToString::to_string).collect(),
-        // Who forwards by what nobody else may know of cannot say that it serves nothing that was given back.
+        // A gateway that forwards for Services unknown to the others cannot report that it no longer serves released
+        // addresses.
         applied_resource_version: match forwarding.keeps_services {
             false => forwarding.version_applied.to_string(),
             true => 0.to_string(),

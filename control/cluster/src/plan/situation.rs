@@ -19,38 +19,38 @@ pub struct Observation {
     pub objects: Arc<Objects>,
     /// The version of its Services: [`SourceUpdate::version`](tidegate_source::SourceUpdate::version).
     pub version: u64,
-    /// What was made of it.
+    /// The desired state that was computed from the objects.
     pub outcome: Arc<Outcome>,
     /// The number of comparisons with results from scratch that were due so far. If it has increased, the plan is
     /// compared too.
     pub comparisons: u64,
-    /// Whether it was made by a gateway that decides on addresses.
+    /// Whether the gateway decided on addresses when it made this round.
     pub decides: bool,
     /// The version that every gateway must apply before all free addresses can be assigned; `None` if they can.
     pub waits_for: Option<u64>,
     /// The gateway's own addresses.
     pub own_addresses: BTreeSet<IpAddr>,
-    /// How far the workers are with it.
+    /// The progress of the workers with this round.
     pub forwarding: Forwarding,
-    /// Whether the source hears the API server.
+    /// Whether the source has a connection to the API server.
     pub source_connected: bool,
     /// Requests that this gateway could not fulfil, whatever the others do: health-check node ports that it cannot
     /// bind.
     pub own_findings: Vec<Finding>,
 }
 
-/// What the workers of a gateway forward by, and whether they can.
+/// The state that the workers of a gateway apply, and whether they can forward.
 #[derive(Debug, Clone)]
 pub struct Forwarding {
     /// Generation of the newest desired state.
     pub generation_desired: u64,
-    /// Generation that all workers forward by.
+    /// The generation that all workers have applied.
     pub generation_applied: u64,
-    /// The version of the newest Services that all workers forward by.
+    /// The version of the newest Services that all workers have applied.
     pub version_applied: u64,
-    /// The workers also forward by Services that the API server lost.
+    /// Whether the workers also forward for Services that the API server lost.
     pub keeps_services: bool,
-    /// Services by whose part of the round the workers do not forward yet.
+    /// Services whose part of the round the workers have not applied yet.
     pub unapplied: Arc<BTreeSet<ObjectKey>>,
     /// Why the round cannot be published: the last good state keeps forwarding.
     pub publish_failure: Option<String>,
@@ -60,7 +60,7 @@ pub struct Forwarding {
     pub links_lost: Vec<String>,
 }
 
-/// Who a gateway is.
+/// The identity of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// `metadata.name` of its configuration.

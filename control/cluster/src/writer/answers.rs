@@ -1,4 +1,4 @@
-//! What the writer does when a request has ended.
+//! Handles the results of the writer's requests.
 
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::request::{self, RequestError};
 use crate::words::event_reason;
 
 impl Writer {
-    /// A request ended.
+    /// Handles the end of a request.
     pub(super) fn done(&mut self, done: Done) {
         let now = Instant::now();
         match done {
@@ -29,7 +29,7 @@ impl Writer {
             Done::Marked(name, result) => log_marked(&name, result),
             Done::NamesakeTold(result) => self.namesake_told(result),
             Done::Forgotten(gone, result) => log_forgotten(&gone, result),
-            // Otherwise the lease was lost meanwhile.
+            // Otherwise the lease was lost in the meantime.
             Done::Term(number, result) if self.holds_lease(now) => self.term_answered(number, result, now),
             Done::Term(..) => {}
             Done::Silence(result) => self.status.fell_silent(&result, now),
@@ -44,7 +44,7 @@ impl Writer {
             );
         }
         self.counts.ended(Ended::Failed);
-        // The next plan has another write.
+        // The next plan contains another write for this target.
         self.queue.ended(target, &Answer::Moot, now);
         self.planning.soon();
     }
@@ -71,7 +71,7 @@ impl Writer {
     /// Writes an event for a Service whose status cannot be written.
     fn report_failure(&self, target: &Target, error: &RequestError) {
         let (Target::Finalizer(key) | Target::Status(key)) = target else { return };
-        // What is no refusal of this write is a fault of the connection, and not the Service's.
+        // Other errors are faults of the connection and not of this Service.
         let Some(400 | 403 | 422) = error.code() else { return };
         let observation = self.inputs.observations.borrow();
         let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
@@ -99,8 +99,8 @@ impl Writer {
         self.planning.soon();
     }
 
-    /// The gateways were listed: whether another one has our name. `is_written`: whether this gateway had written its
-    /// status before the request.
+    /// Checks in the list of gateways whether another one has our name. `is_written`: whether this gateway had written
+    /// its status before the request.
     fn check_name(&mut self, is_written: bool, now: Instant) {
         self.namesake.seen(self.peer_poll.peers.own(), is_written, now);
         if self.namesake.is_undecided() {
@@ -123,7 +123,8 @@ impl Writer {
                  unique metadata.name"
             );
         }
-        // With the addresses of this one, by which a person finds it: known after the first round.
+        // The report names the addresses of this gateway so that a person can find it. They are known after the first
+        // round.
         let Some(observation) = self.observation() else { return self.peer_poll.hasten(now) };
         if self.namesake.begin_report() {
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
@@ -134,7 +135,8 @@ impl Writer {
 
     fn namesake_told(&mut self, result: Result<(), RequestError>) {
         self.namesake.report_ended();
-        // Only now: the process may end by it, and the other one would not have heard of it.
+        // Publish this only after the report, because the process may exit as a result, and the other gateway would not
+        // have been informed.
         let taken_by = self.namesake.taken().map(str::to_owned);
         self.outputs.name_taken.send_if_modified(|last| {
             let is_new = last.is_none();
@@ -148,7 +150,7 @@ impl Writer {
 
     fn term_answered(&mut self, number: u64, result: Result<u64, RequestError>, now: Instant) {
         let Some(version) = self.term.answered(number, result, now) else { return };
-        // What the leader before wrote is seen without waiting for a bookmark.
+        // Makes the writes of the previous leader visible without waiting for a bookmark.
         let seen = self.inputs.observations.borrow().as_ref().map_or(0, |o| o.version);
         if seen < version {
             self.outputs.refresh.notify_one();
@@ -157,7 +159,7 @@ impl Writer {
     }
 
     fn status_written(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) {
-        // What happened meanwhile.
+        // Plan for changes that arrived during the request.
         if result.is_ok() {
             self.planning.soon();
         }
@@ -185,7 +187,7 @@ fn log_forgotten(gone: &Gone, result: Result<(), RequestError>) {
             gateway = gone.name,
             "no heartbeat from the gateway for a day: its GatewayStatus is deleted"
         ),
-        // It has written again, or is deleted already.
+        // The gateway has written again, or its object is already deleted.
         Err(error) if matches!(error.code(), Some(404 | 409)) => {}
         Err(error) => {
             tracing::warn!(gateway = gone.name, %error, "cannot delete the GatewayStatus of a gateway that is gone");

@@ -38,10 +38,10 @@ use planning::Planning;
 use requests::{Poll, Requests};
 use term::Term;
 
-/// Writes that are under way at the end are waited for this long.
+/// The time to wait at the end for writes that are under way.
 const WRITES_END_MAX: Duration = Duration::from_secs(1);
 
-/// What the task listens to.
+/// The inputs of the task.
 pub(super) struct Inputs {
     pub(super) observations: watch::Receiver<Option<Observation>>,
     pub(super) source: watch::Receiver<SourceState>,
@@ -53,7 +53,7 @@ pub(super) struct Inputs {
 pub(super) struct Outputs {
     pub(super) fleet: watch::Sender<PeerReleases>,
     pub(super) standing: watch::Sender<Candidacy>,
-    /// Another gateway has this one's name.
+    /// Set if another gateway has the same name.
     pub(super) name_taken: watch::Sender<Option<String>>,
     /// Asks the source to list the Services.
     pub(super) refresh: Arc<Notify>,
@@ -66,9 +66,9 @@ pub(super) struct Writer {
     inputs: Inputs,
     outputs: Outputs,
     namesake: Namesake,
-    /// Whether we led when we last looked.
+    /// Whether this gateway led at the last check.
     led: bool,
-    /// The last reported reason why we cannot lead.
+    /// The last reported reason why this gateway cannot lead.
     hindrance: Option<String>,
     term: Term,
     planning: Planning,
@@ -126,7 +126,7 @@ impl Writer {
         }
         self.queue.clear();
         self.counts.stands(false, 0);
-        // The next leader may begin as soon as the lease is given back: nothing of ours may arrive after that.
+        // The next leader may begin as soon as the lease is released, so none of our writes may arrive after that.
         let standing = match self.requests.end(WRITES_END_MAX).await {
             true => Candidacy::Gone,
             false => Candidacy::Cut,
@@ -138,7 +138,7 @@ impl Writer {
         }
     }
 
-    /// Does all that can be done now, and says when there is more.
+    /// Does all work that is possible now, and returns the time of the next work.
     fn work(&mut self) -> Instant {
         let now = Instant::now();
         self.term(now);
@@ -175,7 +175,7 @@ impl Writer {
         earliest.unwrap_or(now + HEARTBEAT)
     }
 
-    /// Tells how we stand in the election.
+    /// Updates this gateway's candidacy in the election.
     fn stand(&mut self, now: Instant) {
         let (holder, is_uninstalled, trouble) = {
             let leadership = self.inputs.leadership.borrow();
@@ -193,9 +193,9 @@ impl Writer {
             let look = self.peer_poll.trouble();
             taken.or(uninstalled).or(trouble).or(look).or_else(|| self.term.error().cloned())
         };
-        // What was seen last of a lease that cannot be read may be long ago.
+        // The last known content of a lease that cannot be read may be old.
         let leader = holder.filter(|_| hindrance.is_none());
-        // It is followed by a word for the run: see `run`.
+        // The identity ends with a suffix for the run: see `run`.
         let leader = leader.and_then(|holder| Some(holder.rsplit_once('_')?.0.to_owned()));
         self.counts.candidate(Candidate { leader, hindrance: hindrance.clone() });
         if self.hindrance != hindrance {
@@ -208,7 +208,7 @@ impl Writer {
         self.inputs.leadership.borrow().leads(now)
     }
 
-    /// Whether we lead, and know enough to.
+    /// Whether this gateway leads and knows enough to write.
     fn leads(&self, now: Instant) -> bool {
         self.peer_poll.is_known
             && self.namesake.is_free()
@@ -216,7 +216,7 @@ impl Writer {
             && self.holds_lease(now)
     }
 
-    /// Asks for the version to lead from, where the lease is ours and it is not known.
+    /// Requests the version to lead from, if this gateway holds the lease and does not know the version.
     fn term(&mut self, now: Instant) {
         if !self.holds_lease(now) {
             self.term.lost();
@@ -225,7 +225,7 @@ impl Writer {
         }
     }
 
-    /// The newest round, and how the source gets on now.
+    /// The newest round, with the current state of the source.
     fn observation(&self) -> Option<Observation> {
         let observation = self.inputs.observations.borrow().clone()?;
         let source_connected = self.inputs.source.borrow().connected;
@@ -246,7 +246,7 @@ impl Writer {
             peers: &peers,
             namesake: self.namesake.rival(now),
             hindrance: self.hindrance.as_deref(),
-            // What a follower made of it is not what a leader writes: its next round is on its way.
+            // A leader does not write from a round that was made as a follower. Its next round will follow.
             leads: leads && observation.decides,
             withdrawn,
             now: Timestamp::now(),
@@ -274,7 +274,8 @@ impl Writer {
         }
     }
 
-    /// Tells the rounds what they have to know of the others: all changes but a progress that nothing waits for.
+    /// Passes the required information about the other gateways to the rounds. Progress that nothing waits for is not
+    /// passed on.
     fn tell_fleet(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
         let decides_since = self.term.version().filter(|_| leads).unwrap_or(0);
         let addresses = self.peer_poll.peers.addresses();
@@ -295,7 +296,7 @@ impl Writer {
         });
     }
 
-    /// Sends what may be sent now, and says when there is more.
+    /// Sends the writes that may be sent now, and returns the time of the next ones.
     fn send_all(&mut self, now: Instant) -> Option<Instant> {
         loop {
             match self.queue.next(now) {
@@ -306,7 +307,7 @@ impl Writer {
         }
     }
 
-    /// Looks at the other gateways.
+    /// Polls the other gateways.
     fn look(&mut self, now: Instant) {
         self.peer_poll.begin(now);
         let own_applied =
@@ -314,7 +315,7 @@ impl Writer {
         self.requests.gateways(Poll { own_applied, is_written: self.status.is_written() });
     }
 
-    /// Writes our own status, where there is news or it is time.
+    /// Writes this gateway's own status if it has changed or a heartbeat is due.
     fn heartbeat(&mut self, now: Instant) {
         let Some(observation) = self.observation() else { return };
         let situation = Situation {
@@ -332,7 +333,7 @@ impl Writer {
         self.requests.status(self.status.begin(), status);
     }
 
-    /// Says the last word, if any is left to say.
+    /// Writes the last status before this gateway stops writing, if it is still to be written.
     fn fall_silent(&mut self, now: Instant) {
         if let Some(status) = self.status.fall_silent(now) {
             self.requests.silence(status);

@@ -1,4 +1,4 @@
-//! When the writer plans, and what one plan leaves to the next.
+//! Decides when the writer plans, and keeps the state from one plan to the next.
 
 use std::time::Duration;
 
@@ -13,19 +13,20 @@ use crate::plan::{Memory, Plan, Situation, gateway_status, plan, plan_compared};
 
 /// The shortest time between two plans.
 const SETTLE: Duration = Duration::from_millis(100);
-/// The pause after a plan is this many times what the plan had of the CPU, and at most this long. The time of day would
-/// count what others had meanwhile: on a busy machine a plan of a second would be followed by a pause of twenty.
+/// The pause after a plan is this many times the CPU time of the plan, and at most [`PAUSE_MAX`]. Elapsed time would
+/// include the CPU time of other processes: on a busy machine, a plan of one second would be followed by a pause of
+/// twenty.
 const PAUSE_TIMES: u32 = 20;
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// The times of the plans, and the state that they keep.
 pub(super) struct Planning {
     memory: Memory,
-    /// [`Observation::comparisons`](crate::plan::Observation::comparisons) of the plan that was compared last.
+    /// [`Observation::comparisons`](crate::plan::Observation::comparisons) of the last plan that was compared.
     compared: u64,
-    /// When something that has changed is planned for.
+    /// The time of the next plan because of a change.
     due: Option<Instant>,
-    /// When the last plan asked for another one.
+    /// The time at which the last plan requested another one.
     again: Option<Instant>,
     not_before: Instant,
 }
@@ -35,13 +36,13 @@ impl Planning {
         Self { memory: Memory::default(), compared: 0, due: None, again: None, not_before: now }
     }
 
-    /// Something has changed: plans soon, and not so often that it costs much more than a twentieth of the time.
+    /// Records a change: a plan follows soon, but plans use no more than about a twentieth of the time.
     pub(super) fn soon(&mut self) {
         let soon = Instant::now() + SETTLE;
         self.due.get_or_insert(soon.max(self.not_before));
     }
 
-    /// When to plan next.
+    /// The times at which plans are due.
     pub(super) fn times(&self) -> [Option<Instant>; 2] {
         [self.due, self.again]
     }
@@ -50,7 +51,7 @@ impl Planning {
         self.times().into_iter().flatten().any(|at| at <= now)
     }
 
-    /// A plan begins, and takes all changes so far into account.
+    /// Starts a plan that takes all changes so far into account.
     pub(super) fn begin(&mut self) {
         (self.due, self.again) = (None, None);
     }
@@ -68,7 +69,7 @@ impl Planning {
         let comparisons = situation.observation.comparisons;
         let is_due = comparisons > self.compared;
         self.compared = comparisons;
-        // Where it does not lead, there is nothing to compare. A new leader does not begin with a comparison.
+        // A gateway that does not lead has nothing to compare. A new leader does not begin with a comparison.
         let compares = is_due && situation.leads;
         let memory = &mut self.memory;
         let (planned, took) = giving_way(|| {
@@ -90,13 +91,13 @@ impl Planning {
         planned
     }
 
-    /// From now on no `ipMode` is written. Returns whether that is news.
+    /// Stops writing `ipMode`. Returns whether it was written until now.
     pub(super) fn leave_out_ip_mode(&mut self) -> bool {
         self.memory.leave_out_ip_mode()
     }
 }
 
-/// A plan lacked something, or had too much: the one from scratch is written instead.
+/// Logs that an incremental plan differed from the plan from scratch. The plan from scratch is written instead.
 fn log_difference(difference: &Difference) {
     tracing::error!(
         layer = "plan",

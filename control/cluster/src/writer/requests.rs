@@ -21,7 +21,7 @@ use crate::request::{self, RequestError, with_client};
 
 /// A request that ended.
 pub(super) enum Done {
-    /// With what it wrote, for people.
+    /// A planned write, with a description of its content for display.
     Write(Target, String, Result<(), RequestError>),
     Gateways(Poll, Result<Vec<GatewayStatus>, RequestError>),
     Forgotten(Gone, Result<(), RequestError>),
@@ -29,10 +29,10 @@ pub(super) enum Done {
     Marked(String, Result<(), RequestError>),
     /// The conflict was reported to the gateway with our name.
     NamesakeTold(Result<(), RequestError>),
-    /// Of the term of this number.
+    /// The answer to the request of the term with this number.
     Term(u64, Result<u64, RequestError>),
     Status(Box<GatewayStatusStatus>, Written),
-    /// The last status before this gateway writes no more.
+    /// The last status before this gateway stops writing.
     Silence(Written),
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Requests {
     leadership: watch::Receiver<Leadership>,
     /// Requests that only the leader sends.
     writes: JoinSet<Done>,
-    /// All others.
+    /// All other requests.
     asks: JoinSet<Done>,
 }
 
@@ -76,8 +76,8 @@ impl Requests {
         }
     }
 
-    /// Aborts what only this gateway needs, and waits for the writes of the leader. Returns whether they all ended
-    /// within `wait_max`.
+    /// Aborts the requests that only this gateway needs, and waits for the writes of the leader. Returns whether they
+    /// all ended within `wait_max`.
     pub(super) async fn end(&mut self, wait_max: Duration) -> bool {
         self.asks.abort_all();
         let ended = async { while self.writes.join_next().await.is_some() {} };
@@ -95,7 +95,7 @@ impl Requests {
         let (connector, leadership) = (Arc::clone(&self.connector), self.leadership.clone());
         self.writes.spawn(async move {
             let result = with_client(&connector, |client| async {
-                // The client may have taken its time.
+                // The leadership may have ended while the client was being created.
                 if !leadership.borrow().leads(Instant::now()) {
                     return Err(RequestError::Timeout);
                 }
@@ -135,7 +135,7 @@ impl Requests {
         self.asks.spawn(async move { Done::Gateways(poll, peer_poll::gateways(&connector).await) });
     }
 
-    /// Tells the gateway that has our name who else has it.
+    /// Informs the gateway with our name of the conflict. `who` describes this gateway.
     pub(super) fn tell_namesake(&mut self, who: String) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {
@@ -143,7 +143,7 @@ impl Requests {
         });
     }
 
-    /// Asks for the version of the Services that the term of this number leads from.
+    /// Requests the version of the Services that the term with this number leads from.
     pub(super) fn term(&mut self, number: u64) {
         let connector = Arc::clone(&self.connector);
         self.asks.spawn(async move { Done::Term(number, peer_poll::services_version(&connector).await) });
@@ -158,7 +158,7 @@ impl Requests {
         });
     }
 
-    /// Writes the last status before this gateway writes no more.
+    /// Writes the last status before this gateway stops writing.
     pub(super) fn silence(&mut self, status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {

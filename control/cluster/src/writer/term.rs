@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The time from one loss of the Lease to the next.
 #[derive(Debug, Default)]
 pub(super) struct Term {
-    /// Tells the answers of this term from those of earlier ones.
+    /// Distinguishes the answers of this term from those of earlier ones.
     number: u64,
     version: Option<u64>,
     /// When the version is requested again; `None` before the first request, and once the version is known.
@@ -42,18 +42,19 @@ impl Term {
         self.error.as_ref()
     }
 
-    /// This gateway does not hold the Lease: answers that are still to come do not count.
+    /// Records that this gateway does not hold the Lease. Answers that are still outstanding are ignored.
     pub(super) fn lost(&mut self) {
         let number = self.number + u64::from(self.ask_at.is_some() || self.version.is_some());
         *self = Self { number, ..Self::default() };
     }
 
-    /// This gateway holds the Lease. Returns the number of the term if the version has to be requested now.
+    /// Records that this gateway holds the Lease. Returns the number of the term if the version has to be requested
+    /// now.
     pub(super) fn ask(&mut self, now: Instant) -> Option<u64> {
         if self.version.is_some() || self.ask_at.is_some_and(|at| at > now) {
             return None;
         }
-        // An answer that takes longer is waited for; one that never comes is asked for again.
+        // A slow answer is waited for. If no answer arrives, the request is repeated.
         self.ask_at = Some(now + ANSWER_MAX + RETRY);
         Some(self.number)
     }
