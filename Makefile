@@ -1,11 +1,11 @@
-# The commands that a person types. `make demo` shows the gateway at work, `make test` runs every test;
-# both install what is missing first (Debian packages, as root) and leave nothing behind.
-# The work is in deploy/scripts/; this file only names it.
+# The user commands. `make demo` shows the gateway at work, and `make test` runs every test. Both first install missing
+# packages (Debian packages, as root) and leave nothing behind. The scripts are in deploy/scripts/; this file only calls
+# them.
 
 CARGO ?= cargo
-# Seconds of fuzzing: long by hand, short inside `make test`.
+# The duration of fuzzing in seconds: long by default, short inside `make test`.
 FUZZ_SECONDS ?= 600
-# Which tests `make floods` runs: all, or one of table, named, rate, rolling.
+# The tests that `make floods` runs: all, or one of table, named, rate, rolling.
 FLOODS ?=
 export CARGO
 

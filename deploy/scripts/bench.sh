@@ -1,7 +1,7 @@
 #!/bin/bash
-# Times the pipeline and counts its instructions on this machine, measures the control plane at 10,000 Services, then
-# runs the micro-benches. Called by `make bench`; arguments go to criterion. BENCH chooses among the parts,
-# CONTROL_RUN_ARGS go to control-run. benches/README.md says what the figures mean.
+# Times the pipeline and counts its instructions on this machine, measures the control plane at 10,000 Services, and
+# runs the micro-benches. Called by `make bench`. Arguments are passed to criterion, BENCH selects parts, and
+# CONTROL_RUN_ARGS are passed to control-run. benches/README.md explains the figures.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -22,7 +22,7 @@ fi
 
 if wants figures; then
   echo "## ns per packet, flow tables on huge pages"
-  # Built first: the allocator's setting is for what is measured.
+  # Build first, because the allocator setting is only for the measured program.
   "$cargo" build --release --locked -q -p tidegate-bench --bin figures
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 target/release/figures
 fi

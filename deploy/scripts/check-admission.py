@@ -89,7 +89,7 @@ class Variables:
                 try:
                     self.values[name] = self.evaluate(self.expressions[name])
                 except celpy.CELEvalError as error:
-                    # As cel-python has it: an operator may not need the value.
+                    # As in cel-python: an operator may not need the value.
                     self.values[name] = error
         known = {celtypes.StringType(name): value for name, value in self.values.items()}
         return evaluate(expression, {**self.names, "variables": celtypes.MapType(known)})
@@ -139,7 +139,7 @@ FRONT = pool(
 )
 POOLS = [OPEN, SHUT, TEAM, FRONT]
 
-# What it is; the Service, what it was, its namespace, the parameters; who refuses.
+# Each case: its description, the Service, its old state, its namespace, the parameters, the policies that refuse it.
 CASES = [
     ("no externalIPs", {"metadata": {"name": "web"}, "spec": {}}, None, OTHER, [ranges("")], set()),
     ("in an open pool", service("203.0.113.9", "2001:db8::9"), None, OTHER, [ALL, *POOLS], set()),
@@ -183,7 +183,7 @@ def names_address(address, **more):
     return asking({"tidegate.dev/load-balancer-ips": address}, **more)
 
 
-# As CASES.
+# The same format as CASES.
 REQUESTS = [
     ("a pool that is open to all", names_pool("open"), None, OTHER, POOLS, set()),
     ("a pool of another team", names_pool("team"), None, OTHER, POOLS, {"requests"}),
@@ -243,7 +243,8 @@ ALLOCATED = ("status.conditions", [*CONDITIONS, {"type": "tidegate.dev/Allocated
 HELD = edited(CLEANUP, INGRESS, ALLOCATED)
 OTHER_CLASS = ("spec.loadBalancerClass", "example.com/other")
 
-# What it is; who writes, the operation, the resource, what it becomes, what it was; whether it is refused.
+# Each case: its description, the user, the operation, the resource, the new state, the old state, whether it is
+# refused.
 WRITES = [
     ("the finalizer", OURS, "UPDATE", "services", edited(CLEANUP), STORED, False),
     ("the finalizer off", OURS, "UPDATE", "services", STORED, edited(CLEANUP), False),
@@ -326,13 +327,13 @@ def check_order(all_policies):
     writes.append(write_of(ADMIN, "UPDATE", "services", edited(("spec.externalIPs", ["127.0.0.1"])), held))
     states = [(KINDS, [ALL, *POOLS]), (KINDS, POOLS), (KINDS, [ALL]), (KINDS, []), ({"ConfigMap"}, [ALL]), (set(), [])]
     wrong, count = [], 0
-    # With a policy missing no more is refused: the answers of the others are what they are.
+    # A missing policy does not cause more refusals: the results of the other policies do not change.
     for (definitions, params), write in itertools.product(states, writes):
         count += 1
         said = said_by(all_policies, write, params, definitions)
         if said:
             wrong.append(f"definitions {sorted(definitions)}, {len(params)} parameters: {write['object']}: {said}")
-    # What claims something is let through where it cannot be judged, and judged where it can.
+    # A claim is let through if the policies cannot decide on it, and checked if they can.
     for definitions, params, refused in (
         (KINDS, [ALL, *POOLS], True), ({"ConfigMap"}, [ALL], False), (set(), [], False), (KINDS, [], False),
     ):

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Evaluates the CEL of deploy/kubernetes with cel-python, in an environment of its own below target/: the rules of the
-# definitions (`crds`) or the admission policies (`admission`), each over its table. Called by the tests of deploy/.
+# Evaluates the CEL of deploy/kubernetes with cel-python, in its own environment below target/: the rules of the
+# definitions (`crds`) or the admission policies (`admission`), each with its table of cases. Called by the tests of
+# deploy/.
 # Usage: check-cel.sh crds|admission [DIRECTORY]
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,16 +1,16 @@
 #!/bin/bash
-# Throws arbitrary frames at the pipeline, and arbitrary bytes at the reader of captures, for so many seconds in all:
-# coverage-guided by libFuzzer, as `cargo fuzz run --sanitizer none` would, on the stable compiler and without that
-# tool. Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS
-# Inputs that reach new code are kept in fuzz/corpus/; one that fails goes to dataplane/core/tests/regressions/, which
-# the tests replay, and ends the run with an error.
+# Feeds arbitrary frames to the pipeline, and arbitrary bytes to the reader of captures, for a total time. libFuzzer
+# guides it by coverage, like `cargo fuzz run --sanitizer none`, but with the stable compiler and without that tool.
+# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS
+# Inputs that reach new code are kept in fuzz/corpus/. A failing input ends the run with an error and is saved in
+# dataplane/core/tests/regressions/, from where the tests replay it.
 set -euo pipefail
 cd "$(dirname "$0")/../../fuzz"
 
 [[ ${1:-} =~ ^[1-9][0-9]*$ ]] || { echo "usage: fuzz.sh SECONDS" >&2; exit 2; }
 cargo=${CARGO:-cargo}
 host=$(rustc -vV | sed -n 's/^host: //p')
-# With --target, so that build scripts are not instrumented.
+# With --target, build scripts are not instrumented.
 export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"

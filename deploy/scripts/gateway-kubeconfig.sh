@@ -1,7 +1,7 @@
 #!/bin/bash
-# Prints a kubeconfig for a gateway beside the cluster: an account of its own, tidegate-NAME, and a token that expires.
-# Run it again before the token expires, and put the output in the place of the old file: the gateway reads it before
-# its next request. Needs kubectl, with the rights to make accounts and tokens in tidegate-system.
+# Prints a kubeconfig for a gateway outside the cluster. It has its own account, tidegate-NAME, and a token that
+# expires. Run the script again before the token expires and replace the old file; the gateway reads the file before its
+# next request. Needs kubectl, with the rights to create accounts and tokens in tidegate-system.
 # Usage: gateway-kubeconfig.sh NAME [DAYS]
 set -euo pipefail
 
@@ -14,14 +14,14 @@ kind: ServiceAccount
 metadata: {name: $account, namespace: $namespace, labels: {app.kubernetes.io/name: tidegate}}
 automountServiceAccountToken: false
 END
-# By the plain request, for `kubectl create token` came with Kubernetes 1.24.
+# A plain request, because `kubectl create token` needs Kubernetes 1.24.
 answer=$(kubectl create --raw "/api/v1/namespaces/$namespace/serviceaccounts/$account/token" -f - <<END
 {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": $((days * 86400))}}
 END
 )
 field() { sed -n "s/.*\"$1\": *\"\\([^\"]*\\)\".*/\\1/p" <<<"$answer"; }
 cluster() { kubectl config view --raw --minify --flatten -o "jsonpath={.clusters[0].cluster.$1}"; }
-# An API server may give less than what was asked for.
+# An API server may grant less time than requested.
 echo "the token of $account expires at $(field expirationTimestamp)" >&2
 cat <<END
 apiVersion: v1

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Runs a command with N free 2-MiB hugepages where the machine can spare them, and gives back after it
-# what it took, however the command ends. Without hugepages the command runs all the same: it looks at
-# HugePages_Free itself. EAL runs with --in-memory, so there are no hugetlbfs files to remove.
+# Runs a command with N free 2-MiB hugepages if the machine has enough memory, and afterwards frees the pages that it
+# reserved, however the command ends. Without hugepages the command runs too: it checks HugePages_Free itself. EAL runs
+# with --in-memory, so there are no hugetlbfs files to remove.
 # Usage: hugepages.sh run N COMMAND [ARG...]
 set -uo pipefail
 
@@ -17,7 +17,7 @@ before=
 restore() {
   if [[ -n $before ]]; then echo "$before" >"$pool/nr_hugepages" 2>/dev/null || true; before=; fi
 }
-# While the command runs, INT and TERM are its own business (it cleans up and ends); then we restore.
+# While the command runs, it handles INT and TERM itself (it cleans up and ends); then this script restores the pages.
 trap restore EXIT
 trap : INT
 trap 'kill -TERM "$child" 2>/dev/null' TERM
@@ -39,7 +39,7 @@ fi
 "$@" &
 child=$!
 status=0
-# `wait` comes back early on a trapped signal: wait again until the child is really gone.
+# `wait` returns early on a trapped signal, so wait again until the child has ended.
 while :; do
   wait "$child"
   status=$?

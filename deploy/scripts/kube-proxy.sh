@@ -1,8 +1,7 @@
 #!/bin/bash
-# Target `node` against the real kube-proxy: builds kube-proxy 1.20.2 from Debian 12's source package (no package
-# brings the program), and runs the end-to-end tests that need it. Called by `make kube-proxy`, not by `make test`:
-# the build takes minutes and a GB under target/kube-proxy.
-# KUBE_PROXY=PROGRAM takes a program that is there already.
+# Tests the target `node` with the real kube-proxy. Builds kube-proxy 1.20.2 from Debian 12's source package (no package
+# contains the program), and runs the end-to-end tests that need it. Called by `make kube-proxy`, not by `make test`:
+# the build takes minutes and a GB under target/kube-proxy. KUBE_PROXY=PROGRAM uses an existing program.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
@@ -24,7 +23,7 @@ need() {
     die "apt-get could not install ${missing[*]}"
 }
 
-# What apt needs for itself stays in the build's directory: the machine's sources are left as they are.
+# apt's own files stay in the build directory; the package sources of the machine are not changed.
 fetch() {
   mkdir -p "$build"/apt/{lists/partial,cache/archives/partial}
   echo 'deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main' \

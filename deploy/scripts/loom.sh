@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs every loom test of the dataplane (dataplane/tests/loom_*.rs): all interleavings of small bodies.
-# A target directory of its own, because the cfg rebuilds everything. Called by test.sh.
+# Runs every loom test of the dataplane (dataplane/tests/loom_*.rs), which explores all interleavings of small bodies.
+# Uses its own target directory, because the cfg rebuilds everything. Called by test.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

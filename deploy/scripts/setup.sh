@@ -1,8 +1,8 @@
 #!/bin/bash
-# Installs what building, demo and tests need on Debian 12 and does nothing when all is there.
-# Called by `make setup`. It never starts a service: an nginx that it installs is kept from starting,
-# an nginx that was there before is left as it is.
-# Usage: setup.sh [--bench]   (--bench adds what only the benches use)
+# Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
+# `make setup`. It never starts a service: an nginx that it installs does not start, and an existing nginx is not
+# changed.
+# Usage: setup.sh [--bench]   (--bench adds the packages for the benches)
 set -euo pipefail
 
 packages=(
@@ -21,14 +21,14 @@ installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == i
 
 missing=()
 for package in "${packages[@]}"; do
-  # Any kubectl in PATH serves.
+  # Any kubectl in PATH is enough.
   if [[ $package == kubernetes-client ]] && command -v kubectl >/dev/null; then continue; fi
-  # nginx-light is one of several packages that bring the server; any of them serves.
+  # nginx-light is one of several packages with the server. Any of them is enough.
   if [[ $package == nginx-light ]] && command -v nginx >/dev/null; then continue; fi
   installed "$package" || missing+=("$package")
 done
 
-# Packages with a daemon would start it on installation; this policy (invoke-rc.d asks it) says no.
+# Packages with a daemon would start it on installation. This policy, which invoke-rc.d reads, forbids it.
 policy=/usr/sbin/policy-rc.d
 policy_is_ours=no
 drop_policy() { if [[ $policy_is_ours == yes ]]; then rm -f "$policy"; fi; }
@@ -56,7 +56,7 @@ install_missing() {
   policy_is_ours=no
   case " ${missing[*]} " in
   *" nginx-light "*)
-    # Ours to keep quiet, because we brought it: neither running now nor started at the next boot.
+    # This script installed it, so it neither runs now nor starts at the next boot.
     if [[ -d /run/systemd/system ]]; then systemctl disable --now nginx >/dev/null 2>&1 || true; fi
     if command -v update-rc.d >/dev/null; then update-rc.d nginx disable >/dev/null 2>&1 || true; fi
     ;;
@@ -65,7 +65,7 @@ install_missing() {
 
 if ((${#missing[@]})); then install_missing; fi
 
-# The drivers are plugins that EAL loads from this directory; the virtual ones carry the demo and the tests.
+# The drivers are plugins that EAL loads from this directory. The demo and the tests use the virtual ones.
 pkg-config --exists 'libdpdk >= 22.11' || die "pkg-config finds no libdpdk of 22.11 or newer"
 libdir=$(pkg-config --variable=libdir libdpdk)
 for driver in net_af_packet net_ring net_null net_pcap net_tap mempool_ring; do

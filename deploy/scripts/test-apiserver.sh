@@ -1,12 +1,12 @@
 #!/bin/bash
-# The stories of control/tests/kubernetes with a real API server instead of the one of the tests. Called by
-# `make test-apiserver`, not by `make test`. Says at the end how many stories ran and which were skipped.
+# Runs the tests of control/tests/kubernetes with a real API server instead of the test API server. Called by
+# `make test-apiserver`, not by `make test`. Reports at the end how many tests ran and which were skipped.
 #
-#   KUBE_APISERVER=PROGRAM ETCD=PROGRAM [KUBE_CONTROLLER_MANAGER=PROGRAM]   each story starts a control plane of its own
-#   TIDEGATE_TEST_KUBECONFIG=FILE   the cluster of its current context, which must have nothing of Tidegate in it
-#   STORIES=FILTER                  only these
+#   KUBE_APISERVER=PROGRAM ETCD=PROGRAM [KUBE_CONTROLLER_MANAGER=PROGRAM]   each test starts its own control plane
+#   TIDEGATE_TEST_KUBECONFIG=FILE   the cluster of its current context, which must contain nothing of Tidegate
+#   STORIES=FILTER                  run only these tests
 #
-# CONTRIBUTING.md says where the programs come from and what is skipped.
+# CONTRIBUTING.md explains where to get the programs and what is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
@@ -18,7 +18,7 @@ namespaces; or TIDEGATE_TEST_KUBECONFIG=FILE; CONTRIBUTING.md says where the pro
 program() {
   local path
   path=$(command -v "${!1}") || die "$1=${!1}: no such program; $accepted"
-  # Children of the tests have another directory.
+  # Child processes of the tests have another working directory.
   export "$1=$(realpath "$path")"
 }
 
@@ -44,7 +44,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 code=0
 "$cargo" test --workspace --test kubernetes --locked -- ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
-# A story that is skipped passes for cargo, which does not know of it.
+# cargo counts a skipped test as passed, because it has no notion of it.
 skipped=$(grep -c '^skipped: ' "$log" || true)
 passed=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | tail -n 1)
 failed=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | tail -n 1)

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Every test, in the order in which a failure is cheapest to hear of: format and lints, then all of cargo's
-# tests (DPDK and namespaces included, so as root), the lock-free code under loom, a short fuzz run; and at the
-# end that nothing was left behind. Called by `make test`. Fails without DPDK or without root, never skips.
+# Runs every test, cheapest first: format and lints, all tests of cargo (including DPDK and namespaces, so it needs
+# root), the lock-free code under loom, and a short fuzz run. At the end it checks that nothing was left behind. Called
+# by `make test`. It fails without DPDK or without root and never skips.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
@@ -11,7 +11,7 @@ stage() { printf '\n=== %s (%ds)\n' "$*" "$SECONDS"; }
 [[ $(id -u) == 0 ]] || { echo "make test needs root: namespaces, AF_PACKET and TUN" >&2; exit 1; }
 pkg-config --exists 'libdpdk >= 22.11' || { echo "no libdpdk 22.11 or newer; run make setup" >&2; exit 1; }
 
-# These choose another API server for the stories, which skips some: make test-apiserver.
+# These variables would select another API server, which skips some tests: see make test-apiserver.
 unset KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER TIDEGATE_TEST_KUBECONFIG
 
 before=$(mktemp)
@@ -24,7 +24,7 @@ make --no-print-directory lint
 stage "tests of the workspace"
 "$cargo" test --workspace --locked
 
-# With --workspace, though the tests are of one package: another selection has other features, and builds everything again.
+# With --workspace, although the tests are of one package: another selection has other features and rebuilds everything.
 stage "end to end, in network namespaces"
 "$cargo" test --workspace --test e2e --locked
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from cel.functions import ALWAYS, SINCE, parse
 
 UNBOUNDED = math.inf
-# Of one rule at all the places that it is called at, and of all rules of a definition:
+# The cost limits of one rule over all its calls, and of all rules of a definition:
 # apiextensions-apiserver/pkg/apis/apiextensions/validation.
 RULE_COST_MAX = 10_000_000
 DEFINITION_COST_MAX = 100_000_000
-# Where the schema sets no limit, the size of a request does.
+# The limit on sizes for which the schema has no limit: the size of a request.
 REQUEST_BYTES_MAX = 3 * 1024 * 1024
-# Per character of a text that is walked, and of a regular expression.
+# The costs per character of a scanned text, and per character of a regular expression.
 TEXT, REGEX = 0.1, 0.25
 SCALARS = ("boolean", "integer", "number")
-# What of the functions with an O(1) cost gives a scalar.
+# The functions with O(1) cost whose result is a scalar.
 SCALAR_RESULTS = ("size", "family", "isIP", "isCIDR", "startsWith", "endsWith", "contains", "matches", "containsIP")
 NOMINAL = (*SCALAR_RESULTS, "ip", "cidr", "masked", "int", "string") + tuple(
     name for name in SINCE if name.startswith("is") and name not in ("isIP", "isCIDR")
@@ -148,13 +148,13 @@ class Reckoner:
     def item_of(self, value):
         if value.schema and "items" in value.schema:
             return value.below(value.schema["items"])
-        # The items of a list that a function made have the size of what the rule is at: cel-go knows no other path.
+        # The items of a list that a function created have the size of the rule's own value: cel-go knows no other path.
         return Value(self.root.size)
 
     def visit_ident_arg(self, children):
         name, arguments = str(children[0]), children[1].children if len(children) > 1 else []
         if name == "has":
-            # The cost of the object, none for the look at its field.
+            # The cost of the object; the access to its field is free.
             return self.visit(arguments[0])[0] - 1, SCALAR
         return self.call(name, (0, None), [self.visit(one) for one in arguments])
 
@@ -173,7 +173,7 @@ class Reckoner:
         self.names.pop(variable)
         if before is not None:
             self.names[variable] = before
-        # Each turn: is it decided (2), what was found so far (1), the predicate.
+        # Each iteration: the check whether the result is decided (2), the result so far (1), the predicate.
         return target[0] + 1 + target[1].size * (predicate + 3), SCALAR
 
     def call(self, name, target, arguments):

@@ -57,7 +57,7 @@ def network_of(text):
 
 def needed(found, what):
     if found is None:
-        # cel-python makes an error of it that `||`, `&&` and `? :` treat as CEL says.
+        # cel-python turns this into an error that `||`, `&&` and `? :` handle as CEL specifies.
         raise ValueError(what)
     return found
 
@@ -144,9 +144,9 @@ def trim(text):
     return celtypes.StringType(str(text).strip())
 
 
-# The first API server (1.N) that takes a function in a new rule. A library counts from one version after the one that
-# brought it: a server takes only what the version before it understands too, so that it can be rolled back.
-# apiserver/pkg/cel/environment/base.go; rules of CRDs are on by default from 1.25.
+# The first API server (1.N) that accepts a function in a new rule. That is one version after the one that introduced
+# the library: a server accepts only functions that the previous version knows too, so that it can be rolled back. See
+# apiserver/pkg/cel/environment/base.go. Rules of CRDs are enabled by default from 1.25.
 ALWAYS = 25
 SINCE = {
     **dict.fromkeys(["size", "has", "all", "exists", "exists_one", "map", "filter", "int", "string"], ALWAYS),

@@ -130,7 +130,7 @@ def run_rules(schema, value, old=NOTHING, path="", place=""):
         try:
             holds, said = bool(evaluate(rule["rule"], names)), rule.get("message") or f"failed rule: {rule['rule']}"
         except celpy.CELEvalError as error:
-            # As with a rule that does not hold, the object is refused; but nobody is told why.
+            # The object is refused as for a rule that does not hold, but the message does not explain why.
             holds, said = False, f"rule has an error: {error.args[0]}"
         if not holds and "messageExpression" in rule and not said.startswith("rule has"):
             said = str(evaluate(rule["messageExpression"], names))
