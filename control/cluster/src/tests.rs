@@ -1,5 +1,5 @@
-//! Stories against the test API server, over real HTTP: what ends up in Services, events, leases and statuses when one
-//! or two gateways read from it and write to it. A gateway here is the daemon without its dataplane.
+//! Tests with the test API server over real HTTP: the resulting Services, events, leases and statuses when one or two
+//! gateways read and write. A gateway here is the daemon without its dataplane.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 use super::plan::{Forwarding, Observation};
 use super::{ClusterWriter, ReleaseTracker, crd};
 
-/// Longest wait for anything; it takes a tenth of a second where nothing hangs.
+/// The maximum wait for any event. Usually it takes a tenth of a second.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Cluster {
@@ -34,7 +34,7 @@ impl Cluster {
     }
 
     fn with(options: Options) -> Self {
-        // What gateways that are up to date say of themselves follows bookmarks.
+        // Up-to-date gateways report their progress after bookmarks, so bookmarks are frequent.
         let server = TestApiServer::start(options).expect("a free port on loopback");
         for (_, definition) in crd::manifests() {
             server.apply(&definition).expect("our definitions are legal");
@@ -188,14 +188,14 @@ impl Gateway {
         self.writer.counts().read().leads
     }
 
-    /// VIPs that it serves.
+    /// The VIPs that it serves.
     fn vips(&self) -> Vec<String> {
         let last = self.last.borrow();
         let services = last.iter().flat_map(|outcome| &outcome.services);
         services.flat_map(|service| &service.vips).map(|vip| vip.address.to_string()).collect()
     }
 
-    /// From now on it goes on forwarding as it does, whatever it reads, and says so: its workers are stuck.
+    /// Simulates stuck workers: the gateway keeps forwarding as before, whatever it reads, and reports that.
     fn hold(&self, is_held: bool) {
         self.hold.send_replace(is_held);
     }
@@ -227,7 +227,7 @@ fn settings_of(range: &str) -> Settings {
 mod releases;
 mod terms;
 
-/// The rights that are installed are those that the writing needs: its stories run with them alone.
+/// The installed rights are sufficient for all writes: these tests run with them alone.
 #[tokio::test]
 async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
     let cluster = Cluster::new();
@@ -307,7 +307,7 @@ async fn what_is_written_once_is_not_written_again() {
         let all = cluster.server.requests().into_iter();
         all.filter(|r| r.method != "GET" && r.path.contains(&of)).map(|r| r.body).collect::<Vec<_>>()
     };
-    // A busy machine takes several steps to get there.
+    // On a busy machine this takes several steps.
     let is_told = |name: &str| {
         let is_programmed = |body: &String| {
             let body: Value = serde_json::from_str(body).unwrap_or_default();
@@ -414,7 +414,7 @@ async fn class_removed_clears_the_status() {
         .server
         .edit("v1", "Service", "shop", "web", |service| {
             service["spec"]["type"] = json!("ClusterIP");
-            // As an API server does it.
+            // An API server does the same.
             service["status"]["loadBalancer"] = json!({});
             if let Some(spec) = service["spec"].as_object_mut() {
                 let of_type = ["loadBalancerClass", "externalTrafficPolicy", "allocateLoadBalancerNodePorts"];
@@ -443,7 +443,7 @@ async fn api_server_from_before_ip_mode_gets_the_address_without_it() {
     until("an address", || cluster.ingress("web").is_some()).await;
     let ingress = cluster.get("web")["status"]["loadBalancer"]["ingress"][0].clone();
     assert!(ingress["ipMode"].is_null(), "{ingress}");
-    // Learnt once: the next one is written at the first attempt.
+    // The writer has learnt this: the next write succeeds at the first attempt.
     cluster.server.forget_requests();
     cluster.service("db", &json!({}));
     until("an address", || cluster.ingress("db").is_some()).await;

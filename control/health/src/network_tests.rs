@@ -1,5 +1,5 @@
-//! Each kind of check against real servers on loopback: HTTP by hyper, HTTPS by rustls with a certificate made
-//! here, raw ones for servers that misbehave.
+//! Tests each kind of check with real servers on loopback: HTTP by hyper, HTTPS by rustls with a generated certificate,
+//! and raw sockets for servers that misbehave.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -36,17 +36,17 @@ async fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Answers one connection after the other, and notes what it was asked.
+/// Answers connections one after the other, and records the requests.
 #[derive(Clone, Default)]
 struct Server {
     asked: Arc<Mutex<Vec<Request<()>>>>,
-    /// `/readyz` gets 500.
+    /// `/readyz` is answered with 500.
     not_ready: Arc<AtomicBool>,
 }
 
 impl Server {
-    /// By HTTP: the path says with what status, as in `/204`; other paths get 404. The weight is 7 or as in
-    /// `/503?weight=0`.
+    /// Serves HTTP. The path selects the status, as in `/204`; other paths get 404. The weight is 7 unless the query
+    /// sets it, as in `/503?weight=0`.
     async fn http(&self) -> SocketAddr {
         let (listener, address) = listener().await;
         let server = self.clone();
@@ -59,7 +59,7 @@ impl Server {
         address
     }
 
-    /// By HTTPS, with a self-signed certificate for another name.
+    /// Serves HTTPS with a self-signed certificate for another name.
     async fn https(&self, versions: &[&'static rustls::SupportedProtocolVersion]) -> SocketAddr {
         let made =
             rcgen::generate_simple_self_signed(["elsewhere.example".to_owned()]).expect("a certificate");
@@ -101,7 +101,7 @@ impl Server {
                 Ok::<_, Infallible>(answer.body(Full::<Bytes>::from("body")).expect("a response"))
             }
         };
-        // The client leaves without a farewell.
+        // The client closes the connection without a shutdown, so errors are ignored.
         let _ = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(stream), service_fn(answer))
             .await;
@@ -112,7 +112,7 @@ impl Server {
     }
 }
 
-/// Accepts once, sends these bytes whatever was asked, and closes.
+/// Accepts one connection, sends these bytes whatever was requested, and closes.
 async fn raw(answer: &'static [u8]) -> SocketAddr {
     let (listener, address) = listener().await;
     tokio::spawn(async move {
@@ -123,7 +123,7 @@ async fn raw(answer: &'static [u8]) -> SocketAddr {
     address
 }
 
-/// A port where nothing listens.
+/// A port on which nothing listens.
 async fn closed() -> SocketAddr {
     let (_listener, address) = listener().await;
     address
@@ -179,7 +179,7 @@ async fn servers_that_misbehave_fail_by_name() {
     assert_eq!(ask(raw(b"HTTP/1.0 200 OK\r\n\r\n").await, check()).await, GOOD, "an old server is a server");
 }
 
-/// As an API server answers (`docs/kubernetes.md`, section 9).
+/// The answers are those of an API server (`docs/kubernetes.md`, section 9).
 #[tokio::test]
 async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
@@ -193,7 +193,7 @@ async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
     assert_eq!(ask(plain, Check::Https { path: "/200".into() }).await, failed(Failure::Tls));
 }
 
-/// The one of three API servers that is not ready is set aside, and comes back (`docs/kubernetes.md`, section 9).
+/// One of three API servers becomes not ready, is found to fail, and recovers (`docs/kubernetes.md`, section 9).
 #[tokio::test]
 async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
     let servers = [Server::default(), Server::default(), Server::default()];
@@ -213,7 +213,7 @@ async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
     checker.set_targets(targets.iter().cloned().collect::<Targets>());
     let bound = Duration::from_secs(30);
     let mut verdicts = checker.verdicts();
-    // A busy machine may let another one time out: what counts is that this state is come to.
+    // On a busy machine another check may time out. Only this final state matters.
     let found = verdicts.wait_for(|now| {
         now.of(&targets[1]).failure == Some(Failure::Status(500)) && now.failing_count() == 1
     });
@@ -242,7 +242,7 @@ async fn a_udp_check_fails_by_port_unreachable_alone() {
     assert_eq!(ask(address, Check::Udp).await, GOOD);
     let (n, socket) = echo.await.expect("it answered");
     assert_eq!(n, 0, "an empty datagram");
-    // Silence: the runner ends the check after the timeout, and that is good.
+    // The server does not answer. The runner ends the check after the timeout, and the check passes.
     let silent = tokio::time::timeout(Duration::from_millis(50), datagram(address)).await;
     assert!(silent.is_err() && Check::Udp.passes_in_silence());
     drop(socket);
@@ -265,7 +265,7 @@ async fn a_nodes_health_check_node_port_tells_its_weight_with_503_too() {
     assert_eq!(answers("302 Found", "3").await.result, CheckResult::Failure(Failure::Status(302)));
 }
 
-/// What the gateway serves itself is what it asks of nodes.
+/// The gateway's own health-check node port passes the check that it makes of nodes.
 #[tokio::test]
 async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
     use crate::health_check_node_port::answer;

@@ -1,4 +1,5 @@
-//! The runner with a scripted prober and a clock that stands still unless everybody waits: counts, never durations.
+//! Tests the runner with a scripted prober and a paused clock that advances only when all tasks wait. The tests count
+//! events and do not measure time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -30,29 +31,29 @@ fn start(scripted: &Scripted, limits: Limits) -> Checker {
     Checker::start(scripted.clone(), limits, "edge-1")
 }
 
-/// Answers from a script and notes when it was asked.
+/// Answers from a script, and records the times of the checks.
 #[derive(Clone, Default)]
 struct Scripted(Arc<Mutex<Script>>);
 
 #[derive(Default)]
 struct Script {
-    /// By address; none is success.
+    /// Answers by address. Without an entry, the check succeeds.
     answers: BTreeMap<SocketAddr, Answer>,
-    /// Never answers.
+    /// No check is answered.
     silent: bool,
-    /// These never do.
+    /// Addresses whose checks are never answered.
     silences: std::collections::HashSet<SocketAddr>,
-    /// Nobody has a VIP.
+    /// No address has a VIP.
     without_vip: bool,
     wanted: Vec<Target>,
-    /// Asking it panics.
+    /// A check of this address panics.
     cursed: Option<SocketAddr>,
     asked: Vec<(Target, Instant)>,
     under_way: usize,
     under_way_max: usize,
 }
 
-/// Counts a check as under way until it ends, by itself or by its timeout.
+/// Counts a check as under way until it ends or times out.
 struct UnderWay(Scripted);
 
 impl Drop for UnderWay {
@@ -163,7 +164,7 @@ async fn a_backend_that_lacks_the_vip_fails_for_this_reason_and_one_that_is_down
     scripted.script().without_vip = false;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(failures(&verdicts.borrow())[0], None);
-    // No check took longer than it may, so none was late.
+    // No check exceeded its time limit, so none was late.
     assert_eq!(checker.counts().load().late, 0);
 }
 
@@ -207,7 +208,7 @@ async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
     checker.set_targets(Targets::from_iter([node.clone()]));
     verdicts.changed().await.expect("the runner lives");
     assert_eq!((verdicts.borrow_and_update().weight(&node), scripted.script().asked.len()), (Some(3), 1));
-    // The last endpoint left: the weight is 0 at once, the verdict waits for its threshold.
+    // The last endpoint is gone: the weight is 0 immediately, but the verdict waits for its threshold.
     scripted.answer(&node, Answer { result: CheckResult::Failure(Failure::Status(503)), weight: Some(0) });
     verdicts.changed().await.expect("the runner lives");
     let now = verdicts.borrow_and_update().of(&node);
@@ -216,7 +217,7 @@ async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
     verdicts.changed().await.expect("the runner lives");
     let now = verdicts.borrow().of(&node);
     assert_eq!((now.weight, now.failure), (Some(0), Some(Failure::Refused)), "the last weight known");
-    // It is back in an older version, which says no weight.
+    // An older version, which reports no weight, takes its place.
     scripted.answer(&node, CheckResult::Success);
     let told = verdicts.wait_for(|verdicts| verdicts.weight(&node).is_none()).await;
     assert!(told.expect("the runner lives").fails(&node), "two good ones are to come");
@@ -236,7 +237,7 @@ async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
         *in_10_ms.entry((*at - began).as_millis() / 10).or_default() += 1;
         *by_target.entry(target).or_default() += 1;
     }
-    // 50 on the average: a Poisson count exceeds its mean by five deviations once in millions.
+    // The mean is 50. A Poisson count exceeds its mean by five deviations once in millions.
     let most = in_10_ms.values().max().expect("some");
     assert!(*most <= 50 + 5 * 8, "{most} checks in 10 ms");
     let (least, most) = (by_target.values().min(), by_target.values().max());
@@ -245,7 +246,7 @@ async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
         "{least:?} to {most:?} checks of one target in 10 intervals"
     );
     assert_eq!(by_target.len(), 10_000);
-    // A check takes one or two milliseconds here: the clock of tokio is that coarse.
+    // A check takes one or two milliseconds here, because the clock of tokio has that resolution.
     assert!(script.under_way_max <= 50, "{}", script.under_way_max);
     assert_eq!((checker.counts().load().late, checker.counts().load().stretch), (0, 1));
 }
@@ -257,8 +258,8 @@ async fn when_all_time_out_nothing_piles_up_and_everyone_has_a_turn() {
     let limits = Limits { plain_max: 1000, ..Limits::default() };
     let checker = start(&scripted, limits);
     checker.set_targets(ten_thousand());
-    // A check takes a second: 750 a second, which is what one namespace alone may have of 1000, and a turn comes every
-    // 13 seconds instead of two.
+    // A check takes a second. The limit is 750 a second, the part of 1000 that one namespace alone may use, so a round
+    // takes 13 seconds instead of two.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let load = checker.counts().load();
     assert_eq!(load.failing, 10_000);
@@ -274,7 +275,7 @@ async fn when_all_time_out_nothing_piles_up_and_everyone_has_a_turn() {
     let (least, most) = (by_target.values().min(), by_target.values().max());
     assert!(least >= Some(&4) && most <= Some(&6), "{least:?} to {most:?} checks of one target");
 
-    // When they answer again, all is as it was within a few intervals.
+    // After they answer again, the previous state returns within a few intervals.
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!(*checker.verdicts().borrow(), Verdicts::default());
     let late = checker.counts().load().late;
@@ -304,7 +305,8 @@ fn of_namespace(namespace: &str, target: &Target) -> Target {
     Target::new(target.address, &probe.into())
 }
 
-/// How long it takes from a target's death until it is set aside, while the targets of others are checked too.
+/// The time from a target's failure until it is marked as failing, while the targets of other namespaces are checked
+/// too.
 async fn detection_beside(others: impl IntoIterator<Item = Target>, limits: Limits) -> Duration {
     let scripted = Scripted::default();
     let victim = of_namespace("victim", &target("192.0.2.1:80", 1000));
@@ -314,7 +316,7 @@ async fn detection_beside(others: impl IntoIterator<Item = Target>, limits: Limi
     }
     let checker = start(&scripted, limits);
     let mut verdicts = checker.verdicts();
-    // Those that are slow are there first, and have all that they can have.
+    // The slow targets are first, and use their maximum share.
     checker.set_targets(scripted.wanted());
     tokio::time::sleep(Duration::from_secs(60)).await;
     scripted.wants(victim.clone());
@@ -329,8 +331,8 @@ async fn detection_beside(others: impl IntoIterator<Item = Target>, limits: Limi
     died.elapsed()
 }
 
-/// Three intervals of a second and a timeout of half a second: what [`detection_beside`] asks for, but for the tenth of an
-/// interval that each check may be late.
+/// Three intervals of a second and a timeout of half a second: the settings of [`detection_beside`], without the tenth
+/// of an interval that each check may be late.
 const DETECTION: Duration = Duration::from_millis(3_500);
 
 #[tokio::test(start_paused = true)]
@@ -347,7 +349,7 @@ async fn slow_udp_checks_of_one_namespace_do_not_delay_the_detection_of_another_
 #[tokio::test(start_paused = true)]
 async fn slow_and_frequent_checks_of_many_namespaces_do_not_delay_the_detection_of_another_s() {
     let hostile = (0..20_000_u32).map(|n| {
-        // Connections that hang, ten a second asked of each, by a fifth of them TLS.
+        // These connections hang. Each is requested ten times a second, and a fifth of them use TLS.
         let check = if n % 5 == 0 { Check::Https { path: "/".into() } } else { Check::Tcp };
         let rules =
             Rules { interval: Duration::from_secs(60), timeout: Duration::from_secs(60), ..Rules::default() };
@@ -443,7 +445,7 @@ async fn a_changed_probe_keeps_the_verdict_until_it_has_decided() {
     checker.set_targets(Targets::from_iter([other_rules.clone()]));
     verdicts.changed().await.expect("the runner lives");
     assert_eq!(verdicts.borrow_and_update().failing().collect::<Vec<_>>(), [&other_rules]);
-    // Another port for the check: what was known of the endpoint goes on too.
+    // The check uses another port, but the state of the endpoint is kept.
     let other_port = target_of("192.0.2.1:9000", 500, Check::Http { path: "/".into() });
     checker.set_targets(Targets::from_iter([other_port.clone()]));
     verdicts.changed().await.expect("the runner lives");
@@ -506,7 +508,7 @@ async fn the_time_of_each_check_is_recorded_and_one_without_an_answer_counts_wit
     assert!(success > 5 && failure > 5, "{success} {failure}");
     let round_trips = counts.round_trips();
     assert_eq!((round_trips.count(), inconclusive), (success + failure, 0));
-    // The prober answers after 1 ms, the timeout is 500 ms; tokio's timer has milliseconds.
+    // The prober answers after 1 ms, and the timeout is 500 ms. tokio's timer has a resolution of milliseconds.
     let millis = |&(nanos, count): &(u64, u64)| (nanos as f64 / 1e6, count);
     let (quick, late): (Vec<_>, Vec<_>) =
         round_trips.buckets().iter().map(millis).partition(|(millis, _)| *millis < 100.0);

@@ -1,4 +1,4 @@
-//! The schedule driven by hand: time is a number, and answers are made up.
+//! Tests the schedule with simulated time and invented answers.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn set(targets: impl IntoIterator<Item = Target>) -> Targets {
     targets.into_iter().collect()
 }
 
-/// Runs until `end`, each check answered at once; times of each target in milliseconds.
+/// Runs until `end`, with an immediate answer to each check. Returns the times of each target in milliseconds.
 fn run(schedule: &mut Schedule, end: Duration) -> BTreeMap<Target, Vec<u128>> {
     let mut times: BTreeMap<Target, Vec<u128>> = BTreeMap::new();
     while let Some(now) = schedule.next().filter(|next| *next <= end) {
@@ -106,13 +106,13 @@ fn memory_a_target_is_bounded_and_comes_down_to_nothing_per_change() {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Time goes on, milliseconds.
+    /// Advances the time by these milliseconds.
     Wait(u64),
-    /// As many checks as may begin.
+    /// Begins all checks that may begin.
     Begin,
-    /// The oldest check under way ends.
+    /// Ends the oldest check under way.
     End(bool),
-    /// These are the targets now: (address, kind of check).
+    /// Replaces the targets: (address, kind of check).
     Replace(Vec<(u32, u8)>),
 }
 
@@ -129,7 +129,7 @@ fn made(kinds: &[(u32, u8)]) -> Targets {
     let kind = |kind: u8| match kind {
         0 => probe(1000, Check::Tcp),
         1 => probe(500, Check::Https { path: "/".into() }),
-        // Of another namespace.
+        // A probe of another namespace.
         _ => Arc::new(Probe::clone(&probe(2000, Check::Udp)).of(&"other".into())),
     };
     set(kinds.iter().map(|(n, of)| target(*n, &kind(*of))))
@@ -145,7 +145,7 @@ proptest! {
         let mut wanted = Targets::default();
         let mut now = Duration::ZERO;
         let mut under_way: Vec<(Ticket, Target)> = Vec::new();
-        // What a reader of the changes knows.
+        // The state as a reader of the changes knows it.
         let mut standings: BTreeMap<Target, HealthStatus> = BTreeMap::new();
         for step in steps {
             match step {
@@ -167,7 +167,8 @@ proptest! {
             let tls = under_way.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
             prop_assert!(tls <= 1 && under_way.len() - tls <= 3);
             prop_assert_eq!((schedule.under_way(), schedule.len()), (under_way.len(), wanted.len()));
-            // One that went and came back may still have an old check under way, whose answer is nothing to it.
+            // A target that was removed and added again may still have an old check under way. The answer to it does
+            // not count.
             let live: Vec<_> = under_way.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
             let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
             prop_assert_eq!(distinct.len(), live.len());
@@ -176,7 +177,7 @@ proptest! {
                 prop_assert!(kept, "{target} is gone and stands as {standing:?}");
             }
         }
-        // From here on all answer at once: everyone is asked within two stretched intervals.
+        // From here on all checks are answered immediately: every target is checked within two stretched intervals.
         for (ticket, _) in under_way {
             schedule.end(ticket, GOOD.into(), now);
         }
@@ -199,7 +200,7 @@ proptest! {
 proptest! {
     #[test]
     fn what_comes_begins_as_what_is_known_of_its_address(
-        // (IP, port, kind, fails) of those that were, of which the first `gone` go.
+        // (IP, port, kind, fails) of the old targets, of which the first `gone` are removed.
         were in prop::collection::btree_map((0_u8..3, 0_u16..3, 0_u8..3), any::<bool>(), 0..12),
         gone in 0_usize..12,
         ip in 0_u8..3,

@@ -1,4 +1,4 @@
-//! Stories about what is written: each round reconciles, plans, and has an API server of a few lines take the writes.
+//! Tests of the planned writes: each round reconciles, plans, and applies the writes to a minimal API server.
 
 mod compare;
 mod conformance;
@@ -58,14 +58,14 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
-/// An API server with a gateway at it.
+/// An API server with a gateway.
 struct Cluster {
     settings: Settings,
     objects: Objects,
     reconciler: Reconciler,
     reconciled: tidegate_policy::reconcile::Memory,
     memory: Memory,
-    /// The version of the Services, and that which every gateway has applied.
+    /// The version of the Services, and the version that every gateway has applied.
     version: u64,
     withdrawn: u64,
     leads: bool,
@@ -157,7 +157,7 @@ impl Cluster {
     fn observe(&mut self) -> Observation {
         let authority = if self.leads { Authority::default() } else { Authority::Follows };
         self.settings.authority = authority;
-        // By one that remembers, so that what stays is the same value.
+        // Use the reconciler that remembers, so that unchanged values are shared.
         let outcome = self.reconciler.reconcile(&Input {
             settings: &self.settings,
             objects: &self.objects,
@@ -216,7 +216,7 @@ impl Cluster {
         let situation = self.situation(&observation, &identity);
         let (compared, differences) = plan_compared(&situation, &mut memory);
         assert_eq!(differences, []);
-        // As if nothing had been settled: the same comes of it.
+        // A plan without the settled state must have the same result.
         let mut afresh = Memory { settled: BTreeMap::new(), ..self.memory.clone() };
         let anew = plan(&situation, &mut afresh);
         let mut memory = self.memory.clone();
@@ -228,7 +228,7 @@ impl Cluster {
         planned
     }
 
-    /// A round whose writes are taken.
+    /// Runs a round whose writes succeed.
     fn round(&mut self) -> Plan {
         let plan = self.plan();
         plan.writes.iter().for_each(|write| self.take(write));
@@ -236,7 +236,7 @@ impl Cluster {
         plan
     }
 
-    /// Rounds until nothing is written; all events on the way.
+    /// Runs rounds until nothing is written, and returns all events.
     fn settle(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for _ in 0..8 {
@@ -320,7 +320,7 @@ impl Cluster {
         }
     }
 
-    /// Somebody else writes the status.
+    /// Writes the status as another client.
     fn stranger_writes(&mut self, name: &str, address: &str) {
         self.edit(name, |service| {
             service.stored.ingress = vec![Ingress { ip: Some(ip(address)), ..Ingress::default() }];
@@ -356,7 +356,7 @@ fn a_service_that_nobody_leads_for_is_told_why_by_those_that_cannot_lead() {
     assert_eq!(reasons(&plan.events), ["WaitingForLeader"]);
     assert!(plan.events[0].note.contains("the lease cannot be had: 403"), "{:?}", plan.events);
     assert_eq!(cluster.round().events, [], "once");
-    // Somebody leads, and says why there is no address: the owner has an answer.
+    // This gateway leads and reports why there is no address, so the owner gets an answer.
     cluster.settings.pools.clear();
     cluster.leads = true;
     cluster.settle();
@@ -403,7 +403,7 @@ fn a_service_about_which_there_is_nothing_to_do_is_passed_over_until_something_a
     cluster.settle();
     let settled = |cluster: &Cluster| cluster.memory.settled.keys().cloned().collect::<Vec<_>>();
     assert_eq!(settled(&cluster), [key("other"), key("web")]);
-    // Another endpoint: the view is another, and what there is to do is done.
+    // Another endpoint changes the view, so there is a write to make.
     cluster.endpoint("other", "10.0.1.2");
     assert!(!cluster.plan().writes.is_empty());
     assert_eq!(settled(&cluster), [key("web")]);
@@ -496,7 +496,7 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
     assert!(cluster.of("inside").stored.conditions.is_empty(), "it asked for nothing");
 }
 
-/// Nothing of ours is on it, and its address is free.
+/// Asserts that the Service has nothing of ours and that its address is free.
 fn assert_released(cluster: &mut Cluster, name: &str, how: &str) {
     let stored = &cluster.of(name).stored;
     assert!(stored.conditions.is_empty(), "{how}: {:?}", stored.conditions);
@@ -513,7 +513,7 @@ fn a_service_that_leaves_by_label_class_or_type_is_released_in_full_and_may_come
     let class: Edit = |web| web.load_balancer_class = Some("example.com/other".into());
     let cluster_ip: Edit = |web| {
         web.service_type = ServiceType::ClusterIp;
-        // An API server does this.
+        // An API server clears the status in this case.
         web.stored.ingress.clear();
         web.stored.ingress_managers.clear();
         web.ingress_ips.clear();
@@ -636,8 +636,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Whatever happens: the writes come to an end, planning again gives nothing, no address is in a status without
-    /// the finalizer (`Cluster::take` looks), and no address of ours is in two statuses.
+    /// After any steps, the writes end, planning again plans nothing, no address is in a status without the finalizer
+    /// (checked by `Cluster::take`), and no address of ours is in two statuses.
     #[test]
     fn applying_the_plan_and_planning_again_gives_nothing(steps in steps()) {
         let mut cluster = Cluster::new([]);

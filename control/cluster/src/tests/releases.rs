@@ -1,8 +1,9 @@
-//! Stories of several gateways and one address: nobody gets it while any of them may serve it for somebody else.
+//! Tests with several gateways and one address: a Service gets it only after no gateway can serve it for another
+//! Service.
 
 use super::*;
 
-/// Two gateways that serve the same, the first of which leads.
+/// Starts two gateways that serve the same Services. The first one leads.
 async fn two(cluster: &Cluster, settings: &Settings) -> (Gateway, Gateway) {
     let one = cluster.gateway_with("edge-1", settings.clone());
     until("a leader", || one.leads()).await;
@@ -14,7 +15,7 @@ async fn two(cluster: &Cluster, settings: &Settings) -> (Gateway, Gateway) {
     (one, two)
 }
 
-/// Until the first gateway has looked at the others `times` more.
+/// Waits until the first gateway has polled the others `times` more times.
 async fn looks(cluster: &Cluster, times: usize) {
     cluster.server.forget_requests();
     until("it looks at the others", || {
@@ -39,7 +40,7 @@ async fn two_gateways_one_address_moves() {
     let why = || cluster.condition("new", "Allocated")["message"].as_str().unwrap_or_default().to_owned();
     until("the new one is told why it waits", || why().contains("every gateway must first withdraw it"))
         .await;
-    // The others were looked at again, and one of them still serves it.
+    // The others were polled again, and one of them still serves it.
     looks(&cluster, 3).await;
     assert_eq!((cluster.ingress("new"), two.vips()), (None, vec![x.to_owned()]));
     two.hold(false);
@@ -143,7 +144,7 @@ async fn more_than_1024_vips() {
     assert!(!one.vips().contains(&x.to_owned()));
     assert!(two.vips().contains(&x.to_owned()));
     two.hold(false);
-    // The write may be behind a thousand others.
+    // The write may wait for a thousand others.
     until("it is given on", || one.vips().contains(&x.to_owned())).await;
 }
 

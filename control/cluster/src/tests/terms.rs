@@ -1,4 +1,4 @@
-//! Stories of the beginning and the end of a term as leader, and of a name that two gateways have.
+//! Tests of the beginning and the end of a term as leader, and of a name that two gateways have.
 
 use super::*;
 
@@ -42,7 +42,7 @@ async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more
     };
     until("the condition", || can_lead()["status"] == "False").await;
     assert!(can_lead()["message"].as_str().is_some_and(|message| message.contains("403")), "{}", can_lead());
-    // Not before half a minute: who else leads would have answered by then.
+    // The event must not come within half a minute, because another leader would have answered by then.
     let is_told = async {
         while !cluster.events("web").contains("WaitingForLeader") {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -66,7 +66,7 @@ async fn an_event_that_the_api_server_could_not_take_is_written_when_it_can() {
     until("a leader", || gateway.leads()).await;
     cluster.server.faults().on_next(2, "/events", Fault::TooManyRequests(1));
     cluster.server.faults().on_next(2, "/events", Fault::ServerError(503));
-    // Nothing but the event tells its owner.
+    // The event is the only report to the owner.
     cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
     until("what is wrong to be told", || cluster.events("web").contains("InvalidValue")).await;
     let reasons = ["EnsuringLoadBalancer", "IPAllocated", "EnsuredLoadBalancer"];

@@ -1,5 +1,5 @@
-//! Claims about the probes and about who listens where. What health-check node ports answer, from objects to bytes
-//! over loopback, is stated in `reconcile/tests/conformance/health_check_node_ports.rs`.
+//! Tests of the probes and of the listening sockets. `reconcile/tests/conformance/health_check_node_ports.rs` tests the
+//! answers of health-check node ports, from objects to bytes over loopback.
 
 use jiff::Timestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,7 +25,7 @@ async fn exchange(address: SocketAddr, request: &str) -> io::Result<String> {
     Ok(answer)
 }
 
-/// The answer without its `Date`, which tells the time.
+/// The answer without its `Date` header, which changes with time.
 fn undated(answer: &str) -> String {
     answer.split_inclusive("\r\n").filter(|line| !line.starts_with("Date: ")).collect()
 }

@@ -1,4 +1,4 @@
-//! Claims about the configuration: every key, its default, and every fault with its place.
+//! Tests of the configuration: every key, its default, and every fault with its place.
 
 mod keys;
 
@@ -16,7 +16,7 @@ use crate::objects::{Expression, Labels, Operator};
 const FULL: &str = include_str!("../../tests/fixtures/config/full.yaml");
 const DESIGN: &str = include_str!("../../tests/fixtures/config/design.yaml");
 const HEAD: &str = "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\n";
-/// Head and an interface on 192.0.2.0/24 and 2001:db8::/64, 7 lines; `dataplane` is open for more keys.
+/// The head and an interface on 192.0.2.0/24 and 2001:db8::/64, in 7 lines. Further keys of `dataplane` can follow.
 const BASE: &str = "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\ndataplane:\n  interfaces:\n  - name: uplink\n    device: net_null0\n    addresses: [192.0.2.2/24, '2001:db8::2/64']\n";
 
 fn read(text: &str) -> Loaded {
@@ -207,7 +207,7 @@ fn json_is_a_configuration_too() {
     assert_eq!(valid(text).name, "j");
 }
 
-/// (what is appended to the base of 7 lines, the one error expected without its file)
+/// (the text appended to the base of 7 lines, the one expected error without its file)
 const FAULTS: &[(&str, &str)] = &[
     ("metdata: {}", "8:1: error: unknown key \"metdata\"; accepted: metadata"),
     (

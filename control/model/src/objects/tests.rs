@@ -1,4 +1,4 @@
-//! Claims about merging endpoints and choosing among them (`docs/kubernetes.md`, section 2).
+//! Tests of merging endpoints and choosing among them (`docs/kubernetes.md`, section 2).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -273,7 +273,7 @@ fn hints(kind: char, text: &str) -> Vec<String> {
     if hint.is_empty() { vec![] } else { vec![hint.into()] }
 }
 
-/// (name of the claim, endpoints as "node hints state", policy, node, zone, chosen indexes or outcome)
+/// (name of the case, endpoints as "node hints state", policy, node, zone, chosen indexes or outcome)
 type ChoiceCase<'a> = (&'a str, &'a [&'a str], TrafficPolicy, Option<&'a str>, Option<&'a str>, &'a str);
 
 #[test]
@@ -423,13 +423,13 @@ fn a_namespace_without_an_object_still_has_its_name_as_a_label() {
     assert_eq!(labels.get("kubernetes.io/metadata.name").map(String::as_str), Some("shop"));
 }
 
-/// Last byte of the address, conditions, and the slice it is in: in one arrangement and in another.
+/// The last byte of the address, the conditions, and the slice in each of two arrangements.
 type Sighting = (u8, [bool; 3], usize, usize);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any distribution of the same sightings over slices, in any order, is the same set of backends.
+    /// Any distribution of the same endpoints over slices, in any order, results in the same set of backends.
     #[test]
     fn the_merge_does_not_depend_on_order_or_on_the_slice_an_endpoint_is_in(
         sightings in prop::collection::vec((1u8..6, any::<[bool; 3]>(), 0usize..3, 0usize..3), 0..12),

@@ -1,4 +1,4 @@
-//! The map against [`BTreeMap`], over random edits and their copies.
+//! Compares the map with [`BTreeMap`] over random edits and copies.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Claims about reading YAML as kubectl does, and about decoding with every fault recorded.
+//! Tests of reading YAML as kubectl does, and of decoding with every fault recorded.
 
 use std::time::Duration;
 
@@ -96,8 +96,8 @@ fn faults_of_the_text_have_a_place() {
 
 #[test]
 fn a_mapping_of_60_000_keys_is_read_in_linear_time_and_names_the_one_key_that_is_there_twice() {
-    // A scan of all keys for each key takes 1.8 thousand million comparisons of equal prefixes: minutes in a debug
-    // build, where a linear reading takes less than a second.
+    // Scanning all keys for each key would take 1.8 billion comparisons of equal prefixes. That is minutes in a debug
+    // build, while a linear reader takes less than a second.
     let mut text: String = (0..60_000).map(|n| format!("a-key-with-a-long-common-prefix-{n}: 1\n")).collect();
     text.push_str("a-key-with-a-long-common-prefix-59999: 2\n");
     let parsed = parse(&text);
@@ -109,11 +109,11 @@ fn a_mapping_of_60_000_keys_is_read_in_linear_time_and_names_the_one_key_that_is
 
 #[test]
 fn aliases_repeat_a_bounded_number_of_bytes() {
-    // 115 KB of text that would unfold to 500 MB.
+    // 115 KB of text that would expand to 500 MB.
     let long = "x".repeat(100_000);
     let text = format!("a: &a {long}\nb: [{}]\n", vec!["*a"; 5_000].join(", "));
     assert!(faults(&text)[0].contains("repeat more than 8388608 bytes"), "{:?}", &faults(&text)[0]);
-    // Nested anchors hold their content once a level, without any alias.
+    // Nested anchors store their content once per level, without any alias.
     let levels: String = (0..60).map(|n| format!("&l{n} [")).collect();
     let text = format!("v: {levels}{}{}", vec![format!("\"{long}\""); 3].join(", "), "]".repeat(60));
     assert!(faults(&text)[0].contains("repeat more than 8388608 bytes"), "{:?}", &faults(&text)[0]);

@@ -1,4 +1,4 @@
-//! Claims about explanations, on snapshots compiled from specs written by hand.
+//! Tests of explanations, with snapshots compiled from hand-written specs.
 
 use std::time::Duration;
 

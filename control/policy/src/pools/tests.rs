@@ -1,4 +1,4 @@
-//! Claims about who gets which address (`docs/kubernetes.md`, sections 6 and 7).
+//! Tests of the assignment of addresses (`docs/kubernetes.md`, sections 6 and 7).
 
 mod history;
 
@@ -67,7 +67,7 @@ fn requesting<'a>(service: &'a Service, address: &str) -> Applicant<'a> {
     Applicant { requested: vec![(ip(address), "spec.loadBalancerIP".into())], ..applicant(service) }
 }
 
-/// What an allocator gives.
+/// The result of an allocator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Allocated {
     granted: BTreeMap<ObjectKey, Granted>,
@@ -85,7 +85,7 @@ impl Allocated {
     }
 }
 
-/// All at once, by one who decides on nothing but what these arguments say.
+/// Allocates for all Services at once, with only the state in these arguments.
 fn allocate(
     pools: &[Pool],
     reserved: &BTreeMap<IpAddr, Holder>,
@@ -262,7 +262,7 @@ proptest! {
         applicants.sort_by_key(|_| { state = state.wrapping_mul(6364136223846793005).wrapping_add(1); state });
         prop_assert_eq!(&one, &run(&pools, &applicants));
 
-        // Nothing has two owners, and a second call with the memory of the first changes nothing.
+        // No frontend has two owners, and a second call with the memory of the first changes nothing.
         let mut owners: BTreeMap<(IpAddr, Protocol, u16), &ObjectKey> = BTreeMap::new();
         for (key, granted) in &one.granted {
             let service = &services.iter().find(|(s, _)| s.meta.key == *key).expect("an applicant").0;
@@ -339,8 +339,8 @@ fn an_address_is_held_until_the_status_of_who_loses_it_says_something_else() {
     assert_eq!(addresses(&written, "default", "web"), [ip("203.0.113.6")]);
 }
 
-/// Very many Services of one namespace, and how often pools are looked through for them when all come, when one of
-/// another namespace comes, and when the one that came first goes; how many have an address at the end.
+/// Counts the searches of pools with very many Services of one namespace: when all are created, when one of another
+/// namespace is created, and when the first one is deleted. Also returns how many have an address at the end.
 fn searches_for_many(pool: Pool) -> ([usize; 3], usize) {
     const MANY: usize = 1_000;
     let mut services: BTreeMap<ObjectKey, Service> = (0..MANY)

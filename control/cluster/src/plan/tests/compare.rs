@@ -1,6 +1,6 @@
-//! The comparison of a plan: it finds a Service that is passed over wrongly, and the plan is made of all then.
+//! The comparison of a plan: it finds a Service that was wrongly skipped, and the plan is then made from scratch.
 //!
-//! That it finds nothing else is a part of each story in these tests: every plan in them is compared.
+//! Every plan in the other tests is compared too, so they check that the comparison finds no other difference.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn a_service_that_is_passed_over_wrongly_is_found_and_written() {
     cluster.endpoint("web", "10.0.1.1");
     cluster.settle();
     assert_eq!(cluster.plan().writes, []);
-    // Its conditions are gone, and it counts as a Service about which there is nothing to do.
+    // The conditions are removed, but the plan still considers the Service settled.
     cluster.edit("web", |service| service.stored.conditions.clear());
     let observation = cluster.observe();
     let (web, view) =
@@ -39,7 +39,7 @@ fn what_a_plan_would_forget_is_found_before_it_matters() {
     let observation = cluster.observe();
     let (identity, mut memory) = (cluster.identity(), cluster.memory.clone());
     let situation = cluster.situation(&observation, &identity);
-    // It is passed over, and what its owner asks for is not known any more: a change of it would be no news.
+    // The Service is skipped, and its last requests are forgotten, so a change of them would not be noticed.
     assert!(memory.asked.remove(&key("web")).is_some() && memory.settled.contains_key(&key("web")));
     let (planned, found) = plan_compared(&situation, &mut memory);
     let parts: Vec<&str> = found.iter().map(|difference| difference.part.as_str()).collect();

@@ -1,14 +1,15 @@
-//! Sections 5 to 8 of `docs/kubernetes.md`, as far as they say what is written: each rule by objects of both sources.
+//! The rules of `docs/kubernetes.md`, sections 5 to 8, about written objects. Each rule is tested with the objects of
+//! both sources.
 //!
-//! Only an API server can be written to. What is to be written follows from objects alone, so objects that were read
-//! from a directory have to come to the same plan: [`Both`] asserts it with each step.
+//! Only an API server can be written to. The planned writes depend only on the objects, so objects from a directory
+//! must result in the same plan: [`Both`] asserts this on each step.
 
 use tidegate_policy::reconcile::{ObjectKind, Reason};
 
 use super::*;
 use crate::event::EventType;
 
-/// One cluster, its objects read by both sources.
+/// One cluster whose objects are read by both sources.
 struct Both {
     directory: Cluster,
     api: Cluster,
@@ -40,14 +41,14 @@ impl Both {
         self.both(|cluster| cluster.edit(name, &edit));
     }
 
-    /// A round whose writes are taken; the plan that both come to.
+    /// Runs a round whose writes succeed, and returns the plan, which is the same for both sources.
     fn round(&mut self) -> Plan {
         let (directory, api) = (self.directory.round(), self.api.round());
         assert_eq!(directory, api);
         api
     }
 
-    /// Rounds until nothing is written; all events on the way.
+    /// Runs rounds until nothing is written, and returns all events.
     fn settle(&mut self) -> Vec<Event> {
         let (directory, api) = (self.directory.settle(), self.api.settle());
         assert_eq!(directory, api);
@@ -203,7 +204,7 @@ fn deleted_load_balancer_tells_that_the_last_gateway_has_withdrawn_it() {
     both.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
     let plan = both.round();
     assert!(plan.writes.is_empty() && plan.events.is_empty() && plan.waits_for_peers, "{plan:?}");
-    // More happens meanwhile, and that is nothing to wait for.
+    // More changes happen meanwhile, but nothing has to wait for them.
     both.both(|cluster| (cluster.version, cluster.withdrawn) = (12, 9));
     assert_eq!(told(&both.round().events), ["Normal DeletedLoadBalancer: Deleted load balancer"]);
     assert!(both.api.objects.services.is_empty());
@@ -261,7 +262,7 @@ fn someone_else_writing_the_same_status_is_conflicting_controller_and_no_flappin
         }
     }
     assert!((2..=4).contains(&writes), "in ten minutes: {writes}");
-    // An edit by the owner counts at once, and where the stranger is gone it stays.
+    // An edit by the owner takes effect immediately, and it stays after the other writer is gone.
     both.edit("web", |web| web.session_affinity = Some(Duration::from_secs(60)));
     both.settle();
     assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("203.0.113.5")));
@@ -567,7 +568,7 @@ fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
     assert_eq!(both.condition("web", "Programmed"), format!("False NotOnEveryGateway: {said}"));
     assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [said]);
 
-    // One that is not ready gets no packets.
+    // A gateway that is not ready receives no packets.
     both.both(|cluster| cluster.peers[0] = Peer { is_ready: false, ..peer("edge-2") });
     both.settle();
     let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which is not ready";
@@ -592,7 +593,7 @@ fn a_gateway_that_does_not_follow_the_services_does_not_serve_what_is_new() {
     assert!(both.condition("web", "Programmed").ends_with(why), "{}", both.condition("web", "Programmed"));
     both.both(|cluster| cluster.peers[0].is_connected = true);
     both.settle();
-    // It may be without news for as long as bookmarks take.
+    // A gateway may be without news until the next bookmark.
     assert!(both.condition("web", "Programmed").starts_with("True"));
     both.both(|cluster| cluster.now += SignedDuration::from_mins(2));
     both.settle();
@@ -649,7 +650,7 @@ fn who_waits_for_other_gateways_is_told_their_names_in_an_event_too() {
     );
 }
 
-/// An AddressPool `public` with more of its metadata.
+/// An AddressPool `public` with additional metadata.
 fn public(metadata: &str) -> String {
     format!(
         "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: public, generation: 1{metadata}}}\nspec: \
@@ -669,7 +670,7 @@ fn an_address_pool_in_use_carries_our_finalizer_says_by_whom_and_goes_when_nobod
     };
     let held = "True Held: Services hold addresses of it: default/web".to_owned();
     assert_eq!(in_use(&both), (true, held));
-    // It is deleted: nothing is taken from anybody, and it says what it waits for.
+    // The pool is deleted: no Service loses its address, and the pool reports what it waits for.
     both.both(|cluster| {
         let mut pool = AddressPool::clone(&cluster.objects.address_pools["public"]);
         pool.meta.deletion_time = Some(Timestamp::UNIX_EPOCH);
@@ -711,7 +712,7 @@ fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
         "True Recorded: [{\"address\":\"203.0.113.5\",\"as\":\"LoadBalancer\",\"pool\":\"public\",\"ports\":\
          \"TCP/80\"}]"
     );
-    // The pool is gone, and with it all that this leader remembers.
+    // The pool is removed, and with it everything that this leader remembers.
     both.both(|cluster| {
         cluster.settings.pools.clear();
         (cluster.memory, cluster.reconciled) = Default::default();
@@ -726,7 +727,7 @@ fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
 fn an_address_whose_pool_nobody_knows_any_more_is_allocated_and_not_denied() {
     let mut both = Both::new(&web(""));
     both.settle();
-    // The status does not say of which pool the address is, and no pool has it any more.
+    // The status does not name the pool of the address, and no pool contains it any more.
     both.edit("web", |web| web.stored.conditions.retain(|c| c.kind != "tidegate.dev/Holds"));
     both.both(|cluster| {
         cluster.settings.pools.clear();

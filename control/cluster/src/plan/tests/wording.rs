@@ -1,7 +1,8 @@
-//! Messages are for people: another wording changes no write, no status and no event but for the message itself.
+//! Messages are for display only: another wording changes only messages, and no other part of writes, statuses and
+//! events.
 //!
-//! Two clusters go through the same story. One has the messages of the gateway, the other has other words in every text
-//! that a round of the controller leaves. Their plans have to be the same, message fields left out.
+//! Two clusters run the same steps. One uses the messages of the gateway, the other has replaced texts in all results
+//! of the rounds. Their plans must be equal except for message fields.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -11,7 +12,7 @@ use tidegate_model::objects::TrafficPolicy;
 use super::*;
 use crate::words::condition_type;
 
-/// Words that a program could take for a reason, a mode, a kind or a status, and some that mean nothing.
+/// Words that a program could mistake for a reason, a mode, a kind or a status, and some without meaning.
 const WORDS: &[&str] = &[
     "",
     "not supported",
@@ -24,7 +25,7 @@ const WORDS: &[&str] = &[
     "waits",
 ];
 
-/// Other words instead of a text; two texts that differ still do.
+/// Replaces a text. Different texts stay different.
 fn reworded(text: &str, words: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -38,7 +39,7 @@ fn reword_findings<'a>(findings: impl IntoIterator<Item = &'a mut Finding>, word
     }
 }
 
-/// Other words in all that is for people.
+/// Replaces all texts for display.
 fn reword(observation: &mut Observation, words: &str) {
     let change = |text: &mut String| *text = reworded(text, words);
     let outcome = Arc::make_mut(&mut observation.outcome);
@@ -64,7 +65,7 @@ fn reword(observation: &mut Observation, words: &str) {
         .for_each(change);
 }
 
-/// What one round leaves to an API server, without messages.
+/// The results of one round for an API server, without messages.
 #[derive(Debug, PartialEq)]
 struct Written {
     writes: Vec<Write>,
@@ -76,7 +77,7 @@ struct Written {
 fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Written {
     for write in &mut plan.writes {
         match write {
-            // What a Service holds is for programs.
+            // The record of held addresses is for programs.
             Write::ServiceStatus { conditions, .. } => {
                 let for_people = |c: &&mut Condition| c.kind != condition_type::HOLDS.as_str();
                 conditions.iter_mut().filter(for_people).for_each(|c| c.message.clear());
@@ -90,7 +91,7 @@ fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Wr
     Written { writes: plan.writes, events: plan.events, again_at: plan.again_at, gateway }
 }
 
-/// A round whose writes are taken; with `words` instead of the gateway's own, where they are given.
+/// Runs a round whose writes succeed. Uses `words` instead of the gateway's texts if given.
 fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
     let mut observation = cluster.observe();
     if fails {
@@ -131,7 +132,7 @@ fn annotated(name: &str, annotation: &str, value: &str) -> Service {
     service
 }
 
-/// Services that are refused, pending, denied and in conflict, each for a reason of its own.
+/// Services that are refused, pending, denied and in conflict, each for a different reason.
 fn cluster() -> Cluster {
     let mut sctp = service("sctp");
     sctp.ports.push(port("signal", 82, 82, Protocol::Sctp));
@@ -170,7 +171,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// What is written from the first round on, in the words of the gateway or in others.
+/// The writes since the first round, with the texts of the gateway or with replaced texts.
 fn story(words: Option<&str>) -> (Vec<Written>, Cluster) {
     let mut cluster = cluster();
     let mut written = Vec::new();
@@ -178,7 +179,7 @@ fn story(words: Option<&str>) -> (Vec<Written>, Cluster) {
         written.extend((0..n).map(|_| round(cluster, fails, words)));
     };
     rounds(&mut cluster, 5, false);
-    // A port that another Service has on the shared address.
+    // The port is already used by another Service on the shared address.
     cluster.edit("second", |service| service.ports.push(port("more", 90, 8080, Protocol::Tcp)));
     rounds(&mut cluster, 3, false);
     cluster.unapplied = Arc::new(BTreeSet::from([key("local"), key("sctp")]));
@@ -199,7 +200,7 @@ fn no_wording_of_a_message_changes_what_is_written_to_the_api() {
         let ports = cluster.of(name).stored.ingress.iter().flat_map(|ingress| &ingress.ports);
         ports.filter_map(|port| port.error.clone()).collect::<Vec<_>>()
     };
-    // The story has every error of a port, so that words could change them.
+    // The steps produce every port error, so replaced words could affect them.
     assert_eq!(errors("sctp"), ["tidegate.dev/NotSupported"]);
     assert_eq!(errors("limited"), ["tidegate.dev/NotSupported"]);
     assert_eq!(errors("direct"), ["tidegate.dev/PortNotProgrammed"]);

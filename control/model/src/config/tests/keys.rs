@@ -1,4 +1,4 @@
-//! The table of keys against the decoders: the same keys, and defaults and examples that are what it says.
+//! Compares the table of keys with the decoders: the keys, defaults and examples must be the same.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use crate::config::keys::{KEYS, Key, KeyDefault};
 use crate::objects::Origin;
 use crate::yaml::{Entry, Node, Scalar, ScalarKind, Value};
 
-/// A key that no decoder asks for, and that is not near one.
+/// A key that no decoder knows and that is not similar to a known key.
 const NOBODY: &str = "zzqqzzqqzzqqzzqq";
 
-/// Puts a key that nobody asks for into every mapping.
+/// Adds an unknown key to every mapping.
 fn plant(node: &mut Node) {
     match &mut node.value {
         Value::Sequence(items) => items.iter_mut().for_each(plant),
@@ -26,8 +26,7 @@ fn plant(node: &mut Node) {
     }
 }
 
-/// Every key that the decoders ask for when they read this text, by the messages about a key that they do not know: they
-/// list the keys that are.
+/// The keys that the decoders accept when they read this text. The messages about unknown keys list the accepted ones.
 fn asked_for(text: &str) -> BTreeSet<String> {
     let sheet = Sheet::new("gateway.yaml");
     let mut root = sheet.documents(text).remove(0);
@@ -46,7 +45,7 @@ fn asked_for(text: &str) -> BTreeSet<String> {
     keys
 }
 
-/// `a[0].b` as `a[].b`.
+/// Replaces indexes in a path: `a[0].b` becomes `a[].b`.
 fn any_item(path: &str) -> String {
     let mut steps = path.split('[');
     let first = steps.next().unwrap_or_default().to_owned();
@@ -81,7 +80,7 @@ fn the_table_has_every_key_that_the_decoders_read_and_no_other() {
     }
 }
 
-/// A configuration in which every list has an item, and what hangs together fits whatever one key is.
+/// A configuration in which every list has an item. It stays consistent if any one key changes.
 fn base() -> Json {
     json!({
         "apiVersion": "tidegate.dev/v1alpha1",
@@ -98,7 +97,7 @@ fn base() -> Json {
     })
 }
 
-/// The mapping that has the last step of a path, made where it is missing, and that step.
+/// The mapping that contains the last step of a path, and that step. Missing mappings are created.
 fn parent<'a, 'p>(root: &'a mut Json, path: &'p str) -> (&'a mut Map<String, Json>, &'p str) {
     let (above, last) = path.rsplit_once('.').unwrap_or(("", path));
     let mut at = root;
@@ -111,7 +110,7 @@ fn parent<'a, 'p>(root: &'a mut Json, path: &'p str) -> (&'a mut Map<String, Jso
     (at.as_object_mut().expect("a mapping"), last)
 }
 
-/// The configuration with a key at this value, which is YAML, or without the key.
+/// The configuration with a key set to this YAML value, or without the key.
 fn with(path: &str, value: Option<&str>) -> GatewayConfig {
     let mut root = base();
     let (mapping, last) = parent(&mut root, path);
@@ -122,7 +121,7 @@ fn with(path: &str, value: Option<&str>) -> GatewayConfig {
     let text = root.to_string().replace("\"THE VALUE\"", &format!(" {}", value.unwrap_or_default()));
     let loaded = parse(&text, "gateway.yaml", Path::new("/etc/tidegate"), 2);
     let config = loaded.config.unwrap_or_else(|| panic!("{path}: {value:?}: {}", loaded.report));
-    // Where each key was written differs.
+    // The place of each key differs, so it is not compared.
     GatewayConfig { origin: Origin::unknown(), ..config }
 }
 

@@ -1,8 +1,8 @@
-//! Property: an allocator that saw Services come, change and go gives what a new one gives.
+//! Property: an allocator that saw Services created, changed and deleted has the same result as a new one.
 
 use super::*;
 
-/// What a Service wants; small numbers, so that they meet.
+/// The requests of a Service. The numbers are small, so that requests collide.
 #[derive(Debug, Clone)]
 struct Wants {
     /// Decides the port, and whether it has an external IP.
@@ -27,7 +27,7 @@ enum Role {
 enum Step {
     Put(u8, Wants),
     Remove(u8),
-    /// These addresses are nodes' now.
+    /// Sets the addresses of nodes.
     Nodes(BTreeSet<u8>),
     Withhold(BTreeSet<u8>),
     Follow(bool),
@@ -78,7 +78,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Ten addresses of IPv4, four of them in the pool `edge` as well; six of IPv6.
+/// Ten addresses of IPv4, four of them also in the pool `edge`, and six of IPv6.
 fn pools(quota: Option<u32>) -> Vec<Pool> {
     let mut public = pool("public", &["203.0.113.0/29", "2001:db8::/125"]);
     public.quota_per_namespace = quota;
@@ -135,7 +135,7 @@ impl World {
         })
     }
 
-    /// Takes a step; the Services that changed.
+    /// Performs a step and returns the changed Services.
     fn take(&mut self, step: &Step) -> Option<ObjectKey> {
         match step {
             Step::Put(n, wants) => {

@@ -1,4 +1,4 @@
-//! Every alias of `docs/compat.md`: what its values say, and which values are refused.
+//! Tests every alias of `docs/compat.md`: the meaning of its values, and the values that are refused.
 
 use super::*;
 

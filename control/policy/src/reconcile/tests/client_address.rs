@@ -1,4 +1,5 @@
-//! `externalTrafficPolicy: Local` asks to keep clients' addresses: which mode a Service gets that names none.
+//! `externalTrafficPolicy: Local` requests that client addresses are kept. Tests the mode of a Service that does not
+//! name one.
 
 use super::*;
 use tidegate_core::snapshot::ForwardingMode::{self, DsrIpip, DsrL2, FullNat, Nat};
@@ -38,7 +39,7 @@ fn a_local_service_gets_the_mode_that_the_operator_keeps_clients_addresses_by() 
 fn where_no_mode_keeps_clients_addresses_a_local_service_is_served_with_a_warning() {
     let outcome = world(local(80), None).look();
     assert_eq!((only(&outcome).mode, lost(&outcome)), (FullNat, true));
-    // One that would not serve it at all is worse.
+    // A mode that cannot serve the port would be worse.
     let outcome = world(local(8080), Some(DsrL2)).look();
     assert_eq!(only(&outcome).mode, FullNat);
     assert_eq!(

@@ -1,6 +1,7 @@
-//! The comparison of a round with one from scratch: it finds what a missed dependency leads to, and nothing else.
+//! The comparison of a round with one from scratch: it finds the effects of a missed dependency and no other
+//! difference.
 //!
-//! That it finds nothing over random histories is a part of the property in `incremental`.
+//! The property in `incremental` checks with random histories that it finds no other difference.
 
 use super::*;
 use crate::reconcile::Compared;

@@ -1,4 +1,4 @@
-//! Section 3, `sessionAffinity`: who is whose, for how long, at every gateway.
+//! Section 3, `sessionAffinity`: which backend a client has, for how long, and that every gateway chooses the same one.
 
 use super::packets::Gateways;
 use super::*;
@@ -60,7 +60,7 @@ fn the_hash_of_the_client_address_alone_chooses_so_that_every_gateway_agrees_wit
     for n in 1..=60 {
         let client = format!("198.51.100.{n}");
         let had = choice(&mut one, &client, 40_000);
-        // Other ports, at another gateway that has seen none of it.
+        // Other ports, at another gateway that has seen no earlier packet.
         for port in [40_000, 50_000, 1024] {
             assert_eq!(choice(&mut other, &client, port), had, "{client}:{port}");
         }

@@ -1,5 +1,5 @@
-//! Section 8, the aliases: manifests written for other balancers work unchanged, once their vendor is in
-//! `services.compat`. A table of what every key means, and one of what it does not take.
+//! Section 8, the aliases: manifests written for other load balancers work unchanged if their vendor is in
+//! `services.compat`. One table has the meaning of every key, another the values that are refused.
 
 use super::*;
 use crate::reconcile::aliases::ALIASES;
@@ -7,8 +7,8 @@ use crate::reconcile::annotations::key;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 
-/// `default/web` with these annotations and an endpoint on node `n1`, labelled `disk: ssd`, beside another node; pools
-/// `edge`, `internal` and `public`.
+/// `default/web` with these annotations and an endpoint on node `n1`, which is labelled `disk: ssd`. There is another
+/// node, and the pools `edge`, `internal` and `public`.
 pub(super) fn compat(annotations: &[(&str, &str)], vendors: &[&str]) -> Both {
     let service = annotated_web(annotations)
         .replace("allocateLoadBalancerNodePorts: false", "externalTrafficPolicy: Cluster")
@@ -24,15 +24,15 @@ pub(super) fn compat(annotations: &[(&str, &str)], vendors: &[&str]) -> Both {
     })
 }
 
-/// What a value of an alias means.
+/// The meaning of a value of an alias.
 enum Means {
-    /// The same as this annotation of ours, or these.
+    /// The same as these annotations of ours.
     Ours(&'static [(&'static str, &'static str)]),
-    /// What the gateway does anyway.
+    /// The gateway's default behaviour.
     Nothing,
     /// An address of a pool labelled `scope: internal`.
     Internal,
-    /// A warning that names it: known, and not supported.
+    /// A warning that names it: the alias is known but not supported.
     Warning,
 }
 
@@ -188,7 +188,7 @@ const MEANINGS: &[(&str, &str, &str, Means)] = &[
     ("kube-vip", "kube-vip.io/egress", "true", Warning),
 ];
 
-/// Findings as they would be of ours: with our key and value where the alias stands.
+/// The findings with our key and value in place of the alias.
 fn said_of(outcome: &Outcome, annotation: &str, value: &str) -> Vec<String> {
     let stand_in = |text: String| text.replace(annotation, "KEY").replace(&format!("{value:?}"), "VALUE");
     messages(outcome)
@@ -211,7 +211,7 @@ fn manifests_written_for_other_balancers_work_unchanged() {
                     "{annotation}"
                 );
                 assert_eq!(outcome.services[0].vips, expected.services[0].vips, "{annotation}");
-                // What is not granted yet is refused under the name that its author wrote.
+                // A request that is not granted yet is reported under the name that its author wrote.
                 let [(key, ours)] = ours else { continue };
                 assert_eq!(
                     said_of(&outcome, annotation, value),
@@ -241,7 +241,7 @@ fn manifests_written_for_other_balancers_work_unchanged() {
 #[test]
 fn an_alias_that_is_known_and_not_supported_is_a_warning_event_that_names_it() {
     for (vendor, annotation, value, _) in MEANINGS.iter().filter(|m| matches!(m.3, Warning)) {
-        // Never silence: with the vendor or without.
+        // There is always a finding, with or without the vendor.
         for vendors in [&[*vendor][..], &[]] {
             let outcome = compat(&[(annotation, value)], vendors).look();
             assert_eq!(outcome.findings[0].reason.as_str(), "AliasIgnored");
@@ -265,10 +265,10 @@ fn aliases_are_off_by_default() {
     }
 }
 
-/// What is served where a value is not understood.
+/// The effect of an invalid value.
 #[derive(Clone, Copy, PartialEq)]
 enum Serves {
-    /// As without the annotation.
+    /// The same as without the annotation.
     Default,
     /// No port.
     NoPort,
@@ -467,7 +467,7 @@ fn every_alias_has_its_meaning_and_its_error_path() {
     let with_meaning: BTreeSet<&str> = MEANINGS.iter().map(|m| m.1).collect();
     let with_error: BTreeSet<&str> = NOT_UNDERSTOOD.iter().map(|m| m.1).collect();
     for alias in ALIASES {
-        // The health checks of AWS are in `aws`; a key of a subnet takes any text.
+        // The file `aws` tests the health checks of AWS. A subnet key accepts any text.
         let elsewhere =
             alias.key.starts_with(&format!("{AWS}healthcheck-")) || alias.key.ends_with("draining-timeout");
         if alias.key.ends_with(['-', '.', '/']) {

@@ -1,4 +1,4 @@
-//! Section 8, the annotations of our own: what each does, its range, and what is said of a value that is not understood.
+//! Section 8, our own annotations: the effect of each, its range, and the findings for invalid values.
 
 use super::*;
 use crate::reconcile::annotations::key;
@@ -8,12 +8,12 @@ fn annotated_with(key: &str, value: &str) -> Outcome {
     Both::new(&annotated_web(&[(key, value)])).look()
 }
 
-/// What a gateway makes of it without the annotation.
+/// The outcome without the annotation.
 fn plain() -> Outcome {
     Both::new(&annotated_web(&[])).look()
 }
 
-/// Values that are not understood, and the default is used.
+/// Invalid values for which the default is used.
 const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "", "dsr-l2, dsr-ipip, nat, fullnat"),
@@ -50,8 +50,8 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::UNHEALTHY_THRESHOLD, "all", "1 to 100"),
 ];
 
-/// Values whose default would be another thing than what was meant to be kept out, and wishes that are not granted
-/// yet: nothing is served.
+/// Nothing is served for these values: invalid ones whose default could allow what the author wanted to exclude, and
+/// requests that are not granted yet.
 const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
@@ -326,7 +326,7 @@ fn health_checks_that_are_not_done_yet_or_do_not_fit_are_named_and_others_go_on(
     assert_eq!(outcome.targets.first().expect("one").probe.rules.timeout.as_secs(), 2, "it is cut");
 }
 
-/// Two Pods on nodes `a` and `b`, and these nodes with more of their metadata.
+/// Two Pods on nodes `a` and `b`. The nodes have this additional metadata.
 fn on_nodes(service: &str, a: &str, b: &str) -> String {
     let endpoints = ["addresses: [10.0.1.1], nodeName: a", "addresses: [10.0.1.2], nodeName: b"];
     service.to_owned()
@@ -351,7 +351,8 @@ fn the_backend_node_selector_chooses_nodes_and_with_target_pod_their_endpoints()
     assert_eq!(with(&format!("{selector}: ''")).len(), 2, "nothing is chosen by nothing");
 }
 
-/// Four endpoints: of Pods with weights, of one on node `a` without; `odd` is what Pod `odd` and node `b` say.
+/// Four endpoints: Pods with weights, and one without a weight on node `a`. Pod `odd` and node `b` have the weight
+/// `odd`.
 fn weighed(odd: &str) -> Both {
     let pod = |name: &str, weight: &str| {
         format!(

@@ -1,4 +1,5 @@
-//! Section 8, the annotations of AWS that go together: health checks with AWS' ranges and defaults, draining.
+//! Section 8, the AWS annotations that belong together: health checks with the ranges and defaults of AWS, and
+//! draining.
 
 use tidegate_model::health::Rules;
 
@@ -7,7 +8,7 @@ use super::*;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 
-/// `default/web` with these annotations of AWS, by what follows the prefix.
+/// `default/web` with these annotations of AWS, given without their prefix.
 fn aws(annotations: &[(&str, &str)]) -> Both {
     let keyed: Vec<(String, &str)> = annotations.iter().map(|(k, v)| (format!("{AWS}{k}"), *v)).collect();
     let keyed: Vec<(&str, &str)> = keyed.iter().map(|(k, v)| (k.as_str(), *v)).collect();
@@ -95,7 +96,7 @@ fn the_path_and_protocol_of_aws_health_checks_are_asked_for() {
     assert_eq!((asked, messages(&outcome)), (vec!["http://10.0.1.1:8080/ping".to_owned()], vec![]));
 }
 
-/// How many seconds a backend drains that is gone.
+/// The drain time of a removed backend in seconds.
 fn drains(annotations: &[(&str, &str)]) -> Option<u64> {
     let mut both = aws(annotations);
     let outcome = both.step();

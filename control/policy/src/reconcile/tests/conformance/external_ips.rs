@@ -10,7 +10,7 @@ fn external(addresses: &str, more: &str) -> String {
     )
 }
 
-/// Every address that is no pool's of its own is inside of one that would authorise it.
+/// Adds a pool that authorises every address outside the other pools.
 fn everything_authorised(world: &mut World) {
     let mut everything = pool("everything", &["0.0.0.0/0", "::/0"]);
     everything.external_ips = true;
@@ -103,7 +103,7 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
     }
 }
 
-/// Of the directory alone: no API server is asked for legacy Endpoints.
+/// Only for the directory source: the API source does not request legacy Endpoints.
 #[test]
 fn an_api_server_behind_legacy_endpoints_is_one_too() {
     let legacy = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: kubernetes}\nsubsets: [{addresses: [{ip: 10.0.2.2}], \
