@@ -1,4 +1,4 @@
-//! Claims about directories: what is read, what follows a change, what a bad file costs.
+//! Tests of directories: the files that are read, the effect of changes, and the effect of faulty files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -35,7 +35,7 @@ fn follow(path: &Path) -> std::io::Result<Watch> {
     DirectorySource::watch(path, Changes::Followed, Duration::from_secs(3600), 512)
 }
 
-/// Looks at the newest state until `done`, for at most 20 s.
+/// Waits for a state that `done` accepts, for at most 20 s.
 fn wait(watch: &Watch, what: &str, done: impl Fn(&SourceUpdate) -> bool) -> SourceUpdate {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let mut updates = watch.updates();
@@ -136,7 +136,8 @@ fn each_directory_is_read_once_whatever_links_lead_to_it() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
     write(&dir.path().join("z/b.yaml"), &service("b", 80));
-    // Two links up the tree double the paths at each level; two links to one place would give each object twice.
+    // Two links to parent directories double the paths at each level. Two links to the same directory would return each
+    // object twice.
     for link in ["one", "two", "z/three", "z/four"] {
         symlink(dir.path(), dir.path().join(link)).unwrap();
     }
@@ -161,7 +162,7 @@ fn directories_nested_too_deep_are_an_error() {
     assert!(report.to_string().contains("nested deeper than 16"), "{report}");
 }
 
-/// How a file is lost, in words and as an action.
+/// A way to lose a file: its description and its action.
 type Loss = (&'static str, fn(&Path));
 
 /// Ways to lose a file whose name stays.
@@ -216,7 +217,7 @@ fn a_fifo_in_place_of_a_file_is_a_lost_file_and_nothing_waits_for_its_writer() {
     fs::remove_file(&a).unwrap();
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     rustix::fs::mknodat(rustix::fs::CWD, &a, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    // The name may be seen gone in between, which is a deletion; a FIFO that never was a file is not read.
+    // In between, the name may be missing, which is a deletion. A FIFO that was never a file is not read.
     wait(&watch, "the FIFO", |u| !u.stale.is_empty() || u.objects.services.is_empty());
     write(&dir.path().join("b.yaml"), &service("b", 80));
     wait(&watch, "another file", |u| names(&u.objects).contains(&"b"));
@@ -418,7 +419,7 @@ fn a_reload_looks_at_once_and_a_drop_ends_the_thread() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// The same manifests in any order and over any files are the same objects, node ports included.
+    /// The same manifests in any order and in any files result in the same objects, including node ports.
     #[test]
     fn order_of_documents_and_of_files_never_shows(
         order in Just((0usize..8).collect::<Vec<_>>()).prop_shuffle(),

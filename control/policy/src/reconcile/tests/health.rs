@@ -1,4 +1,4 @@
-//! Health checks: what annotations ask for, what is refused, who is judged by what, and fail open.
+//! Health checks: the requested checks, refused values, the check that decides about each backend, and fail open.
 
 use tidegate_model::health::{Failure, HealthStatus};
 
@@ -148,12 +148,12 @@ fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends
                 links or routes or in the podCIDRs of their node, or their networks in health.allowedNetworks";
     assert_eq!(messages(&outcome), [said]);
 
-    // A node's own networks are those of backends, for the endpoints on it.
+    // The Pod networks of a node are allowed for the endpoints on it.
     let mut node = node("node-a", &[]);
     node.pod_cidrs = vec!["10.9.1.0/24".parse().expect("a network")];
     world.put_node(node);
     assert_eq!(urls(&world.look()).len(), 2);
-    // So are the destinations of routes, but for default routes.
+    // The destinations of routes are allowed too, except default routes.
     let route = |to: &str| RouteSpec { to: to.parse().expect("a network"), via: ip("10.0.0.254") };
     world.settings.network.routes = vec![route("0.0.0.0/0")];
     assert_eq!(urls(&world.look()).len(), 2);
@@ -161,7 +161,7 @@ fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends
     assert_eq!(urls(&world.look()).len(), 3);
     assert!(world.look().findings.is_empty());
 
-    // What the operator lists is what counts then, and nothing else.
+    // A list of the operator replaces these networks.
     world.settings.health.allowed_networks = Some(vec!["192.0.2.80/32".parse().expect("a network")]);
     assert_eq!(urls(&world.look()), ["http://192.0.2.80:8080/latest/meta-data"]);
 }

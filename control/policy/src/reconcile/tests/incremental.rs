@@ -12,7 +12,7 @@ use crate::reconcile::Compared;
 use proptest::option::{of, weighted};
 use proptest::prelude::*;
 
-/// One thing that happens to a gateway.
+/// An event at a gateway.
 #[derive(Debug, Clone)]
 enum Edit {
     Put(Box<Service>),
@@ -23,9 +23,9 @@ enum Edit {
         endpoints: Vec<Endpoint>,
     },
     NoSlice(usize),
-    /// The legacy kind.
+    /// An object of the legacy kind.
     Endpoints(ObjectKey, Option<u8>),
-    /// These of the targets checked now fail.
+    /// Makes these of the current targets fail.
     Fail(u64),
     Drain(Option<DrainTarget>),
     Pass(u64),
@@ -36,7 +36,7 @@ enum Edit {
     Namespace(Box<Namespace>),
     NoNamespace(&'static str),
     AddressPool(Option<bool>),
-    /// Where the gateway reaches one.
+    /// Changes the address at which the gateway reaches an API server.
     ApiServer(Option<u8>),
     Authority(Authority),
     Pools {
@@ -47,9 +47,9 @@ enum Edit {
         drain_timeout: u64,
         zone: Option<u8>,
     },
-    /// What all Services together may have of the tables.
+    /// Changes the limits of the tables of all Services together.
     Limits(Option<(usize, usize)>),
-    /// The source says the same again, in new objects.
+    /// The source sends the same state again in new objects.
     Relist,
 }
 
@@ -69,7 +69,8 @@ fn app(n: u8) -> Labels {
     Labels::from([("app".into(), n.to_string())])
 }
 
-/// As in `order`, with what hangs on nodes, Pods and namespaces, and on what other gateways and the API server say.
+/// As in `order`, with references to nodes, Pods and namespaces, and with the state of other gateways and of the API
+/// server.
 fn arbitrary_put() -> impl Strategy<Value = Edit> {
     let service = (0_usize..5).prop_flat_map(|n| arbitrary_service(format!("s{n}")));
     (
@@ -99,7 +100,7 @@ fn arbitrary_put() -> impl Strategy<Value = Edit> {
         })
 }
 
-/// Some of them are on nodes, of Pods and with hints. The VIPs of the pools are among the addresses.
+/// Some endpoints are on nodes, belong to Pods and have hints. The VIPs of the pools are among the addresses.
 fn arbitrary_slice() -> impl Strategy<Value = Edit> {
     let dressed = (arbitrary_endpoint(), of(pod_key()), weighted(0.3, 0_u8..2), weighted(0.3, 0_u8..2));
     let dressed = dressed.prop_map(|(mut endpoint, pod, zone, hint)| {
@@ -123,7 +124,7 @@ fn arbitrary_node() -> impl Strategy<Value = Edit> {
     (0_u8..3, labels, weighted(0.4, 0_u16..4), addresses).prop_map(
         |(n, (zone, tier, excluded, other), weight, (in_pool, v6, cidr))| {
             let mut node = node(&format!("n{n}"), &[&format!("10.0.2.{n}")]);
-            // A node whose address may be in a pool, with Pods behind it.
+            // The address of a node may be in a pool, and there are Pods behind it.
             node.external_ips = in_pool.then(|| ip(&format!("203.0.113.{n}"))).into_iter().collect();
             node.internal_ips.extend(v6.then(|| ip(&format!("2001:db8::2:{n}"))));
             node.pod_cidrs = cidr.iter().map(|n| format!("10.1.{n}.0/24").parse().expect("a net")).collect();
@@ -134,7 +135,7 @@ fn arbitrary_node() -> impl Strategy<Value = Edit> {
                 ("other", other.map(|n| n.to_string())),
             ];
             node.meta.labels = said.into_iter().filter_map(|(k, v)| Some((k.to_owned(), v?))).collect();
-            // 3 is no number.
+            // 3 stands for an invalid number.
             let weight = weight.map(|w| if w == 3 { "many".to_owned() } else { w.to_string() });
             node.meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w)));
             Edit::Node(Box::new(node))
@@ -296,7 +297,7 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
     }
 }
 
-/// One pool for those namespaces that are at the edge; with or without what makes Services depend on all others.
+/// A pool for the namespaces at the edge, with or without the settings that make Services depend on all others.
 fn world(own: bool, pod_routes: bool, on_node: bool) -> World {
     let mut world = World::new(vec![], vec![]);
     let mut edge = pool("edge-lb", &["203.0.113.16/30"]);
@@ -330,7 +331,7 @@ proptest! {
             edits.iter().for_each(|edit| make(&mut world, edit, last.as_ref()));
             let outcome = reconciler.reconcile(&world.input());
             let scratch = reconcile(&world.input());
-            // Byte for byte, not only by what takes part in equality.
+            // Compare byte for byte, and not only the fields that are part of equality.
             prop_assert_eq!(format!("{outcome:#?}"), format!("{scratch:#?}"), "in round {}", round);
             prop_assert_eq!(&outcome, &scratch);
             let compared = reconciler.round(&world.input(), &Arc::new(outcome.clone())).compare();
@@ -341,8 +342,8 @@ proptest! {
     }
 }
 
-/// Twelve Services: of each four one is on node `n0`, one on `n1`, one sends to nodes, one has endpoints from Pods; one
-/// of the twelve has a node selector.
+/// Twelve Services. Of each four, one is on node `n0`, one is on `n1`, one sends to nodes, and one has endpoints from
+/// Pods. One of the twelve has a node selector.
 fn mixed() -> World {
     let (mut services, mut slices) = (Vec::new(), Vec::new());
     for n in 0..12 {
@@ -449,7 +450,7 @@ fn who_is_taken_up_and_comes_out_the_same_stays_the_same_value() {
     let before = reconciler.reconcile(&world.input());
     world.memory = before.memory.clone();
     let mut node = Node::clone(&world.objects.nodes["n0"]);
-    // One is what it has without it.
+    // The weight 1 is the default.
     node.meta.annotations.insert("tidegate.dev/weight".into(), "1".into());
     world.put_node(node);
     let after = reconciler.reconcile(&world.input());

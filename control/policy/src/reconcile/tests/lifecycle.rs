@@ -1,4 +1,4 @@
-//! Services and endpoints that come, go, fail and drain.
+//! Services and endpoints that are created, deleted, fail and drain.
 
 use super::*;
 use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol};

@@ -1,4 +1,4 @@
-//! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
+//! Tests of Services with assertions on the outcome. This file has the initial state that they share.
 
 mod client_address;
 mod compare;
@@ -159,21 +159,21 @@ pub(super) fn node(name: &str, internal_ips: &[&str]) -> Node {
     node
 }
 
-/// The objects of a manifest, which has to be sound.
+/// The objects of a manifest, which must be valid.
 pub(super) fn read(yaml: &str) -> Objects {
     let (objects, report) = load(yaml);
     assert!(!report.has_errors(), "{report}");
     objects
 }
 
-/// The sound objects of a manifest in a directory, and what is wrong with the others.
+/// The valid objects of a manifest in a directory, and the faults of the others.
 pub(super) fn load(yaml: &str) -> (Objects, tidegate_model::diagnostic::Report) {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("objects.yaml"), yaml).expect("a file");
     tidegate_source::directory::DirectorySource::load(directory.path())
 }
 
-/// A world that is reconciled again and again.
+/// The inputs of repeated reconciles.
 pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) objects: Objects,

@@ -1,4 +1,4 @@
-//! Properties: the order in which things were written never shows.
+//! Properties: the order in which objects were written has no effect.
 
 use super::*;
 use proptest::prelude::*;
@@ -95,7 +95,7 @@ proptest! {
             world.put_node(node("n2", &["10.0.2.2", "2001:db8::2:2"]));
             world
         };
-        // The same endpoint twice with different nodes is told apart only by what is written about it.
+        // Two entries for the same endpoint on different nodes would differ only in their order.
         let endpoints: Vec<Endpoint> = endpoints.into_iter()
             .map(|e| (e.address, e)).collect::<BTreeMap<_, _>>().into_values().collect();
         let one = world(services.clone(), endpoints.clone(), 1);

@@ -1,4 +1,4 @@
-//! What is asked for and not done: each refusal names what, where and what would be accepted.
+//! Requests that are not granted: each refusal has its place, its cause and the accepted values.
 
 use tidegate_model::objects::NotKept;
 
@@ -71,7 +71,7 @@ fn many_endpoints(of: &str, ports: &[(&str, Protocol, u16)], count: u32) -> Vec<
         .collect()
 }
 
-/// The Service is refused as a whole with this reason, and `other` is served by its backend as usual.
+/// Asserts that the whole Service is refused with this reason, and that `other` is served by its backend as usual.
 fn refused_alone(outcome: &Outcome, why: &str) {
     let view = |name: &str| outcome.services.iter().find(|view| view.name == name).expect("a view of each");
     assert_eq!(view("huge").refused.as_deref(), Some(why));
@@ -98,7 +98,7 @@ fn ports_times_endpoints_are_counted_before_they_are_built() {
     let names: Vec<String> = (1..=4_100).map(|n| format!("p{n}")).collect();
     let ports: Vec<(&str, Protocol, u16)> =
         names.iter().zip(1..).map(|(name, n)| (name.as_str(), Protocol::Tcp, n)).collect();
-    // 270 million backends, were they built.
+    // These would be 270 million backends.
     let mut slices = many_endpoints("huge", &ports, 66_000);
     slices.push(http("other", vec![endpoint("10.200.0.1")]));
     let outcome = World::new(vec![huge, service("other")], slices).look();
@@ -118,7 +118,7 @@ fn ports_times_addresses_are_counted_before_they_are_built() {
     refused_alone(&outcome, "its ports and addresses make up to 1057800 service ports");
 }
 
-/// A Service with this many ports, each of which asks for a Maglev table of the largest size.
+/// A Service with this many ports, each of which requests a Maglev table of the maximum size.
 fn with_large_tables(name: &str, ports: u16) -> Service {
     let asking = annotated(service(name), "tidegate.dev/scheduler", "maglev");
     let mut asking = annotated(asking, "tidegate.dev/table-size", "655373");
@@ -141,7 +141,7 @@ fn maglev_tables_that_annotations_ask_for_are_counted_before_they_are_built() {
     let mut world = World::new(vec![with_large_tables("huge", 300), service("other")], slices);
     let outcome = world.look();
     refused_alone(&outcome, "its annotations ask for 196611900 slots of Maglev tables over all of its ports");
-    // What the configuration gives to all is the operator's to count.
+    // The operator is responsible for the settings of the configuration, which apply to all Services.
     world.settings.scheduler = tidegate_model::config::Scheduler::Maglev;
     world.settings.table_size = 655_373;
     assert_eq!(left_out(&world.look()), [] as [&str; 0]);
@@ -163,7 +163,7 @@ fn maglev_tables_of_one_namespace_in_many_services_leave_room_for_those_of_anoth
     world.settings.pools[0].ranges =
         vec!["203.0.113.0/24".parse::<ipnet::IpNet>().expect("a network").into()];
     let left_out = left_out(&world.look());
-    // 134,217,728 slots are 17 times those of such a Service.
+    // 134,217,728 slots are 17 times the slots of such a Service.
     assert_eq!(left_out.len(), 4, "{left_out:?}");
     assert!(left_out.iter().all(|name| name.starts_with("greedy-1")), "{left_out:?}");
 }
@@ -203,7 +203,7 @@ fn left_out(outcome: &Outcome) -> Vec<String> {
 
 #[test]
 fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_are_refused_and_no_other() {
-    // The victim comes last of all.
+    // The victim is created last.
     let mut services = services_of("greedy", 6, 0);
     services.extend(services_of("victim", 1, 1_000));
     let mut world = World::new(services, Vec::new());
@@ -216,7 +216,7 @@ fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_a
         outcome.findings.iter().filter(|f| f.reason == Reason::LimitExceeded).collect();
     assert_eq!(findings.iter().map(|f| f.object.name.as_str()).collect::<Vec<_>>(), ["greedy-4", "greedy-5"]);
     assert!(findings[0].diagnostic.what.contains("namespace greedy for the most"), "{findings:?}");
-    // There is room again when another one goes.
+    // There is room again after another Service is deleted.
     world.memory = outcome.memory.clone();
     world.objects.services.remove(&ObjectKey::new("greedy", "greedy-0"));
     let outcome = remembers.reconcile(&world.input());
@@ -253,7 +253,7 @@ fn a_service_whose_slices_are_not_kept_is_refused_as_if_they_were_and_no_other_i
         let huge = outcome.services.iter().find(|view| view.name == "huge").expect("it is shown");
         assert!(huge.refused.as_ref().is_some_and(|why| why.contains(words)), "{huge:?}");
     }
-    // Slices that do not have its ports cost it nothing but what they cost anyway.
+    // Slices without its ports add only their fixed cost.
     let other = [("other", Protocol::Tcp, 8080)];
     let unmatched = slice("s", "huge", &other, vec![endpoint("10.0.2.1")]);
     let whole = World::new(services(), vec![unmatched.clone()]).look();

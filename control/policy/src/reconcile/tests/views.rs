@@ -1,4 +1,4 @@
-//! The JSON of views, which scripts read: every word of it is a contract.
+//! The JSON of views. Scripts read it, so every name in it is part of the interface.
 
 use serde_json::json;
 use tidegate_core::snapshot::{ForwardingMode, Protocol};

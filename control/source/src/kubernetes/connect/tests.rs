@@ -1,5 +1,5 @@
-//! Claims about ways to an API server: a real one over HTTPS, kubeconfigs as operators write them, plugins and proxies
-//! that are real programs and sockets.
+//! Tests of connections to an API server: a real one over HTTPS, realistic kubeconfigs, and plugins and proxies that
+//! are real programs and sockets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-/// An API server, and the kubeconfig of who asks.
+/// An API server, and the kubeconfig of a user.
 struct World {
     server: TestApiServer,
     directory: tempfile::TempDir,
@@ -33,7 +33,7 @@ impl World {
         world
     }
 
-    /// Writes a kubeconfig: who asks, and what of the cluster is not as usual (null takes away).
+    /// Writes a kubeconfig with this user, and with these changes to the cluster (null removes a key).
     fn write(&self, user: Value, cluster: &Value) {
         let text = self.server.kubeconfig_text("");
         let mut config: Value = serde_json::from_str(&text).expect("it is JSON");
@@ -48,14 +48,14 @@ impl World {
 
     fn file(&self, name: &str, text: &str) -> String {
         let path = self.directory.path().join(name);
-        // In one step, as whoever rotates credentials does.
+        // Replace the file in one step, as programs that rotate credentials do.
         let new = self.directory.path().join("new");
         std::fs::write(&new, text).expect("it can be written");
         std::fs::rename(&new, &path).expect("it can be written");
         path.display().to_string()
     }
 
-    /// Asks for something that needs an account; the HTTP status, or what went wrong on the way.
+    /// Sends a request that needs an account. Returns the HTTP status, or the error of the connection.
     async fn ask(&self) -> Result<(u16, u64), String> {
         let connection = self.connector.connection().await.map_err(|error| error.to_string())?;
         let request = hyper::Request::get("/api/v1/nodes").body(Body::empty()).expect("a request");
@@ -63,7 +63,7 @@ impl World {
         sent.map(|answer| (answer.status().as_u16(), connection.serial)).map_err(|error| causes(&error))
     }
 
-    /// The same where nothing goes wrong on the way.
+    /// The same for a request without a connection error.
     async fn status(&self) -> (u16, u64) {
         self.ask().await.unwrap_or_else(|error| panic!("{error}"))
     }
@@ -72,12 +72,12 @@ impl World {
         self.ask().await.expect_err("it goes wrong")
     }
 
-    /// Who the API server took the last request to be from.
+    /// The user of the last request.
     fn asker(&self) -> String {
         self.server.requests().pop().expect("somebody asked").user
     }
 
-    /// A plugin that counts how often it was asked: it gives `token-1`, `token-2`, ... until `expires`.
+    /// A plugin that counts its calls. It returns `token-1`, `token-2`, ... valid until `expires`.
     fn plugin(&self, expires: &str) -> Value {
         let status = format!(r#"{{\"token\": \"token-$n\", \"expirationTimestamp\": \"{expires}\"}}"#);
         let version = "client.authentication.k8s.io/v1";
@@ -92,7 +92,7 @@ impl World {
         for n in 1..=9 {
             self.server.add_token(&format!("token-{n}"), User::admin());
         }
-        // A command with a slash is looked for beside the kubeconfig.
+        // A command with a slash is relative to the directory of the kubeconfig.
         json!({"exec": {"apiVersion": version, "command": "./login", "interactiveMode": "IfAvailable"}})
     }
 }
@@ -111,7 +111,7 @@ async fn a_client_certificate_in_the_kubeconfig_or_in_files_says_who_we_are() {
     );
     let (_, first) = world.status().await;
     assert_eq!(world.asker(), "system:node:a");
-    // Beside the kubeconfig, and another one later.
+    // Files in the directory of the kubeconfig, which are replaced later.
     world.file("tls.crt", &issued.0);
     world.file("tls.key", &issued.1);
     world.write(json!({"client-certificate": "tls.crt", "client-key": "tls.key"}), &json!({}));
@@ -124,7 +124,7 @@ async fn a_client_certificate_in_the_kubeconfig_or_in_files_says_who_we_are() {
     let (_, last) = world.status().await;
     assert_eq!(world.asker(), "system:node:b");
     assert!(last > first, "another client");
-    // One half of it is told.
+    // A certificate without its key is reported.
     world.write(json!({"client-certificate": "tls.crt"}), &json!({}));
     world.connector.renew(last).await;
     let said = world.fault().await;
@@ -141,7 +141,7 @@ async fn a_token_file_may_end_in_a_line_feed_and_is_read_again_when_it_changes()
     world.file("token", "rotated\n");
     world.status().await;
     assert_eq!(world.asker(), "later");
-    // Gone: the last good one goes on, until it is refused.
+    // The file is deleted: the last good token is used until the server refuses it.
     std::fs::remove_file(world.directory.path().join("token")).expect("it is there");
     let (_, serial) = world.status().await;
     world.connector.refused(serial).await;
@@ -155,13 +155,13 @@ async fn a_plugin_is_asked_once_until_what_it_gave_expires() {
     world.write(world.plugin(FAR), &json!({}));
     let (code, serial) = world.status().await;
     assert_eq!((code, world.status().await.1), (200, serial), "the same client");
-    // Dead connections do not make it give another token.
+    // Broken connections do not make the plugin return another token.
     world.connector.renew(serial).await;
     assert!(world.status().await.1 > serial);
     let asked =
         || std::fs::read_to_string(world.directory.path().join("asked")).expect("it counts").lines().count();
     assert_eq!(asked(), 1);
-    // Soon: sooner than the time that a token is renewed before its end.
+    // The expiry is sooner than the time before it at which a token is renewed.
     let mut other = world.plugin("$(date -u -d '+9 seconds' +%FT%TZ)");
     other["exec"]["args"] = json!(["--other"]);
     world.write(other, &json!({}));
@@ -200,7 +200,7 @@ async fn a_plugin_that_fails_is_told_with_its_last_words_and_not_asked_at_every_
 
 #[tokio::test]
 async fn the_name_in_the_servers_certificate_may_be_another_than_its_address() {
-    // Its certificate is for 127.0.0.1 and localhost.
+    // The certificate is for 127.0.0.1 and localhost.
     let world = World::with(Options { listen: SocketAddr::from(([127, 0, 0, 2], 0)), ..Options::default() });
     let said = world.fault().await;
     assert!(said.contains("not valid for name"), "{said}");
@@ -254,7 +254,7 @@ async fn a_kubeconfig_that_breaks_leaves_the_last_good_client() {
     assert!(world.status().await.1 > serial, "it is whole again");
 }
 
-/// A proxy that opens tunnels and counts them; with `password`, only for who knows it.
+/// A proxy that opens and counts tunnels. With `password`, clients must authenticate.
 struct HttpProxy {
     address: SocketAddr,
     tunnels: Arc<AtomicUsize>,
@@ -294,7 +294,7 @@ impl HttpProxy {
         let mut server = TcpStream::connect(server).await.expect("it listens");
         tunnels.fetch_add(1, Ordering::Relaxed);
         client.get_mut().write_all(b"HTTP/1.1 200 OK\r\nVia: test\r\n\r\n").await.expect("it listens");
-        // Ends when either side does.
+        // Ends when either side closes.
         let _ = tokio::io::copy_bidirectional(client.get_mut(), &mut server).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Claims about what is kept, against a plain map as the oracle.
+//! Tests of the retained objects, compared with a plain map.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn key(n: u8) -> ObjectKey {
     ObjectKey::new("default", format!("o{n}"))
 }
 
-/// What a healthy API server does, one version after the other.
+/// The writes of a healthy API server, one version after the other.
 #[derive(Debug, Clone)]
 enum Write {
     Put(u8, u32),
@@ -25,21 +25,21 @@ fn writes() -> impl Strategy<Value = Vec<Write>> {
     proptest::collection::vec(write, 0..40)
 }
 
-/// An event of a watch: the object, its uid, or that it is gone, at a version.
+/// An event of a watch: the object, its version, its uid, and its value or `None` for a deletion.
 type Told = (u8, u64, String, Option<u32>);
 
-/// What is there: version, value and uid by name.
+/// The existing objects: version, value and uid by name.
 type There = BTreeMap<u8, (u64, u32, String)>;
 
-/// The uid of an object by its name and the version that it was made at.
+/// The uid of an object by its name and the version at which it was created.
 type Uid = fn(u8, u64) -> String;
 
-/// Each object that is made has another one.
+/// Each newly created object has a new uid.
 fn anew(k: u8, version: u64) -> String {
     format!("{k}-{version}")
 }
 
-/// As if none was ever made anew.
+/// An object always has the same uid.
 fn same(k: u8, _: u64) -> String {
     format!("{k}")
 }
@@ -48,7 +48,7 @@ fn no_uid(_: u8, _: u64) -> String {
     String::new()
 }
 
-/// The events of writes from `version` on, and what is there in the end.
+/// The events of writes from `version` on, and the final state.
 fn history(writes: &[Write], version: u64, uid: Uid) -> (Vec<Told>, There) {
     let mut there = There::new();
     let mut events = Vec::new();
@@ -148,7 +148,7 @@ proptest! {
         }
         let last = shown(&retain);
         let versions: BTreeMap<_, _> = retain.all().map(|(key, item)| (key.clone(), item.version)).collect();
-        // Another history: of a backup, or of a server begun anew, behind or ahead of the one that was seen.
+        // Another history: of a backup, or of a new server, behind or ahead of the known one.
         let (_, server) = history(&other, if ahead { 1000 + gap } else { 1000 - 10 * gap }, uid);
         let now = Duration::from_secs(50);
         let relisted = retain.listed(list(&server), 2000, Continuity::Unknown, now);
@@ -189,7 +189,7 @@ proptest! {
             tell(&mut retain, event);
         }
         let last = shown(&retain);
-        // A new cluster has other uids, and its versions begin at the beginning.
+        // A new cluster has other uids, and its versions start at the beginning.
         let (_, listed) = history(&other, 0, anew);
         let now = Duration::from_secs(50);
         let relisted = retain.listed(list(&listed), 40, Continuity::Unknown, now);
@@ -198,7 +198,7 @@ proptest! {
         prop_assert_eq!(shown(&retain), expected.clone());
         prop_assert_eq!(relisted.recreated, listed.keys().filter(|k| last.contains_key(&key(**k))).count());
         prop_assert_eq!((relisted.older, relisted.deleted), (0, 0));
-        // And what its watch tells of it counts as that of any server.
+        // The events of its watch count like those of any server.
         let touched: BTreeSet<u8> = listed.keys().copied().collect();
         let later: Vec<Write> = later
             .into_iter()
@@ -260,7 +260,7 @@ proptest! {
     }
 }
 
-/// Objects 1 and on at these versions, of uid `a`.
+/// The objects 1, 2, ... at these versions, with the uid `a`.
 fn had(versions: &[u64]) -> Retain<u32> {
     let mut retain = Retain::new(GRACE);
     let items = (1..).zip(versions).map(|(k, version)| (key(k), item(*version, "a", u32::from(k))));
@@ -275,7 +275,7 @@ fn an_empty_server_takes_nothing_away_until_the_grace_time_is_over() {
     assert_eq!(relisted, Relisted { vanished: 1, ..Relisted::default() });
     assert_eq!(retain.shown(&key(1)), Some(&1));
     assert_eq!(retain.deadline(), Some(Duration::from_secs(310)));
-    // A second list within the grace time does not begin it anew, and does not end it.
+    // A second list within the grace time neither restarts nor ends the grace time.
     retain.listed([], 1, Continuity::GoesOn, Duration::from_secs(100));
     assert_eq!(retain.deadline(), Some(Duration::from_secs(310)));
     assert_eq!(retain.expire(Duration::from_secs(310)), [key(1)]);

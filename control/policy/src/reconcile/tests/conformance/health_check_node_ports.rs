@@ -1,7 +1,8 @@
-//! Section 4: objects by both sources, reconciled, and what a load balancer or kubelet then reads off the wire.
+//! Section 4: objects from both sources are reconciled, and the answers are read from real sockets, as a load balancer
+//! or kubelet does.
 //!
-//! [`Asked`] are the two gateways of [`Both`] with their real listeners: that of the directory on 127.0.0.1, that of
-//! the API server on 127.0.0.2.
+//! [`Asked`] is the two gateways of [`Both`] with their real listeners: the gateway of the directory on 127.0.0.1, the
+//! gateway of the API server on 127.0.0.2.
 
 use tidegate_health::health_check_node_port::{Bind, HealthCheckNodePorts, ProxyHealth};
 
@@ -12,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 pub(super) const LOOPBACK: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
-/// How long an update may wait.
+/// The maximum wait for an update.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
@@ -56,7 +57,7 @@ impl Asked {
         *self.now.lock().expect("no panic with the lock") += time;
     }
 
-    /// What both answer, once the answer holds `part`: listeners open and take up what is new in a task of their own.
+    /// The answer of both gateways, once it contains `part`. Listeners open and apply changes in their own task.
     async fn answer(&self, port: u16, request: &str, part: &str) -> String {
         let [directory, api] = LOOPBACK.map(|own| until(SocketAddr::new(ip(own), port), request, part));
         let (directory, api) = (directory.await, api.await);
@@ -64,7 +65,7 @@ impl Asked {
         directory
     }
 
-    /// Waits until nobody listens at either.
+    /// Waits until both ports are closed.
     async fn closed(&self, port: u16) {
         for own in LOOPBACK {
             let closing = async {
@@ -77,7 +78,8 @@ impl Asked {
     }
 }
 
-/// Asks until the answer holds `part`; the answer without its `Date`, which tells the time.
+/// Repeats the request until the answer contains `part`. Returns the answer without its `Date`, which changes with
+/// time.
 pub(super) async fn until(address: SocketAddr, request: &str, part: &str) -> String {
     let asking = async {
         loop {
@@ -102,7 +104,7 @@ async fn exchange(address: SocketAddr, request: &str) -> std::io::Result<String>
     Ok(answer)
 }
 
-/// A port that was free on both addresses a moment ago.
+/// A port that is currently free on both addresses.
 async fn free_port() -> u16 {
     loop {
         let one = TcpListener::bind((LOOPBACK[0], 0)).await.expect("a free port");
@@ -113,7 +115,7 @@ async fn free_port() -> u16 {
     }
 }
 
-/// `default/web` of policy Local with ports `http` and `https`, and its health-check node port.
+/// `default/web` with policy Local, the ports `http` and `https`, and a health-check node port.
 fn local(port: u16) -> String {
     web(&format!("  externalTrafficPolicy: Local\n  healthCheckNodePort: {port}\n")).replace(
         "ports: [{name: http, port: 80, targetPort: 8080}]",
@@ -174,7 +176,7 @@ async fn a_tcp_listener_on_all_addresses_or_on_those_that_node_port_addresses_al
     let own = LOOPBACK.map(ip);
     for networks in [vec![], vec!["127.0.0.2/32".parse().expect("a network")]] {
         for source in [0, 1] {
-            // Each gateway has a port of its own: both would listen on all addresses.
+            // Each gateway gets its own port, because both would listen on all addresses.
             let port = free_port().await;
             let both = Both::new(&(local(port) + &endpoints(&TWO)))
                 .with(|world| world.settings.node_port_addresses = networks.clone());
@@ -341,7 +343,7 @@ async fn a_port_that_cannot_be_bound_is_an_event_failed_to_start_service_healthc
         assert!(finding.diagnostic.what.starts_with(&expected), "{}", finding.diagnostic);
     }
     drop((first, second));
-    tokio::time::pause(); // From here only the retry's timer can move time.
+    tokio::time::pause(); // From here on, only the timer of the retry advances the time.
     for listeners in &asked.listeners {
         let mut failures = listeners.failures();
         failures.wait_for(Vec::is_empty).await.expect("the task lives");
@@ -358,7 +360,7 @@ fn of_two_services_with_one_health_check_node_port_the_first_keeps_it_and_the_ot
         world.objects = objects;
         world.look()
     };
-    // A directory stands in for the API server that would have refused the second.
+    // The directory replaces the API server, which would have refused the second Service.
     let (objects, report) = load(&yaml);
     let directory = outcome(objects);
     assert!(report.errors().any(|fault| fault.what.contains("30500")), "{report}");

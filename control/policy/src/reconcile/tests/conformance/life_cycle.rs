@@ -1,7 +1,8 @@
-//! Section 5, as far as objects decide: classes, requested addresses, families, node ports, what is given back, nodes.
+//! Section 5, as far as it depends on objects: classes, requested addresses, families, node ports, released addresses,
+//! nodes.
 //!
-//! What is written to an API server about it (status, conditions, events, finalizer) is in the conformance tests of
-//! `cluster/plan/tests/`.
+//! The conformance tests of `cluster/plan/tests/` cover the writes to an API server (status, conditions, events,
+//! finalizer).
 
 use super::*;
 use crate::pools::Authority;
@@ -130,7 +131,7 @@ fn allocate_load_balancer_node_ports_false_works_with_pods_as_targets_or_dsr_to_
     }
 }
 
-/// `default/old`, given back while it has 203.0.113.5, with this finalizer; and `default/next`, which asks for that.
+/// `default/old` is released while it has 203.0.113.5, and has this finalizer. `default/next` requests that address.
 fn given_back(finalizer: &str) -> Both {
     let metadata = format!("name: old, deletionTimestamp: '2026-01-01T00:00:00Z', finalizers: [{finalizer}]");
     let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}}\n";
@@ -148,7 +149,7 @@ fn an_address_is_nobodys_while_the_finalizer_of_ours_is_on_its_service() {
     assert!(pending(&outcome, "next").is_some_and(|p| p.contains("belongs to Service default/old")));
     both.now_is(&service_with("name: next", "  loadBalancerIP: 203.0.113.5\n"));
     assert_eq!(owners(&both.step()), ["203.0.113.5 next"]);
-    // The standard one is no word of ours: any cloud controller strips it, whatever the class.
+    // The standard finalizer is not ours: any cloud controller removes it, whatever the class.
     let of_others = given_back("service.kubernetes.io/load-balancer-cleanup");
     assert_eq!(owners(&of_others.look()), ["203.0.113.5 next"]);
 }
@@ -164,7 +165,7 @@ fn an_address_is_reused_only_when_every_gateway_has_withdrawn_it() {
     let why = "every gateway must first withdraw it from the Service that released it";
     assert!(pending(&outcome, "web").is_some_and(|p| p.contains(why)));
     assert_eq!(messages(&outcome), [] as [String; 0], "that is no fault of the Service");
-    // Nor is it chosen for a Service that does not care which.
+    // The address is also not chosen for a Service that accepts any address.
     both.now_is(&web(""));
     both.both(|world| world.settings.pools = vec![pool("public", &["203.0.113.4/31"])]);
     assert_eq!(keys(&both.look()), ["TCP 203.0.113.4:80"]);

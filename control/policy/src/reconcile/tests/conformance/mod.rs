@@ -1,8 +1,8 @@
-//! The rules of `docs/kubernetes.md` as tests: YAML in, the desired state out, by both sources.
+//! The rules of `docs/kubernetes.md` as tests. The input is YAML, the output is the desired state, and both sources are
+//! tested.
 //!
-//! [`Both`] reads a manifest as the directory source and as the API source do, reconciles both, and asserts that they
-//! come to the same; where in a file something was written is all that may differ. `docs/conformance.md` says which
-//! rule is stated where.
+//! [`Both`] reads a manifest with the directory source and with the API source, reconciles both, and asserts that the
+//! outcomes are equal except for places in files. `docs/conformance.md` lists the test of each rule.
 
 mod affinity;
 mod aliases;
@@ -28,13 +28,13 @@ use tidegate_model::diagnostic::Severity;
 
 use super::*;
 
-/// One gateway by both sources.
+/// One gateway, tested with both sources.
 pub(super) struct Both {
     directory: World,
     api: World,
 }
 
-/// What was said, without its place.
+/// A finding without its place.
 type Said = (ObjectKey, Reason, Severity, String, Option<String>);
 
 impl Both {
@@ -44,7 +44,7 @@ impl Both {
         both
     }
 
-    /// The objects are these from now on.
+    /// Replaces the objects.
     pub(super) fn now_is(&mut self, yaml: &str) {
         self.directory.objects = read(yaml);
         self.api.objects = tidegate_source::kubernetes::testing::objects_of(yaml);
@@ -61,13 +61,14 @@ impl Both {
         change(&mut self.api);
     }
 
-    /// Reconciles without remembering; what both come to.
+    /// Reconciles without remembering, and returns the common outcome.
     pub(super) fn look(&self) -> Outcome {
         let [directory, _] = self.each();
         directory
     }
 
-    /// Reconciles without remembering: the directory's outcome, the API server's, equal but for places.
+    /// Reconciles without remembering. Returns the outcomes of the directory and of the API server, which are equal
+    /// except for places.
     fn each(&self) -> [Outcome; 2] {
         let (directory, api) = (self.directory.look(), self.api.look());
         assert_eq!(directory.spec, api.spec);
@@ -88,7 +89,7 @@ impl Both {
         directory
     }
 
-    /// As [`Self::each`], and remembers.
+    /// Does the same as [`Self::each`], and remembers.
     fn step_each(&mut self) -> [Outcome; 2] {
         let outcomes = self.each();
         self.directory.memory = outcomes[0].memory.clone();
@@ -110,9 +111,9 @@ fn said(outcome: &Outcome) -> BTreeSet<Said> {
     outcome.findings.iter().map(of).collect()
 }
 
-/// What the directory source refuses of a manifest, sorted; the sound objects beside it stay. The directory tells the
-/// place of each fault by file, line and column. The API source refuses none of the objects: it has those of the
-/// directory as they are there, and the others too, and names the object of each fault that it tells.
+/// The faults that the directory source reports for a manifest, sorted. The valid objects of the manifest are kept. The
+/// directory source reports each fault with file, line and column. The API source refuses no object: it also has the
+/// faulty objects, and it reports each fault with the name of the object.
 pub(super) fn refused(yaml: &str) -> Vec<String> {
     let (directory, in_files) = load(yaml);
     let (api, of_server) = tidegate_source::kubernetes::testing::received(yaml);
@@ -209,13 +210,13 @@ pub(super) fn owners(outcome: &Outcome) -> Vec<String> {
     outcome.spec.services.iter().map(|s| format!("{} {}", s.key.vip, s.name)).collect()
 }
 
-/// Why the Service of this name waits for an address.
+/// The reason why the Service with this name has no address.
 pub(super) fn pending<'o>(outcome: &'o Outcome, name: &str) -> Option<&'o str> {
     let service = outcome.services.iter().find(|s| s.name == name);
     service.unwrap_or_else(|| panic!("{name} is shown")).pending.as_deref()
 }
 
-/// The one thing that was said: why, what, and what would be accepted.
+/// The only finding: its reason, its text, and the accepted values.
 pub(super) fn finding(outcome: &Outcome) -> (Reason, &str, &str) {
     let [finding] = &*outcome.findings else { panic!("one finding: {:?}", messages(outcome)) };
     let Diagnostic { what, accepted, .. } = &finding.diagnostic;

@@ -1,10 +1,10 @@
-//! Section 1: names and ports as an API server takes them, its defaults, `appProtocol`; what is refused and how it is
-//! told.
+//! Section 1: names and ports as an API server accepts them, its defaults, `appProtocol`, and the errors for other
+//! values.
 
 use super::*;
 use tidegate_core::snapshot::Protocol as CoreProtocol;
 
-/// A Service with this name and these ports, as YAML flow sequences hold them.
+/// A Service with this name and these ports, given as YAML flow sequences.
 fn named(name: &str, ports: &str) -> String {
     format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{ports: [{ports}]}}\n")
 }
@@ -56,7 +56,7 @@ fn the_directory_source_validates_like_an_api_server_with_file_line_and_column_i
                   sessionAffinity: clientip\n  ports: [{port: 0}, {name: b, port: 80, protocol: tcp}]\n---\n";
     let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: \
                  {kubernetes.io/service-name: web}}\naddressType: IPv4\nendpoints: [{addresses: ['::1']}]\n---\n";
-    // `refused` asserts that every message of the directory has its place, and that what is sound stays.
+    // `refused` asserts that every message of the directory has its place, and that the valid objects are kept.
     let said = refused(&(web("") + faults + slice));
     let about: Vec<&str> = said.iter().filter_map(|message| message.split(": ").nth(1)).collect();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Target `node` (sections 2 to 5): which nodes, by which address and port, with which weight, and what they are asked.
+//! Target `node` (sections 2 to 5): the chosen nodes, their addresses, ports and weights, and their health checks.
 
 use tidegate_model::health::{Failure, HealthStatus};
 
@@ -23,7 +23,7 @@ fn nodes() -> String {
         + &node_yaml("c", &["10.0.1.3", "2001:db8::c"], "")
 }
 
-/// `web` to nodes, by this mode, with more of its spec; `more` are more annotations.
+/// `web` with target `node` and this mode. `spec` is added to its spec, `more` to its annotations.
 fn to_nodes(mode: &str, spec: &str, more: &str) -> String {
     let annotations = format!("tidegate.dev/target: node, tidegate.dev/forwarding: {mode}{more}");
     with_annotations(&web(spec), &annotations)
@@ -41,7 +41,7 @@ fn dsr_to_nodes_keeps_vip_and_port_so_that_a_kube_proxy_serves_it_as_it_is() {
         let outcome = both.look();
         let spec = only(&outcome);
         assert!(spec.mode.is_dsr());
-        // The target port of the Pods is another one: that is the node's business.
+        // The Pods have another target port, but only the node uses it.
         assert_eq!(weights(spec), ["10.0.1.1:80 1", "10.0.1.2:80 1", "10.0.1.3:80 1"]);
         assert_eq!(messages(&outcome), [] as [String; 0]);
         let mut gateways = Gateways::new(both);
@@ -255,12 +255,12 @@ fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_termi
     let told = |standing: HealthStatus, of: &[tidegate_model::health::Target]| -> Verdicts {
         of.iter().map(|target| (target.clone(), standing)).collect()
     };
-    // kube-proxy counts ready ones, and goes on with those that serve.
+    // kube-proxy counts ready endpoints, and continues with those that serve.
     for standing in [none, failing] {
         both.both(|world| world.verdicts = told(standing, &targets));
         assert_eq!(weights(only(&both.look())), ["10.0.1.1:80 2", "10.0.1.2:80 1"]);
     }
-    // One that says nothing of the kind is better than those that say it.
+    // A node that reports nothing is preferred to nodes that report no endpoints.
     both.both(|world| world.verdicts = told(none, &targets[..1]));
     assert_eq!(states(only(&both.look())), ["10.0.1.1:80 draining", "10.0.1.2:80 active"]);
     both.both(|world| {
@@ -286,11 +286,11 @@ fn a_new_local_service_is_no_warning_before_its_nodes_have_failed_their_checks()
         targets.iter().map(|target| (target.clone(), standing)).collect()
     };
     let warns = |both: &Both| both.look().findings.iter().any(|f| f.reason == Reason::HealthFailOpen);
-    // Their proxies have not heard of the Service yet.
+    // The proxies do not know the Service yet.
     let none = HealthStatus { weight: Some(0), ..Default::default() };
     both.both(|world| world.verdicts = told(none));
     assert!(both.look().services[0].ports[0].fail_open && !warns(&both));
-    // Nor after as many answers as it takes.
+    // This also holds after enough failed checks.
     both.both(|world| world.verdicts = told(HealthStatus { failure: Some(Failure::Status(503)), ..none }));
     assert!(warns(&both));
 }

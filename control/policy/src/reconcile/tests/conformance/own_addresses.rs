@@ -1,5 +1,5 @@
-//! Section 1: what a VIP is. Node ports on the gateway's own addresses, own cluster IPs, statuses, and that all are one
-//! table of service ports.
+//! Section 1: the definition of a VIP. Node ports on the gateway's own addresses, its own cluster IPs, and statuses;
+//! all are one table of service ports.
 
 use super::packets::Gateways;
 use super::*;
@@ -152,7 +152,7 @@ fn node_ports_need_nat() {
     assert_eq!(outcome.services[0].ports.len(), 1, "and it is not shown as a port that is missing");
 }
 
-/// What a gateway that serves node ports makes of objects of one source.
+/// The outcome of a gateway that serves node ports, for objects of one source.
 fn serving(objects: Objects) -> Outcome {
     let mut world = World::new(vec![], vec![]);
     world.settings.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
@@ -160,8 +160,8 @@ fn serving(objects: Objects) -> Outcome {
     world.look()
 }
 
-/// An API server gives a node port to one Service only: the directory says so of the file, and of objects that an API
-/// server has all the same it is said here. What is served is the same.
+/// An API server gives a node port to only one Service. The directory reports a second claim as a fault of the file;
+/// for objects of an API server, this finding reports it. The served ports are the same.
 #[test]
 fn a_node_port_that_two_services_name_belongs_to_the_one_created_first() {
     let late = ", creationTimestamp: '2026-01-02T00:00:00Z'";
@@ -239,7 +239,7 @@ fn an_endpoint_must_not_be_any_of_our_vips_cluster_ips_of_ours_included() {
 
 #[test]
 fn external_ips_load_balancer_addresses_and_node_ports_are_all_the_same_table_of_service_ports() {
-    // An address is one VIP, whatever it was asked for as; a port of it belongs to one Service.
+    // An address is one VIP, however it was requested, and each of its ports belongs to one Service.
     let web = web("  loadBalancerIP: 203.0.113.5\n  externalIPs: [203.0.113.5]\n")
         .replace("  allocateLoadBalancerNodePorts: false\n", "")
         .replace("targetPort: 8080}]", "targetPort: 8080, nodePort: 30080}]");

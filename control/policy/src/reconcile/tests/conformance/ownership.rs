@@ -1,4 +1,5 @@
-//! Sections 6 and 7: who has an (address, port, protocol) keeps it, and a change of a pool takes nothing from anybody.
+//! Sections 6 and 7: the owner of an (address, port, protocol) keeps it, and a change of a pool does not remove any
+//! address.
 
 use super::*;
 use crate::pools::{Authority, ClaimKind, HOLDS, Held, record};
@@ -8,7 +9,7 @@ const LATE: &str = "2026-01-02T00:00:00Z";
 const HTTP: &str = "{name: http, port: 80}";
 const HTTPS: &str = "{name: https, port: 443}";
 
-/// `default/NAME`, created then, with these external IPs and ports.
+/// `default/NAME` with this creation time, these external IPs and ports.
 fn external(name: &str, created: &str, ips: &str, ports: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, creationTimestamp: '{created}'}}\nspec: {{externalIPs: \
@@ -16,7 +17,7 @@ fn external(name: &str, created: &str, ips: &str, ports: &str) -> String {
     )
 }
 
-/// `default/NAME` of type LoadBalancer, created then, with this sharing key and these ports.
+/// `default/NAME` of type LoadBalancer with this creation time, sharing key and ports.
 fn sharing(name: &str, created: &str, key: &str, ports: &str) -> String {
     let metadata = format!(
         "name: {name}, creationTimestamp: '{created}', annotations: {{tidegate.dev/allow-shared-ip: '{key}'}}"
@@ -56,7 +57,7 @@ fn an_older_service_does_not_take_an_external_ip_by_an_edit_from_the_one_that_ha
                         belongs to Service default/live";
         assert_eq!(conflict(&outcome), expected);
     }
-    // What its owner does not ask for any more goes to who does.
+    // A frontend that its owner no longer requests goes to the Service that requests it.
     both.now_is(
         &(external("old", EARLY, "198.51.100.1", HTTP) + &external("live", LATE, "198.51.100.1", HTTPS)),
     );
@@ -77,7 +78,8 @@ fn an_older_service_that_adds_a_port_to_a_shared_address_takes_neither_the_port_
         let refused = outcome.services.iter().flat_map(|s| &s.ports).filter(|port| port.refused.is_some());
         assert_eq!(refused.map(|port| port.port).collect::<Vec<_>>(), [443]);
     }
-    // With nothing but the port of the other it has nothing there any more, and gets an address of its own.
+    // It now requests only the port of the other Service, so it loses its place on the shared address and gets another
+    // address.
     both.now_is(&(sharing("old", EARLY, "k", HTTPS) + &live));
     let outcome = both.step();
     let address =
@@ -142,7 +144,7 @@ fn external_ips_count_in_the_quota_of_their_namespace_and_each_address_once() {
     let (reason, what, _) = finding(&outcome);
     assert_eq!(reason, Reason::ExternalIpDenied);
     assert!(what.ends_with("namespace default holds its quota of 2 in pool edge"), "{what}");
-    // LoadBalancer addresses count with them.
+    // LoadBalancer addresses count too.
     let balancer = service_with("name: lb, annotations: {tidegate.dev/address-pool: edge}", "");
     both.now_is(&(two.clone() + &balancer));
     assert!(pending(&both.step(), "lb").is_some_and(|why| why.contains("holds its quota of 2")));
@@ -167,7 +169,7 @@ fn a_disabled_pool_authorises_nothing_new_and_leaves_what_it_authorised() {
     assert_eq!(said.len(), 2, "{said:?}");
 }
 
-/// `default/NAME` as [`external`] has it, with a status that says what it holds.
+/// `default/NAME` as in [`external`], with a status that records its frontends.
 fn recorded(name: &str, created: &str, ip_address: &str, ports: &str, held: &[u16]) -> String {
     let held = Held {
         kind: ClaimKind::ExternalIp,
@@ -184,7 +186,7 @@ fn recorded(name: &str, created: &str, ip_address: &str, ports: &str, held: &[u1
 
 #[test]
 fn after_a_restart_and_in_every_other_gateway_each_port_is_whose_it_is_by_the_statuses() {
-    // The older one asked for port 80 by an edit while nobody remembered.
+    // An edit made the older Service request port 80 while no gateway was running.
     let both_ports = format!("{HTTP}, {HTTPS}");
     let services = recorded("old", EARLY, "198.51.100.1", &both_ports, &[443])
         + &recorded("live", LATE, "198.51.100.1", HTTP, &[80]);
@@ -193,7 +195,7 @@ fn after_a_restart_and_in_every_other_gateway_each_port_is_whose_it_is_by_the_st
         let expected = ["TCP 198.51.100.1:80 live", "TCP 198.51.100.1:443 old"];
         assert_eq!(owned(&both.look()), expected, "{authority:?}");
     }
-    // A gateway that follows and saw them come in another order does as the leader wrote.
+    // A follower that saw the Services in another order follows the record of the leader.
     let mut follower = Both::new(&external("old", EARLY, "198.51.100.1", &both_ports));
     follower.both(|world| world.settings.authority = Authority::Follows);
     follower.step();
@@ -209,7 +211,7 @@ fn a_service_made_anew_under_the_same_name_in_one_step_keeps_what_the_one_before
     };
     let mut both = Both::new(&of("web", "1a", LATE));
     both.step();
-    // In one step it goes, comes again, and an older Service asks.
+    // In one step the Service is deleted and created again, and an older Service requests the address.
     both.now_is(&(of("web", "2b", LATE) + &of("old", "3c", EARLY)));
     assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 web"]);
 }
@@ -231,7 +233,7 @@ fn an_address_that_another_gateway_names_its_own_stays_with_the_service_that_has
             assert!(outcome.findings.iter().any(|f| f.diagnostic.what.starts_with(&says)), "{says}");
         }
     }
-    // Whoever asks for it now is refused.
+    // A new request for the address is refused.
     both.now_is(&(services + &service_with("name: asks", &format!("  loadBalancerIP: {}\n", claimed[0]))));
     assert_eq!(vips(&both.step()), before.0);
 }
@@ -385,7 +387,7 @@ fn two_gateways_with_the_same_services_choose_alike_whatever_the_order_and_a_poo
     }
     let chosen = of(&forwards.step());
     assert_eq!(chosen, of(&backwards.step()));
-    // A gateway that starts with a larger pool chooses the same for most.
+    // A gateway that starts with a larger pool chooses the same addresses for most Services.
     let mut grown = Both::new(&both_ways[0]);
     pools(&mut grown, "203.0.112.0/21");
     let moved = of(&grown.step()).iter().filter(|(name, ip)| chosen[*name] != **ip).count();
@@ -399,7 +401,7 @@ fn a_service_that_returns_has_the_address_again_that_it_had_unless_another_one_h
     both.step();
     both.now_is("");
     both.step();
-    // It asks for none by name any more.
+    // It no longer requests an address by value.
     both.now_is(&service_with("name: web", ""));
     assert_eq!(vips(&both.step()), [ip("203.0.113.9")]);
     both.now_is("");

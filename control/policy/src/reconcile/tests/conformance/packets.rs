@@ -1,8 +1,8 @@
-//! What packets experience: objects by both sources, reconciled, compiled, and through the real pipeline.
+//! The effect on packets: objects from both sources are reconciled, compiled, and used by the real pipeline.
 //!
-//! [`Gateways`] are the two gateways of [`Both`] with a dataplane each; a frame that is sent goes through both, and has
-//! to come to the same, byte for byte. The tests here are those sentences of section 2 that are about flows; affinity,
-//! source ranges, own addresses and nodes have files of their own.
+//! [`Gateways`] is the two gateways of [`Both`], each with a dataplane. A frame is sent through both, and the results
+//! must be equal, byte for byte. The tests here cover the sentences of section 2 about flows. Affinity, source ranges,
+//! own addresses and nodes have their own files.
 
 use super::*;
 use tidegate_core::forward::snat_ports::Steering;
@@ -21,13 +21,12 @@ pub(super) struct Gateways {
 }
 
 impl Gateways {
-    /// Gateways that have nothing behind them. Everything off-link is behind a router; `10.0.1.1` to `10.0.1.9` are
-    /// on-link.
+    /// Gateways without earlier state. Off-link addresses are behind a router; `10.0.1.1` to `10.0.1.9` are on-link.
     pub(super) fn new(both: Both) -> Self {
         Self::with_seed(both, 7)
     }
 
-    /// The same with another seed for what may differ from gateway to gateway.
+    /// The same with another seed, for values that may differ between gateways.
     pub(super) fn with_seed(both: Both, seed: u64) -> Self {
         let mut both = both.with(|world| {
             let route = |to: &str, via| RouteSpec { to: to.parse().expect("a network"), via: ip(via) };
@@ -48,19 +47,19 @@ impl Gateways {
         Self { both, labs }
     }
 
-    /// The objects are these from now on, and the workers have it.
+    /// Replaces the objects, and publishes the result to the workers.
     pub(super) fn now_is(&mut self, yaml: &str) {
         self.both.now_is(yaml);
         self.publish();
     }
 
-    /// Changes both gateways, and the workers have it.
+    /// Changes both gateways, and publishes the result to the workers.
     pub(super) fn change(&mut self, change: impl Fn(&mut World)) {
         self.both.both(change);
         self.publish();
     }
 
-    /// Time goes by, and the workers have what follows from it.
+    /// Advances the time, and publishes the result to the workers.
     pub(super) fn wait(&mut self, time: Duration) {
         self.both.both(|world| world.now += time);
         self.labs.iter_mut().for_each(|lab| lab.wait(time));
@@ -73,7 +72,7 @@ impl Gateways {
         }
     }
 
-    /// Sends a frame from the router to both; what becomes of it is the same.
+    /// Sends a frame from the router to both gateways, and returns the common result.
     pub(super) fn send(&mut self, builder: Builder) -> Fate {
         let frame = builder.mac(ROUTER_MAC, GATEWAY_MAC).build();
         let [directory, api] = self.labs.each_mut().map(|lab| lab.receive(&frame));
@@ -82,12 +81,12 @@ impl Gateways {
         directory
     }
 
-    /// The backend of what was sent.
+    /// The backend of a sent frame.
     pub(super) fn backend_of(&self, fate: &Fate) -> IpAddr {
         self.labs[0].backend_of(fate)
     }
 
-    /// How many flows are known.
+    /// The number of known flows.
     pub(super) fn flows(&self) -> usize {
         let [directory, api] = self.labs.each_ref().map(|lab| lab.pipeline.flows().live());
         assert_eq!(directory, api);
@@ -129,7 +128,7 @@ fn datagram(gateways: &mut Gateways, port: u16) -> Fate {
     gateways.send(Builder::udp(format!("198.51.100.7:{port}").as_str(), VIP))
 }
 
-/// Connections from these ports, answered by their backends, and the backend of each.
+/// Opens connections from these ports, which their backends answer. Returns the backend of each.
 fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, IpAddr)> {
     ports
         .map(|port| {
@@ -192,7 +191,7 @@ fn never_complete_a_handshake_without_a_backend() {
         for mode in ["nat", "fullnat", "dsr-ipip"] {
             let slice = endpoint.map(|one| endpoints(&[one])).unwrap_or_default();
             let yaml = with_annotations(&by_tcp_and_udp(spec), &format!("tidegate.dev/forwarding: {mode}"));
-            // DSR keeps the port.
+            // DSR does not change the port.
             let yaml = (yaml + &slice).replace("8080", "80");
             let on_a = Both::new(&yaml).with(|world| world.settings.node = Some("a".into()));
             let mut gateways = Gateways::new(on_a);
@@ -281,7 +280,7 @@ fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_unt
     check(&mut gateways, 44_000..44_040);
     gateways.wait(Duration::from_secs(1));
     for (port, _) in flows {
-        // The drain is over.
+        // The drain has ended.
         segment(&mut gateways, port, flags::ACK).sent(TransmitReason::NoFlow);
     }
 }
@@ -314,7 +313,7 @@ fn a_service_that_leaves_keeps_its_flows_for_the_drain_timeout_and_has_them_agai
         alive(&mut gateways, "back");
         segment(&mut gateways, 41_000, flags::SYN).sent(TransmitReason::Forward);
 
-        // It leaves for good.
+        // The Service is deleted for good.
         gateways.now_is("");
         gateways.wait(Duration::from_secs(61));
         let late = segment(&mut gateways, 40_000, flags::ACK).verdict;

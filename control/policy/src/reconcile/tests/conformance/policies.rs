@@ -1,4 +1,4 @@
-//! Section 3: traffic policies and topology, by what they choose.
+//! Section 3: the endpoints that traffic policies and topology select.
 
 use super::*;
 use tidegate_core::snapshot::NoEndpoints;
@@ -50,7 +50,7 @@ fn internal_traffic_policy_counts_only_for_cluster_ips_and_local_is_the_gateways
     assert_eq!(states(&balanced).len(), 2, "its policy is the external one, Cluster");
 }
 
-/// Ours: kube-proxy has no checks of its own.
+/// Specific to this gateway: kube-proxy has no health checks of its own.
 #[test]
 fn where_every_endpoint_of_the_hinted_zone_fails_its_checks_those_of_other_zones_that_pass_take_over() {
     let hinted = |address: &str, zone: &str| {

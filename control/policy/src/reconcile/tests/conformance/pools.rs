@@ -1,5 +1,5 @@
-//! Section 6: pools of addresses, each sentence with the pools as AddressPool objects and in the configuration, by both
-//! sources.
+//! Section 6: pools of addresses. Each sentence is tested with pools as AddressPool objects and with pools in the
+//! configuration, and with both sources.
 
 use super::*;
 
@@ -13,7 +13,8 @@ struct Pooled {
 }
 
 impl Pooled {
-    /// Each pool is its name, its labels and its keys, both as YAML flow mappings hold them; in the order of their names.
+    /// Each pool is given by its name, its labels and its keys, the latter two as YAML flow mappings. The pools are
+    /// sorted by name.
     fn new(pools: &[(&str, &str, &str)], services: &str) -> Self {
         let (by_objects, by_config) = (Both::new(""), Both::new(""));
         let mut pooled = Self { by_objects, by_config, pools: String::new(), services: services.to_owned() };
@@ -55,7 +56,7 @@ impl Pooled {
         self.services_are(&services);
     }
 
-    /// Reconciles and remembers; what all come to.
+    /// Reconciles and remembers. Returns the common outcome.
     fn step(&mut self) -> Outcome {
         let (objects, config) = (self.by_objects.step(), self.by_config.step());
         assert_eq!(objects.spec, config.spec);
@@ -153,7 +154,7 @@ fn a_quota_per_namespace_counts_the_addresses_that_it_holds() {
     assert!(address(&outcome, "in-x").is_some() && address(&outcome, "in-z").is_some());
     let waits = "namespace a holds its quota of 1 in pool public";
     assert!(pending(&outcome, "in-y").is_some_and(|p| p.contains(waits)));
-    // An address that is shared is one.
+    // A shared address counts once.
     let keyed = |name: &str, port: u16| {
         let metadata =
             format!("name: {name}, namespace: a, annotations: {{tidegate.dev/allow-shared-ip: k}}");
@@ -186,7 +187,7 @@ fn disabled_drains_a_pool_nothing_new_is_given_out_and_what_is_given_stays() {
 
 #[test]
 fn dynamic_choice_takes_the_upper_band_first_and_its_offset_follows_the_size_of_the_pool() {
-    // min(max(16, size/16), 256), and 0 where there are 16 addresses or fewer.
+    // min(max(16, size/16), 256), or 0 if there are at most 16 addresses.
     for (range, size, offset) in [
         ("203.0.113.0/28", 16, 0),
         ("203.0.113.0-203.0.113.16", 17, 16),
@@ -239,7 +240,7 @@ fn explicit_requests_may_take_any_address_of_either_band() {
     }
 }
 
-/// Of the directory alone: an API server gives node ports out itself.
+/// Only for the directory source: an API server assigns node ports itself.
 #[test]
 fn node_ports_in_directory_mode_come_from_above_a_band_of_86_until_that_is_full() {
     // min(max(16, size/32), 128) of the 2768 from 30000 to 32767.
@@ -336,7 +337,7 @@ fn first_come_keeps_by_creation_time_then_uid() {
         let outcome = pooled.step();
         assert_eq!(owners(&outcome), [format!("203.0.113.5 {first}")], "a{a}, z{z}");
     }
-    // Who has it keeps it, though an older Service asks now.
+    // The owner keeps the address, although an older Service requests it now.
     let mut pooled =
         Pooled::of("addresses: [203.0.113.0/28]", &asks("z", ", creationTimestamp: '2026-01-02T00:00:00Z'"));
     pooled.step();
@@ -377,7 +378,7 @@ fn overlapping_pools_are_told_and_are_not_a_crash() {
         .map(|f| (f.object.name.as_str(), f.kind))
         .collect();
     assert_eq!(told, [("a", ObjectKind::AddressPool), ("b", ObjectKind::AddressPool)]);
-    // An object with the name of a pool of the configuration is not used, and says so.
+    // An object with the name of a pool of the configuration is not used, and its status reports that.
     let taken = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
                  [192.0.2.0/28]}\n";
     let outcome = Both::new(taken).look();
@@ -400,7 +401,7 @@ fn a_full_pool_leaves_the_service_pending_until_an_address_is_free() {
     pooled.services_are(&without_s0);
     let outcome = pooled.step();
     assert_eq!((address(&outcome, "s2"), outcome.findings.len()), (free, 0));
-    // Or the pool grows.
+    // The same if the pool grows.
     let mut grown = Pooled::of("addresses: [203.0.113.4/31]", &many(3));
     grown.step();
     grown.pools_are(&[("public", "", "addresses: [203.0.113.4/30]")]);

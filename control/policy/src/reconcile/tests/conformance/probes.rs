@@ -1,5 +1,5 @@
-//! Section 4, the probes: `/healthz`, `/livez` and `/readyz` of both gateways over loopback, with what their objects say
-//! of the node that they are on.
+//! Section 4, the probes: `/healthz`, `/livez` and `/readyz` of both gateways over loopback, depending on the objects
+//! of their node.
 
 use tidegate_health::health_check_node_port::ProxyHealth;
 use tidegate_health::health_check_node_port::probes::Probes;
@@ -8,12 +8,12 @@ use super::health_check_node_ports::{LOOPBACK, TIMEOUT, until};
 use super::*;
 use jiff::Timestamp;
 
-/// Both gateways' probes, after a change of what they know of their node.
+/// The probes of both gateways, after their information about the node has changed.
 async fn probed(both: &Both, health: &Arc<ProxyHealth>, path: &str, now: Duration) -> String {
     probed_where(both, health, path, now, true).await
 }
 
-/// The same where the source has all Nodes, or need not have any.
+/// The same with a choice whether the source has all Nodes, or does not need them.
 async fn probed_where(
     both: &Both,
     health: &Arc<ProxyHealth>,

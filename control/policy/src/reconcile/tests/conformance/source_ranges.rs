@@ -1,4 +1,4 @@
-//! Section 3, `loadBalancerSourceRanges`: whom they let in, by which address, and which errors belong to whom.
+//! Section 3, `loadBalancerSourceRanges`: which clients they allow, on which addresses, and which ICMP errors pass.
 
 use super::packets::Gateways;
 use super::*;
@@ -48,7 +48,7 @@ fn comes_in(gateways: &mut Gateways, from: &str, to: &str) -> bool {
 const VIP: &str = "203.0.113.5:80";
 const VIP6: &str = "[2001:db8:1::5]:80";
 
-/// The ranges of the port on an address: `None` for everyone.
+/// The source ranges of the port on an address: `None` if every client is allowed.
 fn ranges_on(outcome: &Outcome, vip: &str) -> Option<Vec<IpNet>> {
     let spec = outcome.spec.services.iter().find(|spec| spec.key.vip == ip(vip)).expect("it is served");
     spec.source_ranges.as_ref().map(|ranges| ranges.to_vec())
