@@ -95,12 +95,19 @@ struct Falsified {
     ether_type: Option<u16>,
 }
 
-/// A frame in the making.
+/// The link layer around a packet.
 #[derive(Clone, Debug)]
-pub struct Builder {
-    dst_mac: MacAddr,
-    src_mac: MacAddr,
+struct Link {
+    dst: MacAddr,
+    src: MacAddr,
     tags: Vec<u16>,
+    /// Bytes after the packet.
+    trailer: usize,
+}
+
+/// The fields of the IP header, and the headers between it and the transport.
+#[derive(Clone, Debug)]
+struct IpHeader {
     src: IpAddr,
     dst: IpAddr,
     ttl: u8,
@@ -109,21 +116,25 @@ pub struct Builder {
     dont_fragment: bool,
     fragment: Option<FragmentField>,
     flow_label: u32,
-    ip_options: Vec<u8>,
+    options: Vec<u8>,
     extensions: Vec<(u8, Vec<u8>)>,
+}
+
+/// A frame in the making.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    link: Link,
+    ip: IpHeader,
     transport: Transport,
     payload: Vec<u8>,
-    trailer: usize,
     falsified: Falsified,
 }
 
 impl Builder {
     fn new(src: IpAddr, dst: IpAddr, transport: Transport) -> Builder {
         assert_eq!(src.is_ipv4(), dst.is_ipv4(), "a packet has one family");
-        Builder {
-            dst_mac: GATEWAY_MAC,
-            src_mac: CLIENT_MAC,
-            tags: Vec::new(),
+        let link = Link { dst: GATEWAY_MAC, src: CLIENT_MAC, tags: Vec::new(), trailer: 0 };
+        let ip = IpHeader {
             src,
             dst,
             ttl: 64,
@@ -132,13 +143,10 @@ impl Builder {
             dont_fragment: true,
             fragment: None,
             flow_label: 0,
-            ip_options: Vec::new(),
+            options: Vec::new(),
             extensions: Vec::new(),
-            transport,
-            payload: Vec::new(),
-            trailer: 0,
-            falsified: Falsified::default(),
-        }
+        };
+        Builder { link, ip, transport, payload: Vec::new(), falsified: Falsified::default() }
     }
 
     /// A TCP segment, ACK set, without data.
@@ -187,50 +195,50 @@ impl Builder {
 
     /// Ethernet addresses.
     pub fn mac(mut self, src: MacAddr, dst: MacAddr) -> Builder {
-        (self.src_mac, self.dst_mac) = (src, dst);
+        (self.link.src, self.link.dst) = (src, dst);
         self
     }
 
     /// Adds an 802.1Q tag of this control information (priority and VLAN).
     pub fn vlan(mut self, tci: u16) -> Builder {
-        self.tags.push(tci);
+        self.link.tags.push(tci);
         self
     }
 
     /// TTL or hop limit; 64 otherwise.
     pub fn ttl(mut self, ttl: u8) -> Builder {
-        self.ttl = ttl;
+        self.ip.ttl = ttl;
         self
     }
 
     /// TOS or traffic class.
     pub fn tos(mut self, tos: u8) -> Builder {
-        self.tos = tos;
+        self.ip.tos = tos;
         self
     }
 
     /// IPv4 identification.
     pub fn id(mut self, id: u16) -> Builder {
-        self.id = id;
+        self.ip.id = id;
         self
     }
 
     /// IPv4 DF; set otherwise.
     pub fn dont_fragment(mut self, df: bool) -> Builder {
-        self.dont_fragment = df;
+        self.ip.dont_fragment = df;
         self
     }
 
     /// IPv6 flow label.
     pub fn flow_label(mut self, label: u32) -> Builder {
-        self.flow_label = label;
+        self.ip.flow_label = label;
         self
     }
 
     /// IPv4 options, padded to whole words with end-of-options.
     pub fn ip_options(mut self, options: &[u8]) -> Builder {
-        self.ip_options = options.to_vec();
-        self.ip_options.resize(options.len().next_multiple_of(4), 0);
+        self.ip.options = options.to_vec();
+        self.ip.options.resize(options.len().next_multiple_of(4), 0);
         self
     }
 
@@ -240,15 +248,15 @@ impl Builder {
         let unit = if kind == proto::AH { 4 } else { 8 };
         let mut body = body.to_vec();
         body.resize((body.len() + 2).next_multiple_of(unit).max(8) - 2, 0);
-        self.extensions.push((kind, body));
+        self.ip.extensions.push((kind, body));
         self
     }
 
     /// Makes it one fragment by hand: the payload is all there is, with the transport header before it only at
     /// offset 0. [`fragments`] cuts up a whole packet.
     pub fn fragment(mut self, id: u32, offset: u16, more: bool) -> Builder {
-        self.fragment = Some(FragmentField { id, offset, more });
-        self.dont_fragment = false;
+        self.ip.fragment = Some(FragmentField { id, offset, more });
+        self.ip.dont_fragment = false;
         self
     }
 
@@ -297,7 +305,7 @@ impl Builder {
 
     /// Adds this many bytes of Ethernet padding behind the packet.
     pub fn trailer(mut self, len: usize) -> Builder {
-        self.trailer = len;
+        self.link.trailer = len;
         self
     }
 
@@ -346,24 +354,24 @@ impl Builder {
     /// The frame.
     pub fn build(&self) -> Vec<u8> {
         let mut frame = Vec::new();
-        frame.extend(self.dst_mac.0);
-        frame.extend(self.src_mac.0);
-        for tag in &self.tags {
+        frame.extend(self.link.dst.0);
+        frame.extend(self.link.src.0);
+        for tag in &self.link.tags {
             frame.extend(0x8100u16.to_be_bytes());
             frame.extend(tag.to_be_bytes());
         }
-        let ether_type = if self.src.is_ipv4() { 0x0800u16 } else { 0x86dd };
+        let ether_type = if self.ip.src.is_ipv4() { 0x0800u16 } else { 0x86dd };
         frame.extend(self.falsified.ether_type.unwrap_or(ether_type).to_be_bytes());
         frame.extend(self.packet());
-        frame.resize(frame.len() + self.trailer, 0);
+        frame.resize(frame.len() + self.link.trailer, 0);
         frame
     }
 
     /// The IP packet alone.
     pub fn packet(&self) -> Vec<u8> {
-        let later = self.fragment.is_some_and(|f| f.offset != 0);
+        let later = self.ip.fragment.is_some_and(|f| f.offset != 0);
         let body = if later { self.payload.clone() } else { self.transport_bytes() };
-        match (self.src, self.dst) {
+        match (self.ip.src, self.ip.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => self.ipv4(src.octets(), dst.octets(), &body),
             (IpAddr::V6(src), IpAddr::V6(dst)) => self.ipv6(src.octets(), dst.octets(), &body),
             _ => unreachable!("the constructor saw one family"),
@@ -371,19 +379,20 @@ impl Builder {
     }
 
     fn ipv4(&self, src: [u8; 4], dst: [u8; 4], body: &[u8]) -> Vec<u8> {
-        let header_len = 20 + self.ip_options.len();
+        let header_len = 20 + self.ip.options.len();
         assert!(header_len <= 60, "IPv4 has room for 40 bytes of options");
         let total = u16::try_from(header_len + body.len()).expect("the packet is at most 65,535 bytes long");
-        let mut p = vec![self.falsified.version_ihl.unwrap_or(0x40 | (header_len / 4) as u8), self.tos];
+        let mut p = vec![self.falsified.version_ihl.unwrap_or(0x40 | (header_len / 4) as u8), self.ip.tos];
         p.extend(self.falsified.ip_len.unwrap_or(total).to_be_bytes());
-        let fragment = self.fragment.unwrap_or(FragmentField { id: self.id.into(), offset: 0, more: false });
+        let fragment =
+            self.ip.fragment.unwrap_or(FragmentField { id: self.ip.id.into(), offset: 0, more: false });
         p.extend((fragment.id as u16).to_be_bytes());
-        let flags = u16::from(self.dont_fragment) << 14 | u16::from(fragment.more) << 13;
+        let flags = u16::from(self.ip.dont_fragment) << 14 | u16::from(fragment.more) << 13;
         p.extend((flags | (fragment.offset / 8)).to_be_bytes());
-        p.extend([self.ttl, self.proto(), 0, 0]);
+        p.extend([self.ip.ttl, self.proto(), 0, 0]);
         p.extend(src);
         p.extend(dst);
-        p.extend(&self.ip_options);
+        p.extend(&self.ip.options);
         let sum = self.falsified.ip_checksum.unwrap_or_else(|| checksum(&p));
         p[10..12].copy_from_slice(&sum.to_be_bytes());
         p.extend(body);
@@ -391,8 +400,8 @@ impl Builder {
     }
 
     fn ipv6(&self, src: [u8; 16], dst: [u8; 16], body: &[u8]) -> Vec<u8> {
-        let mut chain = self.extensions.clone();
-        if let Some(f) = self.fragment {
+        let mut chain = self.ip.extensions.clone();
+        if let Some(f) = self.ip.fragment {
             let mut bytes = (f.offset & 0xfff8 | u16::from(f.more)).to_be_bytes().to_vec();
             bytes.extend(f.id.to_be_bytes());
             chain.push((proto::FRAGMENT, bytes));
@@ -410,11 +419,11 @@ impl Builder {
         }
         let len =
             u16::try_from(extensions.len() + body.len()).expect("the payload is at most 65,535 bytes long");
-        let mut first = (6 << 28 | u32::from(self.tos) << 20 | self.flow_label).to_be_bytes();
+        let mut first = (6 << 28 | u32::from(self.ip.tos) << 20 | self.ip.flow_label).to_be_bytes();
         first[0] = self.falsified.version_ihl.unwrap_or(first[0]);
         let mut p = first.to_vec();
         p.extend(self.falsified.ip_len.unwrap_or(len).to_be_bytes());
-        p.extend([chain.first().map_or(self.proto(), |(kind, _)| *kind), self.ttl]);
+        p.extend([chain.first().map_or(self.proto(), |(kind, _)| *kind), self.ip.ttl]);
         p.extend(src);
         p.extend(dst);
         p.extend(extensions);
@@ -427,7 +436,7 @@ impl Builder {
             Transport::Tcp { .. } => proto::TCP,
             Transport::Udp { .. } => proto::UDP,
             Transport::Sctp { .. } => proto::SCTP,
-            Transport::Icmp { .. } if self.src.is_ipv4() => proto::ICMP,
+            Transport::Icmp { .. } if self.ip.src.is_ipv4() => proto::ICMP,
             Transport::Icmp { .. } => proto::ICMPV6,
             Transport::Raw { proto } => proto,
         }
@@ -487,11 +496,17 @@ impl Builder {
     }
 
     fn pseudo_header(&self, len: usize) -> Sum {
-        let family = if self.src.is_ipv4() { Family::V4 } else { Family::V6 };
+        let family = if self.ip.src.is_ipv4() { Family::V4 } else { Family::V6 };
         if family == Family::V4 && matches!(self.transport, Transport::Icmp { .. }) {
             return Sum::new();
         }
-        Sum::pseudo_header(family, &Addr::from(self.src), &Addr::from(self.dst), self.proto(), len as u32)
+        Sum::pseudo_header(
+            family,
+            &Addr::from(self.ip.src),
+            &Addr::from(self.ip.dst),
+            self.proto(),
+            len as u32,
+        )
     }
 }
 

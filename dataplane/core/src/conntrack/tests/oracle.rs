@@ -160,6 +160,120 @@ fn alive(model: &Model, key: &FlowKey, ms: u64) -> Option<Flow> {
     model.get(key).copied().filter(|flow| flow.alive(ms))
 }
 
+/// Tables of `nat` flows and their model, which every step compares.
+struct Pairs {
+    tables: FlowTables,
+    model: Model,
+    ms: u64,
+}
+
+impl Pairs {
+    fn client(&mut self, flow: u8, packet: Packet) -> Result<(), TestCaseError> {
+        let ms = self.ms;
+        let packet = of_protocol(flow, packet);
+        let key = flow_key(flow);
+        let expected = alive(&self.model, &key, ms).map(|mut flow| {
+            let reopened = flow.client_packet(packet, ms);
+            self.model.insert(key, flow);
+            let (reply, _) = flow.server.unwrap();
+            let phase = flow.client.state.phase();
+            let (source, source_port) = (reply.addr(), reply.port());
+            NatHit { backend: flow.backend, source, source_port, phase, reopened }
+        });
+        let hash = self.tables.hash(&key);
+        prop_assert_eq!(self.tables.nat.lookup(&key, hash, packet, at(ms)), expected);
+        Ok(())
+    }
+
+    fn server(&mut self, flow: u8, packet: Packet) -> Result<(), TestCaseError> {
+        let (ms, now) = (self.ms, at(self.ms));
+        let packet = of_protocol(flow, packet);
+        let reply = reply_key(flow, flow);
+        let owner = self.model.iter().find(|(_, flow)| flow.server.unwrap().0 == reply && flow.alive(ms));
+        let stranger = FlowKey::flow(service(9), addr(flow.is_multiple_of(2), 9), 9);
+        let wanted = owner.map_or(ReplyKey::Free, |(_, flow)| flow.reply_key(ms));
+        let expected = owner.map(|(&key, &flow)| (key, flow)).map(|(key, mut flow)| {
+            let side = &mut flow.server.as_mut().unwrap().1;
+            *side = Side { state: side.state.next(packet), seen_ms: ms };
+            let phase = side.state.phase();
+            self.model.insert(key, flow);
+            let service = ServiceId::from_raw(key.owner);
+            ReplyHit { service, client: key.addr(), client_port: key.port(), backend: flow.backend, phase }
+        });
+        let hash = self.tables.hash(&reply);
+        prop_assert_eq!(self.tables.nat.reply_key(&reply, hash, &stranger, now), wanted);
+        prop_assert_eq!(self.tables.nat.lookup_reply(&reply, hash, packet, now), expected);
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        (flow, reply): (u8, u8),
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+    ) -> Result<(), TestCaseError> {
+        let ms = self.ms;
+        let packet = of_protocol(flow, packet);
+        let (key, reply) = (flow_key(flow), reply_key(flow, reply));
+        let has_reply = |flow: &Flow| flow.server.unwrap().0 == reply;
+        let taken = self.model.iter().any(|(k, flow)| *k != key && has_reply(flow) && flow.alive(ms));
+        let got = self.insert_pair((key, reply), backend, packet, idle);
+        prop_assert_eq!(got, if taken { Err(PairError::Conflict) } else { Ok(()) });
+        if !taken {
+            self.model_pair((key, reply), backend, packet, idle);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, flow: u8, reply: u8) {
+        let (key, reply) = (flow_key(flow), reply_key(flow, reply));
+        let hash = self.tables.hash(&reply);
+        let found = self.tables.nat.reply_key(&reply, hash, &key, at(self.ms));
+        if !matches!(found, ReplyKey::Free | ReplyKey::Taken) {
+            self.tables.nat.take_reply_key(&reply, hash);
+            let packet = of_protocol(flow, Packet::Tcp(SYN));
+            self.insert_pair((key, reply), backend(1), packet, idle(9)).unwrap();
+            self.model_pair((key, reply), backend(1), packet, idle(9));
+        }
+    }
+
+    fn remove(&mut self, flow: u8) -> Result<(), TestCaseError> {
+        let key = flow_key(flow);
+        let hash = self.tables.hash(&key);
+        let known = alive(&self.model, &key, self.ms).is_some();
+        prop_assert!(self.tables.nat.remove(&key, hash) || !known);
+        self.model.remove(&key);
+        Ok(())
+    }
+
+    fn insert_pair(
+        &mut self,
+        (key, reply): (FlowKey, FlowKey),
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+    ) -> Result<(), PairError> {
+        let hashes = (self.tables.hash(&key), self.tables.hash(&reply));
+        let (flow, reply) = ((&key, hashes.0), (&reply, hashes.1));
+        self.tables.nat.insert_pair(flow, reply, backend, packet, idle, at(self.ms))
+    }
+
+    /// The same in the model: a flow that has the reply key gives it up.
+    fn model_pair(
+        &mut self,
+        (key, reply): (FlowKey, FlowKey),
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+    ) {
+        self.model.retain(|_, flow| flow.server.unwrap().0 != reply);
+        let client = Side { state: State::first(packet), seen_ms: self.ms };
+        let server = Some((reply, Side { state: State::silent(packet), seen_ms: self.ms }));
+        self.model.insert(key, Flow { backend, idle, client, server });
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -218,90 +332,24 @@ proptest! {
 
     #[test]
     fn a_nat_table_with_room_is_a_hash_map_of_pairs(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
-        let mut tables = FlowTables::new(200, seed);
-        let (mut model, mut ms) = (Model::new(), start);
+        let mut pairs = Pairs { tables: FlowTables::new(200, seed), model: Model::new(), ms: start };
         for step in steps {
-            let now = at(ms);
             match step {
-                Step::Client { flow, packet } => {
-                    let packet = of_protocol(flow, packet);
-                    let key = flow_key(flow);
-                    let expected = alive(&model, &key, ms).map(|mut flow| {
-                        let reopened = flow.client_packet(packet, ms);
-                        model.insert(key, flow);
-                        let (reply, _) = flow.server.unwrap();
-                        let phase = flow.client.state.phase();
-                        let (source, source_port) = (reply.addr(), reply.port());
-                        NatHit { backend: flow.backend, source, source_port, phase, reopened }
-                    });
-                    let hash = tables.hash(&key);
-                    prop_assert_eq!(tables.nat.lookup(&key, hash, packet, now), expected);
-                }
-                Step::Server { flow, packet } => {
-                    let packet = of_protocol(flow, packet);
-                    let reply = reply_key(flow, flow);
-                    let owner = model.iter().find(|(_, flow)| flow.server.unwrap().0 == reply && flow.alive(ms));
-                    let stranger = FlowKey::flow(service(9), addr(flow.is_multiple_of(2), 9), 9);
-                    let wanted = owner.map_or(ReplyKey::Free, |(_, flow)| flow.reply_key(ms));
-                    let expected = owner.map(|(&key, &flow)| (key, flow)).map(|(key, mut flow)| {
-                        let side = &mut flow.server.as_mut().unwrap().1;
-                        *side = Side { state: side.state.next(packet), seen_ms: ms };
-                        let phase = side.state.phase();
-                        model.insert(key, flow);
-                        let service = ServiceId::from_raw(key.owner);
-                        ReplyHit { service, client: key.addr(), client_port: key.port(), backend: flow.backend, phase }
-                    });
-                    let hash = tables.hash(&reply);
-                    prop_assert_eq!(tables.nat.reply_key(&reply, hash, &stranger, now), wanted);
-                    prop_assert_eq!(tables.nat.lookup_reply(&reply, hash, packet, now), expected);
-                }
+                Step::Client { flow, packet } => pairs.client(flow, packet)?,
+                Step::Server { flow, packet } => pairs.server(flow, packet)?,
                 Step::Insert { flow, reply, backend: n, packet, idle: seconds } => {
-                    let packet = of_protocol(flow, packet);
-                    let (key, reply) = (flow_key(flow), reply_key(flow, reply));
-                    let (backend, idle) = (backend(n), idle(seconds));
-                    let taken = model
-                        .iter()
-                        .any(|(k, flow)| *k != key && flow.server.unwrap().0 == reply && flow.alive(ms));
-                    let hashes = (tables.hash(&key), tables.hash(&reply));
-                    let got = tables.nat.insert_pair((&key, hashes.0), (&reply, hashes.1), backend, packet, idle, now);
-                    prop_assert_eq!(got, if taken { Err(PairError::Conflict) } else { Ok(()) });
-                    if !taken {
-                        model.retain(|_, flow| flow.server.unwrap().0 != reply);
-                        let client = Side { state: State::first(packet), seen_ms: ms };
-                        let server = Some((reply, Side { state: State::silent(packet), seen_ms: ms }));
-                        model.insert(key, Flow { backend, idle, client, server });
-                    }
+                    pairs.insert((flow, reply), backend(n), packet, idle(seconds))?;
                 }
-                Step::Take { flow, reply } => {
-                    let (key, reply) = (flow_key(flow), reply_key(flow, reply));
-                    let hash = tables.hash(&reply);
-                    let found = tables.nat.reply_key(&reply, hash, &key, now);
-                    if !matches!(found, ReplyKey::Free | ReplyKey::Taken) {
-                        tables.nat.take_reply_key(&reply, hash);
-                        model.retain(|_, flow| flow.server.unwrap().0 != reply);
-                        let packet = of_protocol(flow, Packet::Tcp(SYN));
-                        let hashes = (tables.hash(&key), hash);
-                        let flow = (&key, hashes.0);
-                        tables.nat.insert_pair(flow, (&reply, hash), backend(1), packet, idle(9), now).unwrap();
-                        let client = Side { state: State::first(packet), seen_ms: ms };
-                        let server = Some((reply, Side { state: State::silent(packet), seen_ms: ms }));
-                        model.insert(key, Flow { backend: backend(1), idle: idle(9), client, server });
-                    }
-                }
-                Step::Remove { flow } => {
-                    let key = flow_key(flow);
-                    let hash = tables.hash(&key);
-                    let known = alive(&model, &key, ms).is_some();
-                    prop_assert!(tables.nat.remove(&key, hash) || !known);
-                    model.remove(&key);
-                }
-                Step::Wait { ms: wait } => ms += wait,
+                Step::Take { flow, reply } => pairs.take(flow, reply),
+                Step::Remove { flow } => pairs.remove(flow)?,
+                Step::Wait { ms: wait } => pairs.ms += wait,
                 Step::Age { buckets } => {
-                    tables.age(now, buckets);
+                    pairs.tables.age(at(pairs.ms), buckets);
                 }
             }
-            assert_whole(&tables);
+            assert_whole(&pairs.tables);
         }
+        let Pairs { mut tables, model, ms } = pairs;
         age_all(&mut tables, at(ms));
         prop_assert_eq!(tables.live(), model.values().filter(|flow| flow.alive(ms)).count());
         let counters = tables.counters();

@@ -29,31 +29,34 @@ fn solicitation(hop_limit: u8, body: &[u8]) -> Vec<u8> {
     Builder::icmp("2001:db8::1", "2001:db8::2", 135, 0, [0; 4]).ttl(hop_limit).payload(body).build()
 }
 
-#[test]
-fn every_malformed_reason_is_produced() {
+/// A reason, and the one that a frame made for it was refused with.
+type Case = (Malformed, Malformed);
+
+/// Of the link layer and ARP.
+fn link_layer() -> Vec<Case> {
     use Malformed::*;
     let tcp4 = || Builder::tcp(C4, S4);
-    let tcp6 = || Builder::tcp(C6, S6);
-    let udp4 = || Builder::udp(C4, S4);
     let whole = tcp4().build();
     let arp = arp::request(CLIENT_MAC, [192, 0, 2, 1].into(), [192, 0, 2, 2].into(), None, None);
     let mut arp_ax25 = arp.clone();
     arp_ax25[15] = 3;
-    let error = |quoted: &[u8]| Builder::icmp("192.0.2.9", "192.0.2.1", 3, 3, [0; 4]).payload(quoted).build();
-    let error6 =
-        |quoted: &[u8]| Builder::icmp("2001:db8::9", "2001:db8::1", 1, 4, [0; 4]).payload(quoted).build();
-    let short = |proto| Builder::ip("192.0.2.1", "192.0.2.2", proto).payload_len(7).build();
-    let nine = (0..9).fold(tcp6(), |b, _| b.extension(proto::DESTINATION_OPTIONS, &[]));
-    let mut long_extension = tcp6().extension(proto::ROUTING, &[0; 6]).build();
-    long_extension[55] = 255;
-
-    let produced = [
+    vec![
         (FrameTooLong, refused(&vec![0; 65_536])),
         (EthernetTruncated, refused(&whole[..13])),
         (VlanTruncated, refused(&tcp4().vlan(5).build()[..17])),
         (VlanReserved, refused(&tcp4().vlan(0x0fff).build())),
         (ArpTruncated, refused(&arp[..41])),
         (ArpFormat, refused(&arp_ax25)),
+    ]
+}
+
+/// Of the IPv4 header.
+fn ipv4() -> Vec<Case> {
+    use Malformed::*;
+    let tcp4 = || Builder::tcp(C4, S4);
+    let udp4 = || Builder::udp(C4, S4);
+    let whole = tcp4().build();
+    vec![
         (Ipv4Truncated, refused(&whole[..33])),
         (Ipv4Version, refused(&tcp4().version_ihl(0x65).build())),
         (Ipv4HeaderLength, refused(&tcp4().version_ihl(0x44).build())),
@@ -61,22 +64,21 @@ fn every_malformed_reason_is_produced() {
         (Ipv4Options, refused(&udp4().ip_options(&[7, 1, 0, 0]).build())),
         (Ipv4Options, refused(&udp4().ip_options(&[1, 1, 1, 7]).build())),
         (Ipv4Options, refused(&udp4().ip_options(&[7, 5, 0, 0]).build())),
-        (SourceRoute, refused(&udp4().ip_options(&[131, 3, 4, 0]).build())),
-        (SourceRoute, refused(&udp4().ip_options(&[1, 7, 3, 4, 137, 3, 4, 0]).build())),
-        (SourceRoute, refused(&tcp6().extension(proto::ROUTING, &[0, 1, 0, 0, 0, 0]).build())),
-        (
-            SourceRoute,
-            refused(
-                &tcp6()
-                    .extension(proto::HOP_BY_HOP, &[1; 6])
-                    .extension(proto::ROUTING, &[4, 9, 0, 0, 0, 0])
-                    .build(),
-            ),
-        ),
         (Ipv4TotalLength, refused(&tcp4().ip_len(41).build())),
         (Ipv4TotalLength, refused(&tcp4().ip_len(19).build())),
         (Ipv4Checksum, refused(&tcp4().ip_checksum(0).build())),
         (Ipv4Checksum, refused(&tcp4().ip_options(&[1; 8]).ip_checksum(0).build())),
+    ]
+}
+
+/// Of the IPv6 header and its extensions.
+fn ipv6() -> Vec<Case> {
+    use Malformed::*;
+    let tcp6 = || Builder::tcp(C6, S6);
+    let nine = (0..9).fold(tcp6(), |b, _| b.extension(proto::DESTINATION_OPTIONS, &[]));
+    let mut long_extension = tcp6().extension(proto::ROUTING, &[0; 6]).build();
+    long_extension[55] = 255;
+    vec![
         (Ipv6Truncated, refused(&tcp6().build()[..53])),
         (Ipv6Version, refused(&tcp6().version_ihl(0x40).build())),
         (Ipv6PayloadLength, refused(&tcp6().ip_len(21).build())),
@@ -99,10 +101,43 @@ fn every_malformed_reason_is_produced() {
                 &tcp6().extension(proto::DESTINATION_OPTIONS, &[]).extension(proto::HOP_BY_HOP, &[]).build(),
             ),
         ),
+    ]
+}
+
+/// Of source routes and fragments, in both families.
+fn routes_and_fragments() -> Vec<Case> {
+    use Malformed::*;
+    let tcp4 = || Builder::tcp(C4, S4);
+    let tcp6 = || Builder::tcp(C6, S6);
+    let udp4 = || Builder::udp(C4, S4);
+    vec![
+        (SourceRoute, refused(&udp4().ip_options(&[131, 3, 4, 0]).build())),
+        (SourceRoute, refused(&udp4().ip_options(&[1, 7, 3, 4, 137, 3, 4, 0]).build())),
+        (SourceRoute, refused(&tcp6().extension(proto::ROUTING, &[0, 1, 0, 0, 0, 0]).build())),
+        (
+            SourceRoute,
+            refused(
+                &tcp6()
+                    .extension(proto::HOP_BY_HOP, &[1; 6])
+                    .extension(proto::ROUTING, &[4, 9, 0, 0, 0, 0])
+                    .build(),
+            ),
+        ),
         (FragmentLength, refused(&tcp4().payload_len(3).fragment(1, 0, true).build())),
         (FragmentLength, refused(&tcp6().payload_len(3).fragment(1, 8, true).build())),
         (FragmentBeyondEnd, refused(&tcp4().payload_len(80).fragment(1, 65_528, false).build())),
         (FragmentBeyondEnd, refused(&tcp6().payload_len(80).fragment(1, 65_528, false).build())),
+    ]
+}
+
+/// Of the transport header.
+fn transport() -> Vec<Case> {
+    use Malformed::*;
+    let tcp4 = || Builder::tcp(C4, S4);
+    let tcp6 = || Builder::tcp(C6, S6);
+    let udp4 = || Builder::udp(C4, S4);
+    let short = |proto| Builder::ip("192.0.2.1", "192.0.2.2", proto).payload_len(7).build();
+    vec![
         (TcpTruncated, refused(&Builder::ip("192.0.2.1", "192.0.2.2", proto::TCP).payload_len(19).build())),
         (TcpDataOffset, refused(&tcp4().data_offset(4).build())),
         (TcpDataOffset, refused(&tcp6().data_offset(6).build())),
@@ -115,6 +150,18 @@ fn every_malformed_reason_is_produced() {
             Icmpv6Truncated,
             refused(&Builder::ip("2001:db8::1", "2001:db8::2", proto::ICMPV6).payload_len(7).build()),
         ),
+    ]
+}
+
+/// Of the packet that an ICMP error quotes.
+fn quotes() -> Vec<Case> {
+    use Malformed::*;
+    let tcp4 = || Builder::tcp(C4, S4);
+    let tcp6 = || Builder::tcp(C6, S6);
+    let error = |quoted: &[u8]| Builder::icmp("192.0.2.9", "192.0.2.1", 3, 3, [0; 4]).payload(quoted).build();
+    let error6 =
+        |quoted: &[u8]| Builder::icmp("2001:db8::9", "2001:db8::1", 1, 4, [0; 4]).payload(quoted).build();
+    vec![
         (QuoteTruncated, quote_refused(&error(&tcp4().packet()[..27]))),
         (QuoteTruncated, quote_refused(&error(&tcp4().ip_options(&[1; 8]).packet()[..26]))),
         (QuoteTruncated, quote_refused(&error6(&tcp6().packet()[..47]))),
@@ -122,6 +169,13 @@ fn every_malformed_reason_is_produced() {
         (QuoteHeader, quote_refused(&error(&tcp4().version_ihl(0x44).packet()))),
         (QuoteHeader, quote_refused(&error(&tcp6().packet()))),
         (QuoteHeader, quote_refused(&error6(&tcp6().version_ihl(0x40).packet()))),
+    ]
+}
+
+/// Of a neighbour discovery message.
+fn discovery() -> Vec<Case> {
+    use Malformed::*;
+    vec![
         (NdpTruncated, ndp_refused(&solicitation(255, &[0; 15]))),
         (
             NdpTruncated,
@@ -133,7 +187,13 @@ fn every_malformed_reason_is_produced() {
         ),
         (NdpInvalid, ndp_refused(&solicitation(254, &[0x20; 16]))),
         (NdpInvalid, ndp_refused(&solicitation(255, &[0xff; 16]))),
-    ];
+    ]
+}
+
+#[test]
+fn every_malformed_reason_is_produced() {
+    let produced =
+        [link_layer(), ipv4(), ipv6(), routes_and_fragments(), transport(), quotes(), discovery()].concat();
     for (i, (expected, found)) in produced.iter().enumerate() {
         assert_eq!(found, expected, "case {i}");
     }
