@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use super::compile::compile_anew;
 use super::problem::{BackendProblem, Problem};
 use super::spec::SnapshotSpec;
-use super::{Service, ServiceInfo, Snapshot};
+use super::state::Snapshot;
 use crate::backend::Backend;
 use crate::difference::{self, Difference};
 use crate::hash::mix;
@@ -22,7 +22,7 @@ use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::neighbors::{NeighborSlot, NeighborTable};
 use crate::routes::NextHop;
 use crate::selector::Selector;
-use crate::service::BackendInfo;
+use crate::service::{BackendInfo, Service, ServiceInfo};
 use crate::wire::{Addr, Family};
 
 /// The number of flows of each service port whose backend is shown if the choices differ.
@@ -44,7 +44,7 @@ impl Snapshot {
                 return Some(vec![Difference { part: "compile".to_owned(), incremental, from_scratch }]);
             }
         };
-        let known = self.lineage.problems();
+        let known = self.carried.lineage.problems();
         if known.iter().chain(&problems).any(is_lack_of_room) {
             return None;
         }
@@ -56,7 +56,11 @@ impl Snapshot {
             difference::of_lists("routes", one.routes(spec), other.routes(spec)),
             difference::of_lists("next hops", one.next_hops(), other.next_hops()),
             difference::of_lists("left over", one.left_over(), other.left_over()),
-            difference::of("lineage", &self.lineage.basis(spec), &scratch.lineage.basis(spec)),
+            difference::of(
+                "lineage",
+                &self.carried.lineage.basis(spec),
+                &scratch.carried.lineage.basis(spec),
+            ),
             difference::of("surroundings", &one.surroundings(), &other.surroundings()),
             difference::of_lists("problems", &known, &problems),
         ];
@@ -191,11 +195,12 @@ impl<'a> Seen<'a> {
         let of_backends = self.snapshot.backends.iter().filter(|backend| !listed.contains(&backend.id));
         let of_backends = of_backends.map(|backend| (backend.address, backend.port));
         let listed: HashSet<EndpointId> = self.snapshot.endpoints.iter().map(|&(_, id)| id).collect();
-        let of_endpoints = self.snapshot.generations.endpoints.all().filter_map(|(index, generation)| {
-            let id = EndpointId::new(index, generation);
-            let key = self.snapshot.endpoint_key(id).filter(|_| !listed.contains(&id))?;
-            Some((key.address, key.port))
-        });
+        let of_endpoints =
+            self.snapshot.carried.generations.endpoints.all().filter_map(|(index, generation)| {
+                let id = EndpointId::new(index, generation);
+                let key = self.snapshot.endpoint_key(id).filter(|_| !listed.contains(&id))?;
+                Some((key.address, key.port))
+            });
         of_backends.chain(of_endpoints).collect()
     }
 
@@ -234,11 +239,12 @@ impl<'a> Seen<'a> {
     fn surroundings(self) -> impl Debug {
         let snapshot = self.snapshot;
         let routers: Vec<_> = snapshot.default_routers().iter().map(|slot| self.next_hop(*slot)).collect();
-        let mut fixed: Vec<_> = snapshot.static_neighbors.iter().map(|slot| self.next_hop(*slot)).collect();
+        let mut fixed: Vec<_> =
+            snapshot.carried.static_neighbors.iter().map(|slot| self.next_hop(*slot)).collect();
         fixed.sort_unstable();
         let sources = [Family::V4, Family::V6]
             .map(|family| (snapshot.snat_addresses(family), snapshot.tunnel_source(family)));
-        (snapshot.generation, &snapshot.interfaces, sources, &snapshot.policy, routers, fixed)
+        (snapshot.generation, &snapshot.network.interfaces, sources, &snapshot.policy, routers, fixed)
     }
 }
 
@@ -310,10 +316,10 @@ mod tests {
         });
         // The second spec has one backend more.
         assert!(endpoints.contains(&"endpoints[1]".to_owned()), "{endpoints:?}");
-        assert_eq!(stale(&|snapshot| snapshot.snat_v4 = Arc::default()), ["surroundings"]);
+        assert_eq!(stale(&|snapshot| snapshot.network.snat_v4 = Arc::default()), ["surroundings"]);
         let before = stale(&|snapshot| {
             let old = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles").0;
-            snapshot.lineage = old.lineage;
+            snapshot.carried.lineage = old.carried.lineage;
         });
         assert_eq!(before, ["lineage"], "the next revision would go by the spec before");
     }

@@ -8,10 +8,15 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::addresses::AddressKind;
 use crate::hash::{client_hash, selection_hash};
+use crate::ids::BackendId;
 use crate::limits;
 use crate::neighbors::{NeighborState, NeighborTable};
-use crate::wire::MacAddr;
+use crate::routes::NextHop;
+use crate::selector::Selector;
+use crate::service::{Service, ServiceInfo};
+use crate::wire::{Addr, Family, MacAddr};
 use ForwardingMode::{DsrIpip, DsrL2, FullNat, Nat};
 
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);

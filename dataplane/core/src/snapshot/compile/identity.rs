@@ -6,14 +6,15 @@
 //!
 //! Invariant: objects are numbered in the order of their keys, so equal histories give equal ids.
 
-use super::Programmed;
+use super::services::Programmed;
 use crate::backend::{EndpointKey, Uses};
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::service::{ServiceInfo, Services};
 use crate::snapshot::indices::{Generations, Indices, Kind};
+use crate::snapshot::lineage::Fresh;
 use crate::snapshot::spec::ForwardingMode;
-use crate::snapshot::{Fresh, Snapshot};
+use crate::snapshot::state::Snapshot;
 
 /// Ids of everything programmed: services and backends in their order, endpoints by key.
 pub(super) struct Ids {
@@ -31,7 +32,7 @@ pub(super) struct Ids {
 
 impl Ids {
     pub(super) fn assign(programmed: &[Programmed<'_>], previous: Option<&Snapshot>) -> Self {
-        let before = previous.map(|snapshot| snapshot.generations.clone()).unwrap_or_default();
+        let before = previous.map(|snapshot| snapshot.carried.generations.clone()).unwrap_or_default();
 
         let kept_services: Vec<_> =
             programmed.iter().map(|service| previous?.services.known(service)).collect();

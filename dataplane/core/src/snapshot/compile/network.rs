@@ -6,30 +6,17 @@
 
 use std::sync::Arc;
 
-use super::{Programmed, Reachable, Sorted, socket};
+use super::services::{Programmed, Reachable, Sorted, socket};
 use crate::addresses::{AddressKind, Addresses, Meaning, SourceFault, not_one_host};
 use crate::ids::InterfaceIndex;
 use crate::neighbors::{Hold, NeighborSlot};
 use crate::routes::{NextHop, Route, Routes};
+use crate::snapshot::interface::Interface;
+use crate::snapshot::network::Network;
 use crate::snapshot::problem::{BackendProblem, Problem};
 use crate::snapshot::spec::{BackendSpec, ForwardingMode, NoEndpoints, ServiceSpec, SnapshotSpec};
-use crate::snapshot::{Interface, Snapshot, TunnelPrefix};
+use crate::snapshot::state::Snapshot;
 use crate::wire::{Addr, Family};
-
-/// Everything but services: what decides whether a backend can be reached.
-pub(super) struct Network {
-    pub(super) interfaces: Arc<[Interface]>,
-    connected: Routes,
-    pub(super) routes: Routes,
-    pub(super) routers: Vec<NeighborSlot>,
-    /// The next hops of default routes.
-    pub(super) default_routers: Arc<[NeighborSlot]>,
-    pub(super) addresses: Addresses,
-    pub(super) snat_v4: Arc<[Addr]>,
-    pub(super) snat_v6: Arc<[Addr]>,
-    pub(super) tunnel_source_v4: Option<TunnelPrefix>,
-    pub(super) tunnel_source_v6: Option<TunnelPrefix>,
-}
 
 impl Network {
     pub(super) fn build(
@@ -84,9 +71,8 @@ impl Network {
         let kinds = own.chain(vips).chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
         let addresses = Addresses::build(kinds.chain(no_clients(spec, &default_routers)));
         Self {
-            connected,
             routes: Routes::build(&list),
-            routers,
+            routers: routers.into(),
             default_routers: default_routers.into_iter().map(|(_, slot)| slot).collect(),
             addresses,
             snat_v4: snat(Family::V4),
@@ -94,23 +80,6 @@ impl Network {
             tunnel_source_v4: spec.network.tunnel_source_v4,
             tunnel_source_v6: spec.network.tunnel_source_v6,
             interfaces,
-        }
-    }
-
-    /// The network of a snapshot, for the services of a spec with the same network and VIPs.
-    pub(super) fn of(snapshot: &Snapshot) -> Self {
-        Self {
-            interfaces: Arc::clone(&snapshot.interfaces),
-            // Needed only for fixed neighbours, which are the same.
-            connected: Routes::default(),
-            routes: snapshot.routes.clone(),
-            routers: snapshot.routers.to_vec(),
-            default_routers: Arc::clone(&snapshot.default_routers),
-            addresses: snapshot.addresses.clone(),
-            snat_v4: Arc::clone(&snapshot.snat_v4),
-            snat_v6: Arc::clone(&snapshot.snat_v6),
-            tunnel_source_v4: snapshot.tunnel_source_v4,
-            tunnel_source_v6: snapshot.tunnel_source_v6,
         }
     }
 
@@ -190,12 +159,13 @@ impl Network {
         neighbors: &mut Hold,
         problems: &mut Vec<Problem>,
     ) -> Arc<[NeighborSlot]> {
+        let connected = Routes::build(&connected(&self.interfaces));
         let mut fixed = Vec::new();
         let mut by_address: Vec<_> = spec.network.neighbors.iter().collect();
         by_address.sort_by_key(|neighbor| neighbor.ip);
         for neighbor in by_address {
             let (ip, addr) = (neighbor.ip, neighbor.ip.into());
-            let Some(hop) = self.connected.find(&addr) else {
+            let Some(hop) = connected.find(&addr) else {
                 problems.push(Problem::NeighborOffLink { ip });
                 continue;
             };
@@ -208,7 +178,7 @@ impl Network {
         }
         fixed.sort_unstable();
         fixed.dedup();
-        let before = previous.map_or(&[][..], |snapshot| &snapshot.static_neighbors);
+        let before = previous.map_or(&[][..], |snapshot| &snapshot.carried.static_neighbors);
         for &slot in before.iter().filter(|slot| fixed.binary_search(slot).is_err()) {
             neighbors.table().clear_static(slot);
         }

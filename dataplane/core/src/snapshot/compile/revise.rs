@@ -12,18 +12,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::identity::same_kind_of_flow;
-use super::network::Network;
-use super::{Lineage, Programmed, Sorted, finish, sorted_service};
-use crate::backend::{EndpointKey, Revision, Uses};
+use super::records::finish;
+use super::services::{Programmed, Sorted, sorted_service};
+use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits;
 use crate::neighbors::NeighborTable;
 use crate::routes::NextHop;
 use crate::service::{Service, ServiceInfo};
+use crate::snapshot::carried::Carried;
 use crate::snapshot::indices::{Generations, Kind};
+use crate::snapshot::lineage::{Fresh, Lineage, Problems};
+use crate::snapshot::network::Network;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{NoEndpoints, ServiceSpec, SnapshotSpec};
-use crate::snapshot::{Fresh, Snapshot};
+use crate::snapshot::state::Snapshot;
 
 /// The snapshot of `spec`, with its problems; `None` if it must be compiled from scratch.
 pub(super) fn revise(
@@ -31,95 +34,108 @@ pub(super) fn revise(
     previous: &Snapshot,
     neighbors: &NeighborTable,
 ) -> Option<(Snapshot, Vec<Problem>)> {
-    let (changed, backends) = changed(spec, &previous.lineage)?;
+    let before = &previous.carried;
+    let (changed, backends) = changed(spec, &before.lineage)?;
     let sorted: Vec<Sorted<'_>> =
         changed.iter().map(|&(_, at)| sorted_service(&spec.services[at]).ok()).collect::<Option<_>>()?;
-    let mut problems = previous.lineage.problems.clone();
-    let network = Network::of(previous);
+    let mut problems = before.lineage.problems.clone();
     let mut hold = neighbors.hold();
     let revised: Vec<Revised<'_>> = changed
         .iter()
         .zip(sorted)
         .map(|(&(rank, _), service)| {
             let mut found = Vec::new();
-            let programmed = network.program(service, &mut hold, &mut found);
+            let programmed = previous.network.program(service, &mut hold, &mut found);
             problems.left_out(rank, found);
             Revised::new(previous, rank, programmed)
         })
         .collect();
+    let numbers = Numbers::of(previous, &revised);
+    let (services, hot) = records(previous, &revised, &numbers, &mut problems);
+    before.tables.tidy();
 
     let same_outside = changed.iter().all(|&(_, at)| {
-        let (old, new) = (previous.lineage.services.get(at), &spec.services[at]);
-        old.is_some_and(|old| {
-            old.announced == new.announced && !on_link(&network, old) && !on_link(&network, new)
-        })
+        let old = before.lineage.services.get(at);
+        old.is_some_and(|old| is_same_outside(&previous.network, old, &spec.services[at]))
     });
-    let (backend_kind, fresh, gone) = backend_ids(previous, &revised);
-    let (endpoint_kind, revisions) = endpoints(previous, &revised);
+    let mut held = before.lineage.services.clone();
+    changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
+    let mut snapshot = Snapshot {
+        generation: spec.generation,
+        services: previous.services.revised(services),
+        backends: previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot),
+        endpoints: previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions),
+        network: previous.network.clone(),
+        policy: spec.network.policy,
+        source_ranges: previous.source_ranges.clone(),
+        admission: previous.admission,
+        carried: Carried {
+            generations: Generations {
+                services: before.generations.services.clone(),
+                backends: numbers.backends,
+                endpoints: numbers.endpoints,
+            },
+            tables: before.tables.clone(),
+            static_neighbors: Arc::clone(&before.static_neighbors),
+            holds: before.holds.and(hold),
+            lineage: Lineage {
+                network: before.lineage.network.clone(),
+                services: held,
+                ranks: Arc::clone(&before.lineage.ranks),
+                backends,
+                problems,
+                fresh: Fresh { services: Box::default(), backends: numbers.fresh.into() },
+                same_outside,
+            },
+        },
+    };
+    if snapshot.carried.holds.is_long() {
+        hold_anew(&mut snapshot);
+    }
+    let problems = snapshot.carried.lineage.problems();
+    Some((snapshot, problems))
+}
+
+/// The records of the changed services, each after its position in the order of keys, and the records of their backends.
+fn records(
+    previous: &Snapshot,
+    revised: &[Revised<'_>],
+    numbers: &Numbers,
+    problems: &mut Problems,
+) -> (Vec<(usize, Service, ServiceInfo)>, Vec<Backend>) {
     let new_endpoints: HashMap<EndpointKey, EndpointId> =
-        revisions.iter().map(|revision| (revision.key, revision.id)).collect();
+        numbers.revisions.iter().map(|revision| (revision.key, revision.id)).collect();
     let endpoint = |key: &EndpointKey| match new_endpoints.get(key) {
         Some(&id) => id,
         None => previous.endpoints.known(key).expect("an endpoint that is not new is known").0,
     };
-
-    let (mut unused, mut hot) = (fresh.iter().copied(), Vec::new());
+    let (mut unused, mut hot) = (numbers.fresh.iter().copied(), Vec::new());
     let mut services = Vec::with_capacity(revised.len());
-    for Revised { rank, id, service, kept, record, info: before } in &revised {
+    for Revised { rank, id, service, kept, record, info: before } in revised {
         let ids: Vec<BackendId> = kept
             .iter()
             .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
             .collect();
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
         let ranges = (record.source_ranges, before.source_ranges.clone());
-        let (record, info, problem) = finish(service, *id, named, ranges, &previous.tables, &mut hot);
+        let (record, info, problem) = finish(service, *id, named, ranges, &previous.carried.tables, &mut hot);
         problems.selection(*rank, problem);
         services.push((*rank, record, info));
     }
-    previous.tables.tidy();
+    (services, hot)
+}
 
-    let mut held = previous.lineage.services.clone();
-    changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
-    let mut snapshot = Snapshot {
-        generation: spec.generation,
-        services: previous.services.revised(services),
-        backends: previous.backends.revised(backend_kind.len(), &gone, &hot),
-        endpoints: previous.endpoints.revised(endpoint_kind.len(), &revisions),
-        addresses: network.addresses,
-        routes: network.routes,
-        interfaces: network.interfaces,
-        snat_v4: network.snat_v4,
-        snat_v6: network.snat_v6,
-        tunnel_source_v4: network.tunnel_source_v4,
-        tunnel_source_v6: network.tunnel_source_v6,
-        policy: spec.network.policy,
-        default_routers: network.default_routers,
-        generations: Generations {
-            services: previous.generations.services.clone(),
-            backends: backend_kind,
-            endpoints: endpoint_kind,
-        },
-        tables: previous.tables.clone(),
-        source_ranges: previous.source_ranges.clone(),
-        admission: previous.admission,
-        routers: Arc::clone(&previous.routers),
-        static_neighbors: Arc::clone(&previous.static_neighbors),
-        holds: previous.holds.and(hold),
-        lineage: Lineage {
-            network: previous.lineage.network.clone(),
-            services: held,
-            ranks: Arc::clone(&previous.lineage.ranks),
-            backends,
-            problems,
-            fresh: Fresh { services: Box::default(), backends: fresh.into() },
-            same_outside,
-        },
-    };
-    if snapshot.holds.is_long() {
-        snapshot.hold_anew();
-    }
-    let problems = snapshot.lineage.problems.all();
-    Some((snapshot, problems))
+/// Whether a change of a service leaves the next hops and announced addresses as they are.
+fn is_same_outside(network: &Network, old: &ServiceSpec, new: &ServiceSpec) -> bool {
+    old.announced == new.announced && !on_link(network, old) && !on_link(network, new)
+}
+
+/// Holds what the snapshot names, and no more.
+fn hold_anew(snapshot: &mut Snapshot) {
+    let slots = snapshot.next_hops();
+    let others = snapshot.carried.static_neighbors.iter().chain(&*snapshot.network.default_routers);
+    let holds = snapshot.carried.holds.only(slots.iter().chain(others).copied());
+    snapshot.carried.holds = holds;
 }
 
 /// The services that changed, each by its position in the order of keys and its position in the spec, and the number of
@@ -193,6 +209,26 @@ fn keys(service: &Programmed<'_>) -> impl Iterator<Item = EndpointKey> {
     service.backends.iter().map(move |b| EndpointKey { address: b.address, port: b.spec.port, protocol })
 }
 
+/// The ids after the change.
+struct Numbers {
+    backends: Kind,
+    /// The ids of new backends, in their order.
+    fresh: Vec<BackendId>,
+    /// The ids of backends that are no longer there.
+    gone: Vec<BackendId>,
+    endpoints: Kind,
+    /// The endpoints whose number of backends changes, in the order of their keys.
+    revisions: Vec<Revision>,
+}
+
+impl Numbers {
+    fn of(previous: &Snapshot, revised: &[Revised<'_>]) -> Self {
+        let (backends, fresh, gone) = backend_ids(previous, revised);
+        let (endpoints, revisions) = endpoints(previous, revised);
+        Self { backends, fresh, gone, endpoints, revisions }
+    }
+}
+
 /// The indices of backends, the ids of new ones in their order, and the removed ids.
 fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<BackendId>, Vec<BackendId>) {
     let mut gone = Vec::new();
@@ -202,7 +238,7 @@ fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Backe
         gone.extend(info.backends.iter().map(|b| b.id).filter(|id| stay.binary_search(id).is_err()));
     }
     let new = revised.iter().flat_map(|service| &service.kept).filter(|kept| kept.is_none()).count();
-    let (kind, fresh) = previous.generations.backends.revised(gone.iter().map(|id| id.index()), new);
+    let (kind, fresh) = previous.carried.generations.backends.revised(gone.iter().map(|id| id.index()), new);
     let fresh = fresh.into_iter().map(|(index, generation)| BackendId::new(index, generation)).collect();
     (kind, fresh, gone)
 }
@@ -236,7 +272,7 @@ fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revisio
         revisions.push(Revision { key, id, before, after });
     }
     let gone = revisions.iter().filter(|r| r.after.all == 0).map(|r| r.id.index());
-    let (kind, fresh) = previous.generations.endpoints.revised(gone, new.len());
+    let (kind, fresh) = previous.carried.generations.endpoints.revised(gone, new.len());
     for (at, (index, generation)) in new.into_iter().zip(fresh) {
         revisions[at].id = EndpointId::new(index, generation);
     }
@@ -293,15 +329,15 @@ mod tests {
         assert_eq!(services(revised), services(anew));
         assert_eq!(format!("{:?}", revised.backends), format!("{:?}", anew.backends));
         assert_eq!(revised.endpoints.listed(), anew.endpoints.listed());
-        assert_eq!(format!("{:?}", revised.generations), format!("{:?}", anew.generations));
+        assert_eq!(format!("{:?}", revised.carried.generations), format!("{:?}", anew.carried.generations));
         assert_eq!(revised.next_hops(), anew.next_hops());
         assert_eq!(revised.admission, anew.admission);
         // The slow path's information is still valid.
         assert!(!anew.same_outside());
-        assert_eq!(revised.lineage.fresh, anew.lineage.fresh);
-        assert_eq!(revised.lineage.ranks, anew.lineage.ranks);
-        assert_eq!(revised.lineage.backends, anew.lineage.backends);
-        assert!(revised.lineage.services.iter().eq(anew.lineage.services.iter()));
+        assert_eq!(revised.carried.lineage.fresh, anew.carried.lineage.fresh);
+        assert_eq!(revised.carried.lineage.ranks, anew.carried.lineage.ranks);
+        assert_eq!(revised.carried.lineage.backends, anew.carried.lineage.backends);
+        assert!(revised.carried.lineage.services.iter().eq(anew.carried.lineage.services.iter()));
         for (service, _) in anew.services() {
             let (proto, port) = (service.protocol.number(), service.port);
             let hash = Snapshot::hash_service(&service.vip, proto, port);

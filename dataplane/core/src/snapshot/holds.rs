@@ -9,15 +9,14 @@
 
 use std::sync::Arc;
 
-use crate::neighbors::Hold;
-use crate::snapshot::Snapshot;
+use crate::neighbors::{Hold, NeighborSlot};
 
 /// The maximum number of holds of one snapshot.
 const CHAIN_MAX: usize = 32;
 
 /// The holds of one snapshot.
 #[derive(Debug, Clone)]
-pub(in crate::snapshot) struct Holds(Vec<Arc<Hold>>);
+pub(super) struct Holds(Vec<Arc<Hold>>);
 
 impl Holds {
     pub(super) fn of(hold: Hold) -> Self {
@@ -36,16 +35,12 @@ impl Holds {
     pub(super) fn is_long(&self) -> bool {
         self.0.len() > CHAIN_MAX
     }
-}
 
-impl Snapshot {
-    /// Replaces the holds by one that contains exactly the slots that this snapshot names.
-    pub(super) fn hold_anew(&mut self) {
-        let Some(first) = self.holds.0.first() else { return };
+    /// One hold of these slots, and of no others.
+    pub(super) fn only(&self, slots: impl Iterator<Item = NeighborSlot>) -> Self {
+        let Some(first) = self.0.first() else { return self.clone() };
         let mut hold = first.table().hold();
-        let slots = self.next_hops();
-        let others = self.static_neighbors.iter().chain(&*self.default_routers);
-        slots.iter().chain(others).for_each(|&slot| hold.keep(slot));
-        self.holds = Holds::of(hold);
+        slots.for_each(|slot| hold.keep(slot));
+        Self::of(hold)
     }
 }

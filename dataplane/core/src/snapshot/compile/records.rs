@@ -1,0 +1,185 @@
+//! A service port and its backends as packets meet them, and as people do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::services::{Programmed, Reachable};
+use crate::backend::Backend;
+use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::maglev::{self, Tables};
+use crate::rendezvous::{self, Identity, Rendezvous};
+use crate::selector::{Selector, Slots};
+use crate::service::{BackendInfo, Service, ServiceInfo};
+use crate::snapshot::problem::Problem;
+use crate::snapshot::spec::{BackendState, Scheduler, ServiceSpec};
+use crate::source_ranges::SourceRanges;
+use crate::wire::{Addr, Family};
+
+/// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
+/// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges (from 1, 0 for
+/// none) and the ranges.
+pub(super) fn finish(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    named: impl Iterator<Item = (BackendId, EndpointId)>,
+    ranges: (u32, Option<Arc<SourceRanges>>),
+    tables: &Tables,
+    hot: &mut Vec<Backend>,
+) -> (Service, ServiceInfo, Option<Problem>) {
+    let infos = backends_of(service, id, named, hot);
+    let (selector, problem) = selector(service, &infos, tables);
+    let record = hot_service(service, id, ranges.0, selector);
+    (record, info(service.spec, id, ranges.1, infos), problem)
+}
+
+/// The backends of a service for display. Appends their records for packets to `hot`.
+fn backends_of(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    named: impl Iterator<Item = (BackendId, EndpointId)>,
+    hot: &mut Vec<Backend>,
+) -> Vec<BackendInfo> {
+    let named = service.backends.iter().zip(named);
+    named
+        .map(|(backend, (id_of_backend, endpoint))| {
+            hot.push(hot_backend(service, id, backend, id_of_backend, endpoint));
+            BackendInfo {
+                id: id_of_backend,
+                endpoint,
+                address: backend.address,
+                port: backend.spec.port,
+                weight: backend.spec.weight,
+                state: backend.spec.state,
+            }
+        })
+        .collect()
+}
+
+/// The selector of a service. It depends only on the backends that take new flows.
+fn selector(
+    service: &Programmed<'_>,
+    backends: &[BackendInfo],
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    // In the order of (address, port), like all backends.
+    let takers: Vec<&BackendInfo> =
+        backends.iter().filter(|b| b.state == BackendState::Active && b.weight > 0).collect();
+    if takers.is_empty() {
+        return (Selector::default(), None);
+    }
+    match service.spec.scheduler {
+        Scheduler::Rendezvous => seats(service, &takers),
+        Scheduler::Maglev { slots } => maglev_table(service, &takers, slots, tables),
+    }
+}
+
+/// Seats by rendezvous. With client affinity, ports do not count, so that a client has the same backend on all ports of
+/// a Service.
+fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
+    let protocol = service.spec.key.protocol.number();
+    let by_address = service.spec.affinity.is_some();
+    let mut before: Option<(Addr, u32)> = None;
+    let mut identity = |backend: &BackendInfo| {
+        if !by_address {
+            return Identity::of_port(backend.address, backend.port, protocol);
+        }
+        let occurrence = before.filter(|&(address, _)| address == backend.address).map_or(0, |(_, n)| n + 1);
+        before = Some((backend.address, occurrence));
+        Identity::of_address(backend.address, occurrence)
+    };
+    let member = |backend: &&BackendInfo| rendezvous::Member {
+        identity: identity(backend),
+        weight: backend.weight,
+        owner: backend.id,
+    };
+    let members: Vec<_> = takers.iter().map(member).collect();
+    let built = Rendezvous::build(&members);
+    let problem = (built.divisor > 1).then(|| Problem::WeightsDivided {
+        service: service.spec.key,
+        label: service.spec.label(),
+        sum: takers.iter().map(|backend| u64::from(backend.weight)).sum(),
+        divisor: built.divisor,
+    });
+    (Selector::Rendezvous(built.rendezvous), problem)
+}
+
+/// The Maglev table, shared by all services with equal backends.
+fn maglev_table(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    slots: u32,
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    let member = |backend: &&BackendInfo| maglev::Member { address: backend.address, weight: backend.weight };
+    let table = tables.table(takers.iter().map(member).collect(), slots);
+    let problem = ((slots as usize) < takers.len()).then(|| Problem::TableTooSmall {
+        service: service.spec.key,
+        label: service.spec.label(),
+        slots,
+        backends: takers.len(),
+    });
+    let owners = takers.iter().map(|backend| backend.id).collect();
+    (Selector::Maglev(Arc::new(Slots::new(table, owners))), problem)
+}
+
+fn hot_backend(
+    service: &Programmed<'_>,
+    service_id: ServiceId,
+    backend: &Reachable<'_>,
+    id: BackendId,
+    endpoint: EndpointId,
+) -> Backend {
+    Backend {
+        address: backend.address,
+        id,
+        service: service_id,
+        endpoint,
+        neighbor: backend.neighbor,
+        port: backend.spec.port,
+        interface: backend.interface,
+        family: if backend.address.is_v4() { Family::V4 } else { Family::V6 },
+        state: backend.spec.state,
+        mode: service.spec.mode,
+        protocol: service.spec.key.protocol,
+    }
+}
+
+fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, selector: Selector) -> Service {
+    Service {
+        vip: service.vip,
+        id,
+        affinity_ms: service.spec.affinity.map_or(0, |timeout| millis(timeout).max(1)),
+        idle_tcp_ms: millis(service.spec.idle_timeout_tcp),
+        idle_udp_ms: millis(service.spec.idle_timeout_udp),
+        source_ranges,
+        port: service.spec.key.port,
+        protocol: service.spec.key.protocol,
+        mode: service.spec.mode,
+        no_endpoints: service.spec.no_endpoints,
+        selector,
+    }
+}
+
+fn info(
+    spec: &ServiceSpec,
+    id: ServiceId,
+    source_ranges: Option<Arc<SourceRanges>>,
+    backends: Vec<BackendInfo>,
+) -> ServiceInfo {
+    ServiceInfo {
+        id,
+        key: spec.key,
+        namespace: spec.namespace.clone(),
+        name: spec.name.clone(),
+        port_name: spec.port_name.clone(),
+        mode: spec.mode,
+        scheduler: spec.scheduler,
+        source_ranges,
+        backends: backends.into(),
+    }
+}
+
+/// Whole milliseconds, below 2^31: ages are differences modulo 2^32.
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32)
+}

@@ -1,0 +1,88 @@
+//! What a snapshot was compiled from, and what was left out: the start of the next compile.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::network_spec::NetworkSpec;
+use super::problem::Problem;
+use super::shared::Shared;
+use super::spec::{SharedService, SnapshotSpec};
+use crate::chunked::Chunked;
+use crate::ids::{BackendId, ServiceId};
+
+/// The input of the next compile in addition to the tables. Workers do not read it.
+#[derive(Debug)]
+pub(super) struct Lineage {
+    /// The network of the spec.
+    pub(super) network: Shared<NetworkSpec>,
+    /// The services, in the order in which the spec listed them.
+    pub(super) services: Chunked<SharedService>,
+    /// The position of each service in the order of keys.
+    pub(super) ranks: Arc<[u32]>,
+    /// The number of backends in the spec, including those left out.
+    pub(super) backends: usize,
+    pub(super) problems: Problems,
+    pub(super) fresh: Fresh,
+    /// Whether next hops and announced addresses are those of the previous snapshot.
+    pub(super) same_outside: bool,
+}
+
+impl Lineage {
+    /// All problems of the spec.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        self.problems.all()
+    }
+
+    /// The parts of the stored spec that differ from `spec`, and the stored counts: for a comparison.
+    pub(super) fn basis(&self, spec: &SnapshotSpec) -> impl Debug {
+        let Self { network, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
+        let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
+        let other = other.map(|(known, _)| known.clone());
+        (services.len(), other, *network == spec.network, *backends, Arc::clone(ranks))
+    }
+}
+
+/// The ids that the previous snapshot did not have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fresh {
+    /// Ids of service ports.
+    pub services: Box<[ServiceId]>,
+    /// Ids of backends.
+    pub backends: Box<[BackendId]>,
+}
+
+/// Problems by the objects that they concern, so that those of unchanged objects are kept.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Problems {
+    pub(super) network: Vec<Problem>,
+    /// Problems of backends, by the position of their service in the order of keys.
+    pub(super) left_out: BTreeMap<usize, Vec<Problem>>,
+    pub(super) neighbors: Vec<Problem>,
+    /// Problems of the selection, by the position of the service in the order of keys.
+    pub(super) selection: BTreeMap<usize, Problem>,
+}
+
+impl Problems {
+    pub(super) fn left_out(&mut self, rank: usize, found: Vec<Problem>) {
+        if found.is_empty() {
+            self.left_out.remove(&rank);
+        } else {
+            self.left_out.insert(rank, found);
+        }
+    }
+
+    pub(super) fn selection(&mut self, rank: usize, found: Option<Problem>) {
+        match found {
+            Some(problem) => self.selection.insert(rank, problem),
+            None => self.selection.remove(&rank),
+        };
+    }
+
+    pub(super) fn all(&self) -> Vec<Problem> {
+        let of_backends = self.left_out.values().flatten();
+        let all =
+            self.network.iter().chain(of_backends).chain(&self.neighbors).chain(self.selection.values());
+        all.cloned().collect()
+    }
+}

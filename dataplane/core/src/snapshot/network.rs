@@ -1,0 +1,29 @@
+//! The network of a snapshot: what a packet meets beside services.
+
+use std::sync::Arc;
+
+use super::interface::Interface;
+use super::tunnel_prefix::TunnelPrefix;
+use crate::addresses::Addresses;
+use crate::neighbors::NeighborSlot;
+use crate::routes::Routes;
+use crate::wire::Addr;
+
+/// Everything but services: what decides whether a backend can be reached. A copy shares the tables.
+#[derive(Debug, Clone)]
+pub(super) struct Network {
+    pub(super) interfaces: Arc<[Interface]>,
+    /// Connected networks and routes.
+    pub(super) routes: Routes,
+    pub(super) addresses: Addresses,
+    /// The IPv4 source addresses of `fullnat`, sorted.
+    pub(super) snat_v4: Arc<[Addr]>,
+    /// The IPv6 ones.
+    pub(super) snat_v6: Arc<[Addr]>,
+    pub(super) tunnel_source_v4: Option<TunnelPrefix>,
+    pub(super) tunnel_source_v6: Option<TunnelPrefix>,
+    /// The next hops of routes.
+    pub(super) routers: Arc<[NeighborSlot]>,
+    /// Those of default routes.
+    pub(super) default_routers: Arc<[NeighborSlot]>,
+}

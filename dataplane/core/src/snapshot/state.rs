@@ -1,0 +1,321 @@
+//! The tables of a snapshot, and the look-ups in them.
+
+use super::carried::Carried;
+use super::interface::Interface;
+use super::lineage::Fresh;
+use super::network::Network;
+use super::network_spec::Policy;
+use super::spec::ForwardingMode;
+use super::tunnel_prefix::TunnelPrefix;
+use crate::addresses::{AddressKind, SourceFault};
+use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
+use crate::hash::key_hash;
+use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
+use crate::neighbors::NeighborSlot;
+use crate::prefetch;
+use crate::routes::{NextHop, Routes};
+use crate::selector::Selector;
+use crate::service::{Service, ServiceInfo, Services};
+use crate::source_ranges::Sets;
+use crate::wire::{Addr, Family};
+
+/// The forwarding state of one moment. See [the module](crate::snapshot).
+///
+/// ```
+/// use tidegate_core::neighbors::NeighborTable;
+/// use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
+/// let (snapshot, problems) = Snapshot::compile(&SnapshotSpec::default(), None, &NeighborTable::new())?;
+/// assert!(problems.is_empty() && snapshot.services().len() == 0);
+/// # Ok::<(), tidegate_core::snapshot::CompileError>(())
+/// ```
+#[derive(Debug)]
+pub struct Snapshot {
+    pub(super) generation: u64,
+    pub(super) services: Services,
+    pub(super) backends: Backends,
+    pub(super) endpoints: Endpoints,
+    pub(super) network: Network,
+    pub(super) policy: Policy,
+    pub(super) source_ranges: Sets,
+    /// The generation in which a service's source ranges last changed.
+    pub(super) admission: u64,
+    pub(super) carried: Carried,
+}
+
+/// Look-ups of the packet path.
+impl Snapshot {
+    /// The hash of a packet's destination, for [`Self::prefetch_service`] and [`Self::service`]. `proto` is the
+    /// IANA number, `port` in host order.
+    #[inline]
+    #[must_use]
+    pub fn hash_service(dst: &Addr, proto: u8, port: u16) -> u64 {
+        key_hash(dst, proto, port)
+    }
+
+    /// Prefetches the line at which the look-up of a service begins.
+    #[inline]
+    pub fn prefetch_service(&self, hash: u64) {
+        self.services.prefetch(hash);
+    }
+
+    /// The service port of a packet. `hash` is the result of [`Self::hash_service`] for the same key.
+    #[inline]
+    #[must_use]
+    pub fn service(&self, hash: u64, dst: &Addr, proto: u8, port: u16) -> Option<&Service> {
+        self.services.find(hash, dst, proto, port)
+    }
+
+    /// The service port of an id, if it still exists.
+    #[inline]
+    #[must_use]
+    pub fn service_by_id(&self, id: ServiceId) -> Option<&Service> {
+        self.services.by_id(id)
+    }
+
+    /// Whether a client may begin a flow with a service. Costs one comparison if the service has no source ranges,
+    /// otherwise some cache lines ([`source_ranges`](crate::source_ranges)).
+    #[inline]
+    #[must_use]
+    pub fn admits(&self, service: &Service, client: &Addr) -> bool {
+        match service.source_ranges.checked_sub(1) {
+            None => true,
+            Some(at) => self.source_ranges.get(at).admits(client),
+        }
+    }
+
+    /// The generation in which the source ranges of a service with flows last changed. A worker that has called
+    /// [`Self::admits`] for all its flows since then need not do so again.
+    #[inline]
+    #[must_use]
+    pub fn admission(&self) -> u64 {
+        self.admission
+    }
+
+    /// Prefetches a backend.
+    #[inline]
+    pub fn prefetch_backend(&self, id: BackendId) {
+        self.backends.prefetch(id);
+    }
+
+    /// The backend of an id, if it still exists.
+    #[inline]
+    #[must_use]
+    pub fn backend(&self, id: BackendId) -> Option<&Backend> {
+        self.backends.by_id(id)
+    }
+
+    /// The hash of an endpoint, for [`Self::prefetch_endpoint`] and [`Self::endpoint`]. It equals
+    /// [`Self::hash_service`] for the same address, protocol and port.
+    #[inline]
+    #[must_use]
+    pub fn hash_endpoint(addr: &Addr, proto: u8, port: u16) -> u64 {
+        key_hash(addr, proto, port)
+    }
+
+    /// Prefetches the line at which the look-up of an endpoint begins.
+    #[inline]
+    pub fn prefetch_endpoint(&self, hash: u64) {
+        self.endpoints.prefetch(hash);
+    }
+
+    /// The endpoint of a `nat` or `fullnat` service that sent a packet. `hash` is the result of [`Self::hash_endpoint`]
+    /// for the same key.
+    #[inline]
+    #[must_use]
+    pub fn endpoint(&self, hash: u64, addr: &Addr, proto: u8, port: u16) -> Option<EndpointId> {
+        self.endpoints.find(hash, addr, port, proto)
+    }
+
+    /// The kind of an address of ours; `None` if it is not ours.
+    #[inline]
+    #[must_use]
+    pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
+        let tunnel = || self.is_tunnel_source(dst).then_some(AddressKind::Tunnel);
+        self.network.addresses.find(dst).or_else(tunnel)
+    }
+
+    /// The reason why an address cannot be the source of a packet from the wire, based on the address alone. It
+    /// includes routers, which may send everything except packets to services.
+    #[inline]
+    #[must_use]
+    pub fn source_fault(&self, src: &Addr) -> Option<SourceFault> {
+        let tunnel = || self.is_tunnel_source(src).then_some(SourceFault::Ours);
+        self.network.addresses.source_fault(src).or_else(tunnel)
+    }
+
+    /// Whether answers to a link-local client stay on its link. With DSR a backend sends them. Otherwise the gateway
+    /// sends them, and must be connected to the client's network.
+    #[must_use]
+    pub fn answers_on_link(&self, client: &Addr, mode: ForwardingMode) -> bool {
+        mode.is_dsr() || self.route(client).is_some_and(|hop| hop.via.is_none())
+    }
+
+    /// The next hops of default routes.
+    #[must_use]
+    pub fn default_routers(&self) -> &[NeighborSlot] {
+        &self.network.default_routers
+    }
+
+    /// How the gateway treats packets that it may refuse.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The next hop of a packet to `dst`: the longest prefix of connected networks and routes.
+    #[inline]
+    #[must_use]
+    pub fn route(&self, dst: &Addr) -> Option<NextHop> {
+        self.network.routes.find(dst)
+    }
+
+    /// The table that [`Self::route`] uses.
+    #[must_use]
+    pub fn routes(&self) -> &Routes {
+        &self.network.routes
+    }
+
+    /// An interface.
+    #[inline]
+    #[must_use]
+    pub fn interface(&self, index: InterfaceIndex) -> Option<&Interface> {
+        self.network.interfaces.get(usize::from(index))
+    }
+
+    /// All interfaces; the position is the interface index.
+    #[inline]
+    #[must_use]
+    pub fn interfaces(&self) -> &[Interface] {
+        &self.network.interfaces
+    }
+
+    /// The source addresses of `fullnat`, sorted.
+    #[inline]
+    #[must_use]
+    pub fn snat_addresses(&self, family: Family) -> &[Addr] {
+        match family {
+            Family::V4 => &self.network.snat_v4,
+            Family::V6 => &self.network.snat_v6,
+        }
+    }
+
+    /// The outer sources of tunnels whose outer header is of this family.
+    #[inline]
+    #[must_use]
+    pub fn tunnel_source(&self, family: Family) -> Option<&TunnelPrefix> {
+        match family {
+            Family::V4 => self.network.tunnel_source_v4.as_ref(),
+            Family::V6 => self.network.tunnel_source_v6.as_ref(),
+        }
+    }
+
+    /// Whether tunnel packets have this outer source.
+    #[must_use]
+    pub fn is_tunnel_source(&self, addr: &Addr) -> bool {
+        let sources = [&self.network.tunnel_source_v4, &self.network.tunnel_source_v6];
+        sources.into_iter().flatten().any(|source| source.contains(addr))
+    }
+
+    /// Whether a backend at this address answers clients itself, so that a tunnel may lead to it.
+    #[must_use]
+    pub fn has_direct_backend(&self, address: &Addr) -> bool {
+        self.endpoints.has_direct(address)
+    }
+
+    /// Like [`Self::has_direct_backend`], for one (address, port, protocol).
+    #[must_use]
+    pub fn is_direct_backend(&self, key: &EndpointKey) -> bool {
+        self.endpoints.is_direct_at(key)
+    }
+
+    /// Prefetches the first lines of the data that every packet reads.
+    #[inline]
+    pub fn prefetch(&self) {
+        prefetch::read(self);
+    }
+}
+
+/// For reports, `services`, `explain`, the resolver: not per packet.
+impl Snapshot {
+    /// The generation of the spec.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// All service ports in the order of (VIP, protocol, port). Their backends are in the [`ServiceInfo`].
+    pub fn services(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
+        self.services.iter()
+    }
+
+    /// A service port for display, if it still exists.
+    #[must_use]
+    pub fn service_info(&self, id: ServiceId) -> Option<&ServiceInfo> {
+        self.services.info(id)
+    }
+
+    /// The number of seats or Maglev slots of each backend of a service, in the order of [`ServiceInfo::backends`].
+    #[must_use]
+    pub fn shares(&self, service: &Service) -> Vec<u32> {
+        let shares = service.selector().shares();
+        let backends = self.services.info(service.id).map_or(&[][..], |info| &info.backends);
+        backends.iter().map(|backend| shares.get(&backend.id).copied().unwrap_or(0)).collect()
+    }
+
+    /// The endpoint of an id, if it still exists.
+    #[must_use]
+    pub fn endpoint_key(&self, id: EndpointId) -> Option<EndpointKey> {
+        self.endpoints.by_id(id)
+    }
+
+    /// All addresses of ours with their kinds, sorted, without those that are only sources of tunnels.
+    pub fn addresses(&self) -> impl Iterator<Item = (Addr, AddressKind)> {
+        self.network.addresses.iter()
+    }
+
+    /// The next hops that routes and backends need resolved, sorted.
+    #[must_use]
+    pub fn next_hops(&self) -> Vec<NeighborSlot> {
+        let of_backends = self.backends.iter().map(|backend| backend.neighbor);
+        let mut all: Vec<_> = self.network.routers.iter().copied().chain(of_backends).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Whether the spec names the same next hops, and the same addresses to be announced, as the spec of the previous
+    /// snapshot. False if that was not checked.
+    #[must_use]
+    pub fn same_outside(&self) -> bool {
+        self.carried.lineage.same_outside
+    }
+
+    /// The ids that the previous snapshot did not have. Counters by id start at 0 for these.
+    #[must_use]
+    pub fn fresh(&self) -> &Fresh {
+        &self.carried.lineage.fresh
+    }
+
+    /// The required length of tables indexed by [`ServiceId::index`], such as counters.
+    #[must_use]
+    pub fn service_indices(&self) -> usize {
+        self.carried.generations.services.len()
+    }
+
+    /// The required length of tables indexed by [`BackendId::index`].
+    #[must_use]
+    pub fn backend_indices(&self) -> usize {
+        self.carried.generations.backends.len()
+    }
+
+    /// The number of distinct Maglev tables.
+    #[must_use]
+    pub fn tables(&self) -> usize {
+        let table = |service: &Service| match service.selector() {
+            Selector::Maglev(slots) => Some(slots.table().as_ptr()),
+            Selector::Rendezvous(_) => None,
+        };
+        let tables = self.services().filter_map(|(service, _)| table(service));
+        tables.collect::<std::collections::HashSet<_>>().len()
+    }
+}
