@@ -1,7 +1,7 @@
 //! Every reason for which this crate drops a frame has a frame here that makes its counter 1: reason -> lab and frame.
 //!
-//! A reason that is added without a line in [`dropped`] does not compile; one that can no longer be produced fails.
-//! Only what the drivers count, which this crate never does, is excused, by name.
+//! A reason that is added without a line in [`refused_by_dsr_l2`] or [`broken`] does not compile; one that can no longer be
+//! produced fails. Only what the drivers count, which this crate never does, is excused, by name.
 
 use std::sync::Arc;
 
@@ -103,68 +103,78 @@ fn of_the_other_worker() -> (Lab, Vec<u8>) {
     (lab, frame)
 }
 
+/// A frame that is refused for this reason, and the gateway that refuses it.
 fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
     use ForwardingMode::{DsrL2, FullNat, Nat};
-    let (client, vip) = (ip("198.51.100.7"), ip("203.0.113.5"));
-    let icmp = |kind, code| Builder::icmp(client, vip, kind, code, [0; 4]);
-    let frame = match refusal {
-        Refusal::BadSource => to_gateway(Builder::udp("127.0.0.1:40000", VIP)),
-        Refusal::OtherStation => question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(),
-        Refusal::VlanMismatch => to_gateway(question().vlan(7)),
-        Refusal::NoService => return (silent(DsrL2), to_gateway(Builder::udp(CLIENT, "203.0.113.5:54"))),
-        Refusal::AddressConflict => {
-            arp::announcement(MacAddr([2, 0, 0, 0, 0, 9]), "203.0.113.5".parse().expect("an address"), None)
-                .to_vec()
-        }
+    match refusal {
+        Refusal::NoService => (silent(DsrL2), to_gateway(Builder::udp(CLIENT, "203.0.113.5:54"))),
         Refusal::SourceRange => {
             let ranges: Arc<[ipnet::IpNet]> = Arc::new(["203.0.113.0/24".parse().expect("a prefix")]);
             let closed = ServiceSpec { source_ranges: Some(ranges), ..one(DsrL2, Protocol::Udp, VIP) };
-            return (Lab::new(vec![closed]), to_gateway(question()));
+            (Lab::new(vec![closed]), to_gateway(question()))
         }
-        Refusal::UnsupportedProtocol => to_gateway(Builder::ip(client, vip, proto::GRE)),
         Refusal::NoEndpoints => {
             let silent =
                 ServiceSpec { no_endpoints: NoEndpoints::Drop, ..service(DsrL2, Protocol::Udp, VIP, &[]) };
-            return (Lab::new(vec![silent]), to_gateway(question()));
+            (Lab::new(vec![silent]), to_gateway(question()))
         }
-        Refusal::GroupFrame => question().mac(ROUTER_MAC, MacAddr::BROADCAST).build(),
-        Refusal::TtlExceeded => to_gateway(error_about_an_answer(0).ttl(1)),
-        Refusal::TooBig => to_gateway(error_about_an_answer(1480)),
         Refusal::NoRoute => {
             let services = vec![one(Nat, Protocol::Udp, VIP).into()];
             let mut lab = Lab::with_spec(spec_with(services, |network| network.routes.clear()));
             lab.receive(&to_gateway(question()));
-            return (lab, to_gateway(Builder::udp("10.0.0.1:53", CLIENT)));
+            (lab, to_gateway(Builder::udp("10.0.0.1:53", CLIENT)))
         }
         Refusal::NeighborUnresolved => {
             let services = vec![one(DsrL2, Protocol::Udp, VIP).into()];
             let lab = Lab::with_spec(spec_with(services, |network| network.neighbors.clear()));
-            return (lab, to_gateway(question()));
+            (lab, to_gateway(question()))
         }
-        Refusal::NoFlow => {
-            return (silent(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK)));
-        }
-        Refusal::NoSnatFlow => to_gateway(Builder::udp("10.0.0.1:53", "10.0.0.253:4000")),
-        Refusal::NatConflict => return every_port_of_a_client_taken(),
+        Refusal::NoFlow => (silent(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK))),
+        Refusal::NatConflict => every_port_of_a_client_taken(),
         Refusal::FlowTableFull => {
             let mut lab = lab(Nat).with_entries(64);
             lab.pipeline.flows_mut().set_service_share(100);
-            return first_of_many(lab, refusal);
+            first_of_many(lab, refusal)
         }
         Refusal::Hairpin => {
             let services = vec![one(Nat, Protocol::Udp, VIP).into()];
             let lab = Lab::with_spec(spec_with(services, |network| network.snat_addresses.clear()));
-            return (lab, to_gateway(Builder::udp("10.0.0.1:40000", VIP)));
+            (lab, to_gateway(Builder::udp("10.0.0.1:40000", VIP)))
         }
-        Refusal::ServiceFlowShare => return first_of_many(lab(Nat).with_entries(64), refusal),
-        Refusal::SnatPortsExhausted => return first_of_many(lab(FullNat).with_entries(100_000), refusal),
+        Refusal::ServiceFlowShare => first_of_many(lab(Nat).with_entries(64), refusal),
+        Refusal::SnatPortsExhausted => first_of_many(lab(FullNat).with_entries(100_000), refusal),
+        Refusal::SctpFragment => {
+            let whole = Builder::sctp(CLIENT, VIP).dont_fragment(false).payload_len(600);
+            (lab(FullNat), builder::fragments(&to_gateway(whole), 7, 256).swap_remove(0))
+        }
+        Refusal::Authenticated => {
+            let signed = Builder::udp(CLIENT6, VIP6).extension(proto::AH, &[0; 14]);
+            (lab(Nat), to_gateway(signed))
+        }
+        _ => (lab(DsrL2), refused_by_dsr_l2(refusal)),
+    }
+}
+
+/// A frame that a gateway of `dsr-l2` services refuses for this reason.
+fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
+    let (client, vip) = (ip("198.51.100.7"), ip("203.0.113.5"));
+    let icmp = |kind, code| Builder::icmp(client, vip, kind, code, [0; 4]);
+    match refusal {
+        Refusal::BadSource => to_gateway(Builder::udp("127.0.0.1:40000", VIP)),
+        Refusal::OtherStation => question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(),
+        Refusal::VlanMismatch => to_gateway(question().vlan(7)),
+        Refusal::AddressConflict => {
+            arp::announcement(MacAddr([2, 0, 0, 0, 0, 9]), "203.0.113.5".parse().expect("an address"), None)
+                .to_vec()
+        }
+        Refusal::UnsupportedProtocol => to_gateway(Builder::ip(client, vip, proto::GRE)),
+        Refusal::GroupFrame => question().mac(ROUTER_MAC, MacAddr::BROADCAST).build(),
+        Refusal::TtlExceeded => to_gateway(error_about_an_answer(0).ttl(1)),
+        Refusal::TooBig => to_gateway(error_about_an_answer(1480)),
+        Refusal::NoSnatFlow => to_gateway(Builder::udp("10.0.0.1:53", "10.0.0.253:4000")),
         Refusal::FragmentUnknown => {
             let whole = to_gateway(question().dont_fragment(false).payload_len(600));
             builder::fragments(&whole, 7, 256).swap_remove(1)
-        }
-        Refusal::SctpFragment => {
-            let whole = Builder::sctp(CLIENT, VIP).dont_fragment(false).payload_len(600);
-            return (lab(FullNat), builder::fragments(&to_gateway(whole), 7, 256).swap_remove(0));
         }
         Refusal::IcmpErrorUnknown => {
             let quoted = Builder::udp("203.0.113.5:99", CLIENT).packet();
@@ -178,10 +188,6 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::IcmpUnsupported => to_gateway(icmp(13, 0)),
         Refusal::IcmpRedirect => to_gateway(icmp(5, 1).payload(&Builder::udp(VIP, CLIENT).packet())),
         Refusal::IcmpChecksum => to_gateway(Builder::echo_request(client, vip, 7, 1).l4_checksum(1)),
-        Refusal::Authenticated => {
-            let signed = Builder::udp(CLIENT6, VIP6).extension(proto::AH, &[0; 14]);
-            return (lab(Nat), to_gateway(signed));
-        }
         Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they are made by how a frame arrives"),
         Refusal::NotContiguous
         | Refusal::NoBuffer
@@ -190,8 +196,20 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         | Refusal::PuntQueueFull
         | Refusal::PuntRateLimited
         | Refusal::HandOverRingFull => unreachable!("they are the drivers'"),
-    };
-    (lab(DsrL2), frame)
+        Refusal::NoService
+        | Refusal::SourceRange
+        | Refusal::NoEndpoints
+        | Refusal::NoRoute
+        | Refusal::NeighborUnresolved
+        | Refusal::NoFlow
+        | Refusal::NatConflict
+        | Refusal::FlowTableFull
+        | Refusal::Hairpin
+        | Refusal::ServiceFlowShare
+        | Refusal::SnatPortsExhausted
+        | Refusal::SctpFragment
+        | Refusal::Authenticated => unreachable!("they need a gateway of their own"),
+    }
 }
 
 /// Sends datagrams of many clients, all answered, until one is refused.
