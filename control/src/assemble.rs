@@ -7,8 +7,8 @@ use tidegate_core::snapshot::InterfaceSpec;
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
-use tidegate_model::config::{GatewayConfig, Idle, Interface, OtherFamily, SourceConfig};
-use tidegate_policy::reconcile::{Demand, Settings};
+use tidegate_model::config::{GatewayConfig, Idle, Interface, SourceConfig};
+use tidegate_policy::reconcile::{Claims, Demand, Settings};
 
 /// The dataplane settings of a configuration, without callbacks.
 #[must_use]
@@ -62,28 +62,18 @@ pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
 /// The settings for `reconcile` from a configuration and its interfaces.
 #[must_use]
 pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Settings {
-    let defaults = &config.services.defaults;
     Settings {
         node: config.node_name.clone(),
         zone: config.node_zone.clone(),
         network: config.dataplane.network.with_interfaces(interfaces).into(),
         pools: config.pools.clone(),
-        forwarding: defaults.forwarding,
-        forwarding_local: defaults.forwarding_local,
-        target: defaults.target,
-        scheduler: defaults.scheduler,
-        table_size: defaults.table_size,
-        drain_timeout: defaults.drain_timeout,
-        no_endpoints: defaults.no_endpoints,
-        node_port_addresses: config.services.node_port_addresses.clone(),
-        own_cluster_ips: config.services.own_cluster_ips,
-        pod_routes: config.services.pod_routes,
-        source_ranges_allow_other_family: config.services.source_ranges_other_family == OtherFamily::Allow,
-        compat: config.services.compat.clone(),
+        services: config.services.clone(),
         health: config.health.clone(),
-        load_balancer_class: config.source.load_balancer_class().to_owned(),
+        claims: Claims {
+            load_balancer_class: config.source.load_balancer_class().to_owned(),
+            unclassed: config.source.claims_classless(),
+        },
         endpoints_of_operator: matches!(config.source, SourceConfig::Directory(_)),
-        claims_unclassed: config.source.claims_classless(),
         authority: tidegate_policy::pools::Authority::default(),
         limits: Demand::MAX,
         other_gateways: std::sync::Arc::default(),

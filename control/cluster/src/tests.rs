@@ -219,7 +219,8 @@ fn settings_of(range: &str) -> Settings {
     let range: ipnet::IpNet = range.parse().expect("a network");
     let pool = Pool { external_ips: true, ..Pool::new("public", vec![range.into()]) };
     let snat: IpAddr = "192.0.2.3".parse().expect("an address");
-    let mut settings = Settings { pools: vec![pool], claims_unclassed: false, ..Settings::default() };
+    let mut settings = Settings { pools: vec![pool], ..Settings::default() };
+    settings.claims.unclassed = false;
     settings.network.snat_addresses = vec![snat];
     settings
 }

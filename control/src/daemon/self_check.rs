@@ -258,8 +258,7 @@ mod tests {
 
     /// Like [`subject`], also with the outcome of the round.
     fn round(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> (Subject, Arc<Outcome>) {
-        let (settings, verdicts) =
-            (Settings { claims_unclassed: true, ..Settings::default() }, Verdicts::default());
+        let (settings, verdicts) = (Settings::default(), Verdicts::default());
         let (drained, memory) = (BTreeSet::new(), Memory::default());
         let input = Input {
             settings: &settings,

@@ -489,7 +489,7 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
     inside.service_type = tidegate_model::objects::ServiceType::ClusterIp;
     inside.cluster_ips = vec!["10.96.0.11".parse().expect("an address")];
     let mut cluster = Cluster::new([waiting, inside]);
-    cluster.settings.own_cluster_ips = true;
+    cluster.settings.services.own_cluster_ips = true;
     cluster.settings.pools.clear();
     cluster.settle();
     assert_eq!(cluster.condition("web", "Programmed"), "False NoAddress");

@@ -72,6 +72,33 @@ pub struct ServiceDefaults {
     pub no_endpoints: NoEndpoints,
 }
 
+impl Default for ServiceDefaults {
+    fn default() -> Self {
+        Self {
+            forwarding: ForwardingMode::FullNat,
+            forwarding_local: None,
+            target: Target::Pod,
+            scheduler: Scheduler::Rendezvous,
+            table_size: MAGLEV_SLOTS_DEFAULT,
+            drain_timeout: Duration::from_secs(300),
+            no_endpoints: NoEndpoints::Reject,
+        }
+    }
+}
+
+impl Default for ServicesConfig {
+    fn default() -> Self {
+        Self {
+            defaults: ServiceDefaults::default(),
+            node_port_addresses: Vec::new(),
+            source_ranges_other_family: OtherFamily::Deny,
+            own_cluster_ips: false,
+            pod_routes: PodRoutes::Route,
+            compat: BTreeSet::new(),
+        }
+    }
+}
+
 /// The destination of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
@@ -170,22 +197,7 @@ pub fn table_size(word: &str) -> Result<u32, String> {
 
 /// Reads the section. `unservedPorts` goes to the policy, beside what `dataplane` says there.
 pub(super) fn decode(parent: &Fields<'_>, policy: &mut Policy) -> ServicesConfig {
-    let mut config = ServicesConfig {
-        defaults: ServiceDefaults {
-            forwarding: ForwardingMode::FullNat,
-            forwarding_local: None,
-            target: Target::Pod,
-            scheduler: Scheduler::Rendezvous,
-            table_size: MAGLEV_SLOTS_DEFAULT,
-            drain_timeout: Duration::from_secs(300),
-            no_endpoints: NoEndpoints::Reject,
-        },
-        node_port_addresses: Vec::new(),
-        source_ranges_other_family: OtherFamily::Deny,
-        own_cluster_ips: false,
-        pod_routes: PodRoutes::Route,
-        compat: BTreeSet::new(),
-    };
+    let mut config = ServicesConfig::default();
     section(parent, "services", |fields| {
         section(fields, "defaults", |defaults| {
             decode_defaults(defaults, &mut config.defaults);

@@ -224,6 +224,6 @@ fn applicant<'a>(
 /// The addresses of a Service: none of them can be an endpoint.
 fn vips_of(settings: &Settings, planned: &Planned, granted: &Granted) -> Box<[IpAddr]> {
     let external = granted.external.iter().map(|(a, _)| a.address);
-    let own = if settings.own_cluster_ips { &planned.service().cluster_ips[..] } else { &[] };
+    let own = if settings.services.own_cluster_ips { &planned.service().cluster_ips[..] } else { &[] };
     granted.load_balancer.iter().map(|a| a.address).chain(external).chain(own.iter().copied()).collect()
 }

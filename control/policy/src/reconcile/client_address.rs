@@ -23,10 +23,11 @@ pub(super) fn mode(
     target: Target,
     findings: &mut Vec<Finding>,
 ) -> ForwardingMode {
-    if settings.forwarding != ForwardingMode::FullNat || !asks_for_client_addresses(service) {
-        return settings.forwarding;
+    if settings.services.defaults.forwarding != ForwardingMode::FullNat || !asks_for_client_addresses(service)
+    {
+        return settings.services.defaults.forwarding;
     }
-    let why_not = match settings.forwarding_local {
+    let why_not = match settings.services.defaults.forwarding_local {
         None => String::new(),
         Some(mode) => match obstacle(service, settings, target, mode) {
             None => return mode,
@@ -47,7 +48,7 @@ pub(super) fn mode(
         Reason::ClientAddressLost,
         diagnostic,
     ));
-    settings.forwarding
+    settings.services.defaults.forwarding
 }
 
 /// Whether clients outside of the cluster reach it and must be distinguishable.

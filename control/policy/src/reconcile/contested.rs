@@ -63,7 +63,7 @@ impl Claims {
     /// `None` if the Service has no claim that others could contest.
     pub(super) fn new(settings: &Settings, service: &Service, granted: &Granted) -> Option<Self> {
         let node_port_vips = settings.node_port_vips();
-        if node_port_vips.is_empty() && !settings.own_cluster_ips {
+        if node_port_vips.is_empty() && !settings.services.own_cluster_ips {
             return None;
         }
         let load_balancer = granted.load_balancer.iter().map(|a| a.address);

@@ -46,7 +46,7 @@ pub(super) fn core_protocol(protocol: Protocol) -> CoreProtocol {
 
 /// The cluster IPs that the gateway serves.
 pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
-    if settings.own_cluster_ips { &service.cluster_ips } else { &[] }
+    if settings.services.own_cluster_ips { &service.cluster_ips } else { &[] }
 }
 
 /// The frontends of a port that are not on addresses of pools.
@@ -65,7 +65,7 @@ pub(super) fn own_frontends(
 
 /// Whether a Service has frontends that are not on addresses of pools.
 pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
-    let by_node_port =
-        !settings.node_port_addresses.is_empty() && service.ports.iter().any(|port| port.node_port.is_some());
+    let by_node_port = !settings.services.node_port_addresses.is_empty()
+        && service.ports.iter().any(|port| port.node_port.is_some());
     by_node_port || !cluster_ips(settings, service).is_empty()
 }

@@ -193,7 +193,7 @@ impl Last {
             changes.node(&change);
             dirty.circumstances.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
             dirty.circumstances.node_faults |= differs(&change, |node| &node.meta.faults);
-            dirty.circumstances.pod_routes |= input.settings.pod_routes == PodRoutes::Node
+            dirty.circumstances.pod_routes |= input.settings.services.pod_routes == PodRoutes::Node
                 && differs(&change, |node| (&node.internal_ips, &node.pod_cidrs));
         }
         for change in old.pods.diff(&new.pods) {

@@ -85,7 +85,7 @@ pub use incremental::Reconciler;
 pub use input::{Input, Memory};
 pub use leaving::Leavings;
 pub use outcome::Outcome;
-pub use settings::Settings;
+pub use settings::{Claims, Settings};
 
 /// Computes the desired state.
 #[must_use]

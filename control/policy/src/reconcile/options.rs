@@ -83,7 +83,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     // Aliases come first, so that an annotation of ours overrides an alias. If only node ports and cluster IPs are
     // requested from us, the load balancer is another one, and so its annotations are not for us.
     let is_ours = settings.claims(service) || !service.external_ips.is_empty();
-    let internal = if is_ours { read.aliases(&mut options, annotations, &settings.compat) } else { None };
+    let internal =
+        if is_ours { read.aliases(&mut options, annotations, &settings.services.compat) } else { None };
     for (annotation, value) in annotations {
         if annotation.starts_with("tidegate.dev/") {
             read.apply(&mut options, annotation, annotation, value);
@@ -113,13 +114,13 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
 
 fn defaults(settings: &Settings) -> Options {
     Options {
-        mode: settings.forwarding,
+        mode: settings.services.defaults.forwarding,
         mode_is_said: false,
-        target: settings.target,
+        target: settings.services.defaults.target,
         node_selector: None,
-        scheduler: settings.scheduler,
-        table_size: settings.table_size,
-        drain_timeout: settings.drain_timeout,
+        scheduler: settings.services.defaults.scheduler,
+        table_size: settings.services.defaults.table_size,
+        drain_timeout: settings.services.defaults.drain_timeout,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         health: HealthOptions::new(&settings.health),

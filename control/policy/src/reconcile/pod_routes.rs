@@ -22,7 +22,7 @@ const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";
 
 /// The routes to Pods in addition to those of the configuration, sorted by prefix.
 pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
-    if settings.pod_routes == PodRoutes::Route {
+    if settings.services.pod_routes == PodRoutes::Route {
         return Vec::new();
     }
     let mut routes: BTreeMap<IpNet, (&str, IpAddr)> = BTreeMap::new();

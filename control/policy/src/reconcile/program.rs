@@ -281,7 +281,7 @@ fn service_spec(
         no_endpoints: if backends.only_elsewhere.is_some() {
             NoEndpoints::Drop
         } else {
-            context.settings().no_endpoints
+            context.settings().services.defaults.no_endpoints
         },
         idle_timeout_tcp: options.idle_timeout_tcp,
         idle_timeout_udp: options.idle_timeout_udp,

@@ -6,12 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ipnet::IpNet;
-use tidegate_core::limits::MAGLEV_SLOTS_DEFAULT;
-use tidegate_core::snapshot::{ForwardingMode, NetworkSpec, NoEndpoints, Shared};
-use tidegate_model::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
+use tidegate_core::snapshot::{NetworkSpec, Shared};
+use tidegate_model::config::{HealthConfig, LOAD_BALANCER_CLASS, ServicesConfig};
 use tidegate_model::objects::{IpFamily, Pool, Service, ServiceType};
 
 use super::demand::Demand;
@@ -28,45 +26,37 @@ pub struct Settings {
     pub network: Shared<NetworkSpec>,
     /// `pools`, in their order.
     pub pools: Vec<Pool>,
-    /// `services.defaults.forwarding`.
-    pub forwarding: ForwardingMode,
-    /// `services.defaults.forwardingLocal`.
-    pub forwarding_local: Option<ForwardingMode>,
-    /// `services.defaults.target`.
-    pub target: config::Target,
-    /// `services.defaults.scheduler`.
-    pub scheduler: config::Scheduler,
-    /// `services.defaults.tableSize`.
-    pub table_size: u32,
-    /// `services.defaults.drainTimeout`.
-    pub drain_timeout: Duration,
-    /// `services.defaults.noEndpoints`.
-    pub no_endpoints: NoEndpoints,
-    /// `services.nodePortAddresses`: the gateway's own addresses within these networks serve node ports.
-    pub node_port_addresses: Vec<IpNet>,
-    /// `services.ownClusterIPs`: cluster IPs are routed to the gateway, which serves them.
-    pub own_cluster_ips: bool,
-    /// `services.podRoutes`.
-    pub pod_routes: PodRoutes,
-    /// `services.sourceRangesOtherFamily: allow`.
-    pub source_ranges_allow_other_family: bool,
-    /// `services.compat`: vendors whose annotations are read.
-    pub compat: BTreeSet<String>,
+    /// `services`.
+    pub services: ServicesConfig,
     /// `health`, the defaults for Services.
     pub health: HealthConfig,
-    /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of Services that belong to this gateway.
-    pub load_balancer_class: String,
+    /// Which LoadBalancer Services belong to this gateway.
+    pub claims: Claims,
     /// Whether endpoints belong to the operator, as with the directory source. They are then checked in all networks.
     pub endpoints_of_operator: bool,
-    /// Whether a Service without `loadBalancerClass` belongs to this gateway: always for the directory source, whose
-    /// objects were written for this gateway; `source.kubernetes.default` for the API server.
-    pub claims_unclassed: bool,
     /// Which gateway decides on LoadBalancer addresses: this one, unless another one leads at the API server.
     pub authority: Authority,
     /// The limit for all Services together on the shared tables; [`Demand::MAX`] except in tests.
     pub limits: Demand,
     /// The addresses of the other gateways at the API server, with their names: no Service may have them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
+}
+
+/// The LoadBalancer Services that belong to a gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claims {
+    /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of Services that belong to this gateway.
+    pub load_balancer_class: String,
+    /// Whether a Service without `loadBalancerClass` belongs to this gateway: always for the directory source, whose
+    /// objects were written for this gateway; `source.kubernetes.default` for the API server.
+    pub unclassed: bool,
+}
+
+impl Default for Claims {
+    /// The default class, and Services without a class.
+    fn default() -> Self {
+        Self { load_balancer_class: LOAD_BALANCER_CLASS.to_owned(), unclassed: true }
+    }
 }
 
 impl Default for Settings {
@@ -77,22 +67,10 @@ impl Default for Settings {
             zone: None,
             network: Shared::default(),
             pools: Vec::new(),
-            forwarding: ForwardingMode::FullNat,
-            forwarding_local: None,
-            target: config::Target::Pod,
-            scheduler: config::Scheduler::Rendezvous,
-            table_size: MAGLEV_SLOTS_DEFAULT,
-            drain_timeout: Duration::from_secs(300),
-            no_endpoints: NoEndpoints::Reject,
-            node_port_addresses: Vec::new(),
-            own_cluster_ips: false,
-            pod_routes: PodRoutes::Route,
-            source_ranges_allow_other_family: false,
-            compat: BTreeSet::new(),
+            services: ServicesConfig::default(),
             health: HealthConfig::default(),
-            load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
+            claims: Claims::default(),
             endpoints_of_operator: true,
-            claims_unclassed: true,
             authority: Authority::default(),
             limits: Demand::MAX,
             other_gateways: Arc::default(),
@@ -111,15 +89,15 @@ impl Settings {
     pub(super) fn claims(&self, service: &Service) -> bool {
         service.service_type == ServiceType::LoadBalancer
             && match service.load_balancer_class.as_deref() {
-                Some(class) => class == self.load_balancer_class,
-                None => self.claims_unclassed,
+                Some(class) => class == self.claims.load_balancer_class,
+                None => self.claims.unclassed,
             }
     }
 
     /// The gateway's own addresses that serve node ports, sorted.
     pub(super) fn node_port_vips(&self) -> Vec<IpAddr> {
         let own = self.network.interface_addresses().map(IpNet::addr);
-        let allowed = |ip: &IpAddr| self.node_port_addresses.iter().any(|net| net.contains(ip));
+        let allowed = |ip: &IpAddr| self.services.node_port_addresses.iter().any(|net| net.contains(ip));
         own.filter(allowed).collect::<BTreeSet<_>>().into_iter().collect()
     }
 

@@ -37,10 +37,10 @@ pub(super) const SLOTS_MAX: usize = 1 << 23;
 pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Option<TooLarge> {
     // One LoadBalancer address of each family.
     let pools = 2 + service.external_ips.len();
-    let cluster_ips = if settings.own_cluster_ips { service.cluster_ips.len() } else { 0 };
+    let cluster_ips = if settings.services.own_cluster_ips { service.cluster_ips.len() } else { 0 };
     let numbered = service.ports.iter().filter(|port| port.node_port.is_some()).count();
     let node_ports =
-        if settings.node_port_addresses.is_empty() { 0 } else { settings.node_port_vips().len() };
+        if settings.services.node_port_addresses.is_empty() { 0 } else { settings.node_port_vips().len() };
     let frontends = service.ports.len() * (pools + cluster_ips) + numbered * node_ports;
     (frontends > FRONTENDS_MAX).then(|| TooLarge {
         why: format!("its ports and addresses make up to {frontends} service ports"),
@@ -116,7 +116,7 @@ pub(super) fn demand(
 pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
     let is_local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
     is_local(service.external_traffic_policy)
-        && (!settings.own_cluster_ips || is_local(service.internal_traffic_policy))
+        && (!settings.services.own_cluster_ips || is_local(service.internal_traffic_policy))
 }
 
 /// The slots of a Maglev table of the Service, if the Service requests a table, or a larger one than that of the
@@ -126,7 +126,7 @@ fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
         Scheduler::Maglev => size as usize,
         Scheduler::Rendezvous => 0,
     };
-    let default = slots(settings.scheduler, settings.table_size);
+    let default = slots(settings.services.defaults.scheduler, settings.services.defaults.table_size);
     slots(options.scheduler, options.table_size).saturating_sub(default)
 }
 

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use tidegate_model::config::OtherFamily;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{IpFamily, Service};
 
@@ -30,7 +31,10 @@ impl Admission {
         let mut ranges: Vec<IpNet> = service.source_ranges.iter().map(IpNet::trunc).collect();
         ranges.sort_unstable();
         ranges.dedup();
-        Self { ranges: ranges.into(), allow_other_family: settings.source_ranges_allow_other_family }
+        Self {
+            ranges: ranges.into(),
+            allow_other_family: settings.services.source_ranges_other_family == OtherFamily::Allow,
+        }
     }
 
     /// The clients that a LoadBalancer VIP admits; `None` admits all. A /0 admits all clients of its family.

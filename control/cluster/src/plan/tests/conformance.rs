@@ -155,7 +155,8 @@ fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_b
     assert_eq!(both.condition("web", "Programmed"), format!("{served}{lost}"));
 
     both.both(|cluster| {
-        cluster.settings.forwarding_local = Some(tidegate_model::config::ForwardingMode::Nat);
+        cluster.settings.services.defaults.forwarding_local =
+            Some(tidegate_model::config::ForwardingMode::Nat);
     });
     both.settle();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with nat");
@@ -347,7 +348,7 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
         (ForwardingMode::FullNat, "Proxy"),
     ] {
         let mut both = Both::new(&balanced("web", "", "{name: http, port: 8080}", FIVE)).with(|cluster| {
-            cluster.settings.forwarding = mode;
+            cluster.settings.services.defaults.forwarding = mode;
             cluster.settings.network.tunnel_source_v4 = Some("10.0.0.1".parse().expect("an address"));
         });
         both.settle();
@@ -361,7 +362,7 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
 fn ports_of_the_status_have_an_error_where_one_cannot_be_served() {
     let ports = "{name: same, port: 80}, {name: other, port: 81, targetPort: 8081}, {name: sig, port: 82, protocol: SCTP}";
     let mut both = Both::new(&balanced("web", "", ports, FIVE))
-        .with(|cluster| cluster.settings.forwarding = ForwardingMode::DsrL2);
+        .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
     both.settle();
     let ports = &both.of("web").stored.ingress[0].ports;
     let shown: Vec<(u16, &str, Option<&str>)> =
@@ -529,8 +530,8 @@ fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
 fn a_node_whose_pods_get_no_route_has_an_event() {
     let node = "apiVersion: v1\nkind: Node\nmetadata: {name: far, uid: u-node}\nspec: {podCIDRs: [10.1.3.0/24]}\nstatus: \
                 {addresses: [{type: InternalIP, address: 172.16.0.1}]}\n";
-    let mut both =
-        Both::new(node).with(|cluster| cluster.settings.pod_routes = tidegate_model::config::PodRoutes::Node);
+    let mut both = Both::new(node)
+        .with(|cluster| cluster.settings.services.pod_routes = tidegate_model::config::PodRoutes::Node);
     let events = both.settle();
     let [event] = &events[..] else { panic!("{events:?}") };
     assert_eq!(
@@ -543,7 +544,7 @@ fn a_node_whose_pods_get_no_route_has_an_event() {
 fn an_alias_that_is_known_and_not_supported_is_a_warning_event() {
     let annotation = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations";
     let mut both = Both::new(&(web(&format!(", annotations: {{{annotation}: a}}")) + ENDPOINT))
-        .with(|cluster| cluster.settings.compat = ["aws".to_owned()].into());
+        .with(|cluster| cluster.settings.services.compat = ["aws".to_owned()].into());
     let events = both.settle();
     let warning = events.iter().find(|e| e.reason == "AliasIgnored").expect("it is told");
     assert_eq!(warning.event_type, EventType::Warning);

@@ -165,7 +165,7 @@ fn cluster() -> Cluster {
         };
         cluster.objects.address_pools.insert(name.into(), Arc::new(object));
     }
-    cluster.settings.forwarding = ForwardingMode::FullNat;
+    cluster.settings.services.defaults.forwarding = ForwardingMode::FullNat;
     cluster.endpoint("sctp", "10.0.1.1");
     cluster.endpoint("local", "10.0.1.2");
     cluster

@@ -17,7 +17,7 @@ fn world(service: Service, forwarding_local: Option<ForwardingMode>) -> World {
     let TargetPort::Number(target) = service.ports[0].target_port else { panic!("a number") };
     let slice = slice("web", "web", &[("http", Protocol::Tcp, target.get())], vec![endpoint("10.0.1.1")]);
     let mut world = World::new(vec![service], vec![slice]);
-    world.settings.forwarding_local = forwarding_local;
+    world.settings.services.defaults.forwarding_local = forwarding_local;
     world
 }
 
@@ -61,7 +61,7 @@ fn a_mode_that_somebody_names_is_taken_without_a_warning() {
     assert_eq!((only(&outcome).mode, lost(&outcome)), (FullNat, false));
     assert!(!lost(&world(local(80), Some(FullNat)).look()));
     let mut by_default = world(local(80), None);
-    by_default.settings.forwarding = Nat;
+    by_default.settings.services.defaults.forwarding = Nat;
     let outcome = by_default.look();
     assert_eq!((only(&outcome).mode, lost(&outcome)), (Nat, false));
 }

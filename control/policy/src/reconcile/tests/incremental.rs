@@ -275,7 +275,7 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
             (public.disabled, public.quota_per_namespace) = (*disabled, *quota);
         }
         Edit::Settings { drain_timeout, zone } => {
-            world.settings.drain_timeout = Duration::from_secs(*drain_timeout);
+            world.settings.services.defaults.drain_timeout = Duration::from_secs(*drain_timeout);
             world.settings.zone = zone.map(|n| format!("z{n}"));
         }
         Edit::Limits(limits) => {
@@ -304,11 +304,11 @@ fn world(own: bool, pod_routes: bool, on_node: bool) -> World {
     edge.namespace_selector.match_labels.insert("edge".into(), "true".into());
     world.settings.pools.insert(1, edge);
     if own {
-        world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
-        world.settings.own_cluster_ips = true;
+        world.settings.services.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+        world.settings.services.own_cluster_ips = true;
     }
     if pod_routes {
-        world.settings.pod_routes = PodRoutes::Node;
+        world.settings.services.pod_routes = PodRoutes::Node;
     }
     world.settings.node = on_node.then(|| "n0".to_owned());
     world

@@ -139,10 +139,10 @@ fn services_that_are_not_ours_are_left_alone() {
     let mut world = World::new(vec![headless, other_proxy, other_class, name, deleted, plain], vec![]);
     let outcome = world.look();
     assert!(outcome.services.is_empty() && outcome.spec.services.is_empty() && outcome.findings.is_empty());
-    world.settings.claims_unclassed = false;
+    world.settings.claims.unclassed = false;
     world.put(service("unclassed"));
     let mut ours = service("ours");
-    ours.load_balancer_class = Some(world.settings.load_balancer_class.clone());
+    ours.load_balancer_class = Some(world.settings.claims.load_balancer_class.clone());
     world.put(ours);
     let names: Vec<String> = world.look().services.iter().map(|s| s.name.clone()).collect();
     assert_eq!(names, ["ours"]);

@@ -90,8 +90,8 @@ proptest! {
             }).collect();
             let mut world = World::new(services, slices);
             world.settings.node = Some("n1".into());
-            world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
-            world.settings.own_cluster_ips = true;
+            world.settings.services.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+            world.settings.services.own_cluster_ips = true;
             world.put_node(node("n2", &["10.0.2.2", "2001:db8::2:2"]));
             world
         };

@@ -142,8 +142,8 @@ fn maglev_tables_that_annotations_ask_for_are_counted_before_they_are_built() {
     let outcome = world.look();
     refused_alone(&outcome, "its annotations ask for 196611900 slots of Maglev tables over all of its ports");
     // The operator is responsible for the settings of the configuration, which apply to all Services.
-    world.settings.scheduler = tidegate_model::config::Scheduler::Maglev;
-    world.settings.table_size = 655_373;
+    world.settings.services.defaults.scheduler = tidegate_model::config::Scheduler::Maglev;
+    world.settings.services.defaults.table_size = 655_373;
     assert_eq!(left_out(&world.look()), [] as [&str; 0]);
 }
 

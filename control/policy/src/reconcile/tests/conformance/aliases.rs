@@ -20,7 +20,7 @@ pub(super) fn compat(annotations: &[(&str, &str)], vendors: &[&str]) -> Both {
         internal.labels.insert("scope".into(), "internal".into());
         internal.auto_assign = false;
         world.settings.pools.push(internal);
-        world.settings.compat = vendors.iter().map(|v| (*v).to_owned()).collect();
+        world.settings.services.compat = vendors.iter().map(|v| (*v).to_owned()).collect();
     })
 }
 
@@ -513,7 +513,7 @@ fn the_same_sharing_key_of_another_balancer_puts_services_on_one_address() {
     let other = service_with("name: other, annotations: {lbipam.cilium.io/sharing-key: k}", "")
         .replace("port: 80,", "port: 81,");
     let both = Both::new(&(annotated_web(&[("metallb.io/allow-shared-ip", "k")]) + &other))
-        .with(|world| world.settings.compat = ["metallb", "cilium"].map(String::from).into());
+        .with(|world| world.settings.services.compat = ["metallb", "cilium"].map(String::from).into());
     let vips: BTreeSet<IpAddr> = both.look().spec.services.iter().map(|s| s.key.vip).collect();
     assert_eq!(vips.len(), 1);
 }

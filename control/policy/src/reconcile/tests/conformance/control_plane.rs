@@ -33,7 +33,7 @@ fn with_pods(name: &str, internal_ips: &[&str], pod_cidrs: &str) -> String {
 }
 
 fn routed(nodes: &[String]) -> Both {
-    Both::new(&nodes.concat()).with(|world| world.settings.pod_routes = PodRoutes::Node)
+    Both::new(&nodes.concat()).with(|world| world.settings.services.pod_routes = PodRoutes::Node)
 }
 
 fn routes(outcome: &Outcome) -> Vec<String> {
@@ -52,7 +52,7 @@ fn pod_cidrs_are_routed_to_the_internal_ip_of_their_family() {
         ["10.1.0.0/24 10.0.1.1", "10.1.1.0/24 10.0.1.2", "2001:db8:1::/64 2001:db8::a"]
     );
     assert_eq!(messages(&outcome), [] as [String; 0]);
-    let both = both.with(|world| world.settings.pod_routes = PodRoutes::Route);
+    let both = both.with(|world| world.settings.services.pod_routes = PodRoutes::Route);
     assert_eq!(routes(&both.look()), [] as [String; 0], "by default the gateway's own routes");
 }
 

@@ -281,7 +281,7 @@ fn policy_local_with_endpoints_only_elsewhere_says_so_with_the_node() {
 fn no_endpoint_at_all_is_rejected_or_dropped_as_configured_and_local_with_endpoints_elsewhere_is_dropped() {
     let both = web_with("", &[]);
     assert_eq!(only(&both.look()).no_endpoints, NoEndpoints::Reject);
-    let both = both.with(|world| world.settings.no_endpoints = NoEndpoints::Drop);
+    let both = both.with(|world| world.settings.services.defaults.no_endpoints = NoEndpoints::Drop);
     assert_eq!(only(&both.look()).no_endpoints, NoEndpoints::Drop);
     let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
     let elsewhere = web_with(local, &["addresses: [10.1.0.1], nodeName: b"])

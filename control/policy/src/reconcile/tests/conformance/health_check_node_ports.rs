@@ -179,7 +179,7 @@ async fn a_tcp_listener_on_all_addresses_or_on_those_that_node_port_addresses_al
             // Each gateway gets its own port, because both would listen on all addresses.
             let port = free_port().await;
             let both = Both::new(&(local(port) + &endpoints(&TWO)))
-                .with(|world| world.settings.node_port_addresses = networks.clone());
+                .with(|world| world.settings.services.node_port_addresses = networks.clone());
             let listeners = HealthCheckNodePorts::start(&Bind::new(&networks, own), report);
             listeners.set(both.each()[source].health_check_node_ports.to_vec());
             until(SocketAddr::new(own[1], port), GET, "200 OK").await;

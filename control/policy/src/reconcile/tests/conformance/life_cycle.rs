@@ -17,7 +17,7 @@ fn our_class_is_claimed_always_none_at_all_only_by_default_and_others_are_left_a
         ("  loadBalancerClass: example.com/lb\n", true, false),
         ("  loadBalancerClass: example.com/lb\n", false, false),
     ] {
-        let both = Both::new(&web(class)).with(|world| world.settings.claims_unclassed = unclassed);
+        let both = Both::new(&web(class)).with(|world| world.settings.claims.unclassed = unclassed);
         let outcome = both.look();
         assert_eq!(outcome.services.len(), usize::from(claimed), "{class:?} {unclassed}");
         assert_eq!(outcome.claimed.len(), usize::from(claimed), "{class:?} {unclassed}");
@@ -28,8 +28,8 @@ fn our_class_is_claimed_always_none_at_all_only_by_default_and_others_are_left_a
 #[test]
 fn the_class_that_is_ours_is_the_configured_one() {
     let both = Both::new(&web("  loadBalancerClass: example.com/edge\n")).with(|world| {
-        world.settings.claims_unclassed = false;
-        world.settings.load_balancer_class = "example.com/edge".into();
+        world.settings.claims.unclassed = false;
+        world.settings.claims.load_balancer_class = "example.com/edge".into();
     });
     assert_eq!(both.look().claimed.len(), 1);
 }

@@ -90,7 +90,8 @@ fn target_node_can_be_the_default_of_all_services() {
     let plain = with_annotations(&web(""), "tidegate.dev/forwarding: dsr-l2");
     let both = Both::new(&(plain + &slice_of_web("s", "IPv4", &ENDPOINTS) + &nodes()));
     assert!(both.look().spec.services.is_empty(), "Pods have another port");
-    let both = both.with(|world| world.settings.target = tidegate_model::config::Target::Node);
+    let both =
+        both.with(|world| world.settings.services.defaults.target = tidegate_model::config::Target::Node);
     assert_eq!(weights(only(&both.look())).len(), 3);
 }
 

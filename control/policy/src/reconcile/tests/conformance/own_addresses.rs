@@ -22,7 +22,8 @@ fn near() -> String {
 
 fn serving_node_ports(yaml: &str, networks: &[&str]) -> Both {
     Both::new(yaml).with(|world| {
-        world.settings.node_port_addresses = networks.iter().map(|n| n.parse().expect("a network")).collect();
+        world.settings.services.node_port_addresses =
+            networks.iter().map(|n| n.parse().expect("a network")).collect();
     })
 }
 
@@ -60,7 +61,7 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
         + &near();
     let both = Both::new(&yaml);
     assert!(both.look().services.is_empty(), "off by default");
-    let both = both.with(|world| world.settings.own_cluster_ips = true);
+    let both = both.with(|world| world.settings.services.own_cluster_ips = true);
     let outcome = both.look();
     assert_eq!(keys(&outcome), ["TCP 10.96.0.10:80", "TCP [2001:db8:96::10]:80"]);
     assert!(outcome.spec.services.iter().all(|s| !s.announced && s.mode == ForwardingMode::FullNat));
@@ -70,7 +71,7 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
     let mut gateways = Gateways::new(both);
     let syn = |from| Builder::tcp(from, "10.96.0.10:80").flags(flags::SYN);
     gateways.send(syn("198.51.100.7:40000")).sent(TransmitReason::Forward);
-    gateways.change(|world| world.settings.own_cluster_ips = false);
+    gateways.change(|world| world.settings.services.own_cluster_ips = false);
     assert_eq!(gateways.send(syn("198.51.100.7:40001")).verdict, Verdict::Punt(PuntReason::NotOurs));
 }
 
@@ -80,7 +81,8 @@ fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIPs: [10.96.0.10], externalIPs: \
                 [198.51.100.1], ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n"
             .to_owned() + &near();
-    let mut gateways = Gateways::new(Both::new(&yaml).with(|world| world.settings.own_cluster_ips = true));
+    let mut gateways =
+        Gateways::new(Both::new(&yaml).with(|world| world.settings.services.own_cluster_ips = true));
     for to in ["10.96.0.10:81", "198.51.100.1:81"] {
         gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN)).sent(TransmitReason::NoService);
         gateways.send(Builder::udp("192.0.2.7:40000", to)).sent(TransmitReason::NoService);
@@ -96,7 +98,7 @@ fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_
 fn a_port_clash_of_a_service_with_itself_does_not_name_another_service() {
     let both =
         web_with("  clusterIP: 203.0.113.5\n  loadBalancerIP: 203.0.113.5\n", &["addresses: [10.0.1.1]"])
-            .with(|world| world.settings.own_cluster_ips = true);
+            .with(|world| world.settings.services.own_cluster_ips = true);
     let outcome = both.look();
     assert_eq!(keys(&outcome), ["TCP 203.0.113.5:80"]);
     assert_eq!(messages(&outcome), [] as [String; 0], "it is served as the LoadBalancer address");
@@ -155,7 +157,7 @@ fn node_ports_need_nat() {
 /// The outcome of a gateway that serves node ports, for objects of one source.
 fn serving(objects: Objects) -> Outcome {
     let mut world = World::new(vec![], vec![]);
-    world.settings.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
+    world.settings.services.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
     world.objects = objects;
     world.look()
 }
@@ -216,7 +218,7 @@ fn a_cluster_ip_that_two_services_name_belongs_to_the_one_created_first_and_a_po
     let balanced = web("  loadBalancerIP: 203.0.113.5\n");
     let services =
         cluster("b", "10.96.0.10") + &cluster("a", "10.96.0.10") + &cluster("c", "203.0.113.5") + &balanced;
-    let outcome = Both::new(&services).with(|world| world.settings.own_cluster_ips = true).look();
+    let outcome = Both::new(&services).with(|world| world.settings.services.own_cluster_ips = true).look();
     let owners: Vec<String> =
         outcome.spec.services.iter().map(|s| format!("{} {}", s.key.vip, s.name)).collect();
     assert_eq!(owners, ["10.96.0.10 a", "203.0.113.5 web"]);
@@ -231,7 +233,7 @@ fn an_endpoint_must_not_be_any_of_our_vips_cluster_ips_of_ours_included() {
                 [198.51.100.1], ports: [{name: http, port: 80}]}\n---\n"
             .to_owned()
             + &slice_of_web("s", "IPv4", &["addresses: [10.96.0.10]", "addresses: [10.0.1.1]"]);
-    let outcome = Both::new(&yaml).with(|world| world.settings.own_cluster_ips = true).look();
+    let outcome = Both::new(&yaml).with(|world| world.settings.services.own_cluster_ips = true).look();
     assert_eq!(outcome.spec.services.len(), 2);
     assert!(outcome.spec.services.iter().all(|s| states(s) == ["10.0.1.1:8080 active"]));
     assert!(outcome.findings.iter().any(|f| f.reason == Reason::EndpointRefused));

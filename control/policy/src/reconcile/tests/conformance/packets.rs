@@ -163,7 +163,7 @@ fn no_endpoint_at_all_tcp_gets_rst_udp_gets_icmp_port_unreachable_rate_limited()
     gateways.wait(Duration::from_secs(10));
     assert!(answered(&mut gateways) > 0, "and the rate comes back");
 
-    gateways.change(|world| world.settings.no_endpoints = NoEndpoints::Drop);
+    gateways.change(|world| world.settings.services.defaults.no_endpoints = NoEndpoints::Drop);
     gateways.wait(Duration::from_secs(10));
     assert_eq!(segment(&mut gateways, 40_000, flags::SYN).refused(), Refusal::NoEndpoints);
     assert_eq!(datagram(&mut gateways, 40_000).refused(), Refusal::NoEndpoints);

@@ -33,7 +33,7 @@ fn off_the_cluster_policy_local_takes_the_endpoints_of_all_nodes() {
 fn internal_traffic_policy_counts_only_for_cluster_ips_and_local_is_the_gateways_own_node() {
     let spec = "  clusterIP: 10.96.0.10\n  internalTrafficPolicy: Local\n";
     let both = web_with(spec, &["addresses: [10.1.0.1], nodeName: a", "addresses: [10.1.0.2], nodeName: b"])
-        .with(|world| world.settings.own_cluster_ips = true);
+        .with(|world| world.settings.services.own_cluster_ips = true);
     let look = |both: &Both| {
         let outcome = both.look();
         let spec = |cluster: bool| {

@@ -11,7 +11,7 @@ fn protocol_defaults_to_tcp_and_target_port_to_port() {
          {name: a, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{port: 80}]\nendpoints: \
          [{addresses: [10.1.0.1]}]\n",
     )
-    .with(|world| world.settings.forwarding = ForwardingMode::DsrIpip);
+    .with(|world| world.settings.services.defaults.forwarding = ForwardingMode::DsrIpip);
     let outcome = both.look();
     assert_eq!(only(&outcome).key.protocol, CoreProtocol::Tcp);
     assert_eq!(states(only(&outcome)), ["10.1.0.1:80 active"]);
@@ -81,8 +81,8 @@ fn a_vip_is_any_of_load_balancer_ingress_external_ip_node_port_and_own_cluster_i
     );
     assert_eq!(keys(&both.look()), ["TCP 198.51.100.1:80", "TCP 203.0.113.5:80"]);
     let both = both.with(|world| {
-        world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
-        world.settings.own_cluster_ips = true;
+        world.settings.services.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+        world.settings.services.own_cluster_ips = true;
     });
     assert_eq!(
         keys(&both.look()),

@@ -8,6 +8,7 @@ use tidegate_core::testing::builder::Builder;
 use tidegate_core::testing::lab::Fate;
 use tidegate_core::verdict::{Refusal, TransmitReason};
 use tidegate_core::wire::tcp::flags;
+use tidegate_model::config::OtherFamily;
 
 fn net(text: &str) -> IpNet {
     text.parse().expect("a network")
@@ -25,8 +26,8 @@ fn everywhere(ranges: &[&str]) -> Both {
     ) + &slice_of_web("v4", "IPv4", &["addresses: [10.1.0.1]"])
         + &slice_of_web("v6", "IPv6", &["addresses: ['2001:db8:9::1']"]);
     Both::new(&yaml).with(|world| {
-        world.settings.node_port_addresses = vec![net("10.0.0.0/8")];
-        world.settings.own_cluster_ips = true;
+        world.settings.services.node_port_addresses = vec![net("10.0.0.0/8")];
+        world.settings.services.own_cluster_ips = true;
     })
 }
 
@@ -146,10 +147,10 @@ fn ranges_of_one_family_only_deny_the_other_on_a_dual_stack_vip_with_a_warning_o
         assert!(comes_in(&mut gateways, inside.0, inside.1));
         assert!(!comes_in(&mut gateways, outside.0, outside.1));
 
-        gateways.change(|world| world.settings.source_ranges_allow_other_family = true);
+        gateways.change(|world| world.settings.services.source_ranges_other_family = OtherFamily::Allow);
         assert!(comes_in(&mut gateways, outside.0, outside.1), "sourceRangesOtherFamily: allow");
-        let allowing =
-            everywhere(&[range]).with(|world| world.settings.source_ranges_allow_other_family = true);
+        let allowing = everywhere(&[range])
+            .with(|world| world.settings.services.source_ranges_other_family = OtherFamily::Allow);
         let outcome = allowing.look();
         assert_eq!((ranges_on(&outcome, closed_vip), outcome.findings.len()), (None, 0));
     }
