@@ -38,6 +38,8 @@ impl fmt::Display for PacketVerdict {
 }
 
 /// The verdict on a packet, and every step that led to it.
+///
+/// In JSON it is one flat object: the values of a group are beside the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
@@ -55,38 +57,54 @@ pub struct Explanation {
     /// The forwarding mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// The seat that decides, with `scheduler: rendezvous`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seat: Option<u16>,
-    /// The deck of that seat, from 0. It is above 0 only if the weights sum to more than one deck holds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub deck: Option<u16>,
-    /// The position of that seat in the flow's order, from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rank: Option<u16>,
-    /// The number of seats of the Service's backends.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seats: Option<u32>,
-    /// The slot of the Maglev table, with `scheduler: maglev`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slot: Option<u32>,
-    /// The number of slots of the table.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<u32>,
+    /// The choice among the backends, if neither a known flow nor session affinity decided.
+    #[serde(flatten)]
+    pub choice: Option<BackendChoice>,
     /// The backend chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
+    /// The way to the backend, if one was chosen.
+    #[serde(flatten)]
+    pub way: Option<Way>,
+    /// The steps with their results, in order.
+    pub steps: Vec<Step>,
+}
+
+/// How the scheduler of the Service chose a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BackendChoice {
+    /// With `scheduler: rendezvous`.
+    Seat {
+        /// The seat that decides.
+        seat: u16,
+        /// The deck of that seat, from 0. It is above 0 only if the weights sum to more than one deck holds.
+        deck: u16,
+        /// The position of that seat in the flow's order, from 0.
+        rank: u16,
+        /// The number of seats of the Service's backends.
+        seats: u32,
+    },
+    /// With `scheduler: maglev`.
+    Slot {
+        /// The slot of the Maglev table.
+        slot: u32,
+        /// The number of slots of the table.
+        slots: u32,
+    },
+}
+
+/// The way from the gateway to the backend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Way {
     /// The interface that the packet leaves by.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub interface: Option<String>,
+    pub interface: String,
     /// The next hop on that link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_hop: Option<IpAddr>,
     /// The largest IP packet of the client that fits the path, in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mtu: Option<u16>,
-    /// The steps with their results, in order.
-    pub steps: Vec<Step>,
+    pub mtu: u16,
 }
 
 /// One step of the decision.

@@ -12,7 +12,7 @@ mod packet;
 mod tests;
 mod text;
 
-pub use explanation::{Explanation, PacketVerdict, Step};
+pub use explanation::{BackendChoice, Explanation, PacketVerdict, Step, Way};
 pub use packet::{KnownFlow, Packet, Transport};
 
 use std::fmt;
@@ -239,17 +239,18 @@ fn choose<'s>(
         Selector::Rendezvous(seats) => {
             if let Some(place) = seats.place(hash) {
                 let count = seats.seats().count();
-                told.0.seat = Some(place.seat);
-                told.0.deck = Some(place.deck);
-                told.0.rank = Some(place.rank);
-                told.0.seats = u32::try_from(count).ok();
+                told.0.choice = Some(BackendChoice::Seat {
+                    seat: place.seat,
+                    deck: place.deck,
+                    rank: place.rank,
+                    seats: u32::try_from(count).unwrap_or(u32::MAX),
+                });
                 told.step("seat", text::seat(service, seats, &place, count, hash));
             }
         }
         Selector::Maglev(slots) => {
             let slot = slots.slot_of(hash);
-            told.0.slot = Some(slot);
-            told.0.slots = Some(slots.len());
+            told.0.choice = Some(BackendChoice::Slot { slot, slots: slots.len() });
             told.step("slot", text::slot(service, slots, slot, hash));
         }
     }
@@ -285,9 +286,7 @@ fn deliver(
     told.step("mode", text::mode(snapshot, service, backend, packet));
     let interface = snapshot.interface(backend.interface);
     let name = interface.map_or("?", |i| i.name.as_str());
-    told.0.interface = Some(name.to_owned());
     let hop = neighbors.key(backend.neighbor).map(|(_, addr)| addr.ip());
-    told.0.next_hop = hop;
     let state = neighbors.state(backend.neighbor);
     told.step("next hop", text::next_hop(name, hop, backend, state));
 
@@ -295,7 +294,8 @@ fn deliver(
     let overhead = overhead(service, backend);
     let path = neighbors.path_mtus().get(&backend.address, about.now);
     let path = path.filter(|&path| service.mode == ForwardingMode::DsrIpip && path < link_mtu);
-    told.0.mtu = Some(path.unwrap_or(link_mtu).saturating_sub(overhead));
+    let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
+    told.0.way = Some(Way { interface: name.to_owned(), next_hop: hop, mtu });
     told.step("mtu", text::mtu(name, link_mtu, path, overhead));
     if state == NeighborState::Unresolved {
         return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));
@@ -326,16 +326,9 @@ impl Draft {
             reason: String::new(),
             service: None,
             mode: None,
-            seat: None,
-            deck: None,
-            rank: None,
-            seats: None,
-            slot: None,
-            slots: None,
+            choice: None,
             backend: None,
-            interface: None,
-            next_hop: None,
-            mtu: None,
+            way: None,
             steps: Vec::new(),
         })
     }

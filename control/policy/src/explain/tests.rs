@@ -147,8 +147,7 @@ fn rendezvous_tells_seat_and_rank_and_maglev_the_slot() {
         ask(&spec(vec![web]), "203.0.113.1:80")
     };
     let told = by(Scheduler::Rendezvous);
-    let (seat, rank) = (told.seat.expect("a seat"), told.rank.expect("a rank"));
-    assert_eq!((told.deck, told.seats, told.slot, told.slots), (Some(0), Some(2), None, None));
+    let Some(BackendChoice::Seat { seat, deck: 0, rank, seats: 2 }) = told.choice else { panic!("{told}") };
     let words =
         format!("{seat}, the first of 2 occupied seats in the flow's order, at rank {rank} of 8192: hash 0x");
     assert!(found(&told, "seat").starts_with(&words), "{told}");
@@ -156,8 +155,7 @@ fn rendezvous_tells_seat_and_rank_and_maglev_the_slot() {
     assert!(found(&told, "backend").ends_with(owns), "{told}");
 
     let told = by(Scheduler::Maglev { slots: 251 });
-    assert_eq!((told.seat, told.rank, told.slots), (None, None, Some(251)));
-    let slot = told.slot.expect("a slot");
+    let Some(BackendChoice::Slot { slot, slots: 251 }) = told.choice else { panic!("{told}") };
     assert!(found(&told, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{told}");
     assert!(found(&told, "backend").contains("owns the slot: weight 1, 12"), "{told}");
 }
@@ -178,8 +176,8 @@ fn affinity_hashes_the_client_alone() {
 fn a_tunnel_takes_its_header_off_the_mtu() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
     let told = ask(&spec(vec![web]), "203.0.113.1:80");
-    assert_eq!(told.mtu, Some(1480));
-    assert_eq!(told.next_hop, Some("192.0.2.11".parse().expect("an address")));
+    let next_hop = Some("192.0.2.11".parse().expect("an address"));
+    assert_eq!(told.way, Some(Way { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
 }
 
 #[test]
@@ -190,7 +188,7 @@ fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_told() {
     let neighbors = NeighborTable::new();
     neighbors.path_mtus().learn(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
     let told = ask_beside(&spec, &neighbors, flow, None);
-    assert_eq!(told.mtu, Some(1380));
+    assert_eq!(told.way.as_ref().map(|way| way.mtu), Some(1380));
     assert!(found(&told, "mtu").starts_with("1380 bytes: 1400, as a router on the way"), "{told}");
     assert!(found(&told, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{told}");
 
@@ -336,4 +334,29 @@ fn the_backend_that_a_client_has_by_session_affinity_is_told_and_not_the_one_of_
     }
     let about = Circumstances { silent_workers: 1, ..of_files };
     assert!(found(&explain(&snapshot, about, &packet), "flow").contains("1 did not in time"));
+}
+
+#[test]
+fn an_explanation_is_one_flat_object_in_json_and_is_read_back_the_same() {
+    let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
+    let by = |scheduler| {
+        let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
+        web.scheduler = scheduler;
+        ask(&spec(vec![web]), "203.0.113.1:80")
+    };
+    let way = ["interface", "nextHop", "mtu"];
+    let both = [by(Scheduler::Rendezvous), by(Scheduler::Maglev { slots: 251 })];
+    for (told, choice) in both.into_iter().zip([&["seat", "deck", "rank", "seats"][..], &["slot", "slots"]]) {
+        let json = serde_json::to_value(&told).expect("JSON");
+        let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
+        assert!(way.iter().chain(choice).all(|key| json[key].is_u64() || json[key].is_string()), "{keys:?}");
+        assert_eq!(keys.len(), 8 + choice.len() + way.len(), "{keys:?}");
+        assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), told);
+    }
+    let refused = ask(&spec(vec![]), "203.0.113.1:80");
+    let json = serde_json::to_value(&refused).expect("JSON");
+    let mut keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
+    keys.sort();
+    assert_eq!(keys, ["generation", "packet", "reason", "steps", "verdict"]);
+    assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), refused);
 }
