@@ -189,22 +189,23 @@ fn applicant<'a>(
     if let Some(planned) = plans.get(key) {
         let plan = planned.plan();
         let had = adopted(plan.service, remembered, authority);
-        let mut requested = plan.options.requested.clone();
-        if plan.options.no_allocation.is_some() {
+        let request = &plan.options.addresses;
+        let mut requested = request.addresses.clone();
+        if request.no_allocation.is_some() {
             // The request is invalid: the Service keeps its addresses, and gets no new ones.
             let has_any = had.status_is_ours || !had.firm.is_empty();
             let kept = had.load_balancer().filter(|_| has_any);
             requested = kept.map(|ip| (ip, "status.loadBalancer.ingress".to_owned())).collect();
         }
-        let is_asking = plan.options.no_allocation.is_none() || !requested.is_empty();
+        let is_asking = request.no_allocation.is_none() || !requested.is_empty();
         return Some(Applicant {
             service: plan.service,
             namespace_labels: input.objects.namespace_labels(&key.namespace),
             wants_load_balancer: plan.wants_load_balancer && is_asking,
             leaving: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
             requested,
-            pool: plan.options.pool.clone(),
-            sharing_key: plan.options.sharing_key.clone(),
+            pool: request.pool.clone(),
+            sharing_key: request.sharing_key.clone(),
             had,
         });
     }

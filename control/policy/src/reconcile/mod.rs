@@ -28,6 +28,7 @@
 //! whether checks of their addresses fail; and on its own drains. A new dependency must be added to `incremental` and
 //! `dependencies`.
 
+mod address_request;
 mod addresses;
 mod aliases;
 mod annotations;

@@ -18,6 +18,7 @@ use tidegate_model::health::AtVip;
 use tidegate_model::objects::{Labels, Selector, Service};
 use tidegate_model::yaml::text;
 
+use super::address_request::AddressRequest;
 use super::aliases::{self, AliasValue};
 use super::annotations::{annotation_field, key};
 use super::client_address;
@@ -26,7 +27,6 @@ use super::health_options::{Checks, HealthOptions};
 use super::reader::{Reader, error};
 use super::settings::Settings;
 use super::view::{PortRefusal, RefusalReason};
-use crate::pools::{PoolWish, WantedPool};
 
 /// Idle time of an established TCP flow: RFC 5382 REQ-5 forbids less than 2 hours 4 minutes.
 const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
@@ -54,13 +54,8 @@ pub(super) struct Options {
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
-    /// Requested addresses, each with its field.
-    pub(super) requested: Vec<(IpAddr, String)>,
-    /// The only pools to take addresses from.
-    pub(super) pool: Option<PoolWish>,
-    pub(super) sharing_key: Option<String>,
-    /// Why no address may be chosen for it, if none may.
-    pub(super) no_allocation: Option<String>,
+    /// Which addresses the Service asks for.
+    pub(super) addresses: AddressRequest,
     /// Why no port is programmed, if none is.
     pub(super) refused: Vec<PortRefusal>,
 }
@@ -101,14 +96,10 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     }
     let protocols = service.ports.iter().map(|port| port.protocol);
     options.checks = options.health.clone().checks(&mut read, protocols);
-    if let Some(annotation) = internal
-        && options.pool.is_none()
-        && options.requested.is_empty()
-    {
-        // An address chosen from any pool could be a public one.
-        options.pool = Some(PoolWish { wanted: WantedPool::Internal, field: annotation_field(annotation) });
+    if let Some(annotation) = internal {
+        options.addresses.prefer_internal(annotation);
     }
-    deprecated_address(service, &mut options, &mut read);
+    options.addresses.read_deprecated(service, &mut read);
     options
 }
 
@@ -125,27 +116,8 @@ fn defaults(settings: &Settings) -> Options {
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
-        requested: Vec::new(),
-        pool: None,
-        sharing_key: None,
-        no_allocation: None,
+        addresses: AddressRequest::default(),
         refused: Vec::new(),
-    }
-}
-
-/// `spec.loadBalancerIP` is used if no annotation requests an address, and must not contradict one.
-fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reader<'_>) {
-    const FIELD: &str = "spec.loadBalancerIP";
-    let Some(ip) = service.load_balancer_ip else { return };
-    if options.requested.is_empty() {
-        if options.no_allocation.is_none() {
-            options.requested.push((ip, FIELD.to_owned()));
-        }
-    } else if !options.requested.iter().any(|(requested, _)| *requested == ip) {
-        let what = format!("{FIELD} {ip} contradicts the annotation {}", key::LOAD_BALANCER_IPS);
-        let accepted = "one of the two, or the same address in both";
-        read.push(FIELD, Reason::AllocationFailed, error(what.clone(), accepted));
-        options.no_allocation = Some(what);
     }
 }
 
@@ -199,7 +171,7 @@ impl Reader<'_> {
                 AliasValue::Invalid(accepted) => self.invalid(annotation, value, &accepted),
                 AliasValue::InvalidPort(accepted) => self.invalid_port(options, annotation, value, &accepted),
                 AliasValue::InvalidAddress(accepted) => {
-                    self.invalid_address(options, annotation, value, &accepted);
+                    options.addresses.invalid(self, annotation, value, &accepted);
                 }
             }
         }
@@ -210,21 +182,22 @@ impl Reader<'_> {
     fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         let value = value.trim();
         match ours {
-            key::FORWARDING => match config::forwarding(value) {
-                Word::Known(mode) => (options.mode, options.mode_is_said) = (mode, true),
-                Word::NotYet => self.refuse(options, annotation, value, config::FORWARDING_ACCEPTED),
-                Word::Unknown => self.invalid(annotation, value, config::FORWARDING_ACCEPTED),
-            },
-            key::TARGET => match config::target(value) {
-                Word::Known(target) => options.target = target,
-                Word::NotYet => self.refuse(options, annotation, value, config::TARGET_ACCEPTED),
-                Word::Unknown => self.invalid(annotation, value, config::TARGET_ACCEPTED),
-            },
-            key::SCHEDULER => match config::scheduler(value) {
-                Word::Known(scheduler) => options.scheduler = scheduler,
-                Word::NotYet => self.refuse(options, annotation, value, config::SCHEDULER_ACCEPTED),
-                Word::Unknown => self.invalid(annotation, value, config::SCHEDULER_ACCEPTED),
-            },
+            key::FORWARDING => {
+                let mode = config::forwarding(value);
+                if let Some(mode) = self.word(options, annotation, value, mode, config::FORWARDING_ACCEPTED) {
+                    (options.mode, options.mode_is_said) = (mode, true);
+                }
+            }
+            key::TARGET => {
+                let target = config::target(value);
+                let target = self.word(options, annotation, value, target, config::TARGET_ACCEPTED);
+                options.target = target.unwrap_or(options.target);
+            }
+            key::SCHEDULER => {
+                let scheduler = config::scheduler(value);
+                let scheduler = self.word(options, annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
+                options.scheduler = scheduler.unwrap_or(options.scheduler);
+            }
             key::HASH => self.refuse(
                 options,
                 annotation,
@@ -247,20 +220,9 @@ impl Reader<'_> {
                 Ok(size) => options.table_size = size,
                 Err(accepted) => self.invalid(annotation, value, &accepted),
             },
-            key::LOAD_BALANCER_IPS => self.addresses(options, annotation, value),
-            key::ADDRESS_POOL if value.is_empty() => self.invalid(annotation, value, "the name of a pool"),
-            key::ADDRESS_POOL => {
-                let wanted = WantedPool::Named(value.to_owned());
-                options.pool = Some(PoolWish { wanted, field: annotation_field(annotation) });
+            key::LOAD_BALANCER_IPS | key::ADDRESS_POOL | key::ALLOW_SHARED_IP => {
+                options.addresses.apply(self, ours, annotation, value);
             }
-            key::ALLOW_SHARED_IP if value.is_empty() => {
-                self.invalid(
-                    annotation,
-                    value,
-                    "any text that the Services sharing an address have in common",
-                );
-            }
-            key::ALLOW_SHARED_IP => options.sharing_key = Some(value.to_owned()),
             key::DRAIN_TIMEOUT => {
                 self.duration(&mut options.drain_timeout, annotation, value, Duration::ZERO, DAY);
             }
@@ -292,21 +254,6 @@ impl Reader<'_> {
         }
     }
 
-    fn addresses(&mut self, options: &mut Options, annotation: &str, value: &str) {
-        const ACCEPTED: &str = "IP addresses separated by commas, one for each family";
-        let field = annotation_field(annotation);
-        let parsed: Result<Vec<IpAddr>, _> =
-            value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();
-        match parsed {
-            Ok(addresses) if !addresses.is_empty() => {
-                options.requested = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
-            }
-            // A different address from the intended one is worse than none: DNS does not point there. An address that
-            // the Service already has stays.
-            _ => self.invalid_address(options, annotation, value, ACCEPTED),
-        }
-    }
-
     fn duration(&mut self, to: &mut Duration, annotation: &str, value: &str, min: Duration, max: Duration) {
         match text::duration(value) {
             Some(parsed) if (min..=max).contains(&parsed) => *to = parsed,
@@ -315,6 +262,23 @@ impl Reader<'_> {
                 self.invalid(annotation, value, &format!("{}, {min} to {max}", text::DURATION));
             }
         }
+    }
+
+    /// The value of a word. A word that is not supported yet is refused, and an unknown one is invalid.
+    fn word<T>(
+        &mut self,
+        options: &mut Options,
+        annotation: &str,
+        value: &str,
+        word: Word<T>,
+        accepted: &str,
+    ) -> Option<T> {
+        match word {
+            Word::Known(known) => return Some(known),
+            Word::NotYet => self.refuse(options, annotation, value, accepted),
+            Word::Unknown => self.invalid(annotation, value, accepted),
+        }
+        None
     }
 
     /// Records a valid request that is not supported yet.
@@ -332,12 +296,6 @@ impl Reader<'_> {
         let what = format!("annotation {annotation}: {value:?} is not understood, no port is programmed");
         let message = format!("{annotation}: {value} is not understood");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
-        self.invalid_at(&annotation_field(annotation), what, accepted);
-    }
-
-    fn invalid_address(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
-        let what = format!("annotation {annotation}: {value:?} is not understood, no new address is given");
-        options.no_allocation = Some(what.clone());
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 }

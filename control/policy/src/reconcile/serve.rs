@@ -128,7 +128,7 @@ fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
 fn pending(plan: Plan<'_>, granted: &Granted) -> Granted {
     let mut granted = granted.clone();
     if plan.wants_load_balancer && granted.pending.is_none() && granted.load_balancer.is_empty() {
-        granted.pending.clone_from(&plan.options.no_allocation);
+        granted.pending.clone_from(&plan.options.addresses.no_allocation);
     }
     granted
 }

@@ -1,0 +1,88 @@
+//! The addresses that a Service asks for: by our annotations, by aliases of them, or by `spec.loadBalancerIP`.
+//!
+//! `options` reads a request; `addresses` turns it into an applicant for the pools.
+
+use std::net::IpAddr;
+
+use tidegate_model::objects::Service;
+
+use super::annotations::{annotation_field, key};
+use super::finding::Reason;
+use super::reader::{Reader, error};
+use crate::pools::{PoolWish, WantedPool};
+
+/// The addresses that a Service asks for.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct AddressRequest {
+    /// Requested addresses, each with its field.
+    pub(super) addresses: Vec<(IpAddr, String)>,
+    /// The only pools to take addresses from.
+    pub(super) pool: Option<PoolWish>,
+    pub(super) sharing_key: Option<String>,
+    /// Why no address may be chosen for it, if none may.
+    pub(super) no_allocation: Option<String>,
+}
+
+impl AddressRequest {
+    /// Applies the value of one of our annotations about addresses, which was written as `annotation`.
+    pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
+        const SHARING: &str = "any text that the Services sharing an address have in common";
+        match ours {
+            key::LOAD_BALANCER_IPS => self.read_addresses(read, annotation, value),
+            key::ADDRESS_POOL if value.is_empty() => read.invalid(annotation, value, "the name of a pool"),
+            key::ADDRESS_POOL => {
+                let wanted = WantedPool::Named(value.to_owned());
+                self.pool = Some(PoolWish { wanted, field: annotation_field(annotation) });
+            }
+            key::ALLOW_SHARED_IP if value.is_empty() => read.invalid(annotation, value, SHARING),
+            key::ALLOW_SHARED_IP => self.sharing_key = Some(value.to_owned()),
+            _ => unreachable!("{ours} is not about addresses"),
+        }
+    }
+
+    fn read_addresses(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str) {
+        const ACCEPTED: &str = "IP addresses separated by commas, one for each family";
+        let field = annotation_field(annotation);
+        let parsed: Result<Vec<IpAddr>, _> =
+            value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();
+        match parsed {
+            Ok(addresses) if !addresses.is_empty() => {
+                self.addresses = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
+            }
+            // A different address from the intended one is worse than none: DNS does not point there. An address that
+            // the Service already has stays.
+            _ => self.invalid(read, annotation, value, ACCEPTED),
+        }
+    }
+
+    /// Records an invalid value: no new address is assigned.
+    pub(super) fn invalid(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str, accepted: &str) {
+        let what = format!("annotation {annotation}: {value:?} is not understood, no new address is given");
+        self.no_allocation = Some(what.clone());
+        read.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    /// Takes addresses of internal pools only, as `annotation` requests, unless the Service names a pool or addresses.
+    pub(super) fn prefer_internal(&mut self, annotation: &str) {
+        if self.pool.is_none() && self.addresses.is_empty() {
+            // An address chosen from any pool could be a public one.
+            self.pool = Some(PoolWish { wanted: WantedPool::Internal, field: annotation_field(annotation) });
+        }
+    }
+
+    /// `spec.loadBalancerIP` is used if no annotation requests an address, and must not contradict one.
+    pub(super) fn read_deprecated(&mut self, service: &Service, read: &mut Reader<'_>) {
+        const FIELD: &str = "spec.loadBalancerIP";
+        let Some(ip) = service.load_balancer_ip else { return };
+        if self.addresses.is_empty() {
+            if self.no_allocation.is_none() {
+                self.addresses.push((ip, FIELD.to_owned()));
+            }
+        } else if !self.addresses.iter().any(|(requested, _)| *requested == ip) {
+            let what = format!("{FIELD} {ip} contradicts the annotation {}", key::LOAD_BALANCER_IPS);
+            let accepted = "one of the two, or the same address in both";
+            read.push(FIELD, Reason::AllocationFailed, error(what.clone(), accepted));
+            self.no_allocation = Some(what);
+        }
+    }
+}
