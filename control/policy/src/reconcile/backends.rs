@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::snapshot::{BackendSpec, BackendState};
+use tidegate_core::snapshot::{BackendSpec, BackendState, ForwardingMode};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
@@ -51,116 +51,133 @@ pub(super) struct Backends {
     pub(super) unchecked: BTreeSet<IpAddr>,
 }
 
-/// Decides the state of every candidate, and keeps those that have left.
+/// Decides the state of every possible backend, and keeps those that have left.
 pub(super) fn backends(
     collector: &mut Collector<'_>,
     at: &PortAt<'_>,
-    candidates: &Candidates<'_>,
+    possible: &Candidates<'_>,
     evidence: &TcpEvidence,
 ) -> Backends {
-    let (context, plan) = (collector.context, collector.plan);
-    let PortAt { port, frontend, .. } = at;
-    let settings = context.settings();
-    let Candidates { endpoints, node_weights, policy, viewpoint } = candidates;
+    let Candidates { endpoints, policy, viewpoint, .. } = possible;
     let choice = choose(endpoints, *policy, *viewpoint);
-    let chosen: HashSet<(IpAddr, Port)> = choice.endpoints().iter().map(|e| (e.ip, e.port)).collect();
-    let verdicts = context.input.verdicts;
-    let weights = Weights { objects: context.input.objects };
-    let node_check = node_weights
-        .is_some()
-        .then(|| NodeCheck::new(&plan.options.checks, health_check_node_port(plan.service)));
-
-    let at_vip = plan.options.at_vip(settings, frontend.vip);
-    let is_listed = |endpoint: &&ResolvedEndpoint| {
-        let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
-        *policy == TrafficPolicy::Cluster || here
-    };
-    let mut unchecked = BTreeSet::new();
-    let mut candidates: Vec<Candidate<'_>> = endpoints
-        .iter()
-        .filter(is_listed)
-        .map(|endpoint| {
-            let (ip, number, node) = (endpoint.ip, endpoint.port, endpoint.node.as_deref());
-            let target = match &node_check {
-                Some(check) => check.target(ip),
-                None => plan.options.checks.target(port.protocol, ip, number, at_vip.as_ref()),
-            };
-            // Annotations of nodes belong to the operator, and nodes have their own checks.
-            let may_be_checked = node_check.is_some() || context.may_be_checked(endpoint);
-            if target.is_some() && !may_be_checked {
-                unchecked.insert(ip);
-            }
-            let target = target.filter(|_| may_be_checked);
-            let told = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
-            let weight = match node_weights {
-                None => weights.of_endpoint(endpoint, &mut collector.findings),
-                Some(weights) => {
-                    let told = told.filter(|weight| *weight > 0);
-                    told.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
-                }
-            };
-            Candidate {
-                endpoint,
-                is_chosen: chosen.contains(&(ip, number)),
-                weight,
-                says_none: told == Some(0),
-                drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
-                judged: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
-            }
-        })
-        .collect();
+    let (mut candidates, unchecked) = candidates(collector, at, possible, &choice, evidence);
     leave_a_failing_zone(&mut candidates);
     let would_take = candidates.iter().filter(|c| c.is_chosen && c.would_take());
-    let fail_open =
-        health_result::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
+    let enabled = collector.context.settings().health.fail_open;
+    let fail_open = health_result::fails_open(enabled, would_take.map(Candidate::is_set_aside));
 
     let only_elsewhere =
-        (choice == Choice::OnlyElsewhere).then(|| elsewhere(frontend, viewpoint.node, endpoints));
+        (choice == Choice::OnlyElsewhere).then(|| elsewhere(&at.frontend, viewpoint.node, endpoints));
     let mut result = Backends { only_elsewhere, fail_open, unchecked, ..Backends::default() };
-    let mut listed = BTreeSet::new();
     for candidate in &candidates {
-        let endpoint = candidate.endpoint;
-        if candidate.is_chosen || endpoint.ready {
-            result.targets.extend(candidate.judged.target.clone());
-        }
-        let (state, why) = state(candidate, fail_open, viewpoint.node);
-        if state == BackendState::Active && endpoint.ready && !candidate.judged.fails() {
-            result.forwardable.insert(Active { ip: endpoint.ip, node: endpoint.node.clone() });
-        }
-        listed.insert(SocketAddr::new(endpoint.ip, endpoint.port.get()));
-        let weight = if candidate.says_none && !fail_open { 0 } else { candidate.weight };
-        result.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(candidate));
+        result.list(candidate, viewpoint.node);
     }
     // A node reports from its first answer on that it has no endpoint. That is not a fault before its checks have
     // failed as often as required, since a new Service is not yet known to every node.
     let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.judged.fails());
     if fail_open && all_failed() {
-        collector.findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
+        collector.findings.push(fail_open_finding(collector.plan, at.port, at.frontend.vip, &candidates));
     }
-
-    let now = PortNow {
-        key: frontend.key(),
-        owner: &plan.service.meta.key,
-        kept_max: size_limits::kept_max(plan.service, listed.len()),
-        listed,
-        drain_timeout: plan.options.drain_timeout,
-    };
-    let kept = collector.drains.step(&context.input.memory.drains, &now, context.input.now);
-    for left in kept {
-        let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
-        let crosses = plan.options.mode == tidegate_core::snapshot::ForwardingMode::DsrIpip;
-        // If the mode has changed since, its flows can no longer be forwarded.
-        let reachable = obstacle(settings, plan.options.mode, frontend, left).is_none();
-        if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
-            result.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
-        }
-    }
+    result.keep_removed(collector, &at.frontend);
     result.specs.sort_by_key(|b| (b.address, b.port));
     result.views.sort_by_key(|b| (b.address, b.port));
     result
 }
 
+/// The possible backends that the policy lists, each with all that decides its state, and the addresses of those that
+/// are not checked because they are outside of the allowed networks.
+fn candidates<'a>(
+    collector: &mut Collector<'_>,
+    at: &PortAt<'_>,
+    possible: &'a Candidates<'_>,
+    choice: &Choice<'_>,
+    evidence: &TcpEvidence,
+) -> (Vec<Candidate<'a>>, BTreeSet<IpAddr>) {
+    let (context, plan) = (collector.context, collector.plan);
+    let (port, verdicts) = (at.port, context.input.verdicts);
+    let Candidates { endpoints, node_weights, policy, viewpoint } = possible;
+    let chosen: HashSet<(IpAddr, Port)> = choice.endpoints().iter().map(|e| (e.ip, e.port)).collect();
+    let weights = Weights { objects: context.input.objects };
+    let node_check = node_weights
+        .is_some()
+        .then(|| NodeCheck::new(&plan.options.checks, health_check_node_port(plan.service)));
+    let at_vip = plan.options.at_vip(context.settings(), at.frontend.vip);
+    let is_listed = |endpoint: &&ResolvedEndpoint| {
+        let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
+        *policy == TrafficPolicy::Cluster || here
+    };
+    let mut unchecked = BTreeSet::new();
+    let candidate = |endpoint: &'a ResolvedEndpoint| {
+        let (ip, number, node) = (endpoint.ip, endpoint.port, endpoint.node.as_deref());
+        let target = match &node_check {
+            Some(check) => check.target(ip),
+            None => plan.options.checks.target(port.protocol, ip, number, at_vip.as_ref()),
+        };
+        // Annotations of nodes belong to the operator, and nodes have their own checks.
+        let may_be_checked = node_check.is_some() || context.may_be_checked(endpoint);
+        if target.is_some() && !may_be_checked {
+            unchecked.insert(ip);
+        }
+        let target = target.filter(|_| may_be_checked);
+        let told = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
+        let weight = match node_weights {
+            None => weights.of_endpoint(endpoint, &mut collector.findings),
+            Some(weights) => {
+                let told = told.filter(|weight| *weight > 0);
+                told.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
+            }
+        };
+        Candidate {
+            endpoint,
+            is_chosen: chosen.contains(&(ip, number)),
+            weight,
+            says_none: told == Some(0),
+            drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
+            judged: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
+        }
+    };
+    let listed = endpoints.iter().filter(is_listed).map(candidate).collect();
+    (listed, unchecked)
+}
+
 impl Backends {
+    /// Adds a candidate in the state that it has.
+    fn list(&mut self, candidate: &Candidate<'_>, own_node: Option<&str>) {
+        let endpoint = candidate.endpoint;
+        if candidate.is_chosen || endpoint.ready {
+            self.targets.extend(candidate.judged.target.clone());
+        }
+        let (state, why) = state(candidate, self.fail_open, own_node);
+        if state == BackendState::Active && endpoint.ready && !candidate.judged.fails() {
+            self.forwardable.insert(Active { ip: endpoint.ip, node: endpoint.node.clone() });
+        }
+        let weight = if candidate.says_none && !self.fail_open { 0 } else { candidate.weight };
+        self.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(candidate));
+    }
+
+    /// Adds the backends that are no longer listed and keep their flows until the drain timeout.
+    fn keep_removed(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
+        let (context, plan) = (collector.context, collector.plan);
+        let listed: BTreeSet<_> = self.specs.iter().map(|b| SocketAddr::new(b.address, b.port)).collect();
+        let now = PortNow {
+            key: frontend.key(),
+            owner: &plan.service.meta.key,
+            kept_max: size_limits::kept_max(plan.service, listed.len()),
+            listed,
+            drain_timeout: plan.options.drain_timeout,
+        };
+        let kept = collector.drains.step(&context.input.memory.drains, &now, context.input.now);
+        for left in kept {
+            let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
+            let crosses = plan.options.mode == ForwardingMode::DsrIpip;
+            // If the mode has changed since, its flows can no longer be forwarded.
+            let reachable = obstacle(context.settings(), plan.options.mode, frontend, left).is_none();
+            if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
+                self.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
+            }
+        }
+    }
+
     fn push(
         &mut self,
         address: IpAddr,

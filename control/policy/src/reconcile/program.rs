@@ -52,28 +52,16 @@ pub(super) fn program(
     let (context, plan) = (collector.context, collector.plan);
     let service = plan.service;
     let frontends = Frontends::new(context.settings(), service, granted, context.contested);
+    let mut programmed = Programmed::without_ports(service_view(service, &frontends, granted));
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));
-        return Programmed {
-            specs: Vec::new(),
-            view: ServiceView {
-                refused: Some(too_large.why.clone()),
-                ..service_view(service, &frontends, granted)
-            },
-            targets: BTreeSet::new(),
-            forwardable: BTreeSet::new(),
-        };
+        programmed.view.refused = Some(too_large.why.clone());
+        return programmed;
     }
     frontends.findings(service, &mut collector.findings);
     let admission = Admission::new(context.settings(), service);
     admission.warn_of_other_family(service, frontends.load_balancer(), &mut collector.findings);
-    let mut programmed = Programmed {
-        specs: Vec::new(),
-        view: service_view(service, &frontends, granted),
-        targets: BTreeSet::new(),
-        forwardable: BTreeSet::new(),
-    };
-    // An endpoint that is checked at several VIPs may pass at one of them and fail at another.
+    // An endpoint that is checked at VIPs may pass at one of them and fail at another.
     let mut evidence_at: BTreeMap<Option<Arc<AtVip>>, TcpEvidence> = BTreeMap::new();
     let all_ports = &endpoints.ports;
     let mut unchecked = BTreeSet::new();
@@ -83,47 +71,70 @@ pub(super) fn program(
         for (frontend, served) in frontends.of_port(port) {
             let at = PortAt { i, port, frontend, endpoints };
             let served = unsupported.clone().map_or(served, Err);
-            let (refused, backends) = match served.and_then(|()| reached(collector, &at)) {
-                Err(refusal) => (Some(refusal), Backends::default()),
+            match served.and_then(|()| reached(collector, &at)) {
                 Ok(reached) => {
                     let at_vip = plan.options.at_vip(context.settings(), frontend.vip);
                     let evidence = evidence_at.entry(at_vip).or_insert_with_key(|at_vip| {
                         let may_be_checked = |one: &_| context.may_be_checked(one);
                         TcpEvidence::new(&plan.options.checks, all_ports, at_vip.as_ref(), may_be_checked)
                     });
-                    (None, backends::backends(collector, &at, &reached, evidence))
+                    let backends = backends::backends(collector, &at, &reached, evidence);
+                    unchecked.extend(&backends.unchecked);
+                    programmed.add(collector, &at, &admission, backends);
                 }
-            };
-            unchecked.extend(&backends.unchecked);
-            if refused.is_none() {
-                let source_ranges = (frontend.via == VipKind::LoadBalancer)
-                    .then(|| admission.of_load_balancer(frontend.vip))
-                    .flatten();
-                programmed.specs.push(service_spec(collector, &at, source_ranges, &backends));
-                programmed.targets.extend(backends.targets);
-                if frontend.via != VipKind::ClusterIp {
-                    programmed.forwardable.extend(forwardable(plan, endpoints, backends.forwardable));
+                Err(refusal) if is_asked_for(plan, &frontend) => {
+                    programmed.view.ports.push(port_view(plan, &at, Some(refusal), Backends::default()));
                 }
+                Err(_) => {}
             }
-            if refused.is_some() && !is_asked_for(plan, &frontend) {
-                continue;
-            }
-            programmed.view.ports.push(PortView {
-                vip: frontend.vip,
-                name: port.label(),
-                port: frontend.port.get(),
-                protocol: core_protocol(port.protocol),
-                mode: plan.options.mode,
-                app_protocol: port.app_protocol.clone(),
-                refused,
-                fail_open: backends.fail_open,
-                note: backends.only_elsewhere,
-                backends: backends.views,
-            });
         }
     }
     collector.findings.extend(checkable::finding(service, &unchecked));
     programmed
+}
+
+impl Programmed {
+    fn without_ports(view: ServiceView) -> Self {
+        Self { specs: Vec::new(), view, targets: BTreeSet::new(), forwardable: BTreeSet::new() }
+    }
+
+    /// Adds a port that is programmed on a frontend.
+    fn add(
+        &mut self,
+        collector: &Collector<'_>,
+        at: &PortAt<'_>,
+        admission: &Admission,
+        mut backends: Backends,
+    ) {
+        let (plan, frontend) = (collector.plan, at.frontend);
+        let source_ranges = (frontend.via == VipKind::LoadBalancer)
+            .then(|| admission.of_load_balancer(frontend.vip))
+            .flatten();
+        self.specs.push(service_spec(collector, at, source_ranges, &backends));
+        self.targets.extend(std::mem::take(&mut backends.targets));
+        if frontend.via != VipKind::ClusterIp {
+            let active = std::mem::take(&mut backends.forwardable);
+            self.forwardable.extend(forwardable(plan, at.endpoints, active));
+        }
+        self.view.ports.push(port_view(plan, at, None, backends));
+    }
+}
+
+/// The view of a port on a frontend; `refused` if it is not programmed there.
+fn port_view(plan: Plan<'_>, at: &PortAt<'_>, refused: Option<PortRefusal>, backends: Backends) -> PortView {
+    let PortAt { port, frontend, .. } = at;
+    PortView {
+        vip: frontend.vip,
+        name: port.label(),
+        port: frontend.port.get(),
+        protocol: core_protocol(port.protocol),
+        mode: plan.options.mode,
+        app_protocol: port.app_protocol.clone(),
+        refused,
+        fail_open: backends.fail_open,
+        note: backends.only_elsewhere,
+        backends: backends.views,
+    }
 }
 
 /// Addresses of ready endpoints that can be forwarded to. With target `node`, those on nodes that can.
