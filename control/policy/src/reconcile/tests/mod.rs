@@ -3,6 +3,7 @@
 mod client_address;
 mod compare;
 mod conformance;
+mod edits;
 mod health;
 mod incremental;
 mod lifecycle;
