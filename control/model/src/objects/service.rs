@@ -11,7 +11,8 @@ use ipnet::IpNet;
 
 use super::{Labels, Metadata, Port, Stored};
 
-/// A Service of any type.
+/// A Service of any type. Its fields are flat like those of Kubernetes' `ServiceSpec`, so that a reader finds each
+/// under the name that the API documentation has for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Name, labels, annotations, origin.

@@ -1,0 +1,180 @@
+//! Every key of every section arrives in the validated configuration, and has its default.
+
+use tidegate_core::snapshot::{NeighborSpec, Policy, RouteSpec};
+use tidegate_core::wire::MacAddr;
+
+use super::*;
+use crate::health::Rules;
+use crate::objects::{Expression, Labels, Operator};
+
+#[test]
+fn every_key_of_the_dataplane_arrives() {
+    let config = valid(FULL);
+    assert_eq!(read(FULL).report.to_string(), "");
+    assert_eq!(config.name, "edge-1");
+    assert_eq!((config.node_name.as_deref(), config.node_zone.as_deref()), (Some("node-a"), Some("zone-1")));
+    let dataplane = &config.dataplane;
+    assert_eq!(dataplane.cores, [2, 3]);
+    assert_eq!(dataplane.idle, Idle::Poll);
+    assert_eq!(dataplane.memory, Memory { hugepages: false, size_mib: 512 });
+    assert_eq!((dataplane.flow_entries_per_core, dataplane.flow_service_percent), (65536, 40));
+    let network = &dataplane.network;
+    assert_eq!(
+        network.interfaces,
+        [
+            Interface {
+                name: "uplink".into(),
+                device: "net_af_packet,iface=eth1".into(),
+                addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
+                mac: Some(MacAddr([2, 0, 0, 0, 0, 2])),
+                mtu: 9000,
+                vlan: Some(100),
+            },
+            Interface {
+                name: "inside".into(),
+                device: "0000:3b:00.0".into(),
+                addresses: vec!["10.0.0.1/16".parse().unwrap()],
+                mac: None,
+                mtu: 1500,
+                vlan: None,
+            },
+        ]
+    );
+    assert_eq!(
+        network.routes[1],
+        RouteSpec { to: "::/0".parse().unwrap(), via: "2001:db8::1".parse().unwrap() }
+    );
+    assert_eq!(
+        network.neighbors,
+        [NeighborSpec { ip: "192.0.2.1".parse().unwrap(), mac: MacAddr([2, 0, 0, 0, 0, 1]) }]
+    );
+    assert_eq!(network.snat_addresses.len(), 2);
+    assert_eq!(network.tunnel_source_v4, Some("10.0.0.1".parse().unwrap()));
+    assert_eq!(network.tunnel_source_v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");
+    assert_eq!(
+        network.policy,
+        Policy { reset_unknown_flows: false, reject_unserved_ports: false, serve_routers: true }
+    );
+    assert_eq!(valid(BASE).dataplane.network.policy, Policy::default());
+}
+
+#[test]
+fn every_key_of_source_and_services_arrives() {
+    let config = valid(FULL);
+    assert_eq!(
+        config.source,
+        SourceConfig::Directory(DirectoryConfig {
+            path: PathBuf::from("/etc/tidegate/objects"),
+            watch: false,
+            loss_grace: Duration::from_secs(60),
+            state_directory: Some(PathBuf::from("/var/lib/tidegate")),
+            endpoint_slices_mib: 512,
+        })
+    );
+    assert_eq!(
+        config.services.defaults,
+        ServiceDefaults {
+            forwarding: ForwardingMode::DsrIpip,
+            forwarding_local: Some(ForwardingMode::Nat),
+            target: Target::Pod,
+            scheduler: Scheduler::Maglev,
+            table_size: 65537,
+            drain_timeout: Duration::from_secs(90),
+            no_endpoints: NoEndpoints::Drop,
+        }
+    );
+    assert_eq!(config.services.node_port_addresses.len(), 1);
+    assert_eq!(config.services.source_ranges_other_family, OtherFamily::Allow);
+}
+
+#[test]
+fn every_key_of_a_pool_arrives() {
+    let pool = valid(FULL).pools.remove(0);
+    assert_eq!((pool.name.as_str(), pool.ranges.len()), ("public", 3));
+    assert_eq!(pool.ranges[1].to_string(), "203.0.113.32-203.0.113.40");
+    assert!(!pool.auto_assign && pool.external_ips && pool.disabled && pool.shared_across_namespaces);
+    assert_eq!(pool.quota_per_namespace, Some(3));
+    assert_eq!(pool.namespace_selector.match_labels, Labels::from([("team".into(), "a".into())]));
+    assert_eq!(
+        pool.service_selector.match_expressions,
+        [
+            Expression { key: "app".into(), operator: Operator::In(vec!["web".into(), "api".into()]) },
+            Expression { key: "legacy".into(), operator: Operator::DoesNotExist },
+        ]
+    );
+    assert_eq!(pool.labels.get("scope").map(String::as_str), Some("internal"));
+}
+
+#[test]
+fn every_key_of_health_admin_and_self_check_arrives() {
+    let config = valid(FULL);
+    assert_eq!(
+        config.health,
+        HealthConfig {
+            protocol: HealthProtocol::Https,
+            path: "/readyz?verbose".into(),
+            rules: Rules {
+                interval: Duration::from_secs(5),
+                timeout: Duration::from_millis(500),
+                healthy_threshold: 4,
+                unhealthy_threshold: 5,
+                damping: false,
+            },
+            fail_open: false,
+            dsr_destination: DsrDestination::Backend,
+            interval_min: Duration::from_secs(1),
+            timeout_max: Duration::from_secs(10),
+            allowed_networks: Some(vec!["10.0.0.0/8".parse().unwrap(), "2001:db8::/32".parse().unwrap()]),
+        }
+    );
+    assert!(config.announce.l2);
+    assert_eq!(
+        config.admin,
+        AdminConfig {
+            socket: "/tmp/t.sock".into(),
+            listen: None,
+            healthz: Some("[::]:10357".parse().unwrap()),
+            metrics_per_backend: false,
+        }
+    );
+    assert_eq!(
+        config.self_check,
+        SelfCheckConfig { enabled: false, interval: Duration::from_secs(600), changes: 100 }
+    );
+}
+
+#[test]
+fn every_key_has_the_default_of_the_contract() {
+    let written = valid(DESIGN);
+    let left_out = valid(HEAD);
+    assert_eq!(left_out.name, "gateway");
+    assert_eq!((&left_out.node_name, &left_out.node_zone), (&written.node_name, &written.node_zone));
+    assert_eq!(left_out.source, written.source);
+    assert_eq!(left_out.services, written.services);
+    assert_eq!(left_out.health, written.health);
+    assert_eq!(left_out.announce, written.announce);
+    assert_eq!(left_out.admin, written.admin);
+    assert_eq!(left_out.self_check, SelfCheckConfig::default());
+    assert!(left_out.self_check.enabled);
+    let (left_out, written) = (left_out.dataplane, written.dataplane);
+    assert_eq!(left_out.cores, written.cores);
+    assert_eq!(left_out.memory, written.memory);
+    assert_eq!(left_out.flow_entries_per_core, written.flow_entries_per_core);
+    assert_eq!(left_out.flow_service_percent, written.flow_service_percent);
+    let base = valid(BASE).dataplane;
+    assert_eq!(base.network.interfaces[0].mtu, 1500);
+    let sources = |plane: &DataplaneConfig| (plane.network.tunnel_source_v4, plane.network.tunnel_source_v6);
+    assert_eq!(sources(&base), sources(&written), "defaults to the interface's addresses");
+    let pool = valid(&format!("{HEAD}pools: [{{name: p, addresses: [203.0.113.1]}}]\n")).pools.remove(0);
+    assert!(pool.auto_assign && !pool.external_ips && !pool.disabled && !pool.shared_across_namespaces);
+    assert_eq!(pool.quota_per_namespace, None);
+    assert!(pool.admits(&Labels::new(), &Labels::new()));
+}
+
+#[test]
+fn workers_idle_adaptively_by_default_on_fewer_than_four_cores() {
+    for (cores, idle) in [(1, Idle::Adaptive), (3, Idle::Adaptive), (4, Idle::Poll)] {
+        let loaded = parse(HEAD, "g", Path::new(""), cores);
+        assert_eq!(loaded.config.expect("valid").dataplane.idle, idle);
+    }
+}
