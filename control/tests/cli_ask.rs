@@ -1,5 +1,5 @@
-//! The commands that talk to the daemon: columns, formats, filters and exit codes, with the real admin socket and
-//! the built binary. Only the daemon's state is made up here; the live one is asked by the end-to-end tests.
+//! The commands that query the daemon: columns, formats, filters and exit codes, with the real admin socket and the
+//! built binary. Only the daemon's state is invented; the end-to-end tests query a real daemon.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -206,7 +206,7 @@ impl AdminBackend for Daemon {
     }
 }
 
-/// A server of the made-up daemon, and the binary to ask it with.
+/// A server with the invented daemon, and the binary that queries it.
 struct Lab {
     directory: TempDir,
     _server: Server,

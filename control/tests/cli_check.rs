@@ -1,5 +1,5 @@
-//! `tidegate check` from outside: every kind of fault is named with file, line and what would be accepted, all in
-//! one report, and the exit code says whether anything is refused.
+//! `tidegate check` from outside: one report names every kind of fault with file, line and accepted values, and the
+//! exit code shows whether anything is refused.
 
 mod cli_support;
 
@@ -13,14 +13,14 @@ fn web_slice() -> String {
     slice("web", "v4", "IPv4", &["10.0.0.1", "10.0.0.2"])
 }
 
-/// One fault: where it is written in the text, and what the report must say of it.
+/// A fault: its place in the text, and the expected report.
 struct Fault {
     /// Replaced once.
     from: &'static str,
     to: &'static str,
-    /// Text on the line that the report must name.
+    /// The text on the line that the report must name.
     on: &'static str,
-    /// What the message says.
+    /// The expected parts of the message.
     says: &'static [&'static str],
 }
 
@@ -37,7 +37,7 @@ fn line_of(text: &str, needle: &str) -> usize {
     1 + text.lines().position(|line| line.contains(needle)).unwrap_or_else(|| panic!("{needle} in\n{text}"))
 }
 
-/// Runs `check` with the fault in place of the original and looks for its message.
+/// Runs `check` with the fault instead of the original, and looks for its message.
 fn is_reported(file: &str, original: &str, fault: &Fault, site: impl Fn(&str) -> Site) {
     assert!(original.contains(fault.from), "{} in {file}", fault.from);
     let text = original.replacen(fault.from, fault.to, 1);
@@ -161,7 +161,7 @@ fn an_endpoint_that_cannot_be_one_and_a_kind_that_is_not_read_are_warnings() {
     );
 }
 
-/// The one line of a report that says this; the check passes.
+/// The only line of a report with these words. The check must pass.
 fn warned(site: &Site, words: &[&str]) -> String {
     let ran = site.check();
     assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);

@@ -1,4 +1,4 @@
-//! `tidegate check` with `source.kubernetes`: how the API server is found, and what is said when it is not.
+//! `tidegate check` with `source.kubernetes`: how the API server is found, and the messages if it is not.
 
 mod cli_support;
 
@@ -32,7 +32,7 @@ fn check(site: &Site, variables: &[(&str, &str)]) -> Ran {
 
 fn found(ran: &Ran) {
     assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
-    // `default/kubernetes` may be there as well.
+    // `default/kubernetes` may exist as well.
     assert!(ran.err.contains("2 service ports on VIPs"), "{}", ran.err);
 }
 
@@ -91,7 +91,7 @@ fn another_class_is_another_gateway() {
     let (site, server) =
         world("{stateDirectory: '', kubeconfig: kubeconfig, loadBalancerClass: example.com/lb}");
     put_kubeconfig(&site, &server, "");
-    // The class of a Service never changes.
+    // The class of a Service cannot change, so the Service is created again.
     server.delete("v1", "Service", "default", "web");
     let classed = "type: LoadBalancer\n  loadBalancerClass: example.com/lb\n";
     let web = service("web", "nat", "203.0.113.1").replace("type: LoadBalancer\n", classed);

@@ -1,5 +1,5 @@
-//! `--log-format` and `TIDEGATE_LOG_FORMAT`, with the built binary. The configurations cannot be used, so that no
-//! port is needed; `kubernetes::json_log` reads the log of a gateway that forwards.
+//! `--log-format` and `TIDEGATE_LOG_FORMAT`, with the built binary. The configurations are invalid, so no port is
+//! needed; `kubernetes::json_log` reads the log of a gateway that forwards.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! `kubectl tidegate ...`: a link named `kubectl-tidegate` to the binary, found by kubectl in the PATH.
+//! `kubectl tidegate ...`: kubectl finds a link named `kubectl-tidegate` to the binary in PATH.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn a_link_named_kubectl_tidegate_is_a_plugin_that_calls_itself_so() {
     let help = Command::new(&plugin).args(["services", "--help"]).output().expect("it runs");
     let text = String::from_utf8_lossy(&help.stdout);
     assert!(help.status.success() && text.contains("Usage: kubectl tidegate services"), "{text}");
-    // What is asked is asked as ever: here of a daemon that is not there.
+    // Queries work as usual; this daemon does not exist.
     let socket = directory.path().join("none.sock");
     let asked = Command::new(&plugin).args(["pools", "--socket"]).arg(socket).output().expect("it runs");
     let text = String::from_utf8_lossy(&asked.stderr);

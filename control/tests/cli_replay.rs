@@ -1,5 +1,5 @@
-//! `tidegate replay` and `explain -c` from outside: the same bytes for the same packets, whatever the order of
-//! manifests; every mode in both families; every malformed frame a drop with its reason.
+//! `tidegate replay` and `explain -c` from outside. The same packets have the same bytes, whatever the order of
+//! manifests; every mode is tested in both families; every malformed frame is dropped with its reason.
 
 mod cli_support;
 
@@ -13,7 +13,7 @@ use tidegate_core::wire::{MacAddr, proto};
 const V4: [&str; 3] = ["192.0.2.11", "192.0.2.12", "192.0.2.13"];
 const V6: [&str; 3] = ["2001:db8::11", "2001:db8::12", "2001:db8::13"];
 
-/// One Service per mode, each with a VIP of both families and three backends of each.
+/// One Service per mode, each with a VIP and three backends of both families.
 const MODES: [(&str, &str, &str); 4] = [
     ("dsr-l2", "203.0.113.1", "2001:db8:1::1"),
     ("dsr-ipip", "203.0.113.2", "2001:db8:1::2"),
@@ -46,7 +46,7 @@ fn syn(vip: &str, port: u16) -> Vec<u8> {
     Builder::tcp(client(vip, port), to(vip, 80)).flags(flags::SYN).build()
 }
 
-/// What `explain -o json` says of a TCP packet.
+/// The output of `explain -o json` for a TCP packet.
 fn explain(site: &Site, src: SocketAddr, dst: SocketAddr) -> serde_json::Value {
     let (src, dst) = (src.to_string(), dst.to_string());
     let packet = ["--proto", "tcp", "--src", &src, "--dst", &dst];
@@ -151,7 +151,7 @@ fn forwarded_as_promised(mode: &str, sent: &[u8], got: &[u8], backend: SocketAdd
         IpAddr::V4(ip) => ip.octets()[3],
         IpAddr::V6(ip) => ip.octets()[15],
     };
-    // Fixtures: backend .11 and ::11 have the MAC address ...:11, in digits.
+    // The backends .11 and ::11 have the MAC address ...:11, in decimal digits.
     let digits = if backend.is_ipv4() { last / 10 * 16 + last % 10 } else { last };
     assert_eq!(got[..6], [2, 0, 0, 0, 0, digits], "{mode}: to the backend's link address");
     assert_eq!(got[6..12], GATEWAY_MAC.0, "{mode}: from the gateway's");
@@ -226,7 +226,7 @@ fn a_replay_gives_a_service_the_configured_share_of_a_full_flow_table() {
         [(client, vip, flags::SYN), (backend, client, flags::SYN | flags::ACK), (client, vip, flags::ACK)]
             .map(|(from, to, flags)| Builder::tcp(from, to).flags(flags).build())
     };
-    // All in use, and more than a table of 1,024 has room for without turning any away.
+    // All flows are in use, and they are more than a table of 1,024 can hold without refusing any.
     let frames: Vec<Vec<u8>> = (0..1_300).flat_map(|n| handshake(20_000 + n)).collect();
     for (percent, is_limited) in [(50, true), (100, false)] {
         let table = format!("entriesPerCore: 1024, servicePercent: {percent}");
@@ -258,7 +258,7 @@ fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
     }
 }
 
-/// Frames that contradict themselves, with the reason of each.
+/// Malformed frames, with the drop reason of each.
 fn malformed() -> Vec<(Vec<u8>, &'static str)> {
     let tcp4 = || Builder::tcp("198.51.100.7:4000", "203.0.113.1:80");
     let udp4 = || Builder::udp("198.51.100.7:4000", "203.0.113.1:53");

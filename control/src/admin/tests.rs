@@ -1,4 +1,4 @@
-//! Claims about the admin socket: real sockets, the real client, a backend that remembers.
+//! Tests of the admin socket with real sockets, the real client, and a backend with state.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use tidegate_model::objects::ServiceType;
 use super::api::*;
 use super::*;
 
-/// Remembers what is drained, and knows one backend.
+/// Stores the drained targets, and knows one backend.
 #[derive(Default)]
 struct Daemon {
     drained: Mutex<Vec<String>>,
@@ -240,7 +240,7 @@ async fn only_the_owner_may_open_the_socket_and_it_goes_with_the_server() {
 async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("tidegate.sock");
-    drop(std::os::unix::net::UnixListener::bind(&path).expect("it binds")); // The file stays: a killed daemon.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("it binds")); // The file stays, as after a killed daemon.
     let first = Server::start(&path, Arc::new(Daemon::default())).expect("a stale one is replaced");
     let error = Server::start(&path, Arc::new(Daemon::default())).expect_err("a living one is not");
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);

@@ -1,4 +1,4 @@
-//! Pages made from a hand-made sample, read back by a parser that forgives nothing.
+//! Tests of pages from a constructed sample. A strict parser reads them back.
 
 mod document;
 
@@ -29,7 +29,7 @@ use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;
 
-/// A page, read back.
+/// A parsed page.
 #[derive(Debug, Default)]
 struct Page {
     /// TYPE by name.
@@ -39,10 +39,10 @@ struct Page {
 }
 
 impl Page {
-    /// Reads a page.
+    /// Parses a page.
     ///
     /// # Panics
-    /// At the first thing that the format does not allow, or that a good exporter does not do.
+    /// At the first violation of the format or of the conventions for exporters.
     fn parse(text: &str) -> Self {
         assert!(text.ends_with('\n'), "the last line ends as well");
         let mut page = Self::default();
@@ -121,7 +121,7 @@ fn is_name(name: &str) -> bool {
 
 type Labels = Vec<(String, String)>;
 
-/// `{a="x",b="y"}`, or nothing, and what follows.
+/// `{a="x",b="y"}` or nothing, and the rest of the line.
 fn labels(text: &str) -> Result<(Labels, &str), String> {
     let Some(mut rest) = text.strip_prefix('{') else { return Ok((Vec::new(), text)) };
     let mut labels = Vec::new();
@@ -153,7 +153,7 @@ fn labels(text: &str) -> Result<(Labels, &str), String> {
     }
 }
 
-/// What a sample borrows from.
+/// The data that a sample borrows.
 struct World {
     interfaces: Vec<String>,
     links: Vec<InterfaceLink>,

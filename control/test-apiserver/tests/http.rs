@@ -1,5 +1,5 @@
-//! What clients other than kubectl see: versions, watches, pages, apply, locking, rights, and every switch that breaks
-//! something. Over plain HTTP, by a client that does nothing by itself.
+//! Tests of the server as seen by clients other than kubectl: versions, watches, pages, apply, locking, rights, and
+//! every switch that injects a fault. They use plain HTTP and a client without any automatic behaviour.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ struct Watch<'a> {
     buffer: Vec<u8>,
 }
 
-/// How a watch ended.
+/// The end of a watch.
 #[derive(Debug, PartialEq)]
 enum End {
     InOrder,
@@ -128,7 +128,7 @@ impl Watch<'_> {
         }
     }
 
-    /// `TYPE name` of the next event.
+    /// The next event as `TYPE name`.
     fn told(&mut self) -> String {
         let event = self.next().expect("an event");
         let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
@@ -325,7 +325,7 @@ fn status_is_written_at_its_own_endpoint_only_and_by_its_owner() {
     );
     let forced = client.apply(&format!("{path}/status?force=true"), "other", &status("203.0.113.2"));
     assert_eq!(forced.body["status"]["loadBalancer"]["ingress"][0]["ip"], "203.0.113.2");
-    // Who gives up what nobody else owns takes it away.
+    // If the only owner gives up a field, it is removed.
     let given_up = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}});
     let left = client.apply(&format!("{path}/status"), "other", &given_up).body;
     assert!(left["status"]["loadBalancer"]["ingress"].is_null());

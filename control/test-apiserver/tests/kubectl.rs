@@ -1,4 +1,4 @@
-//! The real `kubectl` against the server: what an operator types works, in his words and columns.
+//! Tests of the server with the real `kubectl`: the commands of operators work, with kubectl's messages and columns.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ impl Kubectl {
         minor.trim_end_matches('+').parse().expect("a number")
     }
 
-    /// Writes a status as a controller does.
+    /// Writes a status like a controller.
     fn status(&self, kind: (&str, &str, &str, &str), status: serde_json::Value) {
         let (api_version, kind, namespace, name) = kind;
         self.server
@@ -65,7 +65,7 @@ impl Kubectl {
     }
 
     fn file(&self, name: &str, text: &str) {
-        // What begins with a brace is JSON to an old kubectl.
+        // An old kubectl parses a file that begins with a brace as JSON.
         std::fs::write(self.directory.path().join(name), format!("---\n{text}")).expect("written");
     }
 }
@@ -202,7 +202,7 @@ fn custom_resources_are_served_printed_and_validated() {
     );
     let refused = kubectl.refuses("apply -f pool.yaml --validate=false");
     assert!(refused.contains("spec.addresses: Invalid value"), "{refused}");
-    // Older ones leave validation to themselves, or have another explain.
+    // Older versions validate themselves, or have other messages.
     if kubectl.minor() >= 27 {
         let refused = kubectl.refuses("apply -f pool.yaml");
         assert!(refused.contains("unknown field \"spec.adresses\""), "{refused}");
@@ -254,7 +254,7 @@ fn a_finalizer_holds_delete_until_it_goes_and_wait_sees_it() {
         .stdout(Stdio::null())
         .spawn()
         .expect("starts");
-    // Once it has seen the Service: an older kubectl that finds none in the first place calls that an error.
+    // Wait until it has seen the Service, because an older kubectl reports an error if it finds none at first.
     let seen = || kubectl.server.requests().iter().any(|r| r.method == "GET" && r.path.contains("/services"));
     let latest = Instant::now() + Duration::from_secs(60);
     while !seen() {

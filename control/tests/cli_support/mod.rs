@@ -1,5 +1,5 @@
-//! What tests of the command line share: a directory with configuration and manifests, and the built binary run on
-//! it. Each test binary uses a part of it.
+//! Shared code of the command line tests: a directory with configuration and manifests, and the built binary run on it.
+//! Each test binary uses a part of it.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs::{self, File};
@@ -38,13 +38,13 @@ pools:
   - {name: public, addresses: ["203.0.113.0/28", "2001:db8:1::/124"], autoAssign: true, externalIPs: true}
 "#;
 
-/// A directory of its own, gone at the end of the test.
+/// A temporary directory that is removed at the end of the test.
 pub(crate) struct Site {
     directory: TempDir,
 }
 
 impl Site {
-    /// With this configuration and these manifests, by file name.
+    /// Creates a site with this configuration and these manifests, given by file name.
     pub(crate) fn new(gateway: &str, manifests: &[(&str, &str)]) -> Self {
         let site = Self { directory: tempfile::tempdir().expect("a temporary directory") };
         fs::create_dir(site.path("manifests")).expect("it is new");
@@ -59,13 +59,13 @@ impl Site {
         self.directory.path().join(name)
     }
 
-    /// Runs a command of the binary; paths it prints begin in the site's directory.
+    /// Runs a command of the binary. The paths that it prints are relative to the site's directory.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         Ran::of(&command.args(args).current_dir(self.directory.path()).output().expect("the binary runs"))
     }
 
-    /// The same without the environment's own way to an API server, and with these variables, paths in the site.
+    /// Runs a command without the environment's kubeconfig, and with these variables, whose paths are in the site.
     pub(crate) fn run_with(&self, args: &[&str], variables: &[(&str, &str)]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(args).current_dir(self.directory.path());
@@ -81,7 +81,7 @@ impl Site {
         self.run(&["check", "-c", "gateway.yaml"])
     }
 
-    /// Replays frames, one a millisecond, all by the first interface.
+    /// Replays frames, one per millisecond, all from the first interface.
     pub(crate) fn replay(&self, frames: &[Vec<u8>]) -> Replay {
         write_capture(&self.path("in.pcap"), frames);
         let ran =
@@ -93,7 +93,7 @@ impl Site {
     }
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -112,16 +112,16 @@ impl Ran {
     }
 }
 
-/// What `replay --json` said.
+/// The output of `replay --json`.
 pub(crate) struct Replay {
     pub(crate) lines: Vec<Value>,
     pub(crate) text: String,
-    /// The bytes of the capture written.
+    /// The bytes of the written capture.
     pub(crate) capture: Vec<u8>,
 }
 
 impl Replay {
-    /// A line's `verdict reason`.
+    /// The `verdict reason` of a line.
     pub(crate) fn end(&self, n: usize) -> String {
         let word = |key: &str| self.lines[n][key].as_str().expect("every line has it").to_owned();
         format!("{} {}", word("verdict"), word("reason"))
@@ -134,7 +134,7 @@ impl Replay {
         unhex(frames[0].as_str().expect("hex"))
     }
 
-    /// The frames of the capture written.
+    /// The frames of the written capture.
     pub(crate) fn written(&self) -> Vec<Vec<u8>> {
         let mut reader = Reader::new(&self.capture[..]).expect("a capture");
         let mut frames = Vec::new();
@@ -157,7 +157,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex")).collect()
 }
 
-/// A LoadBalancer Service `default/NAME` with these VIPs, TCP 80 and UDP 53 on equal target ports.
+/// A LoadBalancer Service `default/NAME` with these VIPs, TCP 80 and UDP 53 with equal target ports.
 pub(crate) fn service(name: &str, forwarding: &str, vips: &str) -> String {
     let policy = if vips.contains(',') { "RequireDualStack" } else { "SingleStack" };
     format!(

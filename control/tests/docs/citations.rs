@@ -1,4 +1,4 @@
-//! No file cites a document, a heading or a section that is not in the repository.
+//! Checks that every cited document, heading and section exists in the repository.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -12,7 +12,7 @@ fn documents(files: &[File]) -> BTreeMap<&str, &File> {
     files.iter().filter(|file| file.has_extension("md")).map(|file| (file.path.as_str(), file)).collect()
 }
 
-/// The fragment by which a heading is linked, as forges make it.
+/// The fragment that links to a heading, as code forges generate it.
 fn fragment(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
@@ -23,7 +23,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next())
 }
 
-/// A path without `.` and `..`; `None` where it leaves the repository.
+/// A path without `.` and `..`; `None` if it leaves the repository.
 fn normalized(path: &Path) -> Option<PathBuf> {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -36,7 +36,7 @@ fn normalized(path: &Path) -> Option<PathBuf> {
     Some(normal)
 }
 
-/// Why a link of a document leads nowhere, if so.
+/// Why the target of a link does not exist, if so.
 fn fault_of_link(document: &File, link: &str, documents: &BTreeMap<&str, &File>) -> Option<&'static str> {
     let (path, heading) = link.split_once('#').unwrap_or((link, ""));
     let target = match path {
@@ -80,13 +80,13 @@ fn every_relative_link_of_a_document_points_to_a_file_and_a_heading_that_exist()
     assert!(faults.is_empty(), "links that lead nowhere:\n{}", faults.join("\n"));
 }
 
-/// A document that a line names, and what follows in the line.
+/// A document that a line names, and the rest of the line.
 struct Citation<'a> {
     name: &'a str,
     rest: &'a str,
 }
 
-/// The documents that a line names, but those of other sites.
+/// The documents that a line names, except those of other sites.
 fn citations(line: &str) -> impl Iterator<Item = Citation<'_>> {
     line.match_indices(MARKDOWN).filter_map(move |(at, _)| {
         let (before, rest) = (&line[..at], &line[at + MARKDOWN.len()..]);
@@ -102,7 +102,7 @@ fn citations(line: &str) -> impl Iterator<Item = Citation<'_>> {
     })
 }
 
-/// The document that a name means: a path, or the end of one.
+/// The document with this name, which is a path or the end of one.
 fn meant<'a>(name: &str, documents: &BTreeMap<&str, &'a File>) -> Option<&'a File> {
     let plain = name.trim_start_matches("../").trim_start_matches("./");
     let is_meant =

@@ -1,5 +1,5 @@
-//! `docs/configuration.md` is what the table of keys says. The table itself is compared with the decoders in crate
-//! `tidegate-model`, and with what a reload refuses in `daemon/reload.rs`.
+//! Compares `docs/configuration.md` with the table of keys. Crate `tidegate-model` compares the table with the
+//! decoders, and `daemon/reload.rs` compares it with the keys that a reload refuses.
 
 use tidegate_model::config::keys::{Change, KEYS, KeyDefault};
 

@@ -1,11 +1,11 @@
-//! The tables of `docs/conformance.md` name tests that exist where their letters say: what is said to run through both
-//! sources does. Their sections are those of `docs/kubernetes.md`.
+//! Checks that the tests named in the tables of `docs/conformance.md` exist in the places of their letters, so that
+//! tests of both sources really use both. The sections must be those of `docs/kubernetes.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::repository::{File, files, headings};
 
-/// Where the tests of a letter are: below directories of these names.
+/// The places of the tests of a letter: below directories with these names.
 const PLACES: [(&str, &[&str]); 11] = [
     ("S", &["reconcile/tests/conformance"]),
     ("SD", &["reconcile/tests/conformance"]),

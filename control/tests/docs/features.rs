@@ -1,9 +1,9 @@
-//! What the manifests of the crates enable.
+//! Checks the features that the manifests of the crates enable.
 
 use crate::repository::files;
 
-/// The packet builder, the lab and the fuzz worlds of `tidegate-core`, and what `tidegate-source` has for tests, are behind
-/// a feature of that name.
+/// The feature for test support: the packet builder, the lab and the fuzz harness of `tidegate-core`, and the test
+/// support of `tidegate-source`.
 const TEST_SUPPORT: &str = "\"testing\"";
 
 #[test]

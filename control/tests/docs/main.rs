@@ -1,5 +1,5 @@
-//! What the documents of the repository say is so: links, citations, names and tests exist, and every word of the code that
-//! operators meet is explained.
+//! Checks that the documents of the repository are correct: links, citations, names and tests exist, and every word of
+//! the code that operators see is explained.
 
 mod citations;
 mod configuration;

@@ -1,14 +1,14 @@
-//! Names of the Kubernetes API that the code knows are in the documents: annotations, labels, taints, conditions,
-//! finalizers, ours and those of other vendors.
+//! Checks that the documents contain the names of the Kubernetes API that the code uses: annotations, labels, taints,
+//! conditions, finalizers, both our own and those of other vendors.
 
 use std::collections::BTreeSet;
 
 use crate::repository::{File, files};
 
-/// Domains whose names are no one's to look up here: files of `kubectl` and its plugins.
+/// Domains whose names need no documentation: files of `kubectl` and its plugins.
 const OF_KUBECTL: [&str; 2] = ["client.authentication.k8s.io/", "kubectl.kubernetes.io/"];
 
-/// What a file has before its tests; nothing where it is all tests, or benchmarks.
+/// The part of a file before its tests. Empty if the file has only tests or benchmarks.
 fn production(file: &File) -> &str {
     let is_tests =
         file.path.starts_with("benches/") || file.path.split('/').any(|part| part.contains("test"));

@@ -3,18 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Directories that hold what is built or found, and git's own.
+/// Directories of build results and findings, and of git.
 const NOT_OURS: [&str; 4] = [".git", "target", "corpus", "artifacts"];
 
 /// A text file.
 pub(crate) struct File {
-    /// From the root of the repository, with `/`.
+    /// The path from the root of the repository, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
 impl File {
-    /// The ending of its name, without the dot.
+    /// Whether the name has this extension, given without the dot.
     pub(crate) fn has_extension(&self, extension: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|e| e == extension)
     }
@@ -63,7 +63,7 @@ pub(crate) fn headings(markdown: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The lines of a Markdown file outside of blocks of code, with their numbers.
+/// The lines of a Markdown file outside code blocks, with their numbers.
 pub(crate) fn prose(markdown: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     let lines = markdown.lines().enumerate().map(|(at, line)| (at + 1, line));

@@ -1,7 +1,7 @@
-//! `docs/troubleshooting.md` and the code say the same: every reason, event and condition is explained, and nothing that is
-//! gone.
+//! Compares `docs/troubleshooting.md` with the code: every reason, event and condition is explained, and nothing that
+//! no longer exists.
 //!
-//! Enums without a list of their own are listed by `every!`, which does not compile when a variant is missing.
+//! Enums without a list of their own are listed by `every!`, which does not compile if a variant is missing.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +55,7 @@ fn column(text: &str, header: &str, at: usize) -> BTreeSet<String> {
     found
 }
 
-/// Compares what the document explains with what the code has.
+/// Compares the explained words of the document with those of the code.
 fn assert_same(what: &str, explained: &BTreeSet<String>, code: impl IntoIterator<Item = impl ToString>) {
     let code: BTreeSet<String> = code.into_iter().map(|word| word.to_string()).collect();
     assert!(!code.is_empty(), "{what}");
@@ -111,7 +111,7 @@ fn every_event_finding_and_condition_is_explained_and_none_that_is_gone() {
     let (_, conditions) = text.split_once("\n## Conditions\n").expect("the section of conditions");
     let types = ConditionType::ALL.iter().map(|one| one.as_str());
     assert_same("condition", &column(conditions, "condition", 0), types);
-    // The heartbeat's reason is of all conditions, and stands below the table.
+    // The reason of a missing heartbeat applies to all conditions, so it is below the table.
     assert!(conditions.contains("with the reason `NoHeartbeat`"), "NoHeartbeat");
     let mut reasons = column(conditions, "condition", 1);
     reasons.insert("NoHeartbeat".to_owned());

@@ -13,7 +13,7 @@ use super::kinds::KINDS;
 use super::object::Received;
 use crate::manifest::Object;
 
-/// What becomes of an AddressPool, and what is told of it.
+/// Decodes an AddressPool, and returns it with its faults.
 pub fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
     let kind = KINDS.iter().find(|kind| kind.name == "AddressPool").expect("it is watched");
     let received = Received::new(kind, document.clone()).expect("an object with a name");
@@ -21,14 +21,14 @@ pub fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
     (Some(pool.clone()), received.report)
 }
 
-/// The objects that the watches would have of these, which have to be sound.
+/// The objects that the watches would return for this manifest, which must be valid.
 pub fn objects_of(yaml: &str) -> Objects {
     let (objects, report) = received(yaml);
     assert!(!report.has_errors(), "{report}");
     objects
 }
 
-/// The objects that the watches would have, and all that of them cannot be used.
+/// The objects that the watches would return, and a report of everything that cannot be used.
 pub fn received(yaml: &str) -> (Objects, Report) {
     let mut objects = Objects::default();
     let mut report = Report::new();
@@ -49,7 +49,7 @@ pub fn received(yaml: &str) -> (Objects, Report) {
         if !selector.matches(&labels.unwrap_or_default()) {
             continue;
         }
-        // JSON has no lines: what is said of the object has its name alone.
+        // JSON has no lines, so reports about the object contain only its name.
         let sent = serde_json::to_vec(&document).expect("a tree is JSON as well");
         let sent = serde_json::from_slice(&sent).expect("it was written just now");
         let received = Received::new(kind, sent).expect("an object with a name");
@@ -57,7 +57,7 @@ pub fn received(yaml: &str) -> (Objects, Report) {
         if let Some(Object::AddressPool(pool)) = received.content.object()
             && !pool.faults.is_empty()
         {
-            // It has its faults with it, for its conditions; from a file there would be none of it.
+            // The pool carries its faults for its conditions. In a file it would be refused.
             pool.faults.iter().for_each(|fault| report.push(fault.clone()));
             continue;
         }

@@ -1,4 +1,4 @@
-//! Claims about manifests: what an API server defaults and refuses, each fault with its place.
+//! Tests of manifests: the defaults and refusals of an API server, each fault with its place.
 
 mod stored;
 
@@ -34,7 +34,7 @@ fn service(text: &str) -> Arc<Service> {
     }
 }
 
-/// 4 lines, `spec` open.
+/// 4 lines; keys of `spec` can follow.
 const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n";
 
 #[test]
@@ -149,7 +149,7 @@ fn two_families_without_a_policy_mean_require_dual_stack() {
     assert_eq!(service.ip_family_policy, IpFamilyPolicy::RequireDualStack);
 }
 
-/// (what follows the head of 4 lines, the one error expected without its file)
+/// (the text after the head of 4 lines, the one expected error without its file)
 const SERVICE_FAULTS: &[(&str, &str)] = &[
     (
         "  type: Loadbalancer\n  ports: [{port: 80}]",
@@ -359,7 +359,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// (a whole document, the one error expected without its file)
+/// (a whole document, the one expected error without its file)
 const OTHER_FAULTS: &[(&str, &str)] = &[
     (
         "apiVersion: v1\nmetadata: {name: a}",

@@ -51,7 +51,7 @@ fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_oth
     assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (Some(NotKept::TooManyEndpoints), 300));
     let faults: Vec<(&str, String)> = budget.faults().map(|(of, fault)| (of, fault.what)).collect();
     assert!(matches!(&faults[..], [("greedy", what)] if what.ends_with("are not kept: web")), "{faults:?}");
-    // It fits again when enough of its slices are gone.
+    // The Service fits again after enough of its slices are deleted.
     for n in 0..38 {
         budget.set(&ObjectKey::new("greedy", format!("web-{n}")), None);
     }
@@ -73,7 +73,7 @@ fn ten_thousand_services_with_a_hundred_thousand_endpoints_fit_into_one_namespac
 #[test]
 fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_other_namespace_does() {
     let mut budget = SliceBudget::new(1);
-    // Some 300 KiB each.
+    // Each is about 300 KiB.
     for n in 0..6 {
         put(&mut budget, &slice("greedy", &format!("s{n}"), 0, 600, n));
     }
@@ -86,10 +86,10 @@ fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_o
         [true, true, false, false, false, false]
     );
     assert_eq!(budget.not_kept(&ObjectKey::new("shop", "web")), None);
-    // What the others leave is for who asks for more.
+    // Room that the others leave is available to those that request more.
     budget.set(&ObjectKey::new("shop", "web-0"), None);
     assert_eq!(services(&budget.settle()), ["greedy/s2"]);
-    // An older one that goes makes room for a newer one.
+    // If an older one is deleted, a newer one has room.
     budget.set(&ObjectKey::new("greedy", "s0-0"), None);
     assert_eq!(services(&budget.settle()), ["greedy/s3"]);
 }
@@ -110,7 +110,7 @@ proptest! {
             .collect();
         let left: Vec<&EndpointSlice> =
             slices.iter().zip(&gone).filter(|(_, gone)| !**gone).map(|(slice, _)| slice).collect();
-        // With a history: others were there before, and decided on at each step.
+        // This budget has a history: there were other slices before, and it decided at each step.
         let mut lived = SliceBudget::new(1);
         let from = order.index(slices.len());
         for slice in slices[from..].iter().chain(&slices[..from]) {
@@ -124,7 +124,7 @@ proptest! {
         let mut fresh = SliceBudget::new(1);
         left.iter().for_each(|slice| put(&mut fresh, slice));
         fresh.settle();
-        // By what is left out the same is decided.
+        // The decision is the same if slices that are already left out are given.
         let mut again = SliceBudget::new(1);
         for slice in &left {
             let service = slice.service().expect("it has one");

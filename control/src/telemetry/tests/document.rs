@@ -1,4 +1,4 @@
-//! `docs/metrics.md` against a page that has every family: names, types, labels and HELP texts are read back from it.
+//! Compares `docs/metrics.md` with a page that contains every family: names, types, labels and HELP texts.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn help(text: &str) -> BTreeMap<&str, &str> {
     text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' ')).collect()
 }
 
-/// One line of the table for each family, in the order of names.
+/// One table line for each family, sorted by name.
 fn table() -> String {
     let text = whole_page();
     let page = Page::parse(&text);

@@ -1,26 +1,26 @@
-//! Which file of a crate imports from which, and where that makes a circle.
+//! The imports between the files of a crate, and their cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::source::{Content, Module, Source};
 
-/// Re-exports that a name is followed through.
+/// The maximum number of re-exports that a name is followed through.
 const REEXPORTS_MAX: usize = 8;
 
-/// See the module.
+/// The modules and files of a crate with their imports.
 pub(super) struct Graph {
-    /// Path below `src` of each module that is a file.
+    /// The path below `src` of each module that is a file.
     files: BTreeMap<Module, String>,
-    /// Of files, and of modules inside of them.
+    /// The modules that are files, and the modules inside files.
     modules: BTreeMap<Module, Content>,
 }
 
-/// Files that import from each other, by way of others or not.
+/// Files that import from each other, directly or indirectly.
 pub(super) struct Circle {
     /// Paths below `src`.
     pub(super) files: BTreeSet<String>,
-    /// Who imports from whom among them.
+    /// The imports between these files.
     imports: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Circle {
     }
 }
 
-/// The module of a file; none for the roots of binaries.
+/// The module of a file; `None` for the roots of binaries.
 fn module_of(path: &str) -> Option<Module> {
     if path == "main.rs" || path.starts_with("bin/") {
         return None;
@@ -63,13 +63,13 @@ impl Graph {
         graph
     }
 
-    /// The file that a module is, or is written in.
+    /// The file of a module: its own, or the one that contains it.
     fn file_of<'m>(&self, module: &'m [String]) -> &'m [String] {
         let is_file = |n: &usize| self.files.contains_key(&module[..*n]);
         &module[..(0..=module.len()).rev().find(is_file).unwrap_or(0)]
     }
 
-    /// The module that defines what a path in `from` leads to; none where it leads out of the crate.
+    /// The module that defines the target of a path in `from`. `None` if the target is outside the crate.
     fn target(&self, from: &[String], path: &[String], follow: usize) -> Option<Module> {
         let (mut module, mut rest) = match path.first()?.as_str() {
             "crate" => (Vec::new(), &path[1..]),
@@ -85,7 +85,7 @@ impl Graph {
                     (from.to_vec(), path)
                 } else {
                     let imported = content.imports.get(first).filter(|_| follow > 0)?;
-                    // A crate of the same name as what is imported from it.
+                    // The path starts with a crate that has the same name as the import.
                     if imported.first().is_some_and(|word| word == first) {
                         return None;
                     }
@@ -121,7 +121,7 @@ impl Graph {
         Some(module)
     }
 
-    /// Who imports from whom.
+    /// The imports of each file.
     fn imports(&self) -> BTreeMap<&[String], BTreeSet<Module>> {
         let mut imports: BTreeMap<&[String], BTreeSet<Module>> = BTreeMap::new();
         for (module, content) in &self.modules {

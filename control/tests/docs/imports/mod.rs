@@ -1,12 +1,13 @@
-//! Within a crate, no two files import from each other, directly or by way of others (`docs/architecture.md`, "Layers").
+//! Checks that within a crate no two files import from each other, directly or indirectly (`docs/architecture.md`,
+//! "Layers").
 //!
-//! What counts: `use` declarations, and paths in code that begin with `crate`, `super`, `self`, a child module or an
-//! imported module. A name leads to the file that defines it, through re-exports. A parent that re-exports what its child
-//! defines does not import it.
+//! It counts `use` declarations, and paths in code that begin with `crate`, `super`, `self`, a child module or an
+//! imported module. A name counts as an import of the file that defines it, through re-exports. A parent that
+//! re-exports a definition of its child does not import it.
 //!
-//! What is not seen: calls of methods (a type may have an `impl` in a file that its own file does not import), paths that
-//! macros make, modules with a `#[path]`, and what tests import (`#[cfg(test)]`, and other conditions that name `test` and
-//! no feature).
+//! It does not see method calls (a type may have an `impl` in a file that its own file does not import), paths from
+//! macros, modules with a `#[path]`, and imports of tests (`#[cfg(test)]`, and other conditions that name `test` and no
+//! feature).
 
 mod graph;
 mod source;
@@ -28,7 +29,7 @@ fn crates(files: &[File]) -> BTreeMap<&str, BTreeMap<&str, &str>> {
     crates
 }
 
-/// The circles of one crate, each with the imports that make it.
+/// The cycles of one crate, each with the imports that cause it.
 fn circles(sources: &BTreeMap<&str, &str>) -> Vec<graph::Circle> {
     Graph::new(sources).circles()
 }
@@ -66,14 +67,14 @@ fn a_circle_is_found_through_use_paths_and_reexports() {
         ("b.rs", "pub fn g() -> super::a::T { }"),
     ];
     assert_eq!(circles_of(&by_path), ["a.rs b.rs"]);
-    // The child takes a type of the parent, which calls the child.
+    // The child uses a type of the parent, and the parent calls the child.
     let parent = [
         ("lib.rs", "mod p;"),
         ("p/mod.rs", "mod child;\npub struct T;\nfn f() { child::g() }"),
         ("p/child.rs", "use super::T;\npub fn g(_: T) {}"),
     ];
     assert_eq!(circles_of(&parent), ["p/child.rs p/mod.rs"]);
-    // The names that files import are defined behind re-exports, one of them with a star.
+    // The imported names are defined behind re-exports, one of them with a star.
     let reexported = [
         ("lib.rs", "mod p;\nmod q;"),
         ("p/mod.rs", "mod types;\npub use types::*;"),
@@ -88,7 +89,7 @@ fn a_circle_is_found_through_use_paths_and_reexports() {
 fn tests_reexports_and_text_are_no_imports() {
     let sources = [
         ("lib.rs", "mod a;\nmod b;\npub use a::A;"),
-        // A child that is re-exported, and a name from below it that others take from here.
+        // A re-exported child, and a name from below it that other files import from here.
         ("a/mod.rs", "mod types;\npub use types::{A, B};\nfn f(_: types::A) {}"),
         ("a/types.rs", "// use crate::b::X;\npub struct A;\npub struct B;\nconst S: &str = \"crate::b::X\";"),
         (

@@ -1,32 +1,33 @@
-//! One source file as what it declares, imports and names. A tokenizer, not a parser: enough for `use`, `mod` and paths.
+//! One source file as its declarations, imports and paths. It uses a tokenizer and not a parser, which is enough for
+//! `use`, `mod` and paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The path of a module from the root of the crate.
 pub(super) type Module = Vec<String>;
 
-/// What one module says: a file, or a module written inside of one.
+/// The content of one module: a file, or a module inside a file.
 #[derive(Debug, Default)]
 pub(super) struct Content {
-    /// Names that it imports or re-exports, each with the path as written.
+    /// Imported or re-exported names, each with the path as written.
     pub(super) imports: BTreeMap<String, Vec<String>>,
-    /// Modules of which it imports or re-exports all.
+    /// Modules from which everything is imported or re-exported.
     pub(super) globs: Vec<Vec<String>>,
-    /// Names that it defines.
+    /// Defined names.
     pub(super) defines: BTreeSet<String>,
-    /// Paths that it imports from, or names in code; with whether it re-exports them.
+    /// Paths that are imported from, or named in code, with whether they are re-exported.
     pub(super) paths: Vec<(Vec<String>, bool)>,
 }
 
-/// The modules of a file: itself, and those that are written inside of it.
+/// The modules of a file: itself, and the modules inside it.
 pub(super) struct Source {
     pub(super) modules: BTreeMap<Module, Content>,
-    /// Modules that exist in tests only.
+    /// Modules that exist only in tests.
     pub(super) of_tests: BTreeSet<Module>,
 }
 
 impl Source {
-    /// Reads the text of the file that is `module`.
+    /// Parses the text of the file of `module`.
     pub(super) fn new(module: &Module, text: &str) -> Self {
         let tokens = tokens(text);
         let mut reading = Reading {
@@ -39,7 +40,7 @@ impl Source {
     }
 }
 
-/// Words and signs; `::` is one. Comments and literals are left out.
+/// Splits a text into words and signs; `::` is one sign. Comments and literals are skipped.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let chars: Vec<char> = text.chars().collect();
@@ -99,7 +100,7 @@ impl Reading<'_> {
         self.tokens.get(self.at + ahead).map_or("", String::as_str)
     }
 
-    /// Reads the items of a module up to its closing brace, or the end of the file.
+    /// Parses the items of a module up to its closing brace or the end of the file.
     fn module(&mut self, module: &Module) {
         let mut content = Content::default();
         let mut depth = 0_usize;
@@ -170,7 +171,7 @@ impl Reading<'_> {
         self.token(0).starts_with(|c: char| c.is_alphabetic() || c == '_')
     }
 
-    /// `a::b::c`, as far as it is words.
+    /// A path `a::b::c`, up to the first token that is not a word.
     fn path(&mut self) -> Vec<String> {
         let mut path = vec![self.token(0).to_owned()];
         self.at += 1;
@@ -181,7 +182,8 @@ impl Reading<'_> {
         path
     }
 
-    /// Passes over an attribute; whether it is a condition that only tests meet. A feature may be the other way to meet it.
+    /// Skips an attribute. Returns whether it is a condition that only tests satisfy; a feature may be an alternative
+    /// to `test`.
     fn attribute(&mut self) -> bool {
         while self.token(0) != "[" && self.at < self.tokens.len() {
             self.at += 1;
@@ -193,14 +195,14 @@ impl Reading<'_> {
         inside.get(1).is_some_and(|word| word == "cfg") && has("test") && !has("not") && !has("feature")
     }
 
-    /// `(crate)`, `(super)`, `(in path)` after `pub`.
+    /// Skips `(crate)`, `(super)` or `(in path)` after `pub`.
     fn skip_scope(&mut self) {
         if self.token(0) == "(" && matches!(self.token(1), "crate" | "super" | "self" | "in") {
             self.skip_brackets();
         }
     }
 
-    /// Passes over a pair of brackets and what is inside.
+    /// Skips a pair of brackets with its content.
     fn skip_brackets(&mut self) {
         let mut depth = 0_usize;
         while self.at < self.tokens.len() {
@@ -216,7 +218,7 @@ impl Reading<'_> {
         }
     }
 
-    /// Passes over an item: up to its semicolon, or the end of its braces.
+    /// Skips an item, up to its semicolon or its closing brace.
     fn skip_item(&mut self) {
         while self.at < self.tokens.len() {
             match self.token(0) {
@@ -235,7 +237,7 @@ impl Reading<'_> {
         }
     }
 
-    /// A tree of a `use` declaration; ends at what follows it.
+    /// Parses a tree of a `use` declaration, up to the first token after it.
     fn uses(&mut self, before: &mut Vec<String>, is_public: bool, content: &mut Content) {
         let length = before.len();
         loop {
@@ -246,7 +248,7 @@ impl Reading<'_> {
                     while self.token(0) != "}" && self.at < self.tokens.len() {
                         let from = self.at;
                         self.uses(before, is_public, content);
-                        // A comma, or what is no tree.
+                        // A comma, or a token that is not part of a tree.
                         if self.token(0) == "," || self.at == from {
                             self.at += 1;
                         }

@@ -1,4 +1,4 @@
-//! Stories about the objects on disk: a gateway that starts while its API server is down.
+//! Tests of the objects on disk: a gateway starts while its API server is down.
 
 use std::fs;
 use std::path::PathBuf;
@@ -101,14 +101,14 @@ async fn grace_time_goes_on_across_a_restart() {
     let text = fs::read_to_string(file(&world)).expect("it was saved");
     let left = |text: &str| text.lines().filter(|line| line.contains("\"left\":")).count();
     assert!(left(&text) >= 2, "{text}");
-    // As if the rest were shorter than a whole one.
+    // Simulates a remaining time that is shorter than the whole grace time.
     let source = world.start();
     let state = until_state(&source, "what is kept", is_kept).await;
     let until_at = state.kept.iter().map(|kept| kept.until).max().expect("some are");
     assert!(until_at <= Timestamp::now() + world.config.api_loss_grace, "{state:?}");
     assert!(service(&source.updates().borrow(), "web").is_some());
     drop(source);
-    // What is left is no more than the grace time that the configuration has now.
+    // The remaining time is at most the grace time of the current configuration.
     world.config.api_loss_grace = Duration::from_millis(300);
     let source = world.start();
     until(&source, "the end", |u| service(u, "web").is_none() && endpoints(u, "web-1").is_empty()).await;
@@ -120,7 +120,7 @@ async fn what_is_kept_goes_to_disk_though_no_object_has_changed() {
     saved(&world).await;
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    // The Services come back last, when all else is on disk.
+    // The Services return last, after everything else is on disk.
     world.server.faults().on("/services", Fault::ServerError(503));
     world.server.restart_empty().expect("it can be told");
     let is_kept = |kind: &str| {
@@ -158,7 +158,7 @@ async fn a_save_that_fails_is_told_and_tried_again_and_the_older_file_is_never_n
     saved(&world).await;
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
-    // The disk takes nothing new from here on, and what it has can still be touched.
+    // From here on, nothing new can be written to the disk, but existing files can be touched.
     let beside = file(&world).with_extension("jsonl.new");
     eventually("no save to be under way", || fs::create_dir(&beside).is_ok()).await;
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
@@ -171,7 +171,7 @@ async fn a_save_that_fails_is_told_and_tried_again_and_the_older_file_is_never_n
     tokio::time::sleep(quick().save.confirm_interval * 10).await;
     let modified = fs::metadata(file(&world)).and_then(|m| m.modified()).expect("it is there");
     assert_eq!(modified, long_ago, "a restart would take the older objects for the newest");
-    // Nothing changes but the disk.
+    // Only the disk changes.
     fs::remove_dir(&beside).expect("ours");
     until_state(&source, "a save", |s| s.unsaved.is_none()).await;
     let text = fs::read_to_string(file(&world)).expect("it is there");
@@ -267,7 +267,7 @@ async fn files_of_the_state_are_for_the_gateways_user_alone_also_where_they_were
     saved(&world).await;
     assert_eq!(mode(path.parent().expect("in a directory")), Some(0o700));
     assert_eq!(mode(&path), Some(0o600));
-    // As a version from before left them.
+    // Files as an earlier version left them.
     let beside = path.with_extension("jsonl.new");
     fs::write(&beside, "cut").expect("ours");
     for old in [&path, &beside] {
@@ -280,8 +280,8 @@ async fn files_of_the_state_are_for_the_gateways_user_alone_also_where_they_were
     assert_eq!(mode(&path), Some(0o600));
 }
 
-/// 500 Services of which all but one are deleted while the gateway is not running, for longer than an API server takes
-/// to be restored from a backup.
+/// There are 500 Services. All but one are deleted while the gateway is not running, for longer than it takes to
+/// restore an API server from a backup.
 #[tokio::test]
 async fn a_list_of_the_same_cluster_that_is_newer_than_the_disk_is_believed_at_once_however_much_it_lacks() {
     let mut world = World::new();
@@ -289,7 +289,7 @@ async fn a_list_of_the_same_cluster_that_is_newer_than_the_disk_is_believed_at_o
     world.server.apply(&many).expect("legal");
     saved(&world).await;
     world.config.api_loss_grace = Duration::from_secs(600);
-    // As if the gateway had not been running for some minutes.
+    // Simulates that the gateway has not run for some minutes.
     let before = std::time::SystemTime::now() - Duration::from_secs(200);
     let open = fs::File::options().append(true).open(file(&world)).expect("it is there");
     open.set_modified(before).expect("it is ours");

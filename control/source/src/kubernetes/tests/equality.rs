@@ -1,4 +1,4 @@
-//! One model, two sources: the same objects give the same, through the API server and through a directory.
+//! One model for two sources: the same objects have the same result through the API server and through a directory.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::super::object::Received;
 use super::*;
 use crate::directory::DirectorySource;
 
-/// What a watch with the label selectors of `KINDS` would not give.
+/// Whether the label selectors of `KINDS` include the object.
 fn is_watched(object: &Value) -> bool {
     let label = |key: &str| object["metadata"]["labels"].get(key).is_some();
     match object["kind"].as_str() {
@@ -28,7 +28,7 @@ fn through_the_api(objects: &[Value]) -> (Objects, Report) {
         let kind =
             KINDS.iter().find(|k| Some(k.name) == object["kind"].as_str()).expect("a kind that is watched");
         let mut stored = object.clone();
-        // As stored: an API server knows namespaces, and has opinions of its own on who applied what.
+        // Make the object like a stored one: an API server sets the namespace, and records its own field managers.
         if matches!(kind.name, "Service" | "EndpointSlice" | "Pod")
             && stored["metadata"]["namespace"].is_null()
         {
@@ -47,7 +47,7 @@ fn through_the_api(objects: &[Value]) -> (Objects, Report) {
     (all, report)
 }
 
-/// Those that the directory has too: the others have faults, for which it refuses them.
+/// The objects that the directory has too. It refuses the others because of their faults.
 fn accepted_by(directory: &Objects, api: &Objects) -> Objects {
     let mut accepted = api.clone();
     for (key, _) in api.services.iter().filter(|(key, _)| !directory.services.contains_key(key)) {
@@ -255,7 +255,7 @@ fn others() -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
-/// A set of objects, sound ones and others, each name once.
+/// A set of valid and faulty objects with unique names.
 fn objects() -> impl Strategy<Value = Vec<Value>> {
     (1_u16..6).prop_flat_map(|count| {
         let services: Vec<_> = (0..count).map(service).collect();
@@ -265,7 +265,7 @@ fn objects() -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
-/// A fault without its place: what is left is field and reason.
+/// The faults without their places: field and reason.
 fn faults(report: &Report) -> BTreeSet<String> {
     report.errors().map(|d| d.what.clone()).collect()
 }

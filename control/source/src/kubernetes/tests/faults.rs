@@ -1,4 +1,4 @@
-//! Stories about API servers that misbehave: what is given out meanwhile, and after.
+//! Tests of API servers that misbehave: the state that the source reports during and after the fault.
 
 use test_apiserver::Fault;
 
@@ -126,7 +126,7 @@ async fn watch_breaks_and_goes_on_where_it_was() {
     until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
     until_state(&source, "a connection", |s| s.connected).await;
     let requests = world.server.requests();
-    // One object tells how far the kind is.
+    // A list with one object reports the current version of the kind.
     let lists = requests.iter().filter(|r| r.query.contains("limit=500")).count();
     assert_eq!(lists, 0, "no list is needed");
 }
@@ -204,7 +204,7 @@ async fn events_twice_and_out_of_order_come_to_the_same() {
     world.server.apply(&slice("web", "10.0.1.200")).expect("legal");
     world.server.faults().clear();
     until(&source, "the last", |u| endpoints(u, "web-1") == ["10.0.1.200"]).await;
-    // Events still under way change nothing any more.
+    // Events still under way have no effect any more.
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let update = until(&source, "another", |u| service(u, "api").is_some()).await;
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.200"]);
@@ -229,7 +229,7 @@ async fn api_server_that_comes_back_empty_takes_nothing_away_within_the_grace_ti
     assert!(told(&update).contains("shop/web"), "{}", update.report);
     assert!(service(&update, "web").is_some());
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
-    // What is new there is shown beside what is kept.
+    // New objects are shown beside the retained ones.
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let update = until(&source, "what is new", |u| service(u, "api").is_some()).await;
     assert!(service(&update, "web").is_some());
@@ -254,7 +254,7 @@ async fn what_is_made_anew_on_an_empty_server_counts_at_once_and_the_rest_stays_
     assert_eq!(endpoints(&update, "api-1"), ["10.0.2.1"]);
     let counts = |s: &SourceState| s.kept.iter().find(|k| k.kind == "Service").map(|k| k.count);
     until_state(&source, "that one less is kept", |s| counts(s) == Some(1)).await;
-    // Deleted there, it is deleted.
+    // An object that is deleted there is deleted.
     world.server.delete("v1", "Service", "shop", "web");
     until(&source, "the deletion", |u| service(u, "web").is_none() && service(u, "api").is_some()).await;
 }
@@ -347,7 +347,7 @@ async fn rights_that_are_taken_away_for_one_kind_stop_nothing() {
     let state = until_state(&source, "the refusal", denied).await;
     assert!(state.last_error.is_some_and(|why| why.contains("endpointslices")));
     assert_eq!(endpoints(&source.updates().borrow(), "web-1"), ["10.0.1.1"]);
-    // The other kinds are followed.
+    // The other kinds are still followed.
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     until(&source, "another Service", |u| service(u, "api").is_some()).await;
 }
@@ -403,7 +403,7 @@ async fn api_server_that_comes_back_older_takes_nothing_back_within_the_grace_ti
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.9"]);
 }
 
-/// Writes that no watch of the gateway tells.
+/// Makes writes that no watch of the gateway reports.
 fn write_more(world: &World, count: usize) {
     for n in 0..count {
         let map =
@@ -415,7 +415,7 @@ fn write_more(world: &World, count: usize) {
 #[tokio::test]
 async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothing_back() {
     for last in ["a Service made", "an endpoint changed", "a Service deleted"] {
-        // No bookmark tells how far the versions were.
+        // Without bookmarks, the source does not know how far the versions were.
         let world = World::with(Options::default());
         world.apply_web();
         world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
@@ -443,7 +443,7 @@ async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothin
         world.server.restart_from(&backup).expect("it can be told");
         write_more(&world, 100);
         if last == "a Service deleted" {
-            // The backup has it: it was not told of since, so it is new.
+            // The backup contains it. It was not reported since then, so it is new.
             until(&source, "the Service of the backup", |u| service(u, "api").is_some()).await;
             continue;
         }
@@ -468,7 +468,7 @@ async fn a_change_during_a_loss_that_the_watch_explains_is_followed_without_a_li
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.refuse_connections(true).expect("it can be told");
     until_state(&source, "the loss", |s| !s.connected).await;
-    // The newest of each kind.
+    // The newest change of each kind.
     world.server.delete("v1", "Service", "shop", "api");
     world.server.apply(&slice("api", "10.0.2.9")).expect("legal");
     world.server.forget_requests();
@@ -538,7 +538,7 @@ async fn new_token_that_anybody_finds_ends_the_pauses_of_all() {
     world.server.restart().expect("it can be told");
     until_state(&source, "the loss", |s| !s.connected).await;
     let (connector, state, end) = (source.connector(), source.state(), Instant::now() + PATIENCE);
-    // Again and again: who does not pause yet hears nothing of it.
+    // Repeat, because a task that has not paused yet does not receive it.
     for n in 0.. {
         kubeconfig(&format!("second-{n}"));
         connector.connection().await.expect("the kubeconfig is sound");
@@ -623,7 +623,7 @@ async fn an_optional_kind_that_is_forbidden_does_not_hold_up_the_first_state_and
         assert!(told(&update), "{}", update.report);
         let state = until_state(&source, "a connection for all others", |s| s.connected).await;
         assert!(state.failures > 0);
-        // It counts once it is allowed.
+        // It counts once the request is allowed.
         world.server.faults().clear();
         until(&source, "the right", |u| !told(u)).await;
     }
@@ -654,7 +654,7 @@ fn the_end_waits_for_no_api_server() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let source = runtime.block_on(async { world.start_tuned(Tuning::default()) });
-    // Until it waits for an answer, or later: the claim is about any time.
+    // Wait until it waits for an answer. A longer wait does no harm, because the test holds for any time.
     runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
     let began = Instant::now();
     drop(source);
@@ -688,7 +688,7 @@ async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_t
     assert!(has_pool(&update));
     source.save().await;
     drop(source);
-    // A start finds it on disk, and the definition still gone.
+    // After a start, it is on disk, and the definition is still missing.
     let source = world.start_tuned(tuning);
     let update = until(&source, "objects", |u| service(u, "api").is_some()).await;
     assert!(has_pool(&update));

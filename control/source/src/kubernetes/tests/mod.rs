@@ -1,4 +1,4 @@
-//! Claims about the source as a whole, against the test API server. Here the world that the stories start from.
+//! Tests of the source as a whole with the test API server. This file has the setup that they share.
 
 mod disk;
 mod equality;
@@ -14,10 +14,10 @@ use tidegate_model::objects::{ObjectKey, Service};
 use super::tuning::SaveTimes;
 use super::*;
 
-/// Every wait of a test: a failure, not a measure.
+/// The maximum of every wait in a test. It only detects failures.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Short waits, so that what breaks is seen soon; none so short that a busy machine breaks it.
+/// Short waits, so that faults are detected soon, but long enough for a busy machine.
 pub(super) fn quick() -> Tuning {
     Tuning {
         answer: Duration::from_secs(5),
@@ -36,7 +36,7 @@ pub(super) fn quick() -> Tuning {
     }
 }
 
-/// A source, the API server that it is of, and a directory for its files.
+/// A source, its API server, and a directory for its files.
 pub(super) struct World {
     pub(super) server: TestApiServer,
     pub(super) config: KubernetesConfig,
@@ -106,7 +106,7 @@ pub(super) fn endpoints(update: &SourceUpdate, slice: &str) -> Vec<String> {
     endpoints.filter_map(|e| e.address).map(|ip| ip.to_string()).collect()
 }
 
-/// The first update that `done` holds for.
+/// Waits for the first update that `done` accepts.
 pub(super) async fn until(
     source: &KubernetesSource,
     what: &str,
@@ -122,7 +122,7 @@ pub(super) async fn until(
     }
 }
 
-/// The first state that `done` holds for.
+/// Waits for the first state that `done` accepts.
 pub(super) async fn until_state(
     source: &KubernetesSource,
     what: &str,
@@ -137,7 +137,7 @@ pub(super) async fn until_state(
     }
 }
 
-/// Waits until `done` holds, looking again and again.
+/// Polls until `done` holds.
 pub(super) async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {

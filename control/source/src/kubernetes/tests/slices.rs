@@ -1,4 +1,4 @@
-//! EndpointSlices beyond a limit: what is kept of them, what is told, and how they come back.
+//! EndpointSlices beyond a limit: the endpoints that are kept, the reports about the others, and how they return.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::super::reflect::leave_out;
 use super::*;
 use crate::directory::DirectorySource;
 
-/// A slice of a Service with this many endpoints, as JSON: some 310 KiB of budget with 600 of them.
+/// A slice of a Service with this many endpoints, as JSON. With 600 endpoints it uses about 310 KiB of the budget.
 fn large(namespace: &str, service: &str, n: usize, endpoints: usize) -> String {
     let endpoint = |at: usize| json!({"addresses": [format!("10.0.{}.{}", at / 250, at % 250 + 1)]});
     json!({
@@ -37,7 +37,7 @@ fn small_world() -> World {
     world
 }
 
-/// Each slice with how many of its endpoints are there, and why not all are.
+/// Each slice with its number of kept endpoints, and the reason if not all are kept.
 fn kept(objects: &Objects) -> BTreeMap<String, (usize, Option<NotKept>)> {
     let one = |(key, slice): (&ObjectKey, &Arc<EndpointSlice>)| {
         (key.to_string(), (slice.endpoints.len(), slice.left_out.map(|left_out| left_out.why)))
@@ -45,7 +45,7 @@ fn kept(objects: &Objects) -> BTreeMap<String, (usize, Option<NotKept>)> {
     objects.endpoint_slices.iter().map(one).collect()
 }
 
-/// Names of the slices in `greedy` that are left out.
+/// The names of the slices in `greedy` that are left out.
 fn left_out(update: &SourceUpdate) -> Vec<String> {
     let slices = update.objects.endpoint_slices.values().filter(|slice| slice.left_out.is_some());
     slices.map(|slice| slice.meta.key.to_string()).collect()
@@ -70,14 +70,14 @@ async fn a_namespace_above_its_share_loses_slices_of_its_newest_services_and_get
             && told.contains("endpointSlicesMiB (1 MiB)"),
         "{told}"
     );
-    // What changes of them, and what comes beside them, is not kept either; who is below its share loses nothing.
+    // Changes of these slices and further ones are not kept either. A namespace below its share loses nothing.
     world.server.apply(&large("greedy", "s4", 0, 700)).expect("legal");
     world.server.apply(&large("greedy", "s5", 0, 100)).expect("legal");
     world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
     let update =
         until(&source, "the next one", |u| left_out(u).len() == 3 && service(u, "api").is_some()).await;
     assert_eq!(left_out(&update), ["greedy/s3-0", "greedy/s4-0", "greedy/s5-0"]);
-    // A gateway that starts now comes to the same.
+    // A gateway that starts now has the same result.
     let fresh = KubernetesSource::start_with(&world.config, "other", quick());
     let other = until(&fresh, "objects", |u| left_out(u) == left_out(&update)).await;
     assert_eq!(kept(&other.objects), kept(&update.objects));

@@ -1,4 +1,4 @@
-//! Objects of an API server: none is refused, whatever stands in it, and each fault costs what it stands in.
+//! Objects of an API server: none is refused, whatever it contains, and each fault affects only its own part.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ fn read(kind: &str, object: &Value) -> (Object, Vec<String>) {
     (read, said)
 }
 
-/// A Service with a life: finalizer, deletion and status, and a spec of two ports.
+/// A Service with a finalizer, a deletion time and a status, and a spec with two ports.
 fn service_json() -> Value {
     json!({
         "metadata": {
@@ -48,7 +48,7 @@ fn service_of(object: &Value) -> (Arc<Service>, Vec<String>) {
     }
 }
 
-/// Puts a value at a path of keys and indexes.
+/// Sets a value at a path of keys and indexes.
 fn with(mut object: Value, path: &str, value: Value) -> Value {
     let mut at = &mut object;
     for step in path.split('.') {
