@@ -1,6 +1,6 @@
-//! The allocator of the binary keeps nothing of tables that are replaced again and again.
+//! The allocator of the binary retains no memory of tables that are replaced repeatedly.
 //!
-//! With glibc's before 2.38 this grows by some hundred MiB.
+//! With glibc's allocator before 2.38, the memory grows by some hundred MiB.
 
 use std::hint::black_box;
 
@@ -10,7 +10,7 @@ use mimalloc::MiMalloc;
 #[global_allocator]
 static HEAP: MiMalloc = MiMalloc;
 
-/// An entry of a table of the packet path: aligned to a cache line.
+/// An entry of a table of the packet path, aligned to a cache line.
 #[derive(Clone)]
 #[repr(align(64))]
 struct Entry {
@@ -31,14 +31,14 @@ fn resident() -> u64 {
 fn tables_that_are_replaced_leave_no_memory_behind() {
     const BYTES: usize = 4 << 20;
     const ROUNDS: u32 = 300;
-    // glibc takes blocks up to this size from its heap once one was freed.
+    // glibc allocates blocks up to this size from its heap after one was freed.
     drop(table(30 << 20));
     let mut standing = table(BYTES);
     let mut kept = Vec::with_capacity(ROUNDS as usize);
     let before = resident();
     for round in 0..ROUNDS {
         let next = table(BYTES);
-        // What outlives a publication lies between tables: views, events, drains.
+        // Objects that outlive a publication are between the tables: views, events, drains.
         kept.push(vec![round; 25]);
         drop(std::mem::replace(&mut standing, next));
     }

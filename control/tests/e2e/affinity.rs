@@ -1,5 +1,5 @@
-//! `sessionAffinity: ClientIP` in traffic: a client has one backend, whatever its port, and keeps it while backends
-//! come and go beside it.
+//! `sessionAffinity: ClientIP` in traffic: a client has one backend for all its ports, and keeps it while other
+//! backends are added and removed.
 
 use crate::world::{World, alone};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use tidegate::netlab::manifests::Manifest;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, server};
 
-/// Clients that come before the change; the others come after it.
+/// The clients that connect before the change. The others connect after it.
 const EARLY: u8 = CLIENT_ADDRESSES / 2;
 
 #[test]
@@ -67,7 +67,7 @@ fn affine(servers: &[u8]) -> Vec<Manifest> {
     services
 }
 
-/// Where three connections of a client land.
+/// The backends of three connections of a client.
 fn backends_of(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
     (0..3).map(|_| world.connect(path, n).expect("served").told.backend).collect()
 }

@@ -1,4 +1,4 @@
-//! Manifests change under open connections: no connection breaks whose backend still lives.
+//! Manifests change while connections are open: no connection to a living backend breaks.
 
 use crate::world::{APPLIED, World, alone, assert_alive};
 use std::fs;
@@ -8,7 +8,7 @@ use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest, put};
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, server, wait_for};
 
-/// The servers that are endpoints at the start; each is replaced by the one three numbers on.
+/// The servers that are endpoints at the start. Each is replaced by the server with its number plus three.
 const OLD: [u8; 3] = [1, 2, 3];
 
 #[test]

@@ -1,4 +1,5 @@
-//! Connections land where their hash says, each by its source port, and the offline tools say the same as the traffic.
+//! Connections go to the backend that their hash selects, by source port, and the offline tools select the same backend
+//! as the traffic.
 
 use crate::lab::checksum;
 use crate::world::{World, alone, tidegate};
@@ -14,7 +15,7 @@ use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::namespace::output_of;
 
 const CONNECTIONS: u16 = 1_000;
-/// The source port of the first connection of [`replayed`]; the others follow.
+/// The source port of the first connection of [`replayed`]. The others follow.
 pub(crate) const FIRST_PORT: u16 = 20_000;
 const WEIGHTS: [u32; 3] = [1, 2, 5];
 
@@ -36,7 +37,7 @@ fn a_thousand_connections_land_as_the_offline_tools_say() {
     let world = World::start(3, options, &[manifest]);
     let path =
         ModePath { service: "weighted", forwarding: "dsr-l2", family: Family::V4, backends: Family::V4, vip };
-    // Every backend takes part: without this the first connections might be spread over fewer backends.
+    // Wait until every backend is used; otherwise the first connections might go to fewer backends.
     for n in 1..=3 {
         world.wait_until_used(path, &tidegate::netlab::server::name(n));
     }
@@ -76,7 +77,7 @@ fn a_thousand_connections_land_as_the_offline_tools_say() {
     assert!(said.contains(&predicted[0]), "explain names {}: {said}", predicted[0]);
 }
 
-/// The backend of each connection's SYN as `tidegate replay` says it, offline.
+/// The backend of each connection's SYN according to `tidegate replay`, offline.
 pub(crate) fn replayed(world: &World, source: IpAddr, to: SocketAddr, count: u16) -> Vec<String> {
     let (input, output) = (world.lab.directory().join("in.pcap"), world.lab.directory().join("out.pcap"));
     fs::write(&input, syn_capture(source, to, count)).expect("capture written");

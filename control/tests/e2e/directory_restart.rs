@@ -1,4 +1,5 @@
-//! Which Service has which address survives every kind of end: it is on disk before anybody can use it.
+//! The assignment of addresses to Services survives every kind of exit, because it is on disk before an address can be
+//! used.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,7 @@ use tidegate::netlab::{GatewayOptions, wait_for};
 
 use crate::world::{World, alone, lab};
 
-/// A save that failed is tried again every ten seconds.
+/// A failed save is retried every ten seconds.
 const SAVED: Duration = Duration::from_secs(40);
 
 fn service(name: &str) -> String {
@@ -21,7 +22,7 @@ fn service(name: &str) -> String {
     )
 }
 
-/// The addresses by Service, as `tidegate services` tells them.
+/// The addresses of each Service, from `tidegate services`.
 fn vips(world: &World) -> BTreeMap<String, Vec<String>> {
     let answer = world.gateway().ask(&["services", "-A", "-o", "json"]).expect("the gateway answers");
     let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
@@ -33,7 +34,7 @@ fn vips(world: &World) -> BTreeMap<String, Vec<String>> {
     answer["items"].as_array().into_iter().flatten().map(of).collect()
 }
 
-/// Waits until so many Services have an address.
+/// Waits until this many Services have an address.
 fn wait_for_vips(world: &World, count: usize) -> BTreeMap<String, Vec<String>> {
     world.wait_until("addresses", || {
         let vips = vips(world);
@@ -41,7 +42,7 @@ fn wait_for_vips(world: &World, count: usize) -> BTreeMap<String, Vec<String>> {
     })
 }
 
-/// Kills the gateway as it stands and starts it again.
+/// Kills the gateway and starts it again.
 fn kill_and_start(world: &mut World) {
     world.take_gateway().kill();
     world.launch_gateway();
@@ -59,7 +60,8 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     let _turn = alone();
     let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("s0"));
     let directory = manifests_of(&world.lab);
-    // One after the other, in an order that no restart sees again; each is killed the moment it is served.
+    // Add the Services one after the other, in an order that no restart repeats. Kill the gateway as soon as each is
+    // served.
     for n in (1..9).rev() {
         put(&directory, &format!("{n}.yaml"), &service(&format!("s{n}"))).expect("written");
         let before = wait_for_vips(&world, 10 - n);
@@ -69,7 +71,7 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
         }
     }
     let before = wait_for_vips(&world, 9);
-    // The files are read in another order.
+    // After this, the files are read in another order.
     for n in 1..9 {
         let renamed = directory.join(format!("{}.yaml", 100 - n));
         fs::rename(directory.join(format!("{n}.yaml")), renamed).expect("renamed");
@@ -79,7 +81,7 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     world.gateway_mut().wait_until_ready().expect("ready");
     assert_eq!(wait_for_vips(&world, 9), before);
 
-    // A part of the file is lost: the others keep what they have, and it is no reason not to start.
+    // A part of the file is lost. The other Services keep their addresses, and the gateway still starts.
     let file = state_file(&world);
     world.take_gateway().kill();
     let text = fs::read_to_string(&file).expect("text");
@@ -92,7 +94,7 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     assert!(differ <= 1, "{before:?} {after:?}");
     assert!(world.gateway().log().contains("part of the address file is damaged"));
 
-    // The disk takes nothing for a while: that is told, and tried again.
+    // The disk refuses writes for a while. The gateway reports that and tries again.
     let beside = file.with_extension("new");
     fs::create_dir(&beside).expect("ours");
     put(&directory, "9.yaml", &service("s9")).expect("written");

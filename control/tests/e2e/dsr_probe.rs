@@ -1,5 +1,5 @@
-//! DSR backends are checked at the VIP, by the same way as clients' packets: one that lacks the VIP takes no new flow, and
-//! the gateway says why.
+//! DSR backends are checked at the VIP, on the path of client packets. A backend without the VIP takes no new flow, and
+//! the gateway reports the reason.
 
 use crate::world::{World, alone};
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
         let label = format!("{} {}", path.label(), path.family);
         assert_eq!(failures(&world, *path, 2), BTreeSet::from([NOT_ON_VIP.to_owned()]), "{label}");
         assert_eq!(failures(&world, *path, 1), BTreeSet::new(), "{label}");
-        // No client is sent there.
+        // No client is sent to that backend.
         for n in 1..16 {
             let told = world.connect(*path, n).expect("one of the others answers").told;
             assert_ne!(told.backend, server::name(2), "{label}");
@@ -42,7 +42,7 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
         world.wait_until_used(*path, &server::name(2));
     }
 
-    // The plain check stays, for those who ask for it.
+    // The plain check is still available on request.
     vip_of(&world, 2, paths[0], "del");
     world.wait_until_active(paths[0], &[1, 3]);
     let configured = config_of(&world.lab);
@@ -55,7 +55,7 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
     vip_of(&world, 2, paths[0], "add");
 }
 
-/// Waits until every backend of a path was checked, and passes.
+/// Waits until every backend of a path has been checked and passes.
 fn checked(world: &World, path: ModePath) {
     let what = format!("checks of {} {} that pass", path.label(), path.family);
     world.wait_until(&what, || {
@@ -69,7 +69,7 @@ fn checked(world: &World, path: ModePath) {
     });
 }
 
-/// Why a server fails on the ports of a path that are checked.
+/// The failures of a server on the checked ports of a path.
 fn failures(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
     let address = plan::server(path.backends, n).to_string();
     let ports = world.ports_at(path.vip).expect("the gateway answers");
@@ -79,7 +79,7 @@ fn failures(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
     failures.filter_map(|backend| backend["health"]["failure"].as_str().map(str::to_owned)).collect()
 }
 
-/// Takes the VIP of a path from a server, or gives it back.
+/// Removes the VIP of a path from a server, or adds it again.
 fn vip_of(world: &World, n: u8, path: ModePath, what: &str) {
     let (length, nodad) = match path.family {
         Family::V4 => (32, ""),

@@ -1,4 +1,4 @@
-//! A backend that dies is out as fast as its health checks can tell, and nobody else notices.
+//! A failed backend is removed as fast as its health checks allow, and other connections are not affected.
 
 use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use tidegate::netlab::client::{Load, spread, udp_ask};
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{Gateway, GatewayOptions, server, wait_for};
 
-/// What a machine of two busy cores may add to the time that the checks take.
+/// The time that a machine with two busy cores may add to the time of the checks.
 const SLACK: Duration = Duration::from_secs(5);
 
 #[test]
@@ -33,7 +33,7 @@ fn killed_backend_is_out_within_its_health_checks_and_other_connections_live_on(
     for (path, load) in &loads {
         let out_after = load.until_quiet(killed_at, quiet, bound + quiet * 2).unwrap();
         assert!(out_after <= bound, "{} {}: out after {out_after:?}", path.label(), path.family);
-        // What failed was on its way to the dead one: nothing failed for another reason before it died.
+        // All failed attempts were to the dead backend: no attempt failed before it died.
         let early: Vec<_> =
             load.attempts().into_iter().filter(|a| a.at < killed_at && a.outcome.is_err()).collect();
         let in_flight = early.iter().filter(|a| killed_at.duration_since(a.at) < SLACK).count();
@@ -59,7 +59,7 @@ fn udp_flow_of_a_dead_backend_goes_to_a_live_one() {
     let paths = all_paths();
     let mut flows = Vec::new();
     for (n, path) in (0..).zip(&paths) {
-        // A source port whose flow is with backend 2.
+        // Find a source port whose flow goes to backend 2.
         let found =
             (0..64).map(|m| SocketAddr::new(client(path.family, 9), 42_000 + n * 64 + m)).find(|source| {
                 let told = udp_ask(world.lab.client(), *source, path.echo(), "who?").unwrap();
@@ -88,7 +88,7 @@ fn a_reload_changes_the_check_and_a_check_that_all_fail_takes_nobody_out() {
     };
     assert_eq!((fails_open(&world, "http"), fails_open(&world, "tell")), (0.0, 0.0));
 
-    // Port 80 and 8080 speak HTTP; the other TCP port does not, on any backend.
+    // Ports 80 and 8080 speak HTTP. The other TCP port does not, on any backend.
     let by_http = GatewayOptions { health_protocol: "http", ..GatewayOptions::default() };
     Gateway::configure(&world.lab, &by_http).unwrap();
     world.gateway_mut().reload();

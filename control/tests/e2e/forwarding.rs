@@ -1,4 +1,5 @@
-//! Every mode and both families do what they promise: who answers, whom the backend sees, and bulk data both ways.
+//! Every mode and both families: which backend answers, which address the backend sees, and bulk data in both
+//! directions.
 
 use crate::world::World;
 use crate::world::alone;
@@ -71,7 +72,8 @@ fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
 
         let got = curl(world.lab.client(), &["-o", "/dev/null", "-w", "%{size_download}", &large]).unwrap();
         assert_eq!(got, LARGE_FILE_BYTES.to_string(), "{name}: download");
-        // The client sends frames of 1,500 bytes; what does not fit a tunnel must be said to it (packet too big).
+        // The client sends frames of 1,500 bytes. It must be informed if a frame does not fit a tunnel (packet too
+        // big).
         let told = curl(world.lab.client(), &["--data-binary", &body, &root]).unwrap();
         assert!(told.starts_with("backend-"), "{name}: upload: {told}");
     }
@@ -80,7 +82,7 @@ fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
 #[test]
 fn iperf3_runs_over_every_mode_and_family() {
     let _turn = alone();
-    // Its control and data connections must meet at one server: one endpoint a Service.
+    // The control and data connections must go to the same server, so each Service has one endpoint.
     let world = World::start(1, GatewayOptions::default(), &manifests_for_bulk(&[1]));
     for path in all_paths() {
         let to = SocketAddr::new(path.vip, tidegate::netlab::addresses::IPERF_PORT);
@@ -89,8 +91,8 @@ fn iperf3_runs_over_every_mode_and_family() {
             let rate = iperf_tcp(world.lab.client(), world.lab.server(1), to, direction).unwrap();
             assert!(rate > 1e6, "{} {} {direction:?}: {rate} bit/s", path.label(), path.family);
         }
-        // iperf3's server answers UDP from the address of its route, not from the VIP that it was asked at: with
-        // direct server return its client hears nobody. UDP there is `curl_udp_and_tcp_...`'s.
+        // iperf3's server answers UDP from the address of its route and not from the VIP. With direct server return,
+        // its client would receive no answer. `curl_udp_and_tcp_...` tests UDP there.
         if !path.forwarding.contains("nat") {
             continue;
         }
@@ -106,7 +108,8 @@ fn a_service_without_endpoints_refuses_tcp_and_udp() {
     for path in all_paths() {
         let vip = path.vip.to_string();
         let mut ask = world.lab.client().command("curl");
-        // Refused (7), neither timed out (28) nor connected: a handshake without a backend is never completed.
+        // The connection is refused (7). It neither times out (28) nor connects, because a handshake without a backend
+        // is never completed.
         let output =
             ask.args(["-sS", "--max-time", "5", &format!("http://{}/", path.http())]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -117,7 +120,7 @@ fn a_service_without_endpoints_refuses_tcp_and_udp() {
             let socket = std::net::UdpSocket::bind(source).unwrap();
             socket.connect(path.echo()).unwrap();
             socket.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
-            // The ICMP port unreachable may be rate limited: ask a few times.
+            // The ICMP port unreachable may be rate limited, so try a few times.
             (0..5).find_map(|_| {
                 socket.send(b"anyone?").ok();
                 socket.recv(&mut [0; 64]).err().filter(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)

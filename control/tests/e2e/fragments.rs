@@ -1,5 +1,5 @@
-//! Datagrams that do not fit a frame: whole at the server and whole back, in every mode, whatever the order in which
-//! their fragments arrive.
+//! Datagrams larger than a frame arrive complete at the server and back at the client, in every mode, whatever the
+//! order of their fragments.
 
 use crate::lab::checksum;
 use crate::world::{World, alone};
@@ -12,9 +12,10 @@ use tidegate::netlab::addresses::{Family, client};
 use tidegate::netlab::client::{PATIENCE, SILENCE};
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
-/// Bytes of UDP data: just beyond a frame of 1,500 bytes, as much more as some do, jumbo frames, near the largest.
+/// Sizes of UDP data: slightly more than a frame of 1,500 bytes, a common larger size, jumbo frames, and nearly the
+/// maximum.
 const SIZES: [usize; 4] = [1473, 1500, 9000, 60_000];
-/// Data of each fragment that we make ourselves: they fit every tunnel.
+/// The data of each fragment that the test creates itself. It fits every tunnel.
 const STEP: usize = 1352;
 
 #[test]
@@ -48,19 +49,20 @@ fn through_every_mode(world: &World) {
     assert!(failed.is_empty(), "{failed:#?}\n{drops:#?}");
 }
 
-/// Asks over one path, and gives what did not come back.
+/// Sends datagrams over one path, and returns the faults.
 fn ask(path: ModePath, source: SocketAddr) -> Vec<String> {
     let socket = UdpSocket::bind(source).expect("an address of the client");
-    // Connected: an answer from any other address than the VIP is no answer.
+    // The socket is connected, so it accepts no answer from another address than the VIP.
     socket.connect(path.echo()).expect("a route to the VIP");
     let mut faults = Vec::new();
     for size in SIZES {
         let mut heard = None;
-        // The first one finds neighbours, and what fits a tunnel, which the client hears of (IPv6: packet too big).
+        // The first exchange resolves neighbours, and informs the client of the size that fits a tunnel (IPv6: packet
+        // too big).
         let begin = Instant::now();
         while heard.is_none() && begin.elapsed() < PATIENCE {
             heard = exchange(&socket, &text(size, 0), Duration::from_millis(500), |data| {
-                // An ICMP error about an earlier one is told here.
+                // This send may return an ICMP error about an earlier one.
                 let _ = socket.send(data);
             });
         }
@@ -92,7 +94,7 @@ fn ask(path: ModePath, source: SocketAddr) -> Vec<String> {
     faults
 }
 
-/// Sends `data` and hears it back whole: the backend's name and whom it saw.
+/// Sends `data` and receives it back completely. Returns the backend's name and the client address that it saw.
 pub(crate) fn exchange(
     socket: &UdpSocket,
     data: &[u8],
@@ -110,7 +112,7 @@ pub(crate) fn exchange(
             // An ICMP error.
             Err(_) => continue,
         };
-        // A late answer to an earlier one is passed over.
+        // Skip a late answer to an earlier datagram.
         let Some(head) = answer.strip_suffix(data) else { continue };
         let head = String::from_utf8_lossy(head).into_owned();
         let told = tidegate::netlab::client::BackendAnswer::parse(&head)?;
@@ -120,7 +122,7 @@ pub(crate) fn exchange(
     None
 }
 
-/// Data in which every part differs from every other.
+/// Data whose parts all differ.
 pub(crate) fn text(size: usize, n: u32) -> Vec<u8> {
     let mut text = Vec::with_capacity(size + 16);
     let mut at = 0;
@@ -132,7 +134,7 @@ pub(crate) fn text(size: usize, n: u32) -> Vec<u8> {
     text
 }
 
-/// How the fragments of a datagram are sent.
+/// The order of the fragments of a datagram.
 #[derive(Clone, Copy)]
 enum Order {
     Reversed = 1,
@@ -158,11 +160,11 @@ impl Order {
     }
 }
 
-/// Sends a UDP datagram in fragments of our own making.
+/// Sends a UDP datagram in fragments that the test creates itself.
 fn send_fragments(source: SocketAddr, to: SocketAddr, data: &[u8], id: u32, order: Order) {
     let datagram = udp(source, to, data);
     let domain = if source.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
-    // With IPPROTO_RAW we write the IP header ourselves (raw(7), RFC 3542 section 3).
+    // With IPPROTO_RAW, the program writes the IP header itself (raw(7), RFC 3542 section 3).
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(255))).expect("a raw socket, as root");
     let pieces = datagram.len().div_ceil(STEP);
     let mut parts: Vec<Vec<u8>> = datagram
@@ -197,7 +199,7 @@ fn fragment(source: IpAddr, to: IpAddr, id: u32, offset: usize, more: bool, part
     let addresses = [octets(source), octets(to)].concat();
     let offset = u16::try_from(offset).expect("within a datagram");
     if Family::of(source) == Family::V4 {
-        // Length and checksum are the kernel's to write.
+        // The kernel writes length and checksum.
         let id = u16::try_from(id & 0xffff).expect("masked");
         let field = (offset / 8) | (u16::from(more) << 13);
         let head = [0x4500, u16::try_from(20 + part.len()).expect("small"), id, field].map(u16::to_be_bytes);

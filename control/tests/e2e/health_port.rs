@@ -1,4 +1,4 @@
-//! Health-check node ports, byte for byte as kube-proxy answers them, and when they turn.
+//! Health-check node ports: their answers are those of kube-proxy, byte for byte, and change at the right times.
 
 use crate::http::{self, Answer};
 use crate::world::{APPLIED, World, alone, assert_alive};
@@ -27,7 +27,7 @@ fn health_check_node_port_turns_503_when_the_last_ready_endpoint_terminates_and_
     let ready =
         wait_for("two local endpoints", APPLIED, || ask(inside, "127.0.0.1").filter(|a| weight(a) == "2"));
     assert_answer(&ready.unwrap(), 200, 2);
-    // A load balancer in front asks over the network: through the gateway's port and its tap.
+    // A load balancer in front sends its request over the network, through the gateway's port and its tap.
     let outside = wait_for("an answer over the network", APPLIED, || {
         ask(world.lab.client(), plan::GATEWAY_FOR_CLIENTS[0])
     });
@@ -68,7 +68,7 @@ fn weight(answer: &Answer) -> &str {
     answer.headers.get("x-load-balancing-endpoint-weight").map_or("", String::as_str)
 }
 
-/// Any path, any method: asked here by GET of a path that means nothing.
+/// Every path and method has the same answer. This uses GET with an arbitrary path.
 fn ask(from: &Namespace, host: &str) -> Option<Answer> {
     http::get(from, &format!("http://{host}:{PORT}/any/path"), 2)
 }

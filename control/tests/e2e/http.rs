@@ -1,4 +1,4 @@
-//! What an HTTP server in a lab answers, taken apart: for answers that are compared to the byte.
+//! Parses the answer of an HTTP server in a lab, for answers that are compared exactly.
 
 use std::collections::BTreeMap;
 use tidegate::netlab::Namespace;
@@ -11,7 +11,7 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// What `GET url` is answered from a namespace within some seconds.
+/// The answer to `GET url` from a namespace within some seconds.
 pub(crate) fn get(from: &Namespace, url: &str, seconds: u8) -> Option<Answer> {
     let text = curl(from, &["-i", "--max-time", &seconds.to_string(), url]).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;

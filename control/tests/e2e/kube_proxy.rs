@@ -1,9 +1,9 @@
-//! Target `node` with the real kube-proxy: on each node a kube-proxy that reads the same API server as the gateway,
-//! and finds the VIP in the status that the gateway wrote.
+//! Target `node` with the real kube-proxy. On each node, a kube-proxy reads the same API server as the gateway, and
+//! finds the VIP in the status that the gateway wrote.
 //!
-//! Run by `make kube-proxy`, which builds kube-proxy from Debian's source (1.20.2, mode iptables) and names it in
-//! `KUBE_PROXY`; a plain run of the tests leaves it out, since no package brings the program. One family at a time:
-//! this version knows both together only behind a gate.
+//! `make kube-proxy` runs these tests. It builds kube-proxy from Debian's source (1.20.2, mode iptables) and sets its
+//! path in `KUBE_PROXY`. A normal test run leaves them out, because no package contains the program. Each test uses one
+//! family, because this version supports both together only behind a feature gate.
 
 use crate::http::{self, Answer};
 use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
@@ -20,7 +20,7 @@ use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::{GatewayOptions, Lab, Namespace, wait_for};
 
 const NODES: u8 = 3;
-/// Pods of each node: the last one has none.
+/// The number of Pods on each node. The last node has none.
 const PODS: [u8; 3] = [2, 1, 0];
 const API_PORT: u16 = 6443;
 const HEALTH_NODE_PORT: u16 = 31_500;
@@ -48,7 +48,7 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     assert!(is_local(&cluster.services[1]));
     wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
 
-    // Only the Pods of node-1 are left: the gateway, which is off the cluster, counts as many as that node.
+    // Only the Pods of node-1 are left. The gateway is outside the cluster and reports the same count as that node.
     cluster.set_endpoints(|pod| pod.node == 1);
     wait_until_weighted(&cluster.world, path, &[(1, 2)]);
     cluster.compare_health_answers(2, 200);
@@ -64,7 +64,7 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     for key in ["content-type", "x-content-type-options"] {
         assert_eq!(ours.headers.get(key), theirs.headers.get(key), "{key}");
     }
-    // The keys of this kube-proxy, which is older than 1.36, come first and in its order.
+    // The keys of this kube-proxy, which is older than 1.36, come first, in the same order.
     let keys = |body: &str| -> Vec<String> {
         let object: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(body).expect("a JSON object");
@@ -80,7 +80,7 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     assert_eq!(theirs, ours[..theirs.len()]);
 }
 
-/// Everything that clients see through nodes with a kube-proxy, in one family.
+/// Tests the complete client traffic through nodes with a kube-proxy, in one family.
 fn serves(family: Family) {
     for (modes, back) in [(["dsr-l2", "dsr-ipip"], Return::Direct), (["nat", "fullnat"], Return::Gateway)] {
         let mut cluster = Cluster::start(family, &modes, back);
@@ -107,7 +107,7 @@ fn serves(family: Family) {
         }
         assert_alive("over nodes with a real kube-proxy", &mut open);
 
-        // Its Pods are gone from the slices: the node's own proxy says 503, and the node gets nothing new.
+        // Its Pods are removed from the slices: the node's own proxy answers 503, and the node gets no new flow.
         cluster.set_endpoints(|pod| pod.node == 1);
         cluster.wait_for_proxies([2, 0, 0]);
         for service in cluster.services.iter().filter(|service| is_local(service)) {
@@ -125,7 +125,7 @@ fn serves(family: Family) {
             wait_until_weighted(&cluster.world, cluster.path(service), weights);
         }
 
-        // A kube-proxy that died leaves its rules; its node is out for what is new, and nothing breaks.
+        // A dead kube-proxy leaves its rules in place. Its node gets no new flows, and no connection breaks.
         cluster.proxies[0].kill();
         for service in &cluster.services {
             let weights: &[(u8, u64)] = if is_local(service) { &[(2, 1)] } else { &[(2, 1), (3, 1)] };
@@ -139,7 +139,7 @@ fn serves(family: Family) {
 
 /// An API server, the gateway, and nodes with a kube-proxy each, in one family.
 struct Cluster {
-    // In the order in which they end.
+    // The fields are in the order in which they are dropped.
     proxies: Vec<LabProcess>,
     pods: Vec<Pod>,
     services: Vec<Manifest>,
@@ -149,11 +149,12 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Two Services a mode: policy Cluster, then Local.
+    /// Creates two Services for each mode: policy Cluster, then Local.
     fn start(family: Family, modes: &[&'static str], back: Return) -> Self {
         let lab = lab_with(NODES, Vec::new());
         let pods = nodes::start(&lab, &PODS, back);
-        // Beside the gateway's daemon: nodes reach it at the gateway's own address, by DPDK and the kernel.
+        // The API server runs beside the gateway's daemon. Nodes reach it at the gateway's own address, through DPDK
+        // and the kernel.
         let options = Options { listen: (Ipv4Addr::UNSPECIFIED, API_PORT).into(), ..Options::default() };
         let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("the port is free");
         let services: Vec<Manifest> =
@@ -194,7 +195,7 @@ impl Cluster {
         }
     }
 
-    /// The Pods that are endpoints now, as slices for the gateway and as Endpoints, which this kube-proxy reads.
+    /// Publishes the Pods that are endpoints, as slices for the gateway and as Endpoints for this kube-proxy.
     fn set_endpoints(&self, is_endpoint: impl Fn(&Pod) -> bool) {
         let chosen: Vec<&Pod> = self.pods.iter().filter(|pod| is_endpoint(pod)).collect();
         for service in &self.services {
@@ -224,7 +225,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until every kube-proxy has programmed as many Pods of its node: it says so when its rules are in place.
+    /// Waits until every kube-proxy has programmed this many Pods of its node. It reports the number after its rules
+    /// are in place.
     fn wait_for_proxies(&self, pods: [u8; 3]) {
         for port in self.services.iter().filter_map(|service| service.health_check_node_port) {
             for (n, count) in (1..).zip(pods) {
@@ -240,7 +242,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until the gateway's checks of all nodes pass: they failed before there was a kube-proxy.
+    /// Waits until the gateway's checks of all nodes pass. They failed before the kube-proxies were running.
     fn wait_until_passing(&self, path: ModePath) {
         let mut seen = Vec::new();
         let waited = wait_for("the checks of all nodes to pass", APPLIED, || {
@@ -271,8 +273,8 @@ impl Cluster {
             .collect()
     }
 
-    /// The gateway's health-check node port and that of the kube-proxy of node-1 say the same, as far as both go: this
-    /// kube-proxy knows neither the weight header nor `serviceProxyHealthy`.
+    /// Compares the health-check node ports of the gateway and of the kube-proxy of node-1. They must agree in the
+    /// parts that both have: this kube-proxy has neither the weight header nor `serviceProxyHealthy`.
     fn compare_health_answers(&self, endpoints: u32, status: u16) {
         let count = format!("\"localEndpoints\": {endpoints}");
         let ask = |of: &str, address: &str| {
@@ -323,19 +325,20 @@ fn services(family: Family, mode: &'static str, number: u16) -> [Manifest; 2] {
     })
 }
 
-/// A kubeconfig by which the API server is reached at `host`.
+/// A kubeconfig for the API server at `host`.
 fn kubeconfig(api: &TestApiServer, lab: &Lab, name: &str, host: IpAddr) -> std::path::PathBuf {
     let mut config: Value = serde_json::from_str(&api.kubeconfig_text(ADMIN_TOKEN)).expect("JSON");
     let cluster = &mut config["clusters"][0]["cluster"];
     cluster["server"] = format!("https://{}", SocketAddr::new(host, API_PORT)).into();
-    // The name that its certificate has.
+    // The name in its certificate.
     cluster["tls-server-name"] = "127.0.0.1".into();
     let path = lab.directory().join(format!("kubeconfig-{name}"));
     std::fs::write(&path, config.to_string()).expect("kubeconfig written");
     path
 }
 
-/// Starts a kube-proxy on a node. Its limits on connections tracked are the machine's, not a namespace's: left alone.
+/// Starts a kube-proxy on a node. It does not change the limits of connection tracking, which belong to the machine and
+/// not to a namespace.
 fn kube_proxy(lab: &Lab, api: &TestApiServer, family: Family, n: u8) -> LabProcess {
     let program = std::env::var("KUBE_PROXY").expect("KUBE_PROXY names the program (make kube-proxy)");
     let at = GATEWAY_FOR_SERVERS[Family::V4 as usize].parse().expect("the plan holds addresses");

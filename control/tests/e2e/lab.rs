@@ -1,5 +1,5 @@
-//! The lab proves itself before it proves a gateway: its servers answer as a VIP straight to the client, its
-//! decapsulation takes what other stacks send, and nothing is left of it.
+//! Tests of the lab itself: its servers answer directly from a VIP to the client, its decapsulation accepts packets of
+//! other stacks, and it leaves nothing behind.
 
 use crate::world;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -14,7 +14,7 @@ fn servers_answer_as_the_vip_straight_to_the_client() {
     let _turn = world::alone();
     let lab = world::lab(2);
     for family in Family::BOTH {
-        // The client itself picks the server here, as a gateway in dsr-l2 would: by Ethernet address.
+        // The client itself selects the server here by its Ethernet address, as a gateway in dsr-l2 does.
         let (vip, server) = (plan::routed_vip(family, 1), lab.server(2).address(family));
         let length = if family == Family::V4 { 32 } else { 128 };
         reach_servers(&lab, family);
@@ -49,7 +49,7 @@ fn decapsulation_delivers_all_four_combinations() {
             let text = format!("{inner} in {outer}");
             let packet = udp_packet(client, 4000, vip, ECHO_PORT, text.as_bytes());
             let heard = lab.client().enter(|| {
-                // The kernel takes the answer for this socket only if it comes from the VIP.
+                // The kernel accepts the answer for this socket only if it comes from the VIP.
                 let socket = UdpSocket::bind((client, 4000)).unwrap();
                 socket.connect((vip, ECHO_PORT)).unwrap();
                 socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -92,7 +92,7 @@ fn reach_servers(lab: &Lab, family: Family) {
     routed.expect("the servers are on the client's link");
 }
 
-/// A UDP packet with its IP header, checksums made the slow and obvious way (RFC 768, RFC 791, RFC 8200).
+/// A UDP packet with its IP header. Its checksums are computed by a simple, slow method (RFC 768, RFC 791, RFC 8200).
 fn udp_packet(source: IpAddr, source_port: u16, to: IpAddr, port: u16, data: &[u8]) -> Vec<u8> {
     let octets = |address: IpAddr| match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
@@ -102,7 +102,7 @@ fn udp_packet(source: IpAddr, source_port: u16, to: IpAddr, port: u16, data: &[u
     let addresses = [octets(source), octets(to)].concat();
     let mut udp = [source_port, port, length, 0].map(u16::to_be_bytes).concat();
     udp.extend_from_slice(data);
-    // The pseudo-headers of both families add up to the same words: addresses, length, protocol.
+    // The pseudo-headers of both families have the same sum: addresses, length, protocol.
     let pseudo = [&addresses[..], &length.to_be_bytes(), &[0, 17], &udp].concat();
     udp[6..8].copy_from_slice(&checksum(&pseudo).to_be_bytes());
 
@@ -119,7 +119,7 @@ fn udp_packet(source: IpAddr, source_port: u16, to: IpAddr, port: u16, data: &[u
     [header, udp].concat()
 }
 
-/// The Internet checksum by the plain loop of RFC 1071.
+/// The Internet checksum by the simple loop of RFC 1071.
 pub(crate) fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes
         .chunks(2)

@@ -1,5 +1,5 @@
-//! A file that is truncated for longer than `lossGrace`, and written again: its Services leave and return, and their flows
-//! live on.
+//! A file is truncated for longer than `lossGrace` and then written again: its Services are removed and return, and
+//! their flows survive.
 
 use crate::world::{World, alone, assert_alive};
 use tidegate::netlab::GatewayOptions;

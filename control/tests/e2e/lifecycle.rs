@@ -1,11 +1,11 @@
-//! The daemon's life: killed and started again, reloaded, stopped.
+//! The daemon is killed and restarted, reloaded, and stopped.
 
 use crate::world::{World, alone, assert_alive};
 use std::time::{Duration, Instant};
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, server, wait_for};
 
-/// "Within a second", with what two busy cores and a debug build may add.
+/// One second, plus the time that two busy cores and a debug build may add.
 const BACK: Duration = Duration::from_secs(15);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Interfaces that are lost and come back: noticed, told, and taken back without a restart.
+//! Lost interfaces are detected and reported, and they are used again without a restart when they return.
 
 use crate::world::{World, alone, assert_alive};
 use std::fs;
@@ -31,7 +31,7 @@ fn on_gateway(lab: &Lab, arguments: &str) -> String {
     run(lab.gateway().command("ip").args(arguments.split(' ')))
 }
 
-/// Waits until the gateway is not ready, and says that this is why.
+/// Waits until the gateway is not ready and reports this reason.
 fn wait_until_degraded(world: &World, why: &str) {
     world.wait_until(&format!("a gateway that says {why:?}"), || {
         (world.gateway().probe("/readyz") == Some(503) && status(world).contains(why)).then_some(())
@@ -127,7 +127,7 @@ fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections
     }
 }
 
-/// The gateway's interface as the lab makes it, but for the sysctls of the first one.
+/// Creates the gateway's interface like the lab does, without the sysctls of the first one.
 fn plug_in(lab: &Lab) {
     let namespace = lab.gateway().name();
     on_switch(
@@ -212,7 +212,7 @@ fn a_second_gateway_is_refused_by_the_device_and_not_by_the_name_of_its_tap() {
     wait_until_ready(&world);
     drop(beside);
 
-    // A crash frees the device at once.
+    // A crash releases the device immediately.
     world.take_gateway().kill();
     world.launch_gateway();
     world.gateway_mut().wait_until_ready().expect("ready");
@@ -275,7 +275,7 @@ fn sysctls_that_a_killed_gateway_left_are_put_back_by_the_next_one() {
     assert!(!record.exists(), "{} is removed", record.display());
 }
 
-/// Where a gateway in this namespace writes down what it changed of `eth0`.
+/// The file in which a gateway in this namespace records its changes to `eth0`.
 fn record_of(namespace: &Namespace) -> PathBuf {
     let inode = run(namespace.command("stat").args(["-L", "-c", "%i", "/proc/self/ns/net"]));
     Path::new(DIRECTORY).join(format!("{}-eth0", inode.trim()))
@@ -288,7 +288,8 @@ fn records_of_namespaces_that_are_gone_are_removed_by_the_next_gateway_and_by_th
     let own = record_of(world.lab.gateway());
     assert!(own.exists(), "the gateway has written {}", own.display());
     world.take_gateway().kill();
-    // Of a namespace that nobody has: their numbers begin at 0xf0000000. And of one that lives: the client's.
+    // One record is of a namespace that does not exist (namespace numbers begin at 0xf0000000), the other of an
+    // existing one: the client's.
     let gone = Path::new(DIRECTORY).join("7-eth0");
     let other = record_of(world.lab.client());
     for record in [&gone, &other] {

@@ -1,9 +1,9 @@
-//! End to end: real clients, a real gateway on DPDK's af_packet driver, real servers, in network namespaces.
+//! End-to-end tests: real clients, a real gateway on DPDK's af_packet driver, and real servers, in network namespaces.
 //!
-//! One binary, because its tests share two cores and must run one after the other: each begins with
-//! [`world::alone`]. They need root and DPDK and fail without, with a message that says so; none is skipped
-//! but those of `kube_proxy`, which `make kube-proxy` runs.
-//! Written against the contracts only (commands, configuration, manifests, probes), so they hold for any inside.
+//! This is one binary because its tests share two cores and must run one after the other: each begins with
+//! [`world::alone`]. The tests need root and DPDK, and fail with a message without them. None is skipped except those
+//! of `kube_proxy`, which `make kube-proxy` runs. They use only the public interfaces (commands, configuration,
+//! manifests, probes), so they do not depend on the implementation.
 
 mod affinity;
 mod change;

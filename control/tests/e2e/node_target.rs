@@ -1,5 +1,6 @@
-//! Target `node` in traffic: nodes that do what kube-proxy does take packets for VIPs that no node has as an address,
-//! translate them to Pods of theirs or of other nodes, and answer the client themselves (DSR) or through the gateway.
+//! Target `node` in traffic. The nodes behave like nodes with kube-proxy: they accept packets for VIPs that no node has
+//! as an address, translate them to Pods on the same or another node, and answer the client themselves (DSR) or through
+//! the gateway.
 
 use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
 use crate::nodes::health::{HealthPort, Says};
@@ -14,7 +15,7 @@ use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::{GatewayOptions, Lab};
 
 const NODES: u8 = 3;
-/// Pods of each node: the last one has none.
+/// The number of Pods on each node. The last node has none.
 const PODS: [u8; 3] = [2, 1, 0];
 const TELL_NODE_PORT: u16 = 30_700;
 const ECHO_NODE_PORT: u16 = 30_701;
@@ -22,9 +23,9 @@ const HEALTH_NODE_PORT: u16 = 31_500;
 /// `/healthz` of kube-proxy.
 const PROXY_HEALTHZ: u16 = 10_256;
 
-/// Services of one policy, one for each mode, over nodes with a proxy each.
+/// Services of one policy, one for each mode, on nodes with a proxy each.
 struct Cluster {
-    // Declared before the world: they live in its lab.
+    // Declared before the world, because they use its lab.
     health: Vec<HealthPort>,
     pods: Vec<Pod>,
     policy: Policy,
@@ -47,7 +48,7 @@ impl Cluster {
         cluster
     }
 
-    /// What the health checks of a mode's Service are told by a node.
+    /// The node's answer to the health checks of a mode's Service.
     fn health(&self, mode: &str, node: u8) -> &HealthPort {
         let of_mode = match self.policy {
             Policy::Cluster => 0,
@@ -67,7 +68,7 @@ impl Cluster {
         self.services.iter().flat_map(|service| Family::BOTH.map(|family| path(service, family))).collect()
     }
 
-    /// Waits until the nodes that have Pods were asked for their health a few times more.
+    /// Waits until the nodes with Pods have answered a few more health checks.
     fn wait_until_asked(&self, mode: &str) {
         let times = || [1, 2].map(|node| self.health(mode, node).asked());
         let before = times();
@@ -84,7 +85,7 @@ impl Cluster {
         })
     }
 
-    /// Sends `count` datagrams, each from a port of its own.
+    /// Sends `count` datagrams, each from its own port.
     fn datagrams(&self, path: ModePath, count: u8) -> Vec<BackendAnswer> {
         let source = SocketAddr::new(client(path.family, 2), 0);
         let ask = |n| {
@@ -107,7 +108,7 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
             let tells = cluster.connections(path, 60);
             let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
             assert_every_pod_answered(&name, &told, &cluster.pods);
-            // The proxy masquerades: Pods see the node that took the packet, also the one that has no Pod.
+            // The proxy masquerades: Pods see the node that received the packet, even the node without Pods.
             assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: TCP");
             let told = cluster.datagrams(path, 60);
             assert_every_pod_answered(&name, &told, &cluster.pods);
@@ -119,7 +120,7 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
         });
         assert_alive("over nodes", &mut open);
 
-        // A proxy that is not well takes its node out, and only for what is new.
+        // An unhealthy proxy removes its node, but only for new flows.
         cluster.health("", 3).say(Says::SICK);
         for path in cluster.paths() {
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1)]);
@@ -139,7 +140,8 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         let mut open = Vec::new();
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
-            // Two Pods, one Pod; the node that has none is not there, though its proxy would drop what comes.
+            // The nodes have two Pods and one Pod. The node without Pods is not used, because its proxy would drop the
+            // packets.
             wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
             let tells = cluster.connections(path, 90);
             let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
@@ -160,7 +162,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         }
         assert_alive("over nodes", &mut open);
 
-        // The header alone moves shares: the slices are as they were.
+        // The header alone changes the shares; the slices do not change.
         for mode in modes {
             cluster.health(mode, 1).say(Says::endpoints(1));
             cluster.health(mode, 2).say(Says::endpoints(9));
@@ -176,7 +178,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         }
         assert_alive("after weights changed", &mut open);
 
-        // A proxy that has no endpoint any more says so before the slices do.
+        // A proxy without endpoints reports this before the slices do.
         for mode in modes {
             cluster.health(mode, 2).say(Says::endpoints(0));
         }
@@ -188,7 +190,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         }
         assert_alive("after a node lost its endpoints", &mut open);
 
-        // An older proxy says no weight: that of the slices counts.
+        // An older proxy reports no weight, so the weight of the slices counts.
         for mode in modes {
             cluster.health(mode, 1).say(Says::HEALTHY);
             cluster.health(mode, 2).say(Says::HEALTHY);
@@ -227,7 +229,8 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
     }
     assert_alive("while the Pods of a node terminate", &mut open);
 
-    // The last ones terminate too. Proxies say 503 and no endpoints, and go on with those that serve: so do we.
+    // The last endpoints terminate too. The proxies answer 503 with no endpoints, and continue with endpoints that
+    // serve. The gateway does the same.
     for endpoint in services.iter_mut().flat_map(|service| &mut service.endpoints) {
         endpoint.state = EndpointState::Terminating;
     }
@@ -251,7 +254,7 @@ fn full_frames_fit_the_tunnel_to_a_node() {
     let _turn = alone();
     let cluster = Cluster::start(&["dsr-ipip"], Policy::Local, Return::Direct);
     for path in cluster.paths() {
-        // Frames of 1,500 bytes do not fit beside an outer header: the client must be told.
+        // Frames of 1,500 bytes do not fit beside an outer header, so the client must be informed.
         let line = "x".repeat(64 << 10);
         for mut tell in cluster.connections(path, 6) {
             let name = format!("{} {} to {}", path.label(), path.family, tell.told.backend);
@@ -260,7 +263,7 @@ fn full_frames_fit_the_tunnel_to_a_node() {
     }
 }
 
-/// Modes by the way that replies take.
+/// The modes, grouped by the path of replies.
 const BY_RETURN: [(&[&str], Return); 2] =
     [(&["dsr-l2", "dsr-ipip"], Return::Direct), (&["nat", "fullnat"], Return::Gateway)];
 
@@ -273,7 +276,7 @@ fn vip(mode: &str, family: Family) -> IpAddr {
     }
 }
 
-/// The number that tells the ports of a mode from those of the others.
+/// A number that distinguishes the ports of a mode from those of the others.
 fn offset(mode: &str) -> u16 {
     match mode {
         "dsr-l2" => 0,
@@ -321,7 +324,7 @@ fn proxy_ports(services: &[Manifest], policy: Policy, pods: &[Pod]) -> Vec<Proxy
     ports
 }
 
-/// A port of each node for each Service (policy Local), or one of each node's proxy (Cluster).
+/// Opens a port on each node for each Service (policy Local), or one on each node for its proxy (Cluster).
 fn health_ports(lab: &Lab, modes: &[&str], policy: Policy) -> Vec<HealthPort> {
     let open = |n: u8, port: u16, says| HealthPort::open(lab.server(n).namespace(), port, says);
     match policy {

@@ -1,4 +1,4 @@
-//! Services on addresses that no pool gave: node ports on the gateway's own, and cluster IPs.
+//! Services on addresses that are not from a pool: node ports on the gateway's own addresses, and cluster IPs.
 
 use crate::world::{World, alone};
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_are_allowed_and_on_n
             PortSpec::udp("echo", ECHO_PORT).at_node_port(ECHO_NODE_PORT),
         ];
         let mut service = Manifest::new("by-node-port", forwarding, &vips, ports).with_endpoints(endpoints());
-        // Ranges are for LoadBalancer addresses only.
+        // Source ranges apply to LoadBalancer addresses only.
         service.source_ranges = vec!["192.0.2.0/24".to_owned(), "2001:db8::/64".to_owned()];
         let world = World::start(3, options, &[service]);
         for family in Family::BOTH {
@@ -53,7 +53,7 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_are_allowed_and_on_n
             let (from, to) = (SocketAddr::new(source, 0), SocketAddr::new(own, ECHO_NODE_PORT));
             udp_ask(world.lab.client(), from, to, "node port?").unwrap();
 
-            // The address on the servers' side is not in services.nodePortAddresses: nobody listens there.
+            // The address on the servers' side is not in services.nodePortAddresses, so nothing listens there.
             let other = address(GATEWAY_FOR_SERVERS, family);
             let length = if family == Family::V4 { 32 } else { 128 };
             let route = format!("route add {other}/{length} via {own}");
@@ -96,7 +96,8 @@ fn own_cluster_ips_are_served_and_follow_the_internal_traffic_policy() {
             udp_ask(world.lab.client(), from, SocketAddr::new(vip, ECHO_PORT), "cluster IP?").unwrap();
         }
 
-        // Off the cluster no endpoint is on the gateway's node: with policy Local nothing is left, and it is dropped.
+        // Outside the cluster, no endpoint is on the gateway's node. With policy Local no endpoint is left, and packets
+        // are dropped.
         service.spec.push("internalTrafficPolicy: Local".to_owned());
         world.write(&[service]);
         for (family, vip) in Family::BOTH.into_iter().zip(vips) {

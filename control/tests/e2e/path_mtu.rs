@@ -1,4 +1,4 @@
-//! A router between gateway and backend that has a link with a smaller MTU: what it says is shown to the operator.
+//! A router between gateway and backend has a link with a smaller MTU: its ICMP messages are shown to the operator.
 
 use crate::lab::checksum;
 use crate::world::{World, alone};
@@ -48,7 +48,7 @@ fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
     };
     let message = too_big(backend, vip, 1400);
     let gateway: IpAddr = GATEWAY_FOR_SERVERS[Family::V4 as usize].parse().expect("an address");
-    // The other server stands for the router.
+    // The other server acts as the router.
     let send = || {
         let socket =
             Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).expect("a raw socket, as root");
@@ -66,7 +66,7 @@ fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
         world.lab.server(2).namespace().enter(send);
         (!rows(&world).is_empty()).then_some(())
     });
-    // Other tunnels may lead to the same backend, and what is not a tunnel never has one.
+    // Other tunnels may lead to the same backend. Services without tunnels never have a path MTU.
     let rows = rows(&world);
     assert!(rows.iter().any(|row| row.split_whitespace().nth(1) == Some(path.service)), "{rows:?}");
     for row in &rows {

@@ -1,5 +1,4 @@
-//! Routes change with SIGHUP: traffic and health checks take the new next hop, and routes that are refused change
-//! nothing.
+//! SIGHUP changes routes: traffic and health checks use the new next hop, and refused routes change nothing.
 
 use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
 use crate::world::{World, alone, assert_alive, lab_with};
@@ -12,7 +11,7 @@ use tidegate::netlab::manifests::{Manifest, PortSpec};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::{Gateway, GatewayOptions};
 
-/// The server that has the Pod, and the two that lead to it.
+/// The server with the Pod, and the two servers that are next hops to it.
 const HOME: u8 = 3;
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
@@ -32,7 +31,7 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
     }
     assert_alive("over the first next hop", &mut open);
 
-    // A prefix that is none, and a next hop that is nowhere on a link: each is named with its line, and nothing moves.
+    // An invalid prefix, and a next hop that is not on a link: each is reported with its line, and nothing changes.
     let ([v4, v6], [no_prefix, off_link]) = (routes(SECOND), ["10.244.3.0/33", "192.168.77.7"]);
     let refused = [
         (vec![(no_prefix.to_owned(), v4.1), v6.clone()], no_prefix),
@@ -64,7 +63,7 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
     world.wait_until("the reload", || world.gateway().log().contains("configuration reloaded").then_some(()));
     assert_eq!(world.gateway().metric("tidegate_configuration_refused", &[]).unwrap(), 0.0);
     assert!(!world.gateway().ask(&["status"]).unwrap().contains("ConfigurationRefused"));
-    // From here on nothing passes the first one.
+    // From here on, the first server forwards nothing.
     forward(&world, FIRST, false);
     for path in paths() {
         open.push((path, world.wait_until_served(path)));
@@ -72,7 +71,7 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
         udp_ask(world.lab.client(), source, path.echo(), "over the second?").unwrap();
     }
     assert_alive("over the second next hop", &mut open);
-    // The checks go by the kernel's routes, which follow.
+    // The checks use the routes of the kernel, which follow the configuration.
     let good = || world.gateway().metric("tidegate_health_checks_total", &["result=\"success\""]).unwrap();
     let before = good();
     world.wait_until("checks by the second next hop", || (good() >= before + 8.0).then_some(()));
@@ -84,7 +83,7 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
     }
 }
 
-/// The ways to the Pod's networks, both families.
+/// The routes to the Pod's networks, in both families.
 fn routes(via: u8) -> [(String, std::net::IpAddr); 2] {
     Family::BOTH.map(|family| (nodes::pod_cidr(family, HOME), plan::server(family, via)))
 }
@@ -94,7 +93,7 @@ fn reload(world: &mut World, options: &GatewayOptions) {
     world.gateway_mut().reload();
 }
 
-/// Whether a server passes on what is not for itself.
+/// Sets whether a server forwards packets.
 fn forward(world: &World, server: u8, on: bool) {
     let on = if on { "1" } else { "0" };
     let settings = [("ipv4/conf/all/forwarding", on), ("ipv6/conf/all/forwarding", on)];

@@ -1,5 +1,5 @@
-//! How long packets find nobody when the gateway is restarted: a restart that somebody planned must not cost more than
-//! a crash.
+//! Measures how long packets are lost when the gateway is restarted: a planned restart must not take longer than a
+//! crash.
 
 use crate::world::{World, alone};
 use std::collections::VecDeque;
@@ -12,9 +12,10 @@ use tidegate::netlab::addresses::{Family, client};
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, Namespace};
 
-/// Restarts of each kind, one after the other in turn, so that a machine that gets busy is busy for both.
+/// Restarts of each kind. They alternate, so that load on the machine affects both.
 const ROUNDS: usize = 3;
-/// What the planned gap may exceed one and a half of the crash's by: the noise of a machine that does other work.
+/// The gap of a planned restart may exceed one and a half times the gap of a crash by this much: the noise of a busy
+/// machine.
 const NOISE: Duration = Duration::from_millis(300);
 
 #[test]
@@ -51,7 +52,7 @@ fn a_planned_restart_has_no_longer_gap_than_a_crash_for_old_and_new_flows() {
     }
 }
 
-/// Ends the gateway, by SIGTERM or by SIGKILL, and starts it again.
+/// Stops the gateway with SIGTERM or SIGKILL, and starts it again.
 fn restart(world: &mut World, is_planned: bool) {
     let gateway = world.take_gateway();
     if is_planned {
@@ -88,7 +89,7 @@ fn what_an_operator_has_drained_stays_drained_after_kill_9() {
     assert!(status.contains("Drained:     none"), "{status}");
 }
 
-/// What was measured, one of each kind a round.
+/// The measured gaps, one of each kind per round.
 #[derive(Debug, Default)]
 struct Gaps {
     planned: Vec<Duration>,
@@ -107,13 +108,13 @@ fn median(gaps: &mut [Duration]) -> Duration {
     gaps[gaps.len() / 2]
 }
 
-/// Sockets of [`Ports::Fresh`] that wait for their answers: one is sent by each millisecond.
+/// Sockets of [`Ports::Fresh`] that wait for their answers. One datagram is sent each millisecond.
 const WAITING: usize = 32;
-/// Source ports of [`Ports::Fresh`], one after the other: enough that none is used twice.
+/// The source ports of [`Ports::Fresh`], used in sequence. There are enough, so none is used twice.
 const FIRST_PORT: u16 = 10_000;
 const FRESH_PORTS: u16 = 50_000;
 
-/// Datagrams, 1 ms apart, with the times at which those that were answered had been sent.
+/// Datagrams sent 1 ms apart, and the send times of those that were answered.
 struct Stream {
     stop: Arc<AtomicBool>,
     answered: Arc<Mutex<Vec<Instant>>>,
@@ -136,7 +137,7 @@ impl Stream {
                     let port = fresh.next().expect("the range goes on for ever");
                     sockets.push_front(socket((source, port).into(), to));
                 }
-                // An unreachable or a full queue is a datagram without an answer.
+                // An unreachable or a full queue counts as a datagram without an answer.
                 let _ = sockets[0].send(sent.len().to_string().as_bytes());
                 sent.push(Instant::now());
                 for socket in &sockets {
@@ -158,12 +159,12 @@ impl Stream {
         self.answered.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// When the first datagram was sent after `since` that was answered.
+    /// The send time of the first answered datagram after `since`.
     fn answered_after(&self, world: &World, since: Instant) -> Instant {
         world.wait_until("an answer", || self.answered().into_iter().find(|at| *at > since))
     }
 
-    /// The longest time between two datagrams that were answered, from `first` to `last`.
+    /// The longest time between two answered datagrams, from `first` to `last`.
     fn longest_silence(&self, first: Instant, last: Instant) -> Duration {
         let mut answered = self.answered();
         answered.retain(|at| (first..=last).contains(at));
@@ -173,7 +174,7 @@ impl Stream {
     }
 }
 
-/// A socket that does not wait, to the VIP.
+/// A non-blocking socket to the VIP.
 fn socket(source: SocketAddr, to: SocketAddr) -> UdpSocket {
     let socket = UdpSocket::bind(source).expect("the client has this address");
     socket.connect(to).expect("the VIP is routed");
@@ -185,7 +186,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has panicked where the lab is broken, and the test has failed already.
+            // If the lab is broken, the thread has panicked, and the test has already failed.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! A gateway's past has no part in its choices: killed and started again after a rolling update, it sends every
-//! connection where the one before it did, and so does a gateway that has never seen the update.
+//! The history of a gateway does not affect its choices. After a kill and a restart that follow a rolling update, it
+//! sends every connection to the same backend as before, and so does a gateway that has never seen the update.
 
 use crate::choice::replayed;
 use crate::world::{World, alone, assert_alive};
@@ -9,11 +9,11 @@ use tidegate::netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, client
 use tidegate::netlab::manifests::{EndpointSpec, EndpointState};
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
-/// Backends before the update are servers 1 to 10, after it 11 to 20.
+/// Servers 1 to 10 are the backends before the update, servers 11 to 20 after it.
 const BACKENDS: u8 = 10;
 /// Connections that are open when the gateway is killed.
 const CONNECTIONS: u16 = 300;
-/// 5-tuples of which two gateways are asked.
+/// The number of 5-tuples that are compared between two gateways.
 const QUESTIONS: u16 = 2_000;
 
 #[test]
@@ -24,7 +24,7 @@ fn kill_9_after_a_rolling_update_breaks_no_dsr_connection() {
     let mut open: Vec<(ModePath, _)> = (0..CONNECTIONS)
         .map(|n| {
             let path = paths[usize::from(n) % paths.len()];
-            // The client's number fits a byte: it is below 16.
+            // The client's number is below 16, so it fits in a byte.
             let number = (n / 8 % u16::from(CLIENT_ADDRESSES)) as u8;
             (path, world.connect(path, number).expect("a new connection"))
         })
@@ -51,7 +51,7 @@ fn a_gateway_that_saw_a_rolling_update_chooses_as_one_that_did_not() {
     let path = dsr_paths()[0];
     let source = client(path.family, 8);
     let fresh = replayed(&world, source, path.tell(), QUESTIONS);
-    // One process a question, each some milliseconds.
+    // Each question is one process, which takes some milliseconds.
     let rolled: Vec<String> = (0..QUESTIONS).map(|n| asked(&world, source_of(source, n), path)).collect();
     let differing: Vec<_> = (0..).zip(fresh.iter().zip(&rolled)).filter(|(_, (a, b))| a != b).collect();
     let first: Vec<_> = differing.iter().take(5).collect();
@@ -71,8 +71,8 @@ fn source_of(source: std::net::IpAddr, n: u16) -> SocketAddr {
     SocketAddr::new(source, crate::choice::FIRST_PORT + n)
 }
 
-/// A gateway that has replaced every backend of its DSR Services, one by one. The old ones still drain: it remembers
-/// what a gateway that starts now has never seen.
+/// A gateway that has replaced every backend of its DSR Services, one by one. The old ones are still draining, so it
+/// remembers state that a new gateway has never seen.
 fn rolled() -> World {
     let all: Vec<u8> = (1..=2 * BACKENDS).collect();
     let (old, new) = all.split_at(usize::from(BACKENDS));

@@ -1,4 +1,4 @@
-//! The running gateway compares what it computed incrementally with what it computes from scratch.
+//! The running gateway compares its incremental results with results from scratch.
 
 use crate::world::{World, alone};
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn comparisons(world: &World, layer: &str) -> f64 {
     world.gateway().metric("tidegate_incremental_comparisons_total", &[&labels]).expect("/metrics answers")
 }
 
-/// Waits until every layer was compared this often from now on.
+/// Waits until every layer has been compared this many more times.
 fn wait_for_comparisons(world: &World, count: f64) {
     for layer in LAYERS {
         let before = comparisons(world, layer);
@@ -25,7 +25,7 @@ fn wait_for_comparisons(world: &World, count: f64) {
 fn a_gateway_compares_every_layer_finds_no_difference_and_stops_where_it_is_switched_off() {
     let _turn = alone();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
-    // Backends come and go while it compares.
+    // Backends are added and removed during the comparisons.
     for servers in [&[1][..], &[1, 2], &[2, 3], &[1, 2, 3]] {
         world.write(&manifests(servers));
         for path in all_paths() {
@@ -48,7 +48,7 @@ fn a_gateway_compares_every_layer_finds_no_difference_and_stops_where_it_is_swit
         world.wait_until("the reload", || (count(world) > before).then_some(()));
     };
     reload(&mut world, false);
-    // One may be under way still.
+    // One comparison may still be under way.
     std::thread::sleep(Duration::from_secs(2));
     let before = LAYERS.map(|layer| comparisons(&world, layer));
     world.write(&manifests(&[3]));

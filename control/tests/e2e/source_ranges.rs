@@ -1,5 +1,5 @@
-//! `loadBalancerSourceRanges` in traffic: who is outside gets nothing and is counted, and a change of the ranges
-//! reaches the flows that are known.
+//! `loadBalancerSourceRanges` in traffic: packets of other clients are dropped and counted, and a change of the ranges
+//! affects known flows.
 
 use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use tidegate::netlab::client::{SILENCE, Tell, udp_ask_within};
 use tidegate::netlab::manifests::Manifest;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
-/// Clients by number: let in by the first ranges, by the second, by both, by none.
+/// The numbers of clients that are allowed by the first ranges, by the second, by both, by none.
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
 const BOTH: u8 = 3;
@@ -28,12 +28,12 @@ fn clients_outside_the_source_ranges_get_nothing_and_are_counted() {
     at_once(all_paths(), |path| {
         let name = format!("{} {}", path.label(), path.family);
         let error = connect(&world, path, NONE).expect_err("left out");
-        // Silence: neither a handshake nor a reset.
+        // There is no answer: neither a handshake nor a reset.
         let timed_out = error.downcast_ref::<std::io::Error>().is_some_and(is_timeout);
         assert!(timed_out, "{name}: {error:#}");
         assert!(ask(&world, path, NONE).is_err(), "{name}: UDP of a client that is left out was answered");
     });
-    // Of each path at least a SYN and a datagram.
+    // At least a SYN and a datagram of each path.
     let counted = dropped(&world) - before;
     assert!(counted >= 2.0 * all_paths().len() as f64, "{counted} frames were counted");
 }
@@ -62,7 +62,7 @@ fn a_change_of_the_source_ranges_ends_the_flows_of_who_is_left_out_and_no_other(
     });
     assert_alive("after the ranges changed", &mut stay);
 
-    // Without ranges everyone is let in.
+    // Without ranges, every client is allowed.
     world.write(&manifests(&[1, 2]));
     for path in all_paths() {
         let what = format!("anyone over {} {}", path.label(), path.family);
@@ -71,7 +71,7 @@ fn a_change_of_the_source_ranges_ends_the_flows_of_who_is_left_out_and_no_other(
     assert_alive("after the ranges were taken out", &mut stay);
 }
 
-/// All Services, for these clients alone: both families are named, so that no family is left out as a whole.
+/// All Services, for these clients only. Both families are listed, so that no family is excluded as a whole.
 fn ranged(clients: &[u8]) -> Vec<Manifest> {
     let ranges = clients.iter().flat_map(|n| {
         Family::BOTH.map(|family| {
@@ -85,19 +85,19 @@ fn ranged(clients: &[u8]) -> Vec<Manifest> {
     services
 }
 
-/// Opens a connection, or takes silence for an answer.
+/// Opens a connection. A timeout is reported as an error.
 fn connect(world: &World, path: ModePath, n: u8) -> anyhow::Result<Tell> {
     let source = SocketAddr::new(plan::client(path.family, n), 0);
     world.lab.client().enter(|| Tell::connect_within(SILENCE, source, path.tell()))
 }
 
-/// The same by a datagram.
+/// Does the same with a datagram.
 fn ask(world: &World, path: ModePath, n: u8) -> anyhow::Result<()> {
     let source = SocketAddr::new(plan::client(path.family, n), 0);
     world.lab.client().enter(|| udp_ask_within(SILENCE, source, path.echo(), "let in?")).map(drop)
 }
 
-/// Does the same for each, side by side: what waits for silence waits together.
+/// Runs a function for all items in parallel, so that timeouts do not add up.
 fn at_once<T: Send>(all: Vec<T>, each: impl Fn(T) + Sync) {
     std::thread::scope(|scope| {
         for one in all {

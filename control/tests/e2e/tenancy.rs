@@ -1,7 +1,7 @@
-//! Tenancy: two namespaces on one gateway. One is hostile and has every right that a namespace's admin has; the
-//! other has Services under traffic, which must not notice.
+//! Tenancy: two namespaces on one gateway. One is hostile and has all rights of a namespace administrator. The other
+//! has Services with traffic, which must not be affected.
 //!
-//! The objects come from an API server, as they do where namespaces have different owners.
+//! The objects come from an API server, as in clusters whose namespaces have different owners.
 
 use crate::world::{APPLIED, World, alone, lab};
 use serde_json::{Value, json};
@@ -15,22 +15,22 @@ use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, wait_for};
 
-/// The namespace of the attacker. That of the victims is the lab's own.
+/// The namespace of the attacker. The victims are in the lab's own namespace.
 const HOSTILE: &str = "mallory";
-/// Connections of each path that are open all the time.
+/// Connections of each path that stay open all the time.
 const ESTABLISHED: u8 = 2;
-/// Endpoints of one slice: the most that an API server takes.
+/// The maximum number of endpoints in a slice that an API server accepts.
 const SLICE_MAX: usize = 1_000;
 /// Ports of each Service of the victims.
 const PORTS: usize = 3;
 /// The time between two new connections on one path.
 const PACE: Duration = Duration::from_millis(100);
-/// The address that the older hostile Service was given before the victims came.
+/// The address that the older hostile Service received before the victims were created.
 const OLDER_VIP: u8 = 99;
 
-/// The victims with their traffic, the attacker's way to the API server, and the gateway between them.
+/// The victims with their traffic, the attacker's API client, and the gateway.
 struct Scene {
-    // Declared first: the loads end before the lab.
+    // Declared first, so that the loads end before the lab.
     loads: Vec<(ModePath, Load)>,
     established: Vec<(ModePath, Tell)>,
     world: World,
@@ -53,7 +53,7 @@ fn a_hostile_namespace_harms_no_connection_address_or_check_of_another() {
 /// One kind of attack.
 type Attack = fn(&Scene);
 
-/// What the hostile namespace does, one after the other; all of it stays until the end.
+/// The attacks, in sequence. The objects of all attacks stay until the end.
 const ATTACKS: [(&str, Attack); 7] = [
     ("Services beyond every limit", Scene::attack_by_size),
     ("objects that are broken in part", Scene::attack_by_broken_objects),
@@ -69,7 +69,7 @@ impl Scene {
         let lab = lab(2);
         let api = lab.gateway().enter(|| TestApiServer::start(Options::default())).expect("a free port");
         let kubeconfig = api.kubeconfig(lab.directory()).expect("kubeconfig written");
-        // The attacker was here first: what is older wins nothing that somebody else has.
+        // The attacker was here first: the older object does not get a frontend that another Service has.
         api.put(load_balancer("older", Some(&plan::routed_vip(Family::V4, OLDER_VIP).to_string())))
             .expect("a legal Service");
         for service in victims() {
@@ -94,20 +94,20 @@ impl Scene {
         scene
     }
 
-    // --- what holds for the victims ---
+    // --- expectations for the victims ---
 
     fn assert_unharmed(&mut self, attack: &str) {
         crate::world::assert_alive(attack, self.established.iter_mut().map(|pair| &mut *pair));
         for service in victims() {
             assert_eq!(self.addresses_of(&service.name), sorted(&service.vips), "{attack}: {}", service.name);
         }
-        // Every port of every victim, by the backends that its owner wrote.
+        // Checks every port of every victim for the backends that its owner wrote.
         for path in all_paths() {
             let expected = [1, 2].map(|n| plan::server(path.backends, n).to_string());
             let (label, family) = (path.label(), path.family);
             let kept = wait_for("every port to have its backends", APPLIED, || {
                 let ports = self.world.ports_at(path.vip).ok()?;
-                // A port that somebody else is refused is shown there too.
+                // Ports that other Services requested in vain are also listed there.
                 let mut own = ports.iter().filter(|port| port["refused"].is_null());
                 (own.clone().count() == PORTS && own.all(|port| active_of(port) == expected)).then_some(())
             });
@@ -120,7 +120,7 @@ impl Scene {
         }
     }
 
-    /// A Service that comes now is served, and one that goes is withdrawn.
+    /// A new Service is served, and a deleted one is withdrawn.
     fn assert_changes_are_seen(&self, attack: &str) {
         let path = late_path();
         let service = Manifest::new(path.service, path.forwarding, &[path.vip], tell_port())
@@ -151,7 +151,7 @@ impl Scene {
         assert!(failures.is_empty(), "new connections failed:{failures}");
     }
 
-    /// With all that the attacker has put in still there.
+    /// The objects of the attacker still exist.
     fn assert_a_dead_backend_is_noticed_in_time(&mut self) {
         self.world.lab.server_mut(1).kill();
         let bound = 2 * self.world.options.detection_bound();
@@ -160,7 +160,7 @@ impl Scene {
             let noticed = wait_for("the dead backend to be noticed", bound, || {
                 let ports = self.world.ports_at(path.vip).ok()?;
                 let mut own = ports.iter().filter(|port| port["refused"].is_null());
-                // A check of UDP that is not made finds nothing out.
+                // UDP without a health check does not detect the failure.
                 own.all(|port| port["protocol"] == "UDP" || active_of(port) == [left.clone()]).then_some(())
             });
             let (label, family) = (path.label(), path.family);
@@ -189,7 +189,7 @@ impl Scene {
         addresses
     }
 
-    // --- what the attacker does ---
+    // --- attacks ---
 
     fn attack_by_size(&self) {
         self.put(load_balancer("huge", None));
@@ -203,7 +203,7 @@ impl Scene {
         wide["spec"]["externalIPs"] = json!(external);
         wide["spec"]["ports"] = json!(ports);
         self.put(wide);
-        // The attacker is told; how others fare is for the caller to see.
+        // The attacker gets an event. The caller checks the effect on others.
         for name in ["huge", "wide"] {
             wait_for("an event about the limit", APPLIED, || self.has_event(name, "LimitExceeded"))
                 .unwrap_or_else(|error| panic!("{name}: {error:#}"));
@@ -233,13 +233,13 @@ impl Scene {
             thief["metadata"]["annotations"]["tidegate.dev/allow-shared-ip"] = json!("everybody");
             self.put(thief);
         }
-        // By an edit of a Service that is older than all victims.
+        // Edits a Service that is older than all victims.
         let v4: Vec<&String> = stolen.iter().filter(|address| address.contains('.')).collect();
         self.edit("older", |service| {
             service["spec"]["externalIPs"] = json!(v4);
             service["metadata"]["annotations"]["tidegate.dev/load-balancer-ips"] = json!(v4[0]);
         });
-        // What the gateway itself has.
+        // The gateway's own addresses.
         let mut own = load_balancer("own", None);
         own["spec"]["externalIPs"] = json!([plan::GATEWAY_FOR_CLIENTS[0], plan::SNAT[0], "127.0.0.1"]);
         self.put(own);
@@ -269,7 +269,7 @@ impl Scene {
     }
 
     fn attack_by_idle_connections(&self) {
-        // Kept to the end of the test process: the gateway has to end them.
+        // Kept until the end of the test process: the gateway has to close them.
         for address in ["127.0.0.1:10356", "127.0.0.1:9469"] {
             let to: SocketAddr = address.parse().expect("an address");
             let streams: Vec<TcpStream> = self.world.lab.gateway().enter(|| {
@@ -332,7 +332,7 @@ fn active_of(port: &Value) -> Vec<String> {
     addresses
 }
 
-/// A Service of the victims that comes and goes.
+/// A Service of the victims that is created and deleted.
 fn late_path() -> ModePath {
     let vip = plan::routed_vip(Family::V4, 11);
     ModePath { service: "late", forwarding: "fullnat", family: Family::V4, backends: Family::V4, vip }
@@ -344,7 +344,7 @@ fn sorted(addresses: &[IpAddr]) -> Vec<String> {
     texts
 }
 
-/// A Service of the attacker, which asks for an address.
+/// A Service of the attacker that requests an address.
 fn load_balancer(name: &str, address: Option<&str>) -> Value {
     let annotations = address.map(|address| json!({"tidegate.dev/load-balancer-ips": address}));
     json!({
@@ -358,7 +358,7 @@ fn load_balancer(name: &str, address: Option<&str>) -> Value {
     })
 }
 
-/// Addresses on the servers' link that nobody has: `count` of them, others for each `part`.
+/// `count` unused addresses on the servers' link, different for each `part`.
 fn silent_addresses(part: u16, count: usize) -> Vec<String> {
     let address = |n: usize| {
         let n = u16::try_from(n).expect("a slice has at most 1,000");

@@ -1,4 +1,4 @@
-//! Two workers on one port with two queues: a reply that comes in at the other worker finds its flow all the same.
+//! Two workers on one port with two queues: a reply that arrives at the other worker still finds its flow.
 
 use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ fn two_workers_pass_every_mode() {
     for path in all_paths() {
         let name = format!("{} {}", path.label(), path.family);
         world.wait_until_served(path);
-        // Enough flows that both queues get some, in both directions.
+        // Enough flows that both queues receive some, in both directions.
         let answers = curl_many(world.lab.client(), &format!("http://{}/", path.http()), 80, &[]).unwrap();
         assert_eq!((answers.told.len(), answers.errors.as_str()), (80, ""), "{name}: HTTP");
         assert_eq!(spread(&answers.told).len(), 3, "{name}");

@@ -1,4 +1,5 @@
-//! What the end-to-end tests stand on: one at a time, a lab with its servers up, and a gateway with its log at hand.
+//! The base of the end-to-end tests: they run one at a time, each with a lab with running servers, and a gateway with
+//! its log.
 //!
 //! Invariant: a test that cannot run here (no root, no DPDK) fails.
 
@@ -14,20 +15,20 @@ use tidegate::netlab::manifests::{Manifest, put};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, wait_for};
 
-/// How many VIPs of each kind the servers take: enough for every test.
+/// The number of VIPs of each kind on the servers: enough for every test.
 const ROUTED: u8 = 12;
 const ON_LINK: u8 = 4;
 
-/// How long a change of manifests may take to be seen in traffic on a busy machine. How fast it really is,
-/// is measured elsewhere; here it is about being right.
+/// The maximum time until a change of manifests affects traffic on a busy machine. These tests check correctness; the
+/// speed is measured elsewhere.
 pub(crate) const APPLIED: Duration = Duration::from_secs(60);
 
-/// Waits for its turn: labs share two cores, and figures taken side by side would blur each other.
+/// Waits until no other test runs: labs share two cores and would disturb each other.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     static SIGNALS: std::sync::Once = std::sync::Once::new();
     SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
-    // A test that failed has dropped its lab: the next one starts from nothing.
+    // A failed test has dropped its lab, so the next one starts without it.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -36,7 +37,7 @@ pub(crate) fn tidegate() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_tidegate"))
 }
 
-/// A lab with `servers` servers, everything on them up, all VIPs on their loopbacks.
+/// A lab with `servers` running servers that have all VIPs on their loopbacks.
 pub(crate) fn lab(servers: u8) -> Lab {
     let vips = Family::BOTH
         .into_iter()
@@ -56,21 +57,21 @@ pub(crate) fn lab_with(servers: u8, vips: Vec<IpAddr>) -> Lab {
     lab
 }
 
-/// A lab with a running gateway. Tells the gateway's last words when its test fails.
+/// A lab with a running gateway. It prints the end of the gateway's log if its test fails.
 pub(crate) struct World {
-    // Declared first: the daemon ends before its namespace goes.
+    // Declared first, so that the daemon ends before its namespace is removed.
     gateway: Option<Gateway>,
     pub(crate) lab: Lab,
     pub(crate) options: GatewayOptions,
 }
 
 impl World {
-    /// Starts a gateway over `servers` servers with `manifests` in its directory, and waits until it is ready.
+    /// Starts a gateway for `servers` servers with `manifests` in its directory, and waits until it is ready.
     pub(crate) fn start(servers: u8, options: GatewayOptions, manifests: &[Manifest]) -> Self {
         Self::over(lab(servers), options, manifests, "")
     }
 
-    /// Starts a gateway in a lab that stands, with `objects` (YAML) in its directory besides the manifests.
+    /// Starts a gateway in an existing lab, with `objects` (YAML) in its directory besides the manifests.
     pub(crate) fn over(lab: Lab, options: GatewayOptions, manifests: &[Manifest], objects: &str) -> Self {
         Gateway::configure(&lab, &options).expect("configuration written");
         let mut world = Self { gateway: None, lab, options };
@@ -90,12 +91,12 @@ impl World {
         self.gateway.as_mut().expect("the gateway runs")
     }
 
-    /// Takes the gateway out, to stop or to kill it.
+    /// Takes the gateway out, to stop or kill it.
     pub(crate) fn take_gateway(&mut self) -> Gateway {
         self.gateway.take().expect("the gateway runs")
     }
 
-    /// Starts the gateway again on the same configuration; returns before it is ready.
+    /// Starts the gateway again with the same configuration. Returns before it is ready.
     pub(crate) fn launch_gateway(&mut self) {
         self.gateway = Some(Gateway::launch(&self.lab).expect("the gateway starts"));
     }
@@ -121,12 +122,12 @@ impl World {
         connected.unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// Waits until something holds; gives what was made of it.
+    /// Waits until the probe returns a value, and returns it.
     pub(crate) fn wait_until<T>(&self, what: &str, probe: impl FnMut() -> Option<T>) -> T {
         wait_for(what, APPLIED, probe).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// Waits until the gateway says that these servers, and no others, take new flows of every port of `path`.
+    /// Waits until the gateway reports that exactly these servers take new flows on every port of `path`.
     pub(crate) fn wait_until_active(&self, path: ModePath, servers: &[u8]) {
         let expected: BTreeSet<String> =
             servers.iter().map(|n| plan::server(path.backends, *n).to_string()).collect();
@@ -168,7 +169,7 @@ impl Drop for World {
     }
 }
 
-/// Pings every connection; the error names all that broke.
+/// Pings every connection. The error lists all broken ones.
 pub(crate) fn assert_alive<'a>(when: &str, connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) {
     let broken: Vec<String> = connections
         .into_iter()

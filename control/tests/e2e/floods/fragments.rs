@@ -1,7 +1,8 @@
-//! A flood of fragments of which no datagram can be made, and fragmented datagrams of others.
+//! A flood of incomplete fragments, together with fragmented datagrams of other clients.
 //!
-//! On `net_af_packet` the kernel reassembles IPv4 before the gateway sees a packet (`docs/floods.md`). What has no rest
-//! stays there, so the gateway cannot count it; how much room the kernel has is for the operator to set.
+//! With `net_af_packet`, the kernel reassembles IPv4 before the gateway receives a packet (`docs/floods.md`).
+//! Incomplete datagrams stay in the kernel, so the gateway cannot count them. The operator sets the memory that the
+//! kernel uses for them.
 
 use super::scene::{SMALL_TABLE, Scene, attacked_paths, seconds, target};
 use crate::fragments::{exchange, text};
@@ -15,9 +16,9 @@ use tidegate::netlab::modes::{ModePath, all_paths};
 use tidegate::netlab::namespace::output_of;
 use tidegate::netlab::wait_for;
 
-/// Frames of the burst: their IPv4 half needs more than the kernel's default room for fragments.
+/// Frames of the burst. Their IPv4 half needs more than the kernel's default memory for fragments.
 const BURST: u64 = 40_000;
-/// Datagrams of others on each path, and how often each is sent: the receive ring loses frames under a flood.
+/// Datagrams of other clients on each path, and the attempts for each: the receive ring loses frames under a flood.
 const DATAGRAMS: u32 = 20;
 const TRIES: u8 = 10;
 
@@ -25,7 +26,7 @@ fn targets() -> Vec<Target> {
     attacked_paths().into_iter().map(target).collect()
 }
 
-/// What the kernel of this namespace says of IPv4 reassembly (`/proc/net/snmp`).
+/// A counter of IPv4 reassembly in the kernel of this namespace (`/proc/net/snmp`).
 fn reassembly(namespace: &Namespace, name: &str) -> u64 {
     let text = output_of(namespace.command("cat").arg("/proc/net/snmp")).expect("the kernel says");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
@@ -48,7 +49,7 @@ fn ipv4_fragments_without_the_rest_stay_in_the_kernel_before_the_gateway() {
         "{} frames: {waiting} fragments in the kernel, {refused} refused there, {taken} frames taken",
         sent.frames
     );
-    // About half of the frames are IPv4. Nothing else sends fragments here.
+    // About half of the frames are IPv4. No other program sends fragments here.
     let half = sent.frames / 2;
     assert!((half * 9 / 10..=half * 11 / 10).contains(&waiting), "{waiting} of {half}");
     assert!(refused > 0, "the kernel's room for fragments (4 MiB) is full");
@@ -58,7 +59,7 @@ fn ipv4_fragments_without_the_rest_stay_in_the_kernel_before_the_gateway() {
 fn fragmented_datagrams_of_others_arrive_during_a_flood_of_fragments_where_the_kernel_has_room() {
     let _turn = alone();
     let mut scene = Scene::start(SMALL_TABLE);
-    // As docs/floods.md says.
+    // The settings that docs/floods.md recommends.
     let room = [("ipv4/ipfrag_time", "1"), ("ipv4/ipfrag_high_thresh", "268435456")];
     scene.world.lab.gateway().sysctls(&room).expect("sysctls of the gateway's namespace");
     let flood = scene.attacker.flood(Kind::Fragments, &targets(), Limits::full_rate(seconds(60, 120)));
@@ -89,7 +90,7 @@ fn fragmented_datagrams_of_others_arrive_during_a_flood_of_fragments_where_the_k
     assert!(broken.is_empty(), "established connections broke: {broken:?}");
 }
 
-/// How many datagrams of 3,000 bytes are answered.
+/// The number of datagrams of 3,000 bytes that are answered.
 fn ask(path: ModePath, source: SocketAddr) -> u32 {
     let socket = UdpSocket::bind(source).expect("an address of the client");
     socket.connect(path.echo()).expect("a route to the VIP");

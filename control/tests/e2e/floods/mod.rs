@@ -1,10 +1,11 @@
-//! Floods: what a host that means harm may not take from others, whatever it sends.
+//! Floods: an attacker must not affect other clients, whatever it sends.
 //!
-//! [`scene`] has the network, [`table`] one row for each mode and flood, [`named`] floods that aim at one limit each,
-//! [`fragments`] what the kernel does with fragments, [`rate`] new connections at a steady rate. `make test` runs each for seconds, all modes flooded at once;
-//! `make floods` sets `TIDEGATE_FLOODS=long` and runs each for as long as `docs/floods.md` says, mode by mode.
+//! [`scene`] has the network. [`table`] has one row for each mode and flood. [`named`] has floods that aim at one limit
+//! each. [`fragments`] tests the kernel's handling of fragments. [`rate`] opens new connections at a steady rate. `make
+//! test` runs each flood for seconds, with all modes flooded at once. `make floods` sets `TIDEGATE_FLOODS=long` and
+//! runs each flood for the time in `docs/floods.md`, mode by mode.
 //!
-//! Invariant: nothing here asserts a time or a rate; what is asserted are counts of connections.
+//! Invariant: no test here asserts a time or a rate. The tests assert counts of connections.
 
 mod fragments;
 mod named;

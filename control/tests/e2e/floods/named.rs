@@ -1,4 +1,4 @@
-//! Floods that aim at one limit each, at the rate at which an outside review used up that limit.
+//! Floods that aim at one limit each, at the rate with which an outside review exhausted that limit.
 
 use super::scene::{Others, SMALL_TABLE, Scene, attacked_paths, seconds, target};
 use crate::world::alone;
@@ -10,18 +10,18 @@ use tidegate::netlab::modes::{ModePath, all_paths};
 use tidegate::netlab::namespace::output_of;
 use tidegate::netlab::wait_for;
 
-/// More flows than FullNAT has ports for one backend, so that ports run out and not the flow table.
+/// More flows than FullNAT has ports for one backend, so that the ports are exhausted before the flow table.
 const MORE_FLOWS_THAN_PORTS: u32 = 524_288;
-/// Ports of one SNAT address towards one backend.
+/// The ports of one SNAT address for one backend.
 const SNAT_PORTS: f64 = 64_512.0;
 
-/// Packets that expire at once: more than a gateway answered at once when it had one limit for all its answers, and
+/// Packets that expire at once. They are more than the answers that one limit for all kinds would allow at once, and
 /// fewer than the receive ring holds.
 const EXPIRING: u64 = 300;
-/// How often a client sends a datagram that is too large: one may be lost.
+/// The number of attempts to send a datagram that is too large, because one may be lost.
 const TRIES: u8 = 3;
 
-/// What is sent at the Services of these modes.
+/// The targets of the Services with these modes.
 fn targets(modes: &[&str]) -> Vec<Target> {
     attacked_paths().into_iter().filter(|path| modes.contains(&path.forwarding)).map(target).collect()
 }
@@ -33,7 +33,7 @@ fn spoofed_syns_do_not_use_up_the_snat_ports() {
     let before = scene.counters();
     let spent = |scene: &Scene| {
         let now = scene.counters();
-        // Each SYN that is forwarded counts, and its answer too.
+        // Each forwarded SYN is counted, and its answer too.
         let forwarded =
             now.grown(&before, "tidegate_service_packets_total", "service=\"attacked-fullnat\"") / 2.0;
         forwarded + now.grown(&before, "tidegate_drops_total", "")
@@ -51,7 +51,7 @@ fn spoofed_syns_do_not_use_up_the_snat_ports() {
     filling.stop().unwrap();
     // Two families: twice the rate of each.
     let flood = flood(3_400);
-    // The attacked Service must serve its own clients too: the ports are those of its only backend.
+    // The attacked Service must also serve its own clients. The ports are those of its only backend.
     let attacked = attacked_paths().into_iter().filter(|path| path.forwarding == "fullnat");
     let (own, others) = (Others::start(&scene.world, attacked), scene.others());
     std::thread::sleep(seconds(5, 50));
@@ -82,7 +82,7 @@ fn unanswered_udp_flows_do_not_stop_new_connections() {
     let limits = Limits::full_rate(seconds(5, 12)).at(120_000);
     let sent = scene.attacker.flood(Kind::UdpTwo, &targets(&["nat", "fullnat"]), limits).finish().unwrap();
     let during = during.finish();
-    // Right after it, the tables are still full of its flows.
+    // Immediately after the flood, the tables are still full of its flows.
     let right_after = scene.others();
     let (broken, _) = scene.ping(|_| true);
     std::thread::sleep(Duration::from_secs(2));
@@ -115,18 +115,18 @@ fn path_mtu_is_told_while_packets_expire() {
     assert!(untold.is_empty(), "no client was told the path MTU of {untold:?}");
 }
 
-/// Lets packets expire at the gateway, then at once sends one datagram that does not fit the tunnel of `path`. Whether
-/// the client's kernel knows the path MTU after that.
+/// Lets packets expire at the gateway, and then immediately sends one datagram that does not fit the tunnel of `path`.
+/// Returns whether the client's kernel then knows the path MTU.
 fn is_told_after_a_burst(scene: &Scene, expiring: &[Target], path: ModePath) -> bool {
     let client_host = scene.world.lab.client();
     // A full frame of 1,500 bytes.
     let length = if path.family == Family::V4 { 1_472 } else { 1_452 };
-    // Open until the answer has come: the kernel ignores ICMP errors for which it finds no socket.
+    // Keep the socket open until the answer arrives: the kernel ignores ICMP errors without a matching socket.
     let _socket = client_host.enter(|| {
         let socket = UdpSocket::bind(SocketAddr::new(client(path.family, 0), 0)).expect("a socket");
         let datagram = vec![b'm'; length];
         scene.attacker.burst(Kind::TtlOne, expiring, EXPIRING).expect("frames are sent");
-        // It fails when an earlier answer came late: then the kernel knows.
+        // The send fails if an earlier answer arrived late, and then the kernel already knows the path MTU.
         let _ = socket.send_to(&datagram, SocketAddr::new(path.vip, ECHO_PORT));
         socket
     });

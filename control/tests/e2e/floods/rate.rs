@@ -1,9 +1,10 @@
-//! New connections through `fullnat` at a steady rate, far longer than ports last when each is used once.
+//! New connections through `fullnat` at a steady rate, for much longer than the ports would last if each were used only
+//! once.
 //!
-//! Half of the connections are closed by the client, half by the server: the first leave the client in TIME-WAIT, the
-//! others the server, which knows the gateway's ports. There are two backends, so each port is needed again after 52
-//! seconds at the latest. The client has 16 addresses, so its own ports suffice: 2,500 connections a second for the 60
-//! seconds of TIME-WAIT are 9,400 each.
+//! The client closes half of the connections, and the server the other half. The first half leave the client in
+//! TIME-WAIT, the second half the server, which sees the gateway's ports. There are two backends, so each port is
+//! reused after at most 52 seconds. The client has 16 addresses, so its own ports are sufficient: 2,500 connections a
+//! second for the 60 seconds of TIME-WAIT are 9,400 for each address.
 
 use super::scene::{long, seconds};
 use crate::world::{World, alone};
@@ -19,7 +20,7 @@ use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate::netlab::client::{PATIENCE, connect_here};
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
-/// New connections a second that are asked for.
+/// The requested rate of new connections per second.
 const RATE: u64 = 2_500;
 
 #[test]
@@ -78,7 +79,7 @@ fn fullnat_refuses_none_of_its_new_connections() {
     }
 }
 
-/// One request to nginx on a connection of its own, closed by the server or else by the client.
+/// Sends one request to nginx on a new connection, which the server or the client closes.
 fn request(source: SocketAddr, path: ModePath, server_closes: bool) -> anyhow::Result<()> {
     let stream = connect_here(PATIENCE, source, path.http())?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -88,7 +89,8 @@ fn request(source: SocketAddr, path: ModePath, server_closes: bool) -> anyhow::R
     let mut lines = BufReader::new(&stream).lines();
     let status = lines.next().context("closed without an answer")??;
     anyhow::ensure!(status.starts_with("HTTP/1.1 200"), "nginx answered `{status}`");
-    // The body is one line, the last. Then nginx closes, or it waits for the next request and the client closes.
+    // The body is one line, the last one. Then nginx closes the connection, or it waits for the next request and the
+    // client closes.
     while !lines.next().context("closed within the answer")??.starts_with("backend-") {}
     anyhow::ensure!(!server_closes || lines.next().is_none(), "more than the answer");
     Ok(())

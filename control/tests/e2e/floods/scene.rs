@@ -1,7 +1,7 @@
-//! The network of the floods: Services that are attacked, and others that share nothing with them but the gateway.
+//! The network of the floods: attacked Services, and other Services that share only the gateway with them.
 //!
-//! Servers 1 and 2 are the backends of the others (the ten paths of every lab). Server 3 is the only backend of the
-//! attacked Services, one for each mode; it drops what comes from spoofed sources.
+//! Servers 1 and 2 are the backends of the other Services (the ten paths of every lab). Server 3 is the only backend of
+//! the attacked Services, one for each mode. It drops packets from spoofed sources.
 
 use crate::world::World;
 use std::collections::BTreeMap;
@@ -15,22 +15,23 @@ use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
 /// The server that is attacked.
 const ATTACKED_SERVER: u8 = 3;
-/// The port to which attackers send UDP. Nobody listens there.
+/// The port to which attackers send UDP. No program listens there.
 const UDP_PORT: u16 = 9;
-/// Connections of each path that stay open through all floods.
+/// Connections of each path that stay open during all floods.
 const ESTABLISHED: u8 = 3;
-/// Flows that a table has room for where it is to be full: any flood fills it in a second or so. An eighth of the
-/// default; with less, a flow is evicted before its handshake has had time on a machine of two cores.
+/// The capacity of a table that must become full. Any flood fills it in about a second. It is an eighth of the default;
+/// with a smaller table, a flow would be evicted before its handshake completes on a machine with two cores.
 pub(crate) const SMALL_TABLE: u32 = 131_072;
-/// The time between two new connections of one path: new connections of others come at a modest rate.
+/// The time between two new connections of one path. Other clients connect at a modest rate.
 const PACE: Duration = Duration::from_millis(20);
-/// A gateway has a core of its own. Where other work shares the machine, this keeps that work off it.
+/// The priority of the gateway. A real gateway has its own core; here the priority keeps other work of the machine off
+/// its core.
 const GATEWAY_PRIORITY: i32 = -10;
 
-/// TCP waits for so long at most between two repetitions of a segment, after 20 s of losses.
+/// The maximum time between two retransmissions of a TCP segment after 20 s of losses.
 const LATE_MAX: Duration = Duration::from_secs(60);
 
-/// Whether every flood lasts as long as `docs/floods.md` says, not as long as `make test` has time for.
+/// Whether every flood lasts for the time in `docs/floods.md` and not for the short time of `make test`.
 pub(crate) fn long() -> bool {
     std::env::var("TIDEGATE_FLOODS").is_ok_and(|form| form == "long")
 }
@@ -40,7 +41,7 @@ pub(crate) fn seconds(short: u64, long_form: u64) -> Duration {
     Duration::from_secs(if long() { long_form } else { short })
 }
 
-/// A world with an attacker and with connections that must live.
+/// A lab with an attacker and with connections that must survive.
 pub(crate) struct Scene {
     pub(crate) attacker: Attacker,
     pub(crate) world: World,
@@ -50,8 +51,8 @@ pub(crate) struct Scene {
 impl Scene {
     pub(crate) fn start(flow_entries: u32) -> Self {
         let options = GatewayOptions {
-            // Twice as long as the default, so that a check survives the loss of one frame (SYNs are sent again
-            // after a second) and what fails is not the machine.
+            // The interval is twice the default, so that a check survives the loss of one frame (a SYN is retransmitted
+            // after a second) and a busy machine does not cause failures.
             health_interval: Duration::from_secs(4),
             unhealthy_threshold: 3,
             routes: routes(),
@@ -72,13 +73,12 @@ impl Scene {
         Self { attacker, world, established }
     }
 
-    /// New connections to the Services that are not attacked, over every path, until finished.
+    /// Opens new connections to the Services that are not attacked, over every path, until finished.
     pub(crate) fn others(&self) -> Others {
         Others::start(&self.world, all_paths())
     }
 
-    /// Exchanges a line on every connection of a Service that `chosen` selects; returns those that broke, and how
-    /// many were asked.
+    /// Exchanges a line on every selected connection. Returns the broken connections, and the number of selected ones.
     pub(crate) fn ping(&mut self, chosen: impl Fn(ModePath) -> bool) -> (Vec<String>, usize) {
         let mut asked = 0;
         let mut broken = Vec::new();
@@ -91,8 +91,8 @@ impl Scene {
         (broken, asked)
     }
 
-    /// Asks those again that [`Self::ping`] found broken, when packets are no longer lost: a connection that lives
-    /// sends again what was lost. Returns those that are broken indeed, and drops them.
+    /// Repeats the exchange on connections that [`Self::ping`] found broken, after the packet loss has ended. A living
+    /// connection retransmits lost data. Returns and drops the connections that are really broken.
     pub(crate) fn ping_late(&mut self, is_suspect: impl Fn(&str) -> bool) -> Vec<String> {
         let mut broken = Vec::new();
         self.established.retain_mut(|(path, tell)| {
@@ -132,7 +132,7 @@ pub(crate) fn attacked_paths() -> Vec<ModePath> {
     paths
 }
 
-/// What attackers of `path` send at.
+/// The attack target of `path`.
 pub(crate) fn target(path: ModePath) -> Target {
     Target { vip: path.vip, tcp: TELL_PORT, udp: UDP_PORT }
 }
@@ -167,14 +167,14 @@ impl Others {
         Self(loads.collect())
     }
 
-    /// Ends them after the attempts that are under way.
+    /// Stops after the current attempts.
     pub(crate) fn finish(self) -> Attempts {
         let attempts = self.0.into_iter().map(|(path, load)| (path, load.finish()));
         Attempts(attempts.collect())
     }
 }
 
-/// What became of new connections.
+/// The results of new connections.
 pub(crate) struct Attempts(Vec<(ModePath, Vec<Attempt>)>);
 
 impl Attempts {
@@ -186,9 +186,9 @@ impl Attempts {
         self.count() - self.0.iter().map(|(_, attempts)| failed(attempts)).sum::<usize>()
     }
 
-    /// Whether at most one attempt of 100 failed on each path. One failure of a path with fewer attempts is allowed: a
-    /// busy machine may lose every repetition of one segment. A path that is not served fails all of its attempts, of
-    /// which it makes few, since each takes long.
+    /// Whether at most one attempt of 100 failed on each path. One failure is allowed on a path with fewer attempts,
+    /// because a busy machine may lose every retransmission of one segment. On a path that is not served, all attempts
+    /// fail, and there are few of them because each takes long.
     pub(crate) fn are_served(&self) -> bool {
         self.0.iter().all(|(_, attempts)| {
             let failed = failed(attempts);
@@ -196,7 +196,7 @@ impl Attempts {
         })
     }
 
-    /// What failed, by path, with the first error of each.
+    /// The failures by path, with the first error of each.
     pub(crate) fn failures(&self) -> String {
         let of_path = |(path, attempts): &(ModePath, Vec<Attempt>)| {
             let failed: Vec<_> = attempts.iter().filter_map(|one| one.outcome.as_ref().err()).collect();
@@ -232,18 +232,18 @@ impl Counters {
         named.map(|(_, value)| value).sum()
     }
 
-    /// How much the sum of [`Counters::sum`] has grown since `earlier`.
+    /// The growth of the sum of [`Counters::sum`] since `earlier`.
     pub(crate) fn grown(&self, earlier: &Self, prefix: &str, label: &str) -> f64 {
         self.sum(prefix, label) - earlier.sum(prefix, label)
     }
 
-    /// How many backends are down.
+    /// The number of backends that are down.
     pub(crate) fn down(&self) -> usize {
         let up = self.0.iter().filter(|(series, _)| series.starts_with("tidegate_backend_up{"));
         up.filter(|(_, value)| **value == 0.0).count()
     }
 
-    /// What has grown by at least `least` since `earlier`, of drops, evictions and replies.
+    /// The counters of drops, evictions and replies that have grown by at least `least` since `earlier`.
     pub(crate) fn growth(&self, earlier: &Self, least: f64) -> String {
         let kinds = ["tidegate_drops_total", "tidegate_flow_evictions_total", "tidegate_packets_total"];
         let grown = self.0.iter().filter_map(|(series, value)| {

@@ -1,7 +1,7 @@
-//! Each flood at each mode, at the full rate of the generator: what others notice.
+//! Each flood with each mode, at the full rate of the generator, and its effect on other traffic.
 //!
-//! A row: connections that were established before and live after it, new connections to other Services, and the
-//! gateway's own checks of its backends. In the short form one flood is at all modes at once.
+//! A row has the connections that were established before and survived, the new connections to other Services, and the
+//! gateway's own checks of its backends. In the short form, one flood attacks all modes at once.
 
 use super::scene::{Attempts, Counters, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
 use crate::world::alone;
@@ -33,7 +33,7 @@ fn no_flood_takes_anything_from_others() {
     assert!(faults.is_empty(), "{faults}");
 }
 
-/// What was seen of one flood.
+/// The results of one flood.
 struct Row {
     mode: String,
     kind: Kind,
@@ -50,8 +50,8 @@ fn row(scene: &mut Scene, mode: &str, kind: Kind, targets: &[Target]) -> Row {
     let others = scene.others();
     let flood = scene.attacker.flood(kind, targets, Limits::full_rate(seconds(3, 30)));
     flood.wait_until_begun().expect("the flood begins");
-    // Others' connections are used while it goes on, those to the attacked server when it is over: that server is
-    // busy with the flood for as long as it lasts.
+    // Connections of other Services are tested during the flood. Those to the attacked server are tested afterwards,
+    // because that server is busy during the flood.
     let is_attacked = |service: &str| service.starts_with("attacked");
     let (mut silent, others_asked) = scene.ping(|path| !is_attacked(path.service));
     let sent = flood.finish().expect("the flood is sent");

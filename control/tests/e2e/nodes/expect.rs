@@ -1,4 +1,5 @@
-//! What stories of nodes look for: weights as the gateway has them, and in the answers of Pods who took the packet.
+//! Expectations of the tests with nodes: the weights in the gateway, and the node that received the packet according to
+//! the Pods.
 
 use super::{Pod, pod_address};
 use crate::world::{APPLIED, World};
@@ -35,8 +36,8 @@ pub(crate) fn seen(told: &[BackendAnswer]) -> BTreeSet<IpAddr> {
     told.iter().map(|told| told.client.ip()).collect()
 }
 
-/// The nodes whose proxies masqueraded: a packet to a Pod of the node itself leaves by the bridge, one to another
-/// node by the link. 0 stands for anybody else.
+/// The nodes whose proxies masqueraded. A packet to a Pod of the same node leaves by the bridge, and one to another
+/// node by the link. 0 stands for any other address.
 pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, told: &[BackendAnswer]) -> BTreeSet<u8> {
     let node = |address: IpAddr| {
         (1..=nodes)

@@ -1,7 +1,7 @@
-//! What a node's proxy answers health checks with: `/healthz` at port 10256, and health-check node ports with the
+//! The answers of a node's proxy to health checks: `/healthz` at port 10256, and health-check node ports with the
 //! weight header of Kubernetes 1.31 and later.
 //!
-//! A peer of the gateway: it says what the test tells it to say, and counts who asked.
+//! It returns the answers that the test sets, and counts the requests.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -20,18 +20,18 @@ pub(crate) struct Says {
 }
 
 impl Says {
-    /// As kube-proxy says it of a Service with so many local endpoints.
+    /// The answer of kube-proxy for a Service with this many local endpoints.
     pub(crate) fn endpoints(n: u32) -> Self {
         Self { status: if n > 0 { 200 } else { 503 }, weight: Some(n) }
     }
 
-    /// Healthy, and no word of a weight.
+    /// Healthy, without a weight.
     pub(crate) const HEALTHY: Self = Self { status: 200, weight: None };
-    /// Not healthy, and no word of a weight.
+    /// Not healthy, without a weight.
     pub(crate) const SICK: Self = Self { status: 503, weight: None };
 }
 
-/// A port of a node that answers. Closed when dropped.
+/// A port of a node that answers health checks. It is closed when it is dropped.
 pub(crate) struct HealthPort {
     says: Arc<Mutex<Says>>,
     asked: Arc<AtomicU64>,
@@ -56,7 +56,7 @@ impl HealthPort {
                         return;
                     }
                     let now = *says.lock().unwrap_or_else(PoisonError::into_inner);
-                    // Who breaks off gets no answer.
+                    // A client that disconnects gets no answer.
                     if stream.and_then(|stream| answer(&stream, now)).is_ok() {
                         asked.fetch_add(1, Ordering::Relaxed);
                     }
@@ -66,12 +66,12 @@ impl HealthPort {
         Self { says, asked, closing, at: (node.clone(), port), thread: Some(thread) }
     }
 
-    /// From now on it says this.
+    /// Sets the answer.
     pub(crate) fn say(&self, says: Says) {
         *self.says.lock().unwrap_or_else(PoisonError::into_inner) = says;
     }
 
-    /// How often it has answered.
+    /// The number of answers so far.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ impl Drop for HealthPort {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Relaxed);
         let (node, port) = &self.at;
-        // Accepting ends with the connection that comes after the flag.
+        // The accept loop ends with the first connection after the flag is set.
         let woken = node.enter(|| TcpStream::connect((Ipv6Addr::LOCALHOST, *port)));
         if woken.is_ok()
             && let Some(thread) = self.thread.take()

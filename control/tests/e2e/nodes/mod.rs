@@ -1,14 +1,14 @@
-//! Servers of the lab as nodes of a cluster: Pods in namespaces behind them, routes between their networks, and what
-//! kube-proxy does on each ([`proxy`]: the rules, [`health`]: the answers).
+//! Servers of the lab as nodes of a cluster: Pods in namespaces behind them, routes between their networks, and the
+//! functions of kube-proxy on each node ([`proxy`]: the rules, [`health`]: the answers).
 //!
 //! ```text
 //!   switch ── s1 = node-1 ── cni0 ── pod-1-1, pod-1-2     Pods of node n: 10.244.n.0/24, fd00:10:244:n::/64
 //!          ├─ s2 = node-2 ── cni0 ── pod-2-1              each node routes the others' networks to them
 //!          └─ s3 = node-3                                 VIPs are on no interface of any node
 //! ```
-//! Nodes have what `deploy/README.md` asks of them and nothing more: `rp_filter` is strict on the link, off or loose
-//! on the tunnel device, and clients are reached over the link directly ([`Return::Direct`], for DSR modes) or through
-//! the gateway ([`Return::Gateway`], for `nat`).
+//! Nodes have only the settings that `deploy/README.md` requires: `rp_filter` is strict on the link, and off or loose
+//! on the tunnel device. Clients are reached directly over the link ([`Return::Direct`], for DSR modes) or through the
+//! gateway ([`Return::Gateway`], for `nat`).
 
 pub(crate) mod expect;
 pub(crate) mod health;
@@ -22,7 +22,7 @@ use tidegate::netlab::manifests::{EndpointSpec, node};
 use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::{Lab, Namespace, wait_for};
 
-/// `tcp-tell` and `udp-echo` in Pods: other ports than the Service's, the node translates.
+/// The ports of `tcp-tell` and `udp-echo` in Pods. They differ from the Service's ports, because the node translates.
 pub(crate) const POD_TELL_PORT: u16 = 17_000;
 pub(crate) const POD_ECHO_PORT: u16 = 17_001;
 
@@ -32,19 +32,19 @@ pub(crate) const CLUSTER_CIDR: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"]
 /// The networks of all VIPs, by family.
 const VIPS: [[&str; 2]; 2] = [plan::ROUTED_VIPS, plan::ON_LINK_VIPS];
 
-/// How long programs may take to come up.
+/// The maximum start time of programs.
 const UP: Duration = Duration::from_secs(60);
 
-/// The way of replies to clients.
+/// The path of replies to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
-    /// Straight over the link.
+    /// Directly over the link.
     Direct,
     /// By the default route, which is the gateway.
     Gateway,
 }
 
-/// A Pod that runs. Ended when dropped; its namespace goes with the lab.
+/// A running Pod. It is stopped when it is dropped; its namespace is removed with the lab.
 pub(crate) struct Pod {
     pub(crate) node: u8,
     pub(crate) number: u8,
@@ -52,7 +52,7 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// What it calls itself in every answer.
+    /// The name that it sends in every answer.
     pub(crate) fn name(&self) -> String {
         pod_name(self.node, self.number)
     }
@@ -61,7 +61,7 @@ impl Pod {
         pod_address(family, self.node, self.number)
     }
 
-    /// As an endpoint of a Service, in both families.
+    /// The Pod as an endpoint of a Service, in both families.
     pub(crate) fn endpoints(&self) -> [EndpointSpec; 2] {
         Family::BOTH.map(|family| EndpointSpec::ready(self.address(family)).on(&node_name(self.node)))
     }
@@ -75,7 +75,7 @@ pub(crate) fn pod_name(node: u8, number: u8) -> String {
     format!("pod-{node}-{number}")
 }
 
-/// The address of Pod `number` (from 1) of node `node`; number 0 is the node's own end.
+/// The address of Pod `number` (from 1) of node `node`. Number 0 is the node's own address.
 pub(crate) fn pod_address(family: Family, node: u8, number: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 244, node, 1 + number).into(),
@@ -97,7 +97,7 @@ pub(crate) fn node_objects(nodes: u8) -> String {
     (1..=nodes).map(of_node).collect::<Vec<_>>().join("---\n")
 }
 
-/// Makes nodes of the lab's servers, with as many Pods each as `pods` says, and waits until these answer.
+/// Configures the lab's servers as nodes with this many Pods each, and waits until the Pods answer.
 pub(crate) fn start(lab: &Lab, pods: &[u8], back: Return) -> Vec<Pod> {
     let nodes = u8::try_from(pods.len()).expect("a few nodes");
     for n in 1..=nodes {
@@ -119,9 +119,9 @@ fn make_node(lab: &Lab, n: u8, nodes: u8, back: Return) {
         ("ipv4/conf/eth0/rp_filter", "1"),
     ])
     .expect("sysctls of a node");
-    // What comes out of a tunnel is from a client, and the way to clients is another device. A device without an
-    // IPv4 address drops such packets unless the filter is off, one with an address (Calico's tunl0) is content with
-    // loose.
+    // Packets from a tunnel have client addresses, but the route to clients uses another device. A device without an
+    // IPv4 address drops such packets unless the filter is off. For a device with an address (Calico's tunl0), a loose
+    // filter is enough.
     let filter = if n % 2 == 1 {
         "0"
     } else {
@@ -138,7 +138,7 @@ fn make_node(lab: &Lab, n: u8, nodes: u8, back: Return) {
         for other in (1..=nodes).filter(|other| *other != n) {
             lines += &format!("route add {} via {}\n", pod_cidr(family, other), plan::server(family, other));
         }
-        // What the proxy does not rewrite is not sent round by the default route.
+        // Packets that the proxy does not rewrite must not leave by the default route.
         for (vips, device) in VIPS.iter().flat_map(|vips| ["eth0", "decap0"].map(|device| (vips, device))) {
             rules += &format!("rule add iif {device} to {} blackhole\n", vips[family as usize]);
         }

@@ -1,11 +1,11 @@
-//! What kube-proxy (mode nftables; mode iptables says the same in other words) puts on a node for a Service of type
-//! LoadBalancer, as far as packets from outside see it.
+//! The rules of kube-proxy on a node for a Service of type LoadBalancer (mode nftables; mode iptables has the same
+//! effect), as far as packets from outside see them.
 //!
-//! PREROUTING looks up address, protocol and port in `service-ips`, and node ports in `service-nodeports`. Policy
-//! Cluster: mark for masquerading, then any endpoint on any node, by lot. Policy Local: only endpoints of this node,
-//! the client's address kept; without any the packet is dropped. No address is bound: an address that PREROUTING
-//! rewrites needs to be on no interface. Names and order follow what `nft list ruleset` shows on a node of
-//! Kubernetes 1.31 and later.
+//! PREROUTING looks up address, protocol and port in `service-ips`, and node ports in `service-nodeports`. With policy
+//! Cluster, packets are marked for masquerading and go to a random endpoint on any node. With policy Local, they go
+//! only to endpoints of this node and keep the client's address; without such an endpoint they are dropped. No address
+//! is bound, because an address that PREROUTING rewrites does not have to be on an interface. Names and order follow
+//! the output of `nft list ruleset` on a node of Kubernetes 1.31 and later.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -22,10 +22,10 @@ pub(crate) enum Policy {
     Local,
 }
 
-/// A port of a Service as a node's proxy has it.
+/// A port of a Service in a node's proxy.
 #[derive(Clone, Debug)]
 pub(crate) struct ProxyPort {
-    /// Part of the names of its chains.
+    /// A part of the names of its chains.
     pub(crate) name: String,
     pub(crate) vip: IpAddr,
     /// `tcp` or `udp`.
@@ -33,11 +33,11 @@ pub(crate) struct ProxyPort {
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
     pub(crate) policy: Policy,
-    /// Node and address of every endpoint of the VIP's family.
+    /// The node and address of every endpoint in the VIP's family.
     pub(crate) endpoints: Vec<(u8, SocketAddr)>,
 }
 
-/// Puts the rules for `ports` on every node of the lab, instead of those that are there.
+/// Replaces the rules on every node of the lab by those for `ports`.
 pub(crate) fn program(lab: &Lab, nodes: u8, ports: &[ProxyPort]) {
     for n in 1..=nodes {
         for family in Family::BOTH {
@@ -74,7 +74,7 @@ fn ruleset(family: Family, node: u8, ports: &[&ProxyPort]) -> String {
         if *policy == Policy::Cluster {
             writeln!(chains, "jump mark-for-masquerade\n{}\n}}", choice(name, &all)).expect("a String");
         } else {
-            // Pods and the node itself reach every endpoint; the world outside those of this node.
+            // Pods and the node itself reach every endpoint. Packets from outside reach only endpoints of this node.
             writeln!(
                 chains,
                 "{ip} saddr {pods} {all}\nfib saddr type local jump mark-for-masquerade\nfib saddr type local {all}\n{}\n}}",
@@ -120,7 +120,7 @@ fn ruleset(family: Family, node: u8, ports: &[&ProxyPort]) -> String {
     )
 }
 
-/// The rule that draws by lot one of the endpoints that are at these places of the port's list.
+/// The rule that chooses at random one of the endpoints at these positions of the port's list.
 fn choice(name: &str, places: &[usize]) -> String {
     let verdicts: Vec<String> =
         places.iter().enumerate().map(|(n, at)| format!("{n} : goto endpoint-{name}-{at}")).collect();
