@@ -85,7 +85,7 @@ fn ranged(clients: &[u8]) -> Vec<Manifest> {
     services
 }
 
-/// Opens a connection. A timeout is reported as an error.
+/// Opens a connection. Fails if there is no answer within [`SILENCE`].
 fn connect(world: &World, path: ModePath, n: u8) -> anyhow::Result<Tell> {
     let source = SocketAddr::new(plan::client(path.family, n), 0);
     world.lab.client().enter(|| Tell::connect_within(SILENCE, source, path.tell()))

@@ -1,4 +1,4 @@
-//! The API server breaks, in every way that it can: what is forwarded stays.
+//! The API server fails in every possible way, and forwarding continues.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn watch_breaks_and_relists() {
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     let vips = gateway.vips("web");
-    // Broken in the middle of an object, and what they missed is forgotten: only a list helps.
+    // The watches break in the middle of an object, and the events that they missed are discarded, so a list is needed.
     world.api.faults().on("watch=", Fault::CutInMidObject);
     world.api.faults().cut_watches();
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.2"]));
@@ -74,14 +74,14 @@ fn comes_back_empty() {
     world.until("every kind to be watched", || (gateway.source()["connected"] == true).then_some(()));
     assert_eq!(gateway.vips("web"), vips);
     assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
-    // What is new in the cluster is served at once, beside what is kept.
+    // New objects in the cluster are served immediately, beside the retained ones.
     world.apply(&(service("api") + &slice("api", &["10.244.0.7"])));
     world.until("the new Service", || (gateway.backends("api") == ["10.244.0.7:8080 active"]).then_some(()));
     assert_eq!(gateway.vips("web"), vips);
     assert_ne!(gateway.vips("api"), vips, "an address that is kept is not given away");
 }
 
-/// The cluster is made again from its manifests, object by object; each has another uid than before.
+/// The cluster is created again from its manifests, object by object. Each object has a new uid.
 #[test]
 fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
     needs!(Needs::LostObjects);
@@ -115,8 +115,8 @@ fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
         is_served();
         (kept().contains("3 Service objects") && kept().contains("3 EndpointSlice objects")).then_some(())
     });
-    // Somebody else asks for an address that is kept, before its Service is back. The last of them, whose address the
-    // others could not have by chance.
+    // Another Service requests a retained address before its owner is back. It requests the last one, which the others
+    // could not have by chance.
     let thief = service("thief").replace(
         "name: thief,",
         &format!("name: thief, annotations: {{tidegate.dev/load-balancer-ips: {}}},", had[2]),
@@ -146,7 +146,7 @@ fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
 fn what_changed_just_before_sigterm_is_there_after_a_boot_without_api_server() {
     let mut world = shop(&Setting::default());
     world.until("the objects to be on disk", || world.has_state("edge-1").then_some(()));
-    // Sooner than the disk would be written again.
+    // Before the next write to the disk.
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.8"]));
     let gateway = world.gateway("edge-1");
     world.until("the change", || (gateway.backends("web").len() == 2).then_some(()));
@@ -167,7 +167,7 @@ fn comes_back_empty_and_is_believed_after_the_grace() {
     world.api.restart_empty();
     world.install_again();
     world.until("the VIP to go", || gateway.vips("web").is_empty().then_some(()));
-    // The cluster is made again from its manifests.
+    // The cluster is created again from its manifests.
     world.apply(&(service("web") + &slice("web", &["10.244.0.7"])));
     world.until("the new endpoint", || {
         gateway.backends("web").contains(&"10.244.0.7:8080 active".to_string()).then_some(())
@@ -185,7 +185,7 @@ fn comes_back_older() {
     );
     world.until("the new Service", || (gateway.backends("new") == ["10.244.1.1:8080 active"]).then_some(()));
     world.until("the second endpoint", || (gateway.backends("web").len() == 2).then_some(()));
-    // A cluster is never at rest: the backup is many versions old.
+    // Real clusters change all the time, so the backup is many versions old.
     for number in 0..1_000 {
         world.apply(&format!(
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{number}\"}}}}"
@@ -228,7 +228,7 @@ fn api_server_gone_at_boot() {
 
 #[test]
 fn sigterm_with_api_server_unreachable() {
-    // The promise is 3 s, as nothing is being drained; the rest is for a busy machine. Requests that hang take longer.
+    // The promise is 3 s if nothing is draining. The rest is for a busy machine. Requests that hang take longer.
     const PROMISED: Duration = Duration::from_secs(9);
     let mut world = shop(&Setting::default());
     world.api.hang(true);

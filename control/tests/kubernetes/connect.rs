@@ -1,8 +1,8 @@
-//! Stories of how a gateway reaches the API server: by the service account of its Pod, by a plugin of its kubeconfig,
-//! through the proxy of its environment.
+//! Tests of the gateway's connection to the API server: with the service account of its Pod, with a plugin of its
+//! kubeconfig, and through the proxy of its environment.
 //!
-//! What single settings of a kubeconfig do is claimed in `source/kubernetes/connect`; here the whole gateway starts in
-//! these surroundings and goes on when they change.
+//! `source/kubernetes/connect` tests single settings of a kubeconfig. Here the whole gateway starts in these
+//! environments and continues when they change.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::api::Needs;
 use crate::needs;
 use crate::world::{Setting, World, service, slice};
 
-/// Services that a gateway has heard of.
+/// Waits until a gateway serves a Service.
 fn serves(world: &World, gateway: &str, name: &str) {
     let gateway = world.gateway(gateway);
     world.until(name, || (gateway.backends(name).len() == 1).then_some(()));
@@ -26,7 +26,7 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
 
-/// Writes an account's files as a kubelet does: a directory of each state, and a link that is turned in one step.
+/// Writes the files of an account like a kubelet: a directory for each state, and a link that is switched in one step.
 fn project(account: &Path, state: &str, token: &str, authority: &str) {
     let data = account.join(format!("..{state}"));
     std::fs::create_dir_all(&data).expect("made");
@@ -51,7 +51,7 @@ fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_follow
     std::fs::create_dir_all(&account).expect("made");
     let authority = |world: &World| world.api.certificate_authority().expect("with TLS");
     project(&account, "first", &world.api.token(), &authority(&world));
-    // The paths of a Pod, in a mount namespace of the gateway's own.
+    // The paths of a Pod, in the gateway's own mount namespace.
     let starter = world.directory().join("in-pod");
     write_executable(
         &starter,
@@ -69,7 +69,7 @@ fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_follow
     let asker = "system:serviceaccount:tidegate-system:tidegate";
     assert!(world.api.requests().iter().any(|request| request.user == asker));
 
-    // A new token, and the old one ends.
+    // A new token replaces the old one.
     project(&account, "second", &world.api.other_token("second"), &authority(&world));
     world.api.expire_token();
     world.api.restart();
@@ -116,7 +116,7 @@ fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why(
     std::fs::write(directory.join("credential"), credential(&world.api.token())).expect("written");
     serves(&world, "edge-1", "web");
 
-    // Refused before its time: the plugin is asked for another.
+    // The token is refused before it expires, so the plugin is called again.
     std::fs::write(directory.join("credential"), credential(&world.api.other_token("second")))
         .expect("written");
     world.api.expire_token();
@@ -127,7 +127,7 @@ fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why(
 
 #[test]
 fn the_environments_proxy_is_the_way_but_for_what_no_proxy_names() {
-    // Not on loopback, which no proxy is asked for; the certificate is for localhost.
+    // The address is not on loopback, because a proxy is never used for loopback. The certificate is for localhost.
     let mut world = World::reached_at("192.0.2.77".parse().expect("an address"));
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     let mut kubeconfig: serde_json::Value =
@@ -138,7 +138,7 @@ fn the_environments_proxy_is_the_way_but_for_what_no_proxy_names() {
     }
     let proxied = |no_proxy: &str| Setting {
         kubeconfig: Some(kubeconfig.to_string()),
-        // Nobody listens there.
+        // Nothing listens on that port.
         starter: words(&["env", "HTTPS_PROXY=http://127.0.0.1:9", &format!("NO_PROXY={no_proxy}")]),
         ..Setting::default()
     };

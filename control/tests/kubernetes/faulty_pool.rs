@@ -1,5 +1,5 @@
-//! Stories of AddressPools that an API server let through though their rules refuse them: the test API server evaluates
-//! no CEL, as those before 1.25.
+//! Tests of AddressPools that an API server accepted although their rules refuse them. The test API server evaluates no
+//! CEL, like servers before 1.25.
 
 use serde_json::Value;
 

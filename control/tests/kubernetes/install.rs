@@ -1,5 +1,5 @@
-//! What `deploy/` has is taken by the tools that operators use: kubectl and its server-side dry run, kustomize,
-//! systemd, a linter of Dockerfiles.
+//! Checks the contents of `deploy/` with the tools of operators: kubectl and its server-side dry run, kustomize,
+//! systemd, a Dockerfile linter.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::needs;
 use crate::uninstall::installed;
 use crate::world::{World, deploy};
 
-/// Runs a tool; its output, or what it said.
+/// Runs a tool. Returns its output, or its error output.
 fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -27,7 +27,7 @@ struct Cluster {
     home: tempfile::TempDir,
 }
 
-/// Where the server is. The test API server needs no network of its own.
+/// The place of the server. The test API server needs no network of its own.
 enum Place {
     Here(TestApiServer),
     Lab(Box<World>),
@@ -52,7 +52,7 @@ impl Cluster {
         self.run(self.command().args(arguments).arg(path))
     }
 
-    /// About no file.
+    /// Runs kubectl without a file.
     fn kubectl_plain(&self, arguments: &[&str]) -> Result<String, String> {
         self.run(self.command().args(arguments))
     }
@@ -71,7 +71,7 @@ impl Cluster {
         }
     }
 
-    /// Differs after any change of what is installed; with the test API server after any change at all.
+    /// Changes with every change of the installed objects. With the test API server, it changes with any object.
     fn version(&self) -> String {
         match &self.place {
             Place::Here(server) => server.resource_version().to_string(),
@@ -85,7 +85,7 @@ impl Cluster {
         command
     }
 
-    /// A namespace and the definitions, as the first part of an installation makes them.
+    /// Creates the namespace and the definitions, the first part of an installation.
     fn prepare(&self) {
         self.kubectl(&["apply", "-f"], &deploy().join("kubernetes/base/namespace.yaml")).expect("taken");
         self.kubectl(&["apply", "-k"], &deploy().join("kubernetes/crds")).expect("taken");
@@ -143,7 +143,7 @@ fn a_misspelt_field_of_a_manifest_would_be_found() {
     let file = cluster.home.path().join("typo.yaml");
     std::fs::write(&file, text.replace("hostNetwork:", "hostNetwrk:")).expect("written");
     let url = "/apis/apps/v1/namespaces/tidegate-system/daemonsets?dryRun=All&fieldValidation=Strict";
-    // By the raw request that a kubectl of 1.25 and newer makes: Debian's is older.
+    // The raw request of kubectl 1.25 and newer. Debian's version is older.
     let create = ["create", "--raw", url, "-f"];
     let json =
         cluster.kubectl(&["create", "--dry-run=client", "--validate=false", "-o", "json", "-f"], &file);
@@ -168,11 +168,13 @@ fn the_container_keeps_what_it_changed_of_devices_on_the_host() {
     let mount = mounts.iter().find(|mount| holds(&mount["mountPath"])).expect("a mount that holds it");
     let volumes = all(&pod["volumes"]);
     let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("its volume");
-    // The same path: a gateway that is run on the host by hand, after a Pod that crashed, finds it too.
+    // The path is the same on the host, so that a gateway started by hand on the host after the crash of a Pod finds
+    // the files.
     assert_eq!(volume["hostPath"]["path"], mount["mountPath"], "{volume} {mount}");
     assert_eq!(volume["hostPath"]["type"], "DirectoryOrCreate", "{volume}");
     assert_ne!(mount["readOnly"], true, "{mount}");
-    // Records and locks go by the network namespace: with one of its own each new Pod would look for others.
+    // Records and locks use the network namespace as a key. With its own namespace, each new Pod would look for other
+    // files.
     assert_eq!(pod["hostNetwork"], true, "{pod}");
 }
 
@@ -181,7 +183,7 @@ fn the_systemd_unit_is_verified() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let unit = std::fs::read_to_string(deploy().join("systemd/tidegate.service")).expect("readable");
     assert!(unit.contains("/usr/local/bin/tidegate run"), "the unit runs the binary");
-    // The binary is where the tests built it, not yet where it will be installed.
+    // The unit names the place of the installation, but the tests built the binary elsewhere.
     let file = directory.path().join("tidegate.service");
     std::fs::write(&file, unit.replace("/usr/local/bin/tidegate", env!("CARGO_BIN_EXE_tidegate")))
         .expect("written");
@@ -202,8 +204,8 @@ fn the_dockerfile_passes_its_linter() {
     assert!(run(Command::new(&script).arg(&file)).is_err(), "a fault would be found");
 }
 
-/// In every order of namespace, definitions and admission policies, applied and deleted: writes of Services that ask
-/// for nothing go through at every step, as does the removal of our finalizer.
+/// For every order in which namespace, definitions and admission policies are applied and deleted: at each step, writes
+/// of Services that request nothing succeed, and so does the removal of our finalizer.
 #[test]
 fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
     needs!(Needs::NamespaceController, Needs::Version(31));
@@ -216,7 +218,7 @@ fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
     let mut count = 0;
     let mut writes = |step: &str| {
         count += 1;
-        // The finalizer comes and goes by turns.
+        // The finalizer is added and removed alternately.
         let finalizers = if count % 2 == 0 { "[\"tidegate.dev/cleanup\"]" } else { "null" };
         let patch = format!(
             "{{\"metadata\":{{\"annotations\":{{\"step\":\"{count}\"}},\"finalizers\":{finalizers}}}}}"
@@ -227,7 +229,7 @@ fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
     };
     for order in [[&base, &crds, &admission], [&admission, &base, &crds], [&crds, &admission, &base]] {
         for path in order {
-            // Without its namespace a ConfigMap is not taken; the rest is.
+            // A ConfigMap is refused without its namespace; the other objects are accepted.
             let applied = cluster.kubectl(&["apply", "-k"], path);
             assert!(applied.is_ok() || path == &admission, "{}: {applied:?}", path.display());
             writes(&format!("apply {}", path.display()));
@@ -245,7 +247,7 @@ fn check_cel(what: &str, directory: &Path) -> Result<String, String> {
     run(Command::new(deploy().join("scripts/check-cel.sh")).arg(what).arg(directory))
 }
 
-/// The manifests of a directory below `deploy/kubernetes` with a text instead of another.
+/// Copies the manifests of a directory below `deploy/kubernetes` and replaces a text.
 fn altered(directory: &str, from: &str, to: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a temporary directory");
     let mut changes = 0;
@@ -265,7 +267,7 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
     let policies = deploy().join("kubernetes/admission");
     let said = check_cel("admission", &policies).unwrap_or_else(|error| panic!("{error}"));
     assert!(said.contains(" 0 wrong"), "{said}");
-    // A policy that lets through what it should not would be noticed.
+    // The check detects a policy that allows too much.
     let lax = altered(
         "admission",
         "variables.namespaceMatches && variables.serviceMatches",
@@ -278,7 +280,7 @@ fn the_admission_policies_refuse_what_the_gateway_would() {
 fn the_rules_of_the_definitions_refuse_what_they_say_and_nothing_else() {
     let said = check_cel("crds", &deploy().join("kubernetes/crds")).unwrap_or_else(|error| panic!("{error}"));
     assert!(said.contains(" 0 wrong"), "{said}");
-    // What would be noticed: a rule that lets too much through, one that costs too much, a function of a newer server.
+    // The check detects a rule that allows too much, one that costs too much, and a function of a newer server.
     for (from, to, noticed) in [
         ("cidr(self) in [cidr(self).masked()]", "true", "bits after the prefix: said []"),
         ("isGlobalUnicast()", "isUnspecified()", "nothing but its addresses"),

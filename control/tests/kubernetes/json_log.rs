@@ -1,4 +1,4 @@
-//! The log as JSON, of a gateway that forwards: lines of DPDK are objects too.
+//! The JSON log of a gateway that forwards. The lines of DPDK are objects too.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The life of a LoadBalancer: what the gateway writes to the API, and when it does not.
+//! The life of a LoadBalancer: the writes of the gateway to the API, and the cases in which it does not write.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::api::Needs;
 use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
-/// Gateways that take their addresses from AddressPools alone.
+/// Gateways whose addresses come only from AddressPools.
 fn no_pools() -> Setting {
     Setting { document: "pools: []".into(), ..Setting::default() }
 }
@@ -26,7 +26,7 @@ fn ingress(world: &World, name: &str) -> Vec<String> {
     list.iter().map(|one| text(&one["ip"])).collect()
 }
 
-/// Reasons of the events about a Service.
+/// The reasons of the events about a Service.
 fn events(world: &World, name: &str) -> Vec<String> {
     let events = world.api.list("v1", "Event", "shop");
     events
@@ -36,7 +36,7 @@ fn events(world: &World, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// `status` of a condition of a Service.
+/// The `status` of a condition of a Service.
 fn condition(world: &World, name: &str, kind: &str) -> String {
     let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
     let conditions = service["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -66,7 +66,7 @@ fn an_address_is_given_written_and_told() {
     });
     assert_eq!(condition(&world, "web", "tidegate.dev/Allocated"), "True");
     let service = world.api.get("v1", "Service", "shop", "web").expect("there");
-    // fullnat: the packet does not reach the node with the VIP as its destination.
+    // fullnat: the packet does not arrive at the node with the VIP as its destination.
     assert_eq!(service["status"]["loadBalancer"]["ingress"][0]["ipMode"], "Proxy");
     assert_eq!(service["metadata"]["finalizers"], json!(["tidegate.dev/cleanup"]));
     world.until("the events", || {
@@ -123,7 +123,7 @@ fn class_removed_takes_the_status_and_the_finalizer_back() {
     assert!(world.gateway("edge-1").vips("web").is_empty());
 }
 
-/// What of ours is on a Service: finalizers, conditions, addresses.
+/// Our traces on a Service: finalizers, conditions, addresses.
 fn traces(world: &World, name: &str) -> String {
     let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
     let of = |value: &Value| if value.is_null() { "[]".to_owned() } else { value.to_string() };
@@ -153,7 +153,7 @@ fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_ad
     assert!(world.gateway("edge-1").vips("web").is_empty());
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.until("its address for the next", || (ingress(&world, "next") == ["203.0.113.9"]).then_some(()));
-    // The same while no gateway runs.
+    // The same while no gateway is running.
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     let edit = |service: &mut Value| service["metadata"]["labels"] = json!({ OTHER_PROXY: "other" });
     world.api.edit("v1", "Service", "shop", "next", edit).expect("legal");
@@ -179,7 +179,7 @@ fn namespace_terminating() {
         world.api.get("v1", "Namespace", "", "shop").is_none().then_some(())
     });
     world.until("the VIP to be gone", || world.gateway("edge-1").vips("web").is_empty().then_some(()));
-    // Events cannot be made in there any more: that is tried, not tried for ever.
+    // Events cannot be created there any more. The gateway retries, but not forever.
     let refused = world.api.requests().iter().filter(|request| request.code == 403).count();
     assert!(refused <= 20, "{refused} requests were refused");
 }
@@ -268,7 +268,7 @@ fn leader_loses_lease() {
     };
     world.api.forget_requests();
     take("somebody-else");
-    // It finds out with its next renewal: from then on it asks and does not write.
+    // The gateway notices the loss at its next renewal. From then on, it only reads the lease.
     world.until("the loss to be found out", || {
         let asked = world.api.requests();
         let last = asked.iter().rev().find(|one| one.path.ends_with("/leases/tidegate"))?;
@@ -276,7 +276,7 @@ fn leader_loses_lease() {
     });
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.api.forget_requests();
-    // Two more looks at the lease: time enough to write, if it would.
+    // Wait for two more reads of the lease. That is enough time for a wrong write.
     world.until("two more looks at the lease", || {
         let looks = world.api.requests().iter().filter(|one| one.path.ends_with("/leases/tidegate")).count();
         (looks >= 2).then_some(())

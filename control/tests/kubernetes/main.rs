@@ -1,8 +1,8 @@
-//! Stories of the gateway with an API server: the real `tidegate run`, the test API server over HTTPS, and nothing
-//! between. Each story asserts what is forwarded (by the admin socket, as users see it) and what was written to the API.
+//! Tests of the gateway with an API server: the real `tidegate run` and the test API server, connected over HTTPS. Each
+//! test asserts the forwarding state (through the admin socket, as users see it) and the writes to the API.
 //!
-//! Every gateway has the rights that `deploy/kubernetes` gives and no others. Needs root (a namespace of its own) and
-//! DPDK (`net_null`); `make test` names this binary, a plain `cargo test` leaves it out.
+//! Every gateway has exactly the rights of `deploy/kubernetes`. The tests need root (their own namespace) and DPDK
+//! (`net_null`). `make test` runs this binary; a plain `cargo test` does not.
 
 mod api;
 mod api_loss;

@@ -1,4 +1,4 @@
-//! A gateway that is a node of the cluster: what upstream load balancers and kubelets ask of it, over real HTTP.
+//! A gateway that is a node of the cluster: its answers to load balancers in front and to kubelets, over real HTTP.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::world::{Setting, World, service, slice};
 
-/// Status and body of `GET path` at a port of the gateway; nothing where nobody listens.
+/// Status and body of `GET path` at a port of the gateway; `None` if nothing listens.
 fn ask(world: &World, port: u16, path: &str) -> Option<(u16, String)> {
     world.enter_gateway(|| {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
@@ -22,7 +22,7 @@ fn ask(world: &World, port: u16, path: &str) -> Option<(u16, String)> {
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: a}, spec: {}, status: {addresses: [{type: InternalIP, \
                     address: 10.0.0.11}]}}\n---\n";
 
-/// `web` of policy Local with two endpoints, one of them on node a, where the gateway is.
+/// `web` with policy Local and two endpoints, one of them on node a, the gateway's node.
 fn on_node_a() -> World {
     let mut world = World::new();
     let local = "externalTrafficPolicy: Local, healthCheckNodePort: 30500, ports:";

@@ -1,5 +1,5 @@
-//! Stories of objects that an API server has stored and that have a field which cannot be used: `loadBalancerIP` is not
-//! validated by any version, other fields were not by older ones.
+//! Tests of stored objects with an unusable field: no version of the API server validates `loadBalancerIP`, and older
+//! versions did not validate other fields.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::api::Needs;
 use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
-/// Gateways with one address to give.
+/// Gateways with one assignable address.
 fn one_address() -> Setting {
     Setting {
         document: "pools: [{name: public, addresses: [\"203.0.113.5\"]}]".into(),
@@ -29,7 +29,7 @@ fn ingress(world: &World, name: &str) -> Vec<String> {
     list.iter().map(|one| text(&one["ip"])).collect()
 }
 
-/// The notes of the events of a reason about an object.
+/// The notes of the events with this reason about an object.
 fn notes(world: &World, kind: &str, name: &str, reason: &str) -> Vec<String> {
     let events = world.api.list("events.k8s.io/v1", "Event", "");
     let about = |event: &&Value| {

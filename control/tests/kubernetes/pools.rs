@@ -1,4 +1,4 @@
-//! Stories of AddressPools that change or go while Services hold addresses of them.
+//! Tests of AddressPools that change or are deleted while Services hold addresses of them.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     let had = world.until("the address in the status", || written(&world));
     world.until("the finalizer", || is_finalized(&world).then_some(()));
 
-    // Its range is another one now: the address stays, and the pool says so.
+    // The pool has another range now: the address stays, and the pool reports it.
     world.apply(&pool("203.0.113.128/28"));
     world.until("the pool to say so", || in_use(&world).filter(|said| said.starts_with("HeldOutside ")));
     assert_eq!(world.gateway("edge-1").vips("web"), std::slice::from_ref(&had));
@@ -64,7 +64,7 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     assert!(is_finalized(&world));
 
     world.api.delete("v1", "Service", "shop", "web");
-    // After a kill its Lease has to run out first, and its name.
+    // After a kill, its Lease must expire first, and its name too.
     world.within(Duration::from_secs(60), "the Service to go", || {
         world.api.get("v1", "Service", "shop", "web").is_none().then_some(())
     });

@@ -1,4 +1,4 @@
-//! What the gateway may do in a cluster: exactly what `deploy/kubernetes` gives, and that is enough.
+//! The rights of the gateway in a cluster: they are exactly those of `deploy/kubernetes`, and they are sufficient.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::world::{SEEN, Setting, World, service, slice, text};
 /// Verb, group and resource.
 type Right = (String, String, String);
 
-/// What the stored roles of Tidegate grant.
+/// The rights that the stored roles of Tidegate grant.
 fn granted(world: &World) -> BTreeSet<Right> {
     let rbac = "rbac.authorization.k8s.io/v1";
     let roles = [("ClusterRole", "", "tidegate"), ("Role", "kube-system", "tidegate-leader")];
@@ -65,7 +65,7 @@ fn needed(request: &Logged) -> Option<Right> {
     Some((verb.into(), group.into(), resource))
 }
 
-/// The Pods' weights count, and nobody gave the right to read Pods.
+/// The gateway is configured to use the weights of Pods, but does not have the right to read Pods.
 #[test]
 fn a_gateway_that_may_not_read_pods_serves_all_the_same_and_says_so() {
     let mut world = World::new();
@@ -87,7 +87,7 @@ fn rbac_is_the_least_that_works() {
         "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, \
          spec: {addresses: [203.0.113.0/28]}}",
     );
-    // A gateway that is gone for good, and a fault that every run of a gateway tells again.
+    // A gateway that is gone for good, and a fault that every run of a gateway reports again.
     world.apply(
         "{apiVersion: tidegate.dev/v1alpha1, kind: GatewayStatus, metadata: {name: gone}, spec: {gateway: gone}, \
          status: {stopped: true, lastHeartbeat: \"2026-01-01T00:00:00Z\"}}",
@@ -105,8 +105,8 @@ fn rbac_is_the_least_that_works() {
     world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("a backend", || (gateway.backends("web").len() == 1).then_some(()));
-    // Every right is used in the life of one Service, but for one: a GatewayStatus is made by an apply, which needs
-    // `create` without a request of that name.
+    // The life of one Service uses every right except one: a GatewayStatus is created by an apply, which needs the
+    // right `create` although the request is a patch.
     let seldom = [("create", "tidegate.dev", "gatewaystatuses")]
         .map(|(verb, group, resource)| (verb.to_owned(), group.to_owned(), resource.to_owned()));
     let granted: BTreeSet<Right> = granted(&world);

@@ -1,4 +1,4 @@
-//! Stories of two tenants at one API server: one has very much to be written, the other little.
+//! Tests of two tenants of one API server. One causes very many writes, the other few.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::api::Needs;
 use crate::needs;
 use crate::world::{Setting, World, service, slice, text};
 
-/// Services of the one who has many. Status and finalizer of each take more than a minute at 50 writes a second, their
-/// events several at 20.
+/// The number of Services of the tenant with many. Their status and finalizers take more than a minute at 50 writes a
+/// second, and their events several minutes at 20.
 const MANY: usize = 2_500;
-/// In the order of names this one is first.
+/// This namespace sorts first.
 const HOSTILE: &str = "aaa";
 
 #[test]
@@ -21,7 +21,7 @@ fn a_namespace_with_thousands_of_services_does_not_delay_address_and_event_of_an
     let mut world = World::new();
     let document = "pools: [{name: public, addresses: [\"198.18.0.0/16\"]}]".into();
     world.start_with("edge-1", &Setting { document, ..Setting::default() });
-    // As a busy API server is: the gateway keeps to its lowest rate.
+    // Simulates a busy API server, so that the gateway keeps to its lowest rate.
     world.api.faults().on("/services/", Fault::Slow(Duration::from_millis(150)));
     world.api.load((0..MANY).map(hostile).collect()).expect("legal Services");
     world.until("the first of the many", || (!ingress(&world, HOSTILE, "s0").is_empty()).then_some(()));

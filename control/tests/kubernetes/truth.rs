@@ -1,4 +1,4 @@
-//! What is said is true: of a gateway that cannot do what it should, that is gone, or whose name is another's.
+//! The reports about a gateway are correct if it cannot do its work, if it is gone, or if another gateway has its name.
 
 use std::fs;
 use std::net::TcpListener;
@@ -23,7 +23,7 @@ fn shop() -> World {
     shop_in(World::new())
 }
 
-/// Status and message of a condition of ours.
+/// The status and message of one of our conditions.
 fn condition(world: &World, name: &str, kind: &str) -> (String, String) {
     let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
     of(&service["status"]["conditions"], &format!("tidegate.dev/{kind}"))
@@ -44,7 +44,7 @@ fn gateway_status(world: &World, name: &str) -> Value {
 fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_after_a_minute() {
     let mut world = shop();
     assert_eq!(world.http(10_001, "/healthz").map(|(code, _)| code), Some(200));
-    // More routes than the tables take: the dataplane refuses the whole.
+    // More routes than the tables can hold: the dataplane refuses the whole state.
     let many: Vec<String> = (0..66_000)
         .map(|n| {
             format!("{{to: \"10.{}.{}.{}/32\", via: \"192.0.2.254\"}}", n / 65_536, n / 256 % 256, n % 256)
@@ -59,7 +59,7 @@ fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_a
         degraded.iter().map(text).find(|why| why.contains("cannot be published"))
     });
     assert!(why.contains("routes; accepted: at most 65536"), "{why}");
-    // The new Service is not forwarded, and its status does not say that it is; the old one is still forwarded.
+    // The new Service is not forwarded, and its status does not claim it. The old one is still forwarded.
     world.apply(&(service("new") + &slice("new", &["10.244.0.2"])));
     world.until("the new one to be told so", || {
         let (status, message) = condition(&world, "new", "Programmed");
@@ -98,7 +98,7 @@ fn what_cannot_be_saved_is_told_by_status_metrics_and_drain_until_it_is_saved() 
     let gateway = world.gateway("edge-1");
     let state = world.directory().join("edge-1").join("state");
     world.until("the first save", || state.join("edge-1.objects.jsonl").exists().then_some(()));
-    // Whatever is written is written here first.
+    // Every save writes to these files first.
     let blocks = ["edge-1.objects.jsonl.new", "edge-1.new"].map(|name| state.join(name));
     blocks.iter().for_each(|block| world.until("no save to be under way", || fs::create_dir(block).ok()));
     let (done, warned) = gateway.drain("10.244.0.1:8080");
@@ -153,7 +153,7 @@ fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
         let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "NameUnique");
         (status == "False" && message.contains("192.0.2.2")).then_some(())
     });
-    // It was never mixed up with the second.
+    // Its status was never mixed with that of the second one.
     let addresses = text(&gateway_status(&world, "edge-1")["addresses"][0]);
     assert_eq!(addresses, "192.0.2.1");
     assert_eq!(world.gateway("edge-1").ask("status").unwrap_or_default()["cluster"]["leads"], true);
@@ -164,9 +164,9 @@ fn a_silent_partition_is_seen_and_its_end_too() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     world.until("it to be connected", || (gateway.source()["connected"] == true).then_some(()));
-    // Nothing is refused and nothing comes.
+    // Connections are not refused, but no data arrives.
     world.api.hang(true);
-    // Twenty, and the rest for a busy machine.
+    // The limit is twenty seconds; the rest is for a busy machine.
     world.within(Duration::from_secs(45), "the loss to be told", || {
         (gateway.source()["connected"] == false).then_some(())
     });
@@ -222,7 +222,7 @@ fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
     let setting = Setting { document: "node: {name: a}".into(), ..Setting::default() };
     world.start_with("edge-1", &setting);
     world.until("the port", || world.http(30_501, "/"));
-    // It comes after the gateway.
+    // The proxy starts after the gateway.
     let proxy = world.enter_gateway(|| TcpListener::bind("127.0.0.1:10256")).expect("the port is free");
     world.until("the port to be given up", || {
         world.enter_gateway(|| TcpListener::bind("0.0.0.0:30501")).ok().map(drop)

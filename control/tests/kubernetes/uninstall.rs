@@ -1,4 +1,4 @@
-//! Tidegate is removed from a cluster: with a gateway that runs, with none, and by the steps of `deploy/README.md` alone.
+//! Tidegate is removed from a cluster: with a running gateway, without one, and by following `deploy/README.md`.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn objects() -> String {
     pool.to_owned() + external + &service("web") + &slice("web", &["10.244.0.1"])
 }
 
-/// What a gateway wrote on an object; nothing where that is nothing.
+/// The parts of an object that a gateway wrote; `None` if there are none.
 fn traces(object: &Value) -> Option<String> {
     let items = |list: &Value| list.as_array().cloned().unwrap_or_default();
     let ours = |one: &Value| text(one).starts_with("tidegate.dev/");
@@ -39,7 +39,7 @@ fn traces(object: &Value) -> Option<String> {
         .then(|| format!("{name}: {finalizers} finalizers, {conditions} conditions, {addresses} addresses"))
 }
 
-/// What gateways wrote in the cluster, but for the Lease and their events.
+/// Everything that gateways wrote to the cluster, except the Lease and their events.
 fn written(world: &World) -> Vec<String> {
     let objects = [("v1", "Service"), (API, "AddressPool")];
     let objects = objects.iter().flat_map(|(version, kind)| world.api.list(version, kind, ""));
@@ -60,7 +60,7 @@ fn admin(world: &World) -> PathBuf {
     world.api.kubeconfig(&directory).expect("written")
 }
 
-/// `tidegate uninstall` on a workstation: its exit code, and what it says.
+/// Runs `tidegate uninstall` as on a workstation. Returns its exit code and output.
 fn uninstall(world: &World, arguments: &[&str]) -> (i32, String) {
     let kubeconfig = admin(world);
     let output = world.enter_gateway(|| {
@@ -72,7 +72,7 @@ fn uninstall(world: &World, arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap_or(-1), said.concat())
 }
 
-/// A gateway that has written everything that it writes.
+/// A cluster with a gateway that has written everything that it can write.
 fn at_work() -> World {
     let mut world = World::new();
     world.apply(&objects());
@@ -97,7 +97,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
     assert!(said.contains("released Service shop/web: ") && said.contains("Stop them now"), "{said}");
     assert_eq!(written(&world), [] as [String; 0], "{said}");
     world.until("the VIP to be withdrawn", || world.gateway("edge-1").vips("web").is_empty().then_some(()));
-    // However often it is asked for, however long the gateway runs still, and whatever happens.
+    // Repeated uninstalls succeed, even while the gateway is still running.
     let (code, said) = uninstall(&world, &[]);
     assert!(code == 0 && said.contains("prevents gateways from writing"), "{said}");
     world.api.forget_requests();
@@ -114,7 +114,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
     assert_eq!(written(&world), [] as [String; 0], "no last word either");
     assert!(world.api.delete("v1", "Service", "shop", "web"));
     assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "nothing holds it");
-    // Started again, it is silent still; without the Lease it goes on.
+    // After a restart it still writes nothing. Once the Lease is deleted, it continues.
     world.start_again("edge-1");
     assert_eq!(holder(&world).as_deref(), Some("tidegate-uninstall"));
     assert!(world.api.delete("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate"));
@@ -129,7 +129,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
 fn with_no_gateway_left_what_hangs_is_released_and_the_lease_is_deleted() {
     needs!(Needs::NamespaceController);
     let mut world = at_work();
-    // It died, and that is a while ago.
+    // The gateway died a while ago.
     world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
     let old = |status: &mut Value| status["status"]["lastHeartbeat"] = "2026-01-01T00:00:00Z".into();
     world.api.edit(API, "GatewayStatus", "", "edge-1", old).expect("legal");
@@ -166,7 +166,7 @@ fn where_the_api_server_refuses_one_write_nothing_is_changed_unless_told_to_go_o
     assert_eq!((code, written(&world).len()), (0, 0), "{said}");
 }
 
-/// The shell blocks below a heading of `deploy/README.md`, in their order.
+/// The shell blocks below a heading of `deploy/README.md`, in order.
 fn blocks(heading: &str) -> Vec<String> {
     let readme = std::fs::read_to_string(deploy().join("README.md")).expect("readable");
     let section = readme.split("\n## ").find(|section| section.lines().next() == Some(heading));
@@ -217,7 +217,7 @@ impl Workstation {
     }
 }
 
-/// Everything that is in the cluster, but for what every cluster has and its user's own.
+/// All objects in the cluster, except those of every cluster and of its user.
 pub(crate) fn installed(world: &World) -> Vec<String> {
     let rbac = "rbac.authorization.k8s.io/v1";
     let admission = "admissionregistration.k8s.io/v1";
@@ -245,7 +245,7 @@ pub(crate) fn installed(world: &World) -> Vec<String> {
                 (text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]));
             let is_of_all = match kind {
                 "Namespace" => name.starts_with("kube-") || ["default", "shop"].contains(&&*name),
-                // Controllers make these in every namespace.
+                // Controllers create these in every namespace.
                 "ServiceAccount" => name == "default",
                 "ConfigMap" => name == "kube-root-ca.crt",
                 _ => false,
@@ -263,7 +263,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
     needs!(Needs::NamespaceController, Needs::Version(31));
     let mut world = World::empty();
     let before = installed(&world);
-    // A real cluster has roles and accounts of its own.
+    // A real cluster has its own roles and accounts.
     assert!(before.is_empty() || !Api::is_in_process(), "{before:?}");
     let installed = |world: &World| {
         let mut found = installed(world);
@@ -292,7 +292,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
                 .cloned()
         };
         let address = world.until("an address", ingress);
-        // An upgrade: everything is applied again, and the gateway is another process.
+        // An upgrade: everything is applied again, and the gateway is a new process.
         workstation.run(&world, install);
         workstation.run(&world, &blocks("Admission")[0]);
         world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
@@ -315,7 +315,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
         assert_eq!(installed(&world), [] as [String; 0], "{turn}");
         assert_eq!(written(&world), [] as [String; 0], "{turn}");
         if runs {
-            // It may try what it likes: it has no rights any more, and there is nothing to write to.
+            // Its requests no longer matter: it has no rights, and there is nothing to write to.
             world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
             assert_eq!(installed(&world), [] as [String; 0], "{turn}");
         }
@@ -326,7 +326,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
 
 #[test]
 fn the_readme_names_its_files() {
-    // What the steps above name is there: a step that names a file of the tree names it by its path from the root.
+    // The files that these steps name must exist. A step names a file of the tree by its path from the root.
     let readme = std::fs::read_to_string(deploy().join("README.md")).expect("readable");
     for word in readme.split_whitespace().filter(|word| word.starts_with("deploy/")) {
         let word =

@@ -1,9 +1,9 @@
-//! What the stories stand on: a namespace with an API server and gateways in it.
+//! The base of the tests: a namespace with an API server and gateways.
 //!
-//! A gateway has a port that leads nowhere (`net_null`), checks its backends too seldom to matter, and acts for the
-//! ServiceAccount of `deploy/kubernetes`.
+//! A gateway has a port without a network (`net_null`), almost never checks its backends, and uses the ServiceAccount
+//! of `deploy/kubernetes`.
 //!
-//! Invariant: nothing waits without a bound, and a bound that runs out says what was seen last.
+//! Invariant: every wait has a limit, and the error after the limit describes the last state.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -19,14 +19,14 @@ use tidegate::netlab::{Lab, LabPlan, cleanup, wait_for};
 
 use crate::api::{Api, needs};
 
-/// How long a change may take to be seen on a busy machine. How fast it really is, is measured elsewhere.
+/// The maximum time until a change is visible on a busy machine. The speed is measured elsewhere.
 pub(crate) const SEEN: Duration = Duration::from_secs(60);
-/// The same with a real API server: what gateways know of their connection follows its bookmarks, one a minute.
+/// The same with a real API server: the gateways' knowledge of their connection depends on its bookmarks, one a minute.
 const SEEN_WITH_A_REAL_SERVER: Duration = Duration::from_secs(180);
-/// Time between bookmarks.
+/// The time between bookmarks.
 const BOOKMARKS: Duration = Duration::from_secs(2);
 
-/// What every cluster of the stories has, and what every gateway may do.
+/// The manifests that every cluster of the tests has, including the rights of the gateways.
 const INSTALL: [&str; 4] = [
     "kubernetes/base/namespace.yaml",
     "kubernetes/base/rbac.yaml",
@@ -34,52 +34,52 @@ const INSTALL: [&str; 4] = [
     "kubernetes/crds",
 ];
 
-/// A cluster with gateways. Tells their last words when its story fails.
+/// A cluster with gateways. It prints the end of their logs if its test fails.
 pub(crate) struct World {
-    // Declared first: gateways end before their API server, and both before the namespace.
+    // Declared first, so that the gateways end before their API server, and both before the namespace.
     gateways: Vec<Gateway>,
     pub(crate) api: Api,
     lab: Lab,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// One `tidegate run`.
+/// One process of `tidegate run`.
 pub(crate) struct Gateway {
     name: String,
     socket: PathBuf,
     process: LabProcess,
 }
 
-/// How gateways of a story are configured, beyond what all have.
+/// The individual configuration of the gateways of a test.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Setting {
     /// Lines of `source.kubernetes`.
     pub(crate) source: String,
     /// Lines of the document, such as `pools`.
     pub(crate) document: String,
-    /// `services.defaults.drainTimeout`; an hour without.
+    /// The value of `services.defaults.drainTimeout`; an hour if empty.
     pub(crate) drain: String,
-    /// Text of its kubeconfig; empty for none at all. With the token of Tidegate's account without.
+    /// The text of its kubeconfig; empty for no kubeconfig. `None` for one with the token of Tidegate's account.
     pub(crate) kubeconfig: Option<String>,
     /// A program with arguments that starts the gateway, such as `env NAME=VALUE`.
     pub(crate) starter: Vec<String>,
-    /// `metadata.name`, where it is not what the story calls the gateway.
+    /// The `metadata.name`, if it differs from the test's name of the gateway.
     pub(crate) called: Option<String>,
 }
 
 impl World {
-    /// A cluster with Tidegate's rights and definitions installed, no gateway yet.
+    /// A cluster with Tidegate's rights and definitions, and no gateway yet.
     pub(crate) fn new() -> Self {
         Self::installed(&[], Options::default())
     }
 
-    /// The same with a test API server of these options: for stories that name [`needs::Needs::ServerOptions`].
+    /// The same with these options of the test API server, for tests that declare [`needs::Needs::ServerOptions`].
     pub(crate) fn with(options: Options) -> Self {
         needs::used(needs::Needs::ServerOptions);
         Self::installed(&[], options)
     }
 
-    /// Where gateways are there is this address too, and at it they reach the API server.
+    /// A cluster whose gateways reach the API server at this additional address.
     pub(crate) fn reached_at(address: IpAddr) -> Self {
         let listen = SocketAddr::new(address, 0);
         Self::installed(&[address], Options { listen, ..Options::default() })
@@ -91,7 +91,7 @@ impl World {
         world
     }
 
-    /// A cluster without anything of Tidegate.
+    /// A cluster that contains nothing of Tidegate.
     pub(crate) fn empty() -> Self {
         Self::empty_with(&[], Options::default())
     }
@@ -106,14 +106,14 @@ impl World {
         for address in addresses {
             lab.gateway().ip_batch(&format!("addr add {address} dev lo\n")).expect("a free address");
         }
-        // How far gateways say that they are follows bookmarks where nothing happens: a minute on a real server, and less
+        // Without changes, the reported progress of gateways follows bookmarks: a minute on a real server, and less
         // than SEEN here.
         let options = Options { bookmark_interval: BOOKMARKS, ..options };
         let api = Api::start(&lab, options);
         Self { gateways: Vec::new(), api, lab, _alone: alone }
     }
 
-    /// Puts in what `deploy/kubernetes` gives.
+    /// Installs the manifests of `deploy/kubernetes`.
     pub(crate) fn install(&self) {
         for path in INSTALL {
             for text in files(&deploy().join(path)) {
@@ -122,8 +122,8 @@ impl World {
         }
     }
 
-    /// The same after the API server came back with nothing. The account is another one, and where its tokens hang on it
-    /// the gateways get new ones.
+    /// Installs them again after the API server lost all objects. The account is a new one. If its tokens depend on it,
+    /// the gateways get new tokens.
     pub(crate) fn install_again(&self) {
         self.install();
         let others = self.gateways.iter().filter(|_| !Api::is_in_process());
@@ -133,12 +133,12 @@ impl World {
         }
     }
 
-    /// Puts objects into the cluster.
+    /// Applies objects to the cluster.
     pub(crate) fn apply(&self, yaml: &str) {
         self.api.apply(yaml).expect("objects of a story are legal");
     }
 
-    /// Starts a gateway that is configured in the usual way, and waits until it answers.
+    /// Starts a gateway with the default setting, and waits until it answers.
     pub(crate) fn start(&mut self, name: &str) {
         self.start_with(name, &Setting::default());
     }
@@ -217,14 +217,14 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         up.unwrap_or_else(|error| panic!("{error:#}\n{}", gateway.process.log_tail(40)));
     }
 
-    /// Starts a gateway again as it was configured, after it was stopped.
+    /// Starts a stopped gateway again with the same configuration.
     pub(crate) fn start_again(&mut self, name: &str) {
         let config = self.lab.directory().join(name).join("gateway.yaml");
         let socket = self.lab.directory().join(name).join("tidegate.sock");
         self.launch(name, &config, socket, &[]);
     }
 
-    /// Changes the configuration of a gateway and has it read again.
+    /// Changes the configuration of a gateway and reloads it.
     pub(crate) fn reconfigure(&mut self, name: &str, edit: impl FnOnce(String) -> String) {
         let config = self.lab.directory().join(name).join("gateway.yaml");
         let text = std::fs::read_to_string(&config).expect("it was written");
@@ -233,7 +233,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         at.expect("a gateway of this story").process.signal(Signal::HUP);
     }
 
-    /// Waits for the end of a gateway; its exit code.
+    /// Waits for the end of a gateway and returns its exit code.
     pub(crate) fn exit_code(&mut self, name: &str, bound: Duration) -> Option<i32> {
         let at = self.gateways.iter().position(|gateway| gateway.name == name)?;
         let mut gateway = self.gateways.remove(at);
@@ -241,8 +241,8 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         ended.unwrap_or_else(|error| panic!("{error:#}\n{}", gateway.process.log_tail(40))).code()
     }
 
-    /// Where `/metrics` (9000 and on) and `/healthz` (10000 and on) of the first gateway are, and anything else that
-    /// answers HTTP there: status and body of `GET path`.
+    /// Status and body of `GET path`. The first gateway has `/metrics` at port 9000 and `/healthz` at port 10000; the
+    /// next gateways have the next ports.
     pub(crate) fn http(&self, port: u16, path: &str) -> Option<(u16, String)> {
         use std::io::{Read, Write};
         self.enter_gateway(|| {
@@ -255,12 +255,12 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         })
     }
 
-    /// Waits for something that takes longer than usual by its nature.
+    /// Waits for an event that takes longer than usual.
     pub(crate) fn within<T>(&self, bound: Duration, what: &str, probe: impl FnMut() -> Option<T>) -> T {
         wait_for(what, bound, probe).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// The log of a gateway, its end.
+    /// The end of the log of a gateway.
     pub(crate) fn log(&self, name: &str) -> String {
         self.gateway(name).process.log_tail(60)
     }
@@ -269,12 +269,12 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         self.gateways.iter().find(|gateway| gateway.name == name).expect("a gateway of this story")
     }
 
-    /// Does something where the gateways are: their ports on loopback are there.
+    /// Runs a function in the gateways' namespace, where their loopback ports are.
     pub(crate) fn enter_gateway<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         self.lab.gateway().enter(what)
     }
 
-    /// Ends a gateway by a signal and waits for its end.
+    /// Ends a gateway with a signal and waits for its end.
     pub(crate) fn end(&mut self, name: &str, signal: Signal, bound: Duration) -> Result<(), String> {
         let at =
             self.gateways.iter().position(|gateway| gateway.name == name).expect("a gateway of this story");
@@ -284,12 +284,12 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         ended.map(|_| ()).map_err(|error| format!("{error:#}\n{}", gateway.process.log_tail(40)))
     }
 
-    /// A place for the files of a story, gone with it.
+    /// A directory for the files of a test, removed with it.
     pub(crate) fn directory(&self) -> &Path {
         self.lab.directory()
     }
 
-    /// A new token for the same account, in the gateway's kubeconfig.
+    /// Writes a new token for the same account to the gateway's kubeconfig.
     pub(crate) fn renew_token(&self, name: &str) {
         let token = self.api.other_token("renewed");
         self.api.kubeconfig_for(&self.lab.directory().join(name), &token).expect("kubeconfig written");
@@ -301,12 +301,12 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         std::fs::read_dir(state).is_ok_and(|mut entries| entries.next().is_some())
     }
 
-    /// The same where the story says itself what is wrong when it does not come to hold.
+    /// The same for tests that describe the failure themselves.
     pub(crate) fn eventually<T>(&self, probe: impl FnMut() -> Option<T>) -> Option<T> {
         wait_for("it", seen(), probe).ok()
     }
 
-    /// Waits until something holds of the cluster or its gateways; gives what was made of it.
+    /// Waits until the probe returns a value, and returns it.
     pub(crate) fn until<T>(&self, what: &str, probe: impl FnMut() -> Option<T>) -> T {
         wait_for(what, seen(), probe).unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -326,7 +326,7 @@ impl Drop for World {
 }
 
 impl Gateway {
-    /// What a question by the admin socket is answered with, as JSON.
+    /// The answer to a query through the admin socket, as JSON.
     pub(crate) fn ask(&self, question: &str) -> Option<Value> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args([question, "-o", "json", "--socket"]).arg(&self.socket);
@@ -337,7 +337,7 @@ impl Gateway {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// The value of one series of the metrics, with its labels as they are written.
+    /// The value of one series of the metrics, given with its labels.
     pub(crate) fn series(&self, series: &str) -> Option<f64> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         let output = command.args(["metrics", "--socket"]).arg(&self.socket).output().ok()?;
@@ -345,7 +345,7 @@ impl Gateway {
         page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
     }
 
-    /// Drains a target: what is answered, and what is warned of.
+    /// Drains a target. Returns the answer and the warnings.
     pub(crate) fn drain(&self, target: &str) -> (String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["drain", target, "--socket"]).arg(&self.socket);
@@ -366,26 +366,26 @@ impl Gateway {
         shown
     }
 
-    /// The VIPs of a Service; empty when it has none or is not there.
+    /// The VIPs of a Service; empty if it has none or does not exist.
     pub(crate) fn vips(&self, service: &str) -> Vec<String> {
         let vips = self.service(service)["vips"].as_array().cloned().unwrap_or_default();
         vips.iter().map(|vip| text(&vip["address"])).collect()
     }
 
-    /// A Service of namespace `shop` as `tidegate services` shows it; null when it is not there.
+    /// A Service of namespace `shop` in the format of `tidegate services`; null if it does not exist.
     pub(crate) fn service(&self, name: &str) -> Value {
         let answer = self.ask("services").unwrap_or_default();
         let mut rows = answer["items"].as_array().into_iter().flatten();
         rows.find(|row| row["name"] == name && row["namespace"] == "shop").cloned().unwrap_or_default()
     }
 
-    /// Part of `tidegate status`.
+    /// The `source` part of `tidegate status`.
     pub(crate) fn source(&self) -> Value {
         self.ask("status").unwrap_or_default()["source"].clone()
     }
 }
 
-/// The bound of [`World::until`].
+/// The time limit of [`World::until`].
 fn seen() -> Duration {
     if Api::is_in_process() { SEEN } else { SEEN_WITH_A_REAL_SERVER }
 }
@@ -399,7 +399,7 @@ pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
 
-/// The texts of a file, or of every YAML file of a directory.
+/// The texts of a file, or of every YAML file in a directory.
 fn files(path: &Path) -> Vec<String> {
     if path.is_file() {
         return vec![std::fs::read_to_string(path).expect("readable")];
@@ -414,7 +414,7 @@ fn files(path: &Path) -> Vec<String> {
     paths.iter().map(|path| std::fs::read_to_string(path).expect("readable")).collect()
 }
 
-/// A LoadBalancer Service of ours, with one TCP port 80.
+/// A LoadBalancer Service with our class and one TCP port 80.
 pub(crate) fn service(name: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: shop}}, spec: {{type: LoadBalancer, \

@@ -1,9 +1,9 @@
-//! The cluster of a kubeconfig, for as long as a story uses it: claimed when nothing of Tidegate is there, and left as it
-//! was.
+//! The cluster of a kubeconfig, for the duration of one test. It is claimed if it contains nothing of Tidegate, and
+//! left as it was.
 //!
-//! Whatever a story may leave behind is deleted before and after it, so a cluster in which such a thing is there already is
-//! refused: it may be a gateway's that carries traffic. A namespace, [`MARK`], says that the rest is of the stories; with
-//! it a run that died is cleaned up by the next.
+//! Everything that a test may leave behind is deleted before and after it. A cluster that already contains such an
+//! object is refused, because it may belong to a gateway that carries traffic. A namespace, [`MARK`], marks the objects
+//! as those of the tests, so that the next run can clean up after one that died.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use tidegate::netlab::wait_for;
 
 use super::objects::{Admin, Place};
 
-/// The namespace that says whose the rest is.
+/// The namespace that marks the objects as those of the tests.
 const MARK: &str = "tidegate-stories";
-/// Its annotation: host and process of who runs the stories.
+/// Its annotation: the host and the process of the test run.
 const RUN: &str = "tidegate.dev/stories";
-/// How long a namespace may take to go, its controller included.
+/// The maximum time until a namespace is deleted, including the work of its controller.
 const GONE: Duration = Duration::from_secs(180);
 const FINALIZER: &str = "tidegate.dev/cleanup";
 
-/// Namespaces that stories make.
+/// Namespaces that the tests create.
 const NAMESPACES: [&str; 3] = ["shop", "aaa", "tidegate-system"];
-/// Kinds of which stories and manifests make objects whose names say whose they are, with the namespace.
+/// Kinds, with the namespace, of which tests and manifests create objects with recognisable names.
 const NAMED: [(&str, &str, &str); 8] = [
     ("rbac.authorization.k8s.io/v1", "ClusterRole", ""),
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", ""),
@@ -34,15 +34,15 @@ const NAMED: [(&str, &str, &str); 8] = [
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition", ""),
 ];
 
-/// A cluster that is ours; given back when this is dropped.
+/// A claimed cluster. The claim is released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim(Admin);
 
 impl Claim {
-    /// Claims the cluster and cleans up what a run left that died.
+    /// Claims the cluster, and cleans up after a run that died.
     ///
     /// # Errors
-    /// Something of Tidegate is there that no story made, or another run is under way: what it is.
+    /// Describes an object of Tidegate that no test created, or another run that is under way.
     pub(crate) fn take(admin: Admin) -> Result<Self, String> {
         let run = format!("{} {}", host(), std::process::id());
         match admin.get("v1", "Namespace", "", MARK) {
@@ -81,7 +81,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // The mark stays where something else does: the next run tries again.
+        // The mark stays if any other object does. The next run then tries again.
         match clean(&self.0) {
             Ok(()) => {
                 let path = format!("/api/v1/namespaces/{MARK}");
@@ -102,13 +102,13 @@ fn host() -> String {
     name.trim().to_owned()
 }
 
-/// Whether a run is over, as far as that can be known from this host. A run without a name is.
+/// Whether a run has ended, as far as this host can know. A run without a name has ended.
 fn has_ended(run: &str) -> bool {
     let Some((host_of_run, process)) = run.split_once(' ') else { return true };
     host_of_run == host() && !std::path::Path::new("/proc").join(process).exists()
 }
 
-/// Everything that stories make or cause, with its finalizers.
+/// Everything that the tests create or cause, with its finalizers.
 fn found(admin: &Admin) -> Result<Vec<(Place, Value)>, String> {
     let mut found = Vec::new();
     let mut look = |version: &str, kind: &str, namespace: &str, is_ours: &dyn Fn(&str, &Value) -> bool| {
@@ -146,9 +146,10 @@ fn found(admin: &Admin) -> Result<Vec<(Place, Value)>, String> {
     Ok(found)
 }
 
-/// Deletes all of it and waits until it is gone.
+/// Deletes everything and waits until it is gone.
 fn clean(admin: &Admin) -> Result<(), String> {
-    // About objects of the cluster; the others go with their namespace. Whoever has none of these has no Tidegate either.
+    // Only events about objects of the cluster are deleted here; the others are deleted with their namespace. A cluster
+    // without these contains no Tidegate.
     let events = admin.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events", None);
     for event in events.map_err(|refusal| refusal.to_string())?["items"].as_array().into_iter().flatten() {
         let reporter = event["reportingController"].as_str().unwrap_or_default();
@@ -176,7 +177,7 @@ fn clean(admin: &Admin) -> Result<(), String> {
         last = left.iter().map(|(place, _)| place.path()).collect::<Vec<_>>().join(", ");
         for (place, finalizers) in left {
             release(admin, &place, &finalizers);
-            // Refused where it is going already; it is looked at again.
+            // The request is refused if the object is already being deleted. The next iteration checks again.
             let _ = admin.request("DELETE", &place.path(), None);
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -185,7 +186,7 @@ fn clean(admin: &Admin) -> Result<(), String> {
     cleaned.map_err(|error| format!("{error:#}: {last}"))
 }
 
-/// Takes our finalizer from an object: no gateway runs that would.
+/// Removes our finalizer from an object, because no gateway is running to do it.
 fn release(admin: &Admin, place: &Place, finalizers: &Value) {
     let all = finalizers.as_array().cloned().unwrap_or_default();
     if all.iter().any(|one| one == FINALIZER) {
@@ -204,7 +205,7 @@ mod tests {
     const SERVICE: &str = "{apiVersion: v1, kind: Service, metadata: {name: live, namespace: prod}, spec: {type: \
                            LoadBalancer, loadBalancerClass: tidegate.dev/gateway, ports: [{port: 80}]}}";
 
-    /// A cluster, and a client of it over HTTP.
+    /// A cluster, and a function that creates HTTP clients for it.
     fn cluster() -> (TestApiServer, tempfile::TempDir, impl Fn() -> Admin) {
         let server = TestApiServer::start(Options::default()).expect("a free port");
         let directory = tempfile::tempdir().expect("a directory");
@@ -251,7 +252,7 @@ mod tests {
             server.apply(&mark.to_string()).expect("legal");
         };
         server.apply(SERVICE).expect("legal");
-        // The first process of a machine lives; no process has a number beyond 2^22.
+        // Process 1 always runs, and no process has a number above 2^22.
         mark(1);
         let refused = Claim::take(admin()).expect_err("it lives");
         assert!(refused.contains("another run"), "{refused}");

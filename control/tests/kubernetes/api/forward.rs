@@ -1,8 +1,8 @@
-//! The way of the gateways to a real API server: a TCP forwarder that listens in their network namespace and connects from
-//! where the server can be reached. It is also what breaks connections, as the test API server does by itself.
+//! The path of the gateways to a real API server: a TCP forwarder that listens in their network namespace and connects
+//! from a namespace that can reach the server. It also breaks connections, which the test API server does itself.
 //!
-//! A socket belongs to the namespace in which it was made: the listener is made in the gateways' namespace, and the
-//! runtime that connects was built where the server is.
+//! A socket belongs to the namespace in which it was created. The listener is created in the gateways' namespace, and
+//! the runtime that connects was built in the namespace of the server.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A forwarder; it ends when this is dropped.
+/// A forwarder. It stops when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     address: SocketAddr,
@@ -26,14 +26,14 @@ pub(crate) struct Forwarder {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
-    /// Connections from before the last count end.
+    /// Connections with an older generation are closed.
     generation: u64,
-    /// Nothing passes, in either direction.
+    /// Data is held in both directions.
     is_held: bool,
 }
 
 impl Forwarder {
-    /// Listens at an address of a namespace; port 0 is any.
+    /// Listens on an address of a namespace. Port 0 selects any free port.
     pub(crate) fn start(
         place: &Namespace,
         listen: SocketAddr,
@@ -47,12 +47,12 @@ impl Forwarder {
         forwarder
     }
 
-    /// Where it listens, for its whole life.
+    /// The address on which it listens. It never changes.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Closes every connection and refuses new ones, or listens again at the same port.
+    /// Closes all connections and refuses new ones, or listens on the same port again.
     pub(crate) fn refuse(&self, refuse: bool) {
         if !refuse {
             self.listen();
@@ -61,13 +61,13 @@ impl Forwarder {
         let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = listening {
             task.abort();
-            // The socket is closed when the task is gone.
+            // The socket is closed when the task has ended.
             let _ = self.runtime.block_on(task);
         }
         self.state.send_modify(|state| state.generation += 1);
     }
 
-    /// Connections stay open, new ones are accepted, and nothing passes; or all that waited passes.
+    /// Holds all data, while connections stay open and new ones are accepted; or releases it.
     pub(crate) fn hold(&self, hold: bool) {
         self.state.send_modify(|state| state.is_held = hold);
     }
@@ -94,7 +94,7 @@ impl Drop for Forwarder {
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Forwards one connection from its beginning to its end.
 async fn carry(
     mut client: tokio::net::TcpStream,
     upstream: (String, u16),
@@ -102,7 +102,7 @@ async fn carry(
 ) {
     let generation = state.borrow().generation;
     let both_ways = async {
-        // A server that cannot be reached is a connection that ends at once.
+        // If the server cannot be reached, the connection is closed immediately.
         if let Ok(mut server) = tokio::net::TcpStream::connect(upstream).await {
             let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
         }

@@ -1,9 +1,9 @@
-//! The API server of a story: the test API server in this process, or a real one ([`mode`]).
+//! The API server of a test: the test API server in this process, or a real one ([`mode`]).
 //!
-//! [`Api`] is what stories use. With the test API server each call goes to its handle. A real server gets requests of its
-//! administrator ([`objects`]); gateways reach it through a forwarder ([`forward`]), which breaks connections on demand;
-//! it is started for the story ([`started`]) or belongs to a cluster that is claimed for it ([`cluster`]). What only the
-//! test API server can do, stories name first ([`needs`]).
+//! Tests use [`Api`]. With the test API server, each call goes to its handle. A real server receives requests of its
+//! administrator ([`objects`]). Gateways reach it through a forwarder ([`forward`]), which breaks connections on
+//! request. It is started for the test ([`started`]), or belongs to a cluster that is claimed for the test
+//! ([`cluster`]). Tests that need functions of the test API server declare them first ([`needs`]).
 
 mod cluster;
 mod forward;
@@ -28,7 +28,7 @@ use real::Real;
 /// The namespace and the name of the gateways' account.
 const ACCOUNT: (&str, &str) = ("tidegate-system", "tidegate");
 
-/// See the module.
+/// The API server of a test.
 #[derive(Debug)]
 pub(crate) struct Api(Server);
 
@@ -47,7 +47,8 @@ pub(crate) enum Backup {
 }
 
 impl Api {
-    /// A server that gateways of the lab reach, by the options if it is the test API server, else where these listen.
+    /// Starts a server that gateways of the lab can reach. The options apply to the test API server; a real server uses
+    /// only their listen address.
     pub(crate) fn start(lab: &Lab, options: Options) -> Self {
         let in_process = || {
             let server = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port");
@@ -69,8 +70,8 @@ impl Api {
 
     // --- objects ---
 
-    /// Creates or replaces the objects of a YAML text, status included. Missing namespaces are made. Where the server is a
-    /// real one, what others wrote stays.
+    /// Creates or replaces the objects of a YAML text, including their status. Missing namespaces are created. On a
+    /// real server, fields that others wrote are kept.
     pub(crate) fn apply(&self, yaml: &str) -> Result<Vec<Value>, String> {
         match &self.0 {
             Server::Test(server, _) => server.apply(yaml),
@@ -78,7 +79,7 @@ impl Api {
         }
     }
 
-    /// The same for objects that a server of today refuses.
+    /// The same for objects that a current server refuses.
     pub(crate) fn apply_past_validation(&self, yaml: &str) -> Result<Vec<Value>, String> {
         self.test(Needs::PastValidation).apply(yaml)
     }
@@ -95,7 +96,7 @@ impl Api {
         }
     }
 
-    /// Objects of a kind; all namespaces when it is empty.
+    /// The objects of a kind. An empty `namespace` selects all namespaces.
     pub(crate) fn list(&self, api_version: &str, kind: &str, namespace: &str) -> Vec<Value> {
         match &self.0 {
             Server::Test(server, _) => server.list(api_version, kind, namespace),
@@ -118,7 +119,7 @@ impl Api {
         }
     }
 
-    /// Deletes; finalizers hold an object back. Whether there was one.
+    /// Deletes an object; finalizers delay the deletion. Returns whether the object existed.
     pub(crate) fn delete(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> bool {
         match &self.0 {
             Server::Test(server, _) => server.delete(api_version, kind, namespace, name),
@@ -126,9 +127,9 @@ impl Api {
         }
     }
 
-    // --- how it is reached ---
+    // --- access ---
 
-    /// Where gateways reach it.
+    /// The address at which gateways reach it.
     pub(crate) fn address(&self) -> SocketAddr {
         match &self.0 {
             Server::Test(server, _) => server.address(),
@@ -141,7 +142,7 @@ impl Api {
         self.test(Needs::NewAuthority).certificate_authority()
     }
 
-    /// Text of a kubeconfig with a token, for gateways.
+    /// The text of a kubeconfig with a token, for gateways.
     pub(crate) fn kubeconfig_text(&self, token: &str) -> String {
         match &self.0 {
             Server::Test(server, _) => server.kubeconfig_text(token),
@@ -149,7 +150,7 @@ impl Api {
         }
     }
 
-    /// Writes the administrator's `kubeconfig` into a directory, as it holds where the gateways are.
+    /// Writes the administrator's `kubeconfig` for use in the gateways' namespace to a directory.
     pub(crate) fn kubeconfig(&self, directory: &Path) -> std::io::Result<PathBuf> {
         let path = directory.join("kubeconfig");
         match &self.0 {
@@ -158,14 +159,14 @@ impl Api {
         }
     }
 
-    /// Writes a `kubeconfig` with a token into a directory.
+    /// Writes a `kubeconfig` with a token to a directory.
     pub(crate) fn kubeconfig_for(&self, directory: &Path, token: &str) -> std::io::Result<()> {
         std::fs::write(directory.join("kubeconfig"), self.kubeconfig_text(token))
     }
 
     // --- tokens of the gateways' account ---
 
-    /// The token of the account. It has to be there, but with the test API server.
+    /// The token of the account. The account must exist, except with the test API server.
     pub(crate) fn token(&self) -> String {
         match &self.0 {
             Server::Test(_, token) => token.clone(),
@@ -185,7 +186,7 @@ impl Api {
         }
     }
 
-    /// [`Api::token`] is refused from now on.
+    /// Makes the server refuse [`Api::token`] from now on.
     pub(crate) fn expire_token(&self) {
         match &self.0 {
             Server::Test(server, token) => server.expire_token(token),
@@ -193,9 +194,9 @@ impl Api {
         }
     }
 
-    // --- what breaks, with every server ---
+    // --- faults that every server supports ---
 
-    /// Closes every connection and refuses new ones, or listens again at the same port.
+    /// Closes all connections and refuses new ones, or listens on the same port again.
     pub(crate) fn refuse_connections(&self, refuse: bool) {
         match &self.0 {
             Server::Test(server, _) => server.refuse_connections(refuse).expect("the port is still free"),
@@ -203,13 +204,13 @@ impl Api {
         }
     }
 
-    /// Closes every connection and goes on with the same objects.
+    /// Closes all connections and continues with the same objects.
     pub(crate) fn restart(&self) {
         self.refuse_connections(true);
         self.refuse_connections(false);
     }
 
-    /// Ends every watch: the test API server in good order, others with the connection.
+    /// Ends every watch. The test API server ends them normally, others with the connection.
     pub(crate) fn end_watches(&self) {
         match &self.0 {
             Server::Test(server, _) => server.faults().end_watches(),
@@ -217,7 +218,7 @@ impl Api {
         }
     }
 
-    /// Requests are taken and not answered, watches say nothing; or all goes on.
+    /// Stops answering requests and sending watch events, or continues.
     pub(crate) fn hang(&self, hang: bool) {
         match &self.0 {
             Server::Test(server, _) if hang => {
@@ -232,24 +233,24 @@ impl Api {
         }
     }
 
-    // --- what a story names first ---
+    // --- functions that a test must declare first ---
 
     /// The switches of the test API server.
     pub(crate) fn faults(&self) -> &Faults {
         self.test(Needs::Faults).faults()
     }
 
-    /// Forgets history.
+    /// Discards the history.
     pub(crate) fn compact(&self) {
         self.test(Needs::Faults).compact();
     }
 
-    /// A new authority and certificate for new connections; open ones are closed.
+    /// Creates a new authority and certificate for new connections. Open connections are closed.
     pub(crate) fn renew_certificate(&self) {
         self.test(Needs::NewAuthority).renew_certificate().expect("the port is still free");
     }
 
-    /// Every request since the start or the last [`Api::forget_requests`], answered ones only.
+    /// All answered requests since the start or since the last [`Api::forget_requests`].
     pub(crate) fn requests(&self) -> Vec<Logged> {
         used(Needs::Requests);
         match &self.0 {
@@ -258,7 +259,7 @@ impl Api {
         }
     }
 
-    /// Empties the log of requests.
+    /// Clears the record of requests.
     pub(crate) fn forget_requests(&self) {
         used(Needs::Requests);
         match &self.0 {
@@ -267,7 +268,7 @@ impl Api {
         }
     }
 
-    /// Comes back as a new cluster. Tokens of a real one do not hold any more: their account is gone.
+    /// Restarts as a new cluster. Tokens of a real server become invalid, because their account is gone.
     pub(crate) fn restart_empty(&self) {
         used(Needs::LostObjects);
         match &self.0 {
@@ -290,7 +291,7 @@ impl Api {
         }
     }
 
-    /// Comes back with the objects and versions of an older copy.
+    /// Restarts with the objects and versions of an earlier copy.
     pub(crate) fn restart_from(&self, backup: &Backup) {
         used(Needs::LostObjects);
         match (&self.0, backup) {

@@ -1,5 +1,5 @@
-//! Which API server this run of the stories has: the test API server in this process, one that is started from binaries,
-//! or that of a cluster. The environment says so; `deploy/scripts/test-apiserver.sh` is how people set it.
+//! Selects the API server of this test run: the test API server in this process, a server started from binaries, or the
+//! server of a cluster. Environment variables select it; `deploy/scripts/test-apiserver.sh` sets them for users.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 
 use super::objects::Admin;
 
-/// See the module.
+/// The API server of this test run.
 #[derive(Debug)]
 pub(crate) enum Mode {
     /// The test API server.
     InProcess,
-    /// A server of the story's own: etcd and kube-apiserver as children.
+    /// A separate server for each test: etcd and kube-apiserver as child processes.
     Binaries(Binaries),
     /// The cluster of this kubeconfig.
     Cluster(PathBuf),
@@ -23,15 +23,15 @@ pub(crate) enum Mode {
 pub(crate) struct Binaries {
     pub(crate) apiserver: PathBuf,
     pub(crate) etcd: PathBuf,
-    /// Not every story needs one.
+    /// Only some tests need it.
     pub(crate) controller_manager: Option<PathBuf>,
 }
 
 impl Mode {
-    /// What the environment of this process asks for.
+    /// The mode that the environment selects.
     ///
     /// # Panics
-    /// When it asks for two things, or for half of one.
+    /// If the environment selects two modes, or one only partly.
     pub(crate) fn of_this_run() -> &'static Self {
         static MODE: OnceLock<Mode> = OnceLock::new();
         MODE.get_or_init(|| {

@@ -1,9 +1,9 @@
-//! What a story needs of its API server beyond the API: switches by which the test API server breaks, or a cluster whose
-//! state the story may lose. A story names it first, with [`needs!`](crate::needs); where the server of this run lacks it,
-//! the story is skipped, and a line on standard error says which and why.
+//! The requirements of a test on its API server beyond the API: fault switches of the test API server, or a cluster
+//! whose state the test may lose. A test declares them first, with [`needs!`](crate::needs). If the server of this run
+//! lacks one, the test is skipped, and a line on standard error names the test and the reason.
 //!
-//! Invariant: with the test API server no story is skipped, and a story that names a switch uses it, and no other: the
-//! list of what is skipped elsewhere cannot become wrong.
+//! Invariant: with the test API server, no test is skipped, and a test uses exactly the switches that it declares. The
+//! list of skipped tests on other servers therefore stays correct.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,36 +11,36 @@ use std::io::Write;
 
 use super::mode::Mode;
 
-/// See the module.
+/// A requirement on the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Needs {
-    /// Answers that fail, hang or break off; watches that end, repeat or reorder; forgotten history.
+    /// Answers that fail, hang or break off; watches that end, repeat or reorder; discarded history.
     Faults,
-    /// The server's log of requests.
+    /// The server's record of requests.
     Requests,
-    /// A server that loses its objects, or goes back to a copy.
+    /// A server that loses its objects, or returns to an earlier copy.
     LostObjects,
     /// A server that gets another certificate authority.
     NewAuthority,
-    /// Objects in the store that the server of today refuses.
+    /// Stored objects that a current server refuses.
     PastValidation,
     /// A server that is started with options of the test API server.
     ServerOptions,
-    /// Somebody empties namespaces that are deleted: the namespace controller.
+    /// A namespace controller, which empties deleted namespaces.
     NamespaceController,
-    /// No node runs what is installed.
+    /// A cluster without nodes, so installed Pods do not run.
     NoNodes,
     /// This minor version of Kubernetes, or a newer one.
     Version(u32),
 }
 
 impl Needs {
-    /// Whether it is a method of [`super::Api`], which says that it was used.
+    /// Whether it is a method of [`super::Api`], which records its use.
     fn is_switch(self) -> bool {
         !matches!(self, Self::NamespaceController | Self::NoNodes | Self::Version(_))
     }
 
-    /// What the server of this run lacks of it.
+    /// Why the server of this run does not fulfil it, if so.
     fn lack(self) -> Option<String> {
         let mode = Mode::of_this_run();
         let is_there = match (self, mode) {
@@ -76,11 +76,12 @@ impl Needs {
 }
 
 thread_local! {
-    /// What the story of this thread named, and what it used of that.
+    /// The requirements that the test of this thread declared, and those that it used.
     static NAMED: RefCell<(Vec<Needs>, BTreeSet<Needs>)> = RefCell::default();
 }
 
-/// Names what a story needs, and returns from it where the API server of this run lacks it. Comes first in the story.
+/// Declares the requirements of a test, and returns from the test if the API server of this run lacks one. Must be the
+/// first statement of the test.
 #[macro_export]
 macro_rules! needs {
     ($($need:expr),+ $(,)?) => {
@@ -91,7 +92,7 @@ macro_rules! needs {
     };
 }
 
-/// Whether a story cannot run; says so where it is. For [`needs!`](crate::needs).
+/// Whether a test must be skipped; prints the reason. For [`needs!`](crate::needs).
 pub(crate) fn is_skipped(place: &str, needs: &[Needs]) -> bool {
     let lacks: Vec<String> = needs.iter().filter_map(|need| need.lack()).collect();
     if lacks.is_empty() {
@@ -100,12 +101,12 @@ pub(crate) fn is_skipped(place: &str, needs: &[Needs]) -> bool {
     }
     let name = place.trim_end_matches("::story");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
-    // Not by a macro: the output of those is not shown for a test that passes.
+    // Not a print macro, because the output of those is not shown for a test that passes.
     let _ = writeln!(std::io::stderr(), "skipped: {name}: needs {}", lacks.join("; and "));
     true
 }
 
-/// The story of this thread uses a switch.
+/// Records that the test of this thread uses a switch.
 pub(crate) fn used(need: Needs) {
     NAMED.with_borrow_mut(|(named, used)| {
         assert!(
@@ -117,7 +118,7 @@ pub(crate) fn used(need: Needs) {
     });
 }
 
-/// The story of this thread has ended: it used every switch that it named.
+/// Asserts at the end of a test that it used every switch that it declared.
 pub(crate) fn assert_all_used() {
     let (named, used) = NAMED.take();
     for need in named.into_iter().filter(|need| need.is_switch()) {

@@ -1,9 +1,9 @@
-//! Objects of a real API server, read and changed over HTTP by who may do everything: for [`super::Api`] what the handle
-//! of the test API server is otherwise.
+//! Reads and changes objects of a real API server over HTTP with all rights. It replaces the handle of the test API
+//! server for [`super::Api`].
 //!
-//! What a story applies is a server-side apply by the manager `stories`, with force: what the gateway wrote meanwhile
-//! stays, as it does when an operator applies a manifest again. An edit is a merge patch of what it changed, the status
-//! by the subresource.
+//! A test applies objects by server-side apply with the manager `stories` and with force. Fields that the gateway wrote
+//! in the meantime are kept, as when an operator applies a manifest again. An edit is a merge patch of the changed
+//! fields; the status is patched by its subresource.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use tidegate::netlab::{Namespace, wait_for};
 use tidegate_source::kubernetes::Connector;
 use tokio::runtime::Runtime;
 
-/// Who applies.
+/// The field manager of the tests.
 const MANAGER: &str = "stories";
-/// How long a server may be busy with what it does by itself: a new definition, a namespace that goes.
+/// The maximum time for actions of the server itself: a new definition, the deletion of a namespace.
 const SETTLED: Duration = Duration::from_secs(120);
 
 /// A client of an API server, with all rights.
@@ -26,7 +26,7 @@ pub(crate) struct Admin {
     runtime: Arc<Runtime>,
 }
 
-/// What a server refused: status code (0 where there was no answer) and message.
+/// An error of a server: status code (0 if there was no answer) and message.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: u16,
@@ -40,9 +40,10 @@ impl std::fmt::Display for Refusal {
 }
 
 impl Admin {
-    /// A client by a kubeconfig, whose connections begin in this namespace, or where the tests run.
+    /// Creates a client with a kubeconfig. Its connections start in this namespace, or in the namespace of the tests.
     pub(crate) fn new(kubeconfig: &Path, place: Option<&Namespace>) -> Self {
-        // The threads of a runtime are where the thread is that builds it, and the sockets of their tasks too.
+        // The threads of a runtime are in the namespace of the thread that builds it, and so are the sockets of their
+        // tasks.
         let build = || {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             builder.worker_threads(1).thread_name("stories-api").enable_all().build().expect("a runtime")
@@ -51,12 +52,12 @@ impl Admin {
         Self { connector: Arc::new(Connector::new(Some(kubeconfig.to_owned()))), runtime }
     }
 
-    /// What runs its connections.
+    /// The runtime of its connections.
     pub(crate) fn runtime(&self) -> Arc<Runtime> {
         self.runtime.clone()
     }
 
-    /// One request, and the JSON of its answer.
+    /// Sends one request and returns the JSON of its answer.
     pub(crate) fn request(
         &self,
         method: &str,
@@ -85,7 +86,7 @@ impl Admin {
         self.runtime.block_on(running).expect("requests do not panic")
     }
 
-    /// Creates or changes the objects of a YAML text, status included. Missing namespaces are made.
+    /// Creates or changes the objects of a YAML text, including their status. Missing namespaces are created.
     pub(crate) fn apply(&self, yaml: &str) -> Result<Vec<Value>, String> {
         let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).map_err(|error| error.to_string())?;
         let documents = documents.into_iter().filter(|document| !document.is_null());
@@ -116,7 +117,7 @@ impl Admin {
         Ok(stored)
     }
 
-    /// Its kind can be used a while after a definition is stored.
+    /// Waits until a kind can be used, which is some time after its definition is stored.
     fn await_definition(&self, place: &Place) {
         let is_served = || {
             let definition = self.request("GET", &place.path(), None).ok()?;
@@ -140,7 +141,7 @@ impl Admin {
         }
     }
 
-    /// An object; `None` where there is none, or no such kind.
+    /// An object; `None` if it or its kind does not exist.
     pub(crate) fn get(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         let place = Place::new(api_version, kind, namespace, name);
         match self.patiently("GET", &place.path()) {
@@ -150,7 +151,7 @@ impl Admin {
         }
     }
 
-    /// Objects of a kind; all namespaces when it is empty. None where there is no such kind.
+    /// The objects of a kind. An empty `namespace` selects all namespaces. Empty if the kind does not exist.
     pub(crate) fn list(&self, api_version: &str, kind: &str, namespace: &str) -> Vec<Value> {
         let place = Place::new(api_version, kind, namespace, "");
         let list = match self.patiently("GET", &place.path()) {
@@ -165,7 +166,7 @@ impl Admin {
         items
     }
 
-    /// A read that is tried again when the connection breaks: the stories end servers and connections.
+    /// A read that is retried if the connection breaks, because the tests stop servers and break connections.
     fn patiently(&self, method: &str, path: &str) -> Result<Value, Refusal> {
         let mut last = None;
         let answered = wait_for("an answer", SETTLED, || match self.request(method, path, None) {
@@ -179,7 +180,8 @@ impl Admin {
         answered.unwrap_or_else(|_| Err(last.expect("it was asked")))
     }
 
-    /// Changes an object in any way and gives it as stored. Who is named first in changed `managedFields` is the manager.
+    /// Changes an object in any way and returns the stored result. The first entry of changed `managedFields` is the
+    /// manager.
     pub(crate) fn edit(
         &self,
         at: (&str, &str, &str, &str),
@@ -210,7 +212,7 @@ impl Admin {
         Ok(stored)
     }
 
-    /// Deletes an object; whether there was one. Finalizers hold it back.
+    /// Deletes an object; finalizers delay the deletion. Returns whether the object existed.
     pub(crate) fn delete(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> bool {
         let place = Place::new(api_version, kind, namespace, name);
         match self.request("DELETE", &place.path(), None) {
@@ -220,7 +222,8 @@ impl Admin {
         }
     }
 
-    /// A token of a ServiceAccount for an hour; where a Secret is named, for as long as this is there.
+    /// Creates a token of a ServiceAccount for an hour. If a Secret is given, the token is valid only while the Secret
+    /// exists.
     pub(crate) fn token(&self, namespace: &str, account: &str, secret: Option<&str>) -> String {
         let mut spec = json!({"expirationSeconds": 3600});
         if let Some(secret) = secret {
@@ -234,7 +237,7 @@ impl Admin {
     }
 }
 
-/// Where an object is in the API.
+/// The place of an object in the API.
 pub(crate) struct Place {
     api_version: String,
     kind: String,
@@ -242,7 +245,7 @@ pub(crate) struct Place {
     name: String,
 }
 
-/// Kinds of the stories that are in no namespace.
+/// Cluster-scoped kinds that the tests use.
 const OF_THE_CLUSTER: [&str; 9] = [
     "AddressPool",
     "ClusterRole",
@@ -256,7 +259,7 @@ const OF_THE_CLUSTER: [&str; 9] = [
 ];
 
 impl Place {
-    /// No name stands for all.
+    /// An empty name selects all objects.
     pub(crate) fn new(api_version: &str, kind: &str, namespace: &str, name: &str) -> Self {
         let namespace = if OF_THE_CLUSTER.contains(&kind) { "" } else { namespace };
         let [api_version, kind, namespace, name] = [api_version, kind, namespace, name].map(str::to_owned);
@@ -294,7 +297,7 @@ fn without_nulls(mut object: Value) -> Value {
     object
 }
 
-/// RFC 7396: what turns one value into another; `None` where they are the same.
+/// The merge patch (RFC 7396) from one value to another; `None` if they are equal.
 fn merge_patch(before: &Value, after: &Value) -> Option<Value> {
     if before == after {
         return None;

@@ -1,4 +1,4 @@
-//! A real API server, with the way of the gateways to it and the tokens of their account.
+//! A real API server, with the path of the gateways to it and the tokens of their account.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,39 +16,39 @@ use super::mode::Binaries;
 use super::objects::Admin;
 use super::started::ControlPlane;
 
-/// The Secret that holds the first token's life.
+/// The Secret that limits the life of the first token.
 const FIRST: &str = "stories-first";
-/// How long a server may take a token for good after its Secret is gone: it remembers for ten seconds.
+/// The maximum time until a server refuses a token after its Secret is deleted. The server caches it for ten seconds.
 const REFUSED: Duration = Duration::from_secs(60);
 
-/// See the module. What is declared first ends first.
+/// A real API server. The fields are dropped in the order of their declaration.
 #[derive(Debug)]
 pub(crate) struct Real {
     way: Forwarder,
-    /// `None` for a server of the story's own.
+    /// `None` for a server that belongs to one test.
     _claim: Option<Claim>,
     /// `None` for the server of a cluster.
     plane: Option<ControlPlane>,
     admin: Admin,
-    /// Cluster and user of the administrator, where the server is reached without the forwarder.
+    /// The cluster and user of the administrator for access without the forwarder.
     kubeconfig: (Value, Value),
     /// `https` or `http`, and the name in its certificate.
     scheme: String,
     name: String,
     token: Mutex<Option<String>>,
-    /// Where the server is reached; `None` is where the tests run.
+    /// The namespace in which the server is reached; `None` is the namespace of the tests.
     place: Option<Namespace>,
 }
 
 impl Real {
-    /// A control plane of the story's own.
+    /// Starts a separate control plane for the test.
     pub(crate) fn started(binaries: &'static Binaries, lab: &Lab, listen: SocketAddr) -> Self {
         let plane = ControlPlane::start(binaries, lab);
         let kubeconfig = plane.kubeconfig();
         Self::new(&kubeconfig, (None, Some(plane)), lab, listen)
     }
 
-    /// The cluster of a kubeconfig, claimed.
+    /// Claims the cluster of a kubeconfig.
     pub(crate) fn of_cluster(kubeconfig: &Path, lab: &Lab, listen: SocketAddr) -> Self {
         let claim = Claim::take(Admin::new(kubeconfig, None));
         let claim = claim.unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()));
@@ -61,7 +61,7 @@ impl Real {
         lab: &Lab,
         listen: SocketAddr,
     ) -> Self {
-        // Its own server is where the gateways are.
+        // A server that belongs to the test runs in the gateways' namespace.
         let place = plane.as_ref().map(|_| lab.gateway().clone());
         let admin = Admin::new(kubeconfig, place.as_ref());
         let (cluster, user) = current(kubeconfig);
@@ -88,7 +88,7 @@ impl Real {
         &self.way
     }
 
-    /// Its control plane, of a server of the story's own.
+    /// The control plane that belongs to the test.
     pub(super) fn plane(&self) -> &ControlPlane {
         self.plane.as_ref().expect("a story that needs one is skipped with the server of a cluster")
     }
@@ -107,18 +107,18 @@ impl Real {
         kubeconfig(&cluster, &token.map_or(admin, |token| json!({ "token": token }))).to_string()
     }
 
-    /// The first token of the account, made when it is first asked for.
+    /// The first token of the account. It is created on the first call.
     pub(super) fn token(&self) -> String {
         let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         token.get_or_insert_with(|| self.other_token(FIRST)).clone()
     }
 
-    /// The account is another: the next token is new.
+    /// Forgets the token, because the account has been created again.
     pub(super) fn forget_token(&self) {
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// A token that holds as long as a Secret is there.
+    /// A token that is valid while a Secret exists.
     pub(super) fn other_token(&self, secret: &str) -> String {
         let (namespace, account) = ACCOUNT;
         let object = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret, "namespace": namespace}});
@@ -149,7 +149,7 @@ fn kubeconfig(cluster: &Value, user: &Value) -> Value {
     })
 }
 
-/// Cluster and user of the current context. Paths in them are absolute.
+/// The cluster and user of the current context, with absolute paths.
 fn current(path: &Path) -> (Value, Value) {
     let read = Kubeconfig::read_from(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let context = read.contexts.iter().find(|context| Some(&context.name) == read.current_context.as_ref());

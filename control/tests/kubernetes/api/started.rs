@@ -1,9 +1,9 @@
-//! A control plane of a story's own, from binaries: etcd, kube-apiserver and, where there is one, kube-controller-manager
-//! with the namespace controller alone, in the network namespace of the gateways.
+//! A separate control plane for a test, from binaries: etcd, kube-apiserver and, if available, kube-controller-manager
+//! with only the namespace controller, in the network namespace of the gateways.
 //!
-//! Each story has one: it begins with an empty cluster and may break it, and a story that fails leaves nothing to the
-//! next. That costs some ten seconds for each. The processes end with the lab, whatever ends that: a failed story, a
-//! signal, or the next run, where this one was killed.
+//! Each test has its own: it starts with an empty cluster and may break it, and a failed test leaves nothing to the
+//! next one. That takes about ten seconds for each. The processes end with the lab, whatever ends the lab: a failed
+//! test, a signal, or the next run after this one was killed.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -18,15 +18,15 @@ use tidegate::netlab::{Lab, Namespace, wait_for};
 use super::mode::Binaries;
 use super::objects::Admin;
 
-/// Nobody else is in the namespace: the usual ports are free.
+/// The namespace has no other programs, so the usual ports are free.
 const PORT: u16 = 6443;
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
 const ADMIN_TOKEN: &str = "stories-admin";
-/// A cold start on a busy machine.
+/// The maximum time of a cold start on a busy machine.
 const READY: Duration = Duration::from_secs(180);
 
-/// See the module.
+/// A running control plane.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     binaries: &'static Binaries,
@@ -34,12 +34,12 @@ pub(crate) struct ControlPlane {
     directory: PathBuf,
     /// In the order of their start.
     processes: Mutex<Vec<LabProcess>>,
-    /// Where in the audit log the requests begin that count.
+    /// The position in the audit log from which requests count.
     counted_from: Mutex<usize>,
 }
 
 impl ControlPlane {
-    /// Starts one and waits until it is ready.
+    /// Starts a control plane and waits until it is ready.
     pub(crate) fn start(binaries: &'static Binaries, lab: &Lab) -> Self {
         let directory = lab.directory().join("control-plane");
         std::fs::create_dir_all(&directory).expect("a directory of the lab");
@@ -50,19 +50,19 @@ impl ControlPlane {
         plane
     }
 
-    /// The kubeconfig of who may do everything.
+    /// The kubeconfig of the administrator.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.path("admin.kubeconfig")
     }
 
-    /// Comes back with no objects.
+    /// Restarts with no objects.
     pub(crate) fn restart_empty(&self) {
         self.end();
         std::fs::remove_dir_all(self.path("etcd")).expect("its data");
         self.launch();
     }
 
-    /// Stops for a copy of all objects.
+    /// Stops the control plane and copies all objects.
     pub(crate) fn snapshot(&self) -> PathBuf {
         let copy = self.path("etcd-copy");
         self.end();
@@ -71,7 +71,7 @@ impl ControlPlane {
         copy
     }
 
-    /// Comes back with the objects of a copy.
+    /// Restarts with the objects of a copy.
     pub(crate) fn restart_from(&self, copy: &Path) {
         self.end();
         std::fs::remove_dir_all(self.path("etcd")).expect("its data");
@@ -79,14 +79,14 @@ impl ControlPlane {
         self.launch();
     }
 
-    /// The requests of the audit log, answered ones only, and watches that have begun.
+    /// The requests of the audit log: answered requests, and watches that have begun.
     pub(crate) fn requests(&self) -> Vec<Logged> {
         let text = std::fs::read_to_string(self.path("audit.log")).unwrap_or_default();
         let from = *self.counted_from.lock().unwrap_or_else(PoisonError::into_inner);
         text.get(from..).unwrap_or_default().lines().filter_map(logged).collect()
     }
 
-    /// Requests count from now on.
+    /// Counts requests from now on.
     pub(crate) fn forget_requests(&self) {
         let size = std::fs::metadata(self.path("audit.log")).map_or(0, |file| file.len());
         let size = usize::try_from(size).expect("a log that fits");
@@ -97,7 +97,7 @@ impl ControlPlane {
         self.directory.join(name)
     }
 
-    /// Certificates, keys, the admin's token, and what is audited.
+    /// Writes certificates, keys, the administrator's token, and the audit policy.
     fn write_files(&self) {
         let write = |name: &str, text: &str| std::fs::write(self.path(name), text).expect("written");
         let authority_key = KeyPair::generate().expect("a key");
@@ -153,7 +153,8 @@ impl ControlPlane {
                 format!("--etcd-servers={ETCD}"),
                 format!("--secure-port={PORT}"),
                 "--bind-address=127.0.0.1".into(),
-                // There is no interface to guess it from, and nobody needs to find the server by the Service `kubernetes`.
+                // There is no interface from which to derive it, and nothing finds the server by the Service
+                // `kubernetes`.
                 "--advertise-address=192.0.2.250".into(),
                 "--endpoint-reconciler-type=none".into(),
                 format!("--tls-cert-file={}", file("server.crt")),
@@ -199,7 +200,7 @@ impl ControlPlane {
                 return Some(false);
             }
             drop(processes);
-            // Not /readyz, whose answer is no JSON: it is ready when what it makes by itself is there.
+            // The answer of /readyz is not JSON. The server is ready when the objects that it creates itself exist.
             let is_there = |path: &str| admin.request("GET", path, None).is_ok();
             let all = ["kube-system", "default"].map(|name| is_there(&format!("/api/v1/namespaces/{name}")));
             let roles = is_there("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:discovery");
@@ -212,11 +213,11 @@ impl ControlPlane {
         }
     }
 
-    /// Ends all, the last started first.
+    /// Stops all processes in reverse order of their start.
     fn end(&self) {
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(mut process) = processes.pop() {
-            // etcd writes to disk what it has acknowledged: nothing is lost by a kill.
+            // etcd writes acknowledged data to disk, so a kill loses nothing.
             process.kill();
         }
     }
@@ -237,7 +238,7 @@ fn copy_directory(from: &Path, to: &Path) {
     assert!(copied.is_ok_and(|status| status.success()), "{} is copied", from.display());
 }
 
-/// A line of the audit log as the test API server logs its requests; bodies are not audited.
+/// Converts a line of the audit log to the format of the test API server. Bodies are not audited.
 fn logged(line: &str) -> Option<Logged> {
     let event: Value = serde_json::from_str(line).ok()?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -248,7 +249,7 @@ fn logged(line: &str) -> Option<Logged> {
         "delete" | "deletecollection" => "DELETE",
         _ => "GET",
     };
-    // A watch is told when it begins, and again when it ends.
+    // A watch is logged when it begins and again when it ends.
     if event["verb"] == "watch" && event["stage"] == "ResponseComplete" {
         return None;
     }
@@ -262,7 +263,7 @@ fn logged(line: &str) -> Option<Logged> {
         query: query.into(),
         user: text(&event["user"]["username"]),
         field_manager: manager.unwrap_or_else(|| {
-            // As the server does: what comes before the first slash.
+            // The part before the first slash, as the server uses it.
             text(&event["userAgent"]).split('/').next().unwrap_or_default().to_owned()
         }),
         body: String::new(),
