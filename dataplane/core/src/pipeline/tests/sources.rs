@@ -167,7 +167,7 @@ fn link_local_clients_are_served_on_their_link_and_refused_from_beyond() {
             if vip.contains('.') && !mode.is_dsr() {
                 assert_eq!(lab.receive(&on_link).refused(), Refusal::BadSource, "{mode}");
                 lab.change(|spec| {
-                    spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().unwrap())
+                    spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().unwrap());
                 });
             }
             lab.receive(&on_link).sent(TransmitReason::Forward);
