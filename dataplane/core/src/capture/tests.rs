@@ -1,4 +1,4 @@
-//! Claims about captures. The files are built by hand, byte by byte, in both byte orders.
+//! Tests of captures. The files are built by hand, byte by byte, in both byte orders.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Balance, churn, weights, order and sharing of Maglev tables, against bounds.
+//! Tests of Maglev tables: balance, churn, weights, order and sharing, each within limits.
 
 use super::*;
 use crate::limits::MAGLEV_SLOTS_MAX;
@@ -18,8 +18,8 @@ fn equal(count: usize) -> Vec<Member> {
     members(&vec![1; count])
 }
 
-/// Max over average share of a table, and the share of slots that change owner, in all and away from live
-/// backends, when backend `gone` stops taking part.
+/// The ratio of the largest to the average share of a table, and the percentage of slots that change their owner when
+/// backend `gone` is removed: of all slots, and of the slots of remaining backends.
 fn balance_and_churn(count: usize, size: u32, gone: usize) -> (f64, f64, f64) {
     let mut members = equal(count);
     let before = build(&members, size);
@@ -158,7 +158,8 @@ fn paper(members: &[Member], size: u32) -> Vec<u16> {
 
 #[test]
 fn a_golden_table_holds() {
-    // From an independent program. A change here moves connections in every gateway that is upgraded beside one that is not.
+    // These values are from an independent program. A change here moves connections when only some gateways are
+    // upgraded.
     let table = build(&members(&[1, 2, 3]), 13);
     assert_eq!(*table, [2, 1, 2, 0, 2, 2, 1, 0, 1, 2, 2, 2, 1]);
 }

@@ -1,4 +1,4 @@
-//! Slots are given, read beside writers, and freed.
+//! Tests that slots are allocated, read during writes, and freed.
 
 use super::*;
 use proptest::prelude::*;
@@ -98,7 +98,7 @@ proptest! {
 
 #[test]
 fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
-    // Each link address is the host number three times over: a torn one would not be.
+    // Each link address repeats the host number, so a torn read is detected.
     let link = |n: u32, flip: u64| mac((u64::from(n) << 24 | u64::from(n)) << 4 | flip);
     let (table, done) = (NeighborTable::with_capacity(4_000), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -214,7 +214,7 @@ proptest! {
     fn finds_what_a_hash_map_finds_while_entries_come_and_go(
         moves in proptest::collection::vec((any::<bool>(), 0_u32..40), 0..400),
     ) {
-        // Few places for many keys: long runs in the index, that every removal has to keep whole.
+        // Few slots for many keys cause long runs in the index. Every removal has to keep them intact.
         let table = NeighborTable::with_capacity(12);
         let mut oracle = HashMap::new();
         for (comes, n) in moves {
@@ -241,7 +241,7 @@ proptest! {
 
 #[test]
 fn a_reader_beside_slots_that_change_hands_sees_its_own_neighbour_or_none_and_never_misses_one_that_stays() {
-    // Each link address tells whose it is. Four slots for many hosts: the same slot is soon somebody else's.
+    // Each link address identifies its host. There are four slots for many hosts, so slots are soon reused.
     let (table, done) = (NeighborTable::with_capacity(8), AtomicBool::new(false));
     for n in 0..4 {
         let slot = table.intern(1, addr(n)).unwrap();

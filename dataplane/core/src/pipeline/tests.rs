@@ -1,4 +1,4 @@
-//! The pipeline from outside: frames in, verdicts and frames out, one claim a test.
+//! Tests of the pipeline from outside: frames in, verdicts and frames out, one property per test.
 
 mod lab;
 

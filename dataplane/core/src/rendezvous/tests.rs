@@ -1,4 +1,5 @@
-//! The seats and look-ups against an oracle written from the definition, and what the scheme promises.
+//! Compares the seats and look-ups with a simple implementation of the definition, and tests the guarantees of the
+//! scheme.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +35,7 @@ fn build(members: &[Member]) -> Rendezvous {
     built.rendezvous
 }
 
-/// Who sits where by the letter: each token proposes, a seat keeps the highest, the loser goes on.
+/// The seats by the definition: each token proposes, a seat keeps the highest, and the loser proposes again.
 fn proposals(members: &[Member]) -> BTreeMap<(usize, u16), BackendId> {
     let mut held = BTreeMap::<(usize, u16), (u64, Identity, u64, BackendId)>::new();
     for member in members {
@@ -67,7 +68,7 @@ fn seats_of(rendezvous: &Rendezvous) -> BTreeMap<(usize, u16), BackendId> {
     rendezvous.seats().map(|(deck, seat, owner)| ((deck.into(), seat), owner)).collect()
 }
 
-/// The answer by the letter: the earliest of all seats.
+/// The answer by the definition: the earliest of all seats.
 fn earliest(seats: &BTreeMap<(usize, u16), BackendId>, hash: u64) -> Option<Place> {
     let mut first = BTreeMap::<usize, Place>::new();
     for (&(deck, seat), &owner) in seats {
@@ -190,7 +191,7 @@ proptest! {
 
 #[test]
 fn members_of_equal_hash_are_told_apart_by_their_identities() {
-    // No two identities of equal hash are known, so the tie is made here: the same identity twice sits twice.
+    // No two identities with equal hashes are known, so the test uses the same identity twice.
     let twin = Member { owner: BackendId::new(9, 0), ..member(0) };
     let seats = seats_of(&build(&[member(0), twin]));
     assert_eq!(seats.len(), 2);

@@ -1,4 +1,4 @@
-//! Compiled snapshots against the spec: look-ups, ids over chains of compiles, shared tables, every problem.
+//! Compares compiled snapshots with the spec: look-ups, ids over chains of compiles, shared tables, and every problem.
 
 mod chains;
 mod kept;
@@ -100,7 +100,7 @@ fn find<'a>(snapshot: &'a Snapshot, key: &ServiceKey) -> Option<&'a Service> {
     snapshot.service(Snapshot::hash_service(&vip, proto, key.port), &vip, proto, key.port)
 }
 
-/// Backends of one snapshot by what they are.
+/// The backends of one snapshot by service, address and port.
 fn backend_ids(snapshot: &Snapshot) -> BTreeMap<(ServiceKey, Addr, u16), BackendId> {
     let of = |info: &ServiceInfo| {
         let key = info.key;

@@ -1,8 +1,8 @@
-//! Frames from words: `Builder::tcp("192.0.2.1:1024", "203.0.113.5:443").flags(SYN).build()`.
+//! Builds frames from short expressions: `Builder::tcp("192.0.2.1:1024", "203.0.113.5:443").flags(SYN).build()`.
 //!
-//! Lengths and checksums are right unless a test falsifies one (`ip_len`, `l4_checksum`, ...). It shares only the
-//! checksum functions with `wire`, so that a slip in the header writers does not hide itself.
-//! For tests and benches; panics on words that make no frame.
+//! Lengths and checksums are correct unless a test falsifies one (`ip_len`, `l4_checksum`, ...). It shares only the
+//! checksum functions with `wire`, so a mistake in the header writers is detected. It is for tests and benches, and
+//! panics on invalid input.
 
 use crate::wire::checksum::{Sum, checksum};
 use crate::wire::{Addr, Family, MacAddr, proto, sctp};
@@ -13,7 +13,7 @@ pub const CLIENT_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x01]);
 /// The default destination of built frames.
 pub const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x02]);
 
-/// Address and port, from text or from std's types.
+/// An address and port, from text or from std's types.
 pub trait IntoSocket {
     /// The pair.
     fn into_socket(self) -> SocketAddr;
@@ -83,7 +83,7 @@ struct FragmentField {
     more: bool,
 }
 
-/// What a test makes wrong on purpose.
+/// The fields that a test falsifies.
 #[derive(Clone, Debug, Default)]
 struct Falsified {
     version_ihl: Option<u8>,
@@ -120,7 +120,7 @@ struct IpHeader {
     extensions: Vec<(u8, Vec<u8>)>,
 }
 
-/// A frame in the making.
+/// A frame being built.
 #[derive(Clone, Debug)]
 pub struct Builder {
     link: Link,
@@ -149,7 +149,7 @@ impl Builder {
         Builder { link, ip, transport, payload: Vec::new(), falsified: Falsified::default() }
     }
 
-    /// A TCP segment, ACK set, without data.
+    /// Creates a TCP segment with ACK and without data.
     pub fn tcp(src: impl IntoSocket, dst: impl IntoSocket) -> Builder {
         let (src, dst) = (src.into_socket(), dst.into_socket());
         let transport = Transport::Tcp {
@@ -163,24 +163,24 @@ impl Builder {
         Builder::new(src.ip(), dst.ip(), transport)
     }
 
-    /// A UDP datagram without data.
+    /// Creates a UDP datagram without data.
     pub fn udp(src: impl IntoSocket, dst: impl IntoSocket) -> Builder {
         let (src, dst) = (src.into_socket(), dst.into_socket());
         Builder::new(src.ip(), dst.ip(), Transport::Udp { ports: (src.port(), dst.port()) })
     }
 
-    /// An SCTP packet without chunks; chunks are payload.
+    /// Creates an SCTP packet without chunks. Chunks are payload.
     pub fn sctp(src: impl IntoSocket, dst: impl IntoSocket) -> Builder {
         let (src, dst) = (src.into_socket(), dst.into_socket());
         Builder::new(src.ip(), dst.ip(), Transport::Sctp { ports: (src.port(), dst.port()), tag: 1 })
     }
 
-    /// An ICMP or, for IPv6 addresses, ICMPv6 message; `rest` is the second word of the header.
+    /// Creates an ICMP message, or an ICMPv6 message for IPv6 addresses. `rest` is the second word of the header.
     pub fn icmp(src: impl IntoAddress, dst: impl IntoAddress, kind: u8, code: u8, rest: [u8; 4]) -> Builder {
         Builder::new(src.into_address(), dst.into_address(), Transport::Icmp { kind, code, rest })
     }
 
-    /// An echo request of the addresses' family.
+    /// Creates an echo request in the family of the addresses.
     pub fn echo_request(src: impl IntoAddress, dst: impl IntoAddress, id: u16, seq: u16) -> Builder {
         let (src, dst) = (src.into_address(), dst.into_address());
         let kind = if src.is_ipv4() { 8 } else { 128 };
@@ -188,62 +188,62 @@ impl Builder {
         Builder::icmp(src, dst, kind, 0, [a, b, c, d])
     }
 
-    /// Any other protocol; what follows the IP headers is the payload.
+    /// Creates a packet of another protocol. Everything after the IP headers is payload.
     pub fn ip(src: impl IntoAddress, dst: impl IntoAddress, proto: u8) -> Builder {
         Builder::new(src.into_address(), dst.into_address(), Transport::Raw { proto })
     }
 
-    /// Ethernet addresses.
+    /// Sets the Ethernet addresses.
     pub fn mac(mut self, src: MacAddr, dst: MacAddr) -> Builder {
         (self.link.src, self.link.dst) = (src, dst);
         self
     }
 
-    /// Adds an 802.1Q tag of this control information (priority and VLAN).
+    /// Adds an 802.1Q tag with this control information (priority and VLAN).
     pub fn vlan(mut self, tci: u16) -> Builder {
         self.link.tags.push(tci);
         self
     }
 
-    /// TTL or hop limit; 64 otherwise.
+    /// Sets the TTL or hop limit. The default is 64.
     pub fn ttl(mut self, ttl: u8) -> Builder {
         self.ip.ttl = ttl;
         self
     }
 
-    /// TOS or traffic class.
+    /// Sets the TOS or traffic class.
     pub fn tos(mut self, tos: u8) -> Builder {
         self.ip.tos = tos;
         self
     }
 
-    /// IPv4 identification.
+    /// Sets the IPv4 identification.
     pub fn id(mut self, id: u16) -> Builder {
         self.ip.id = id;
         self
     }
 
-    /// IPv4 DF; set otherwise.
+    /// Sets or clears the IPv4 DF flag. It is set by default.
     pub fn dont_fragment(mut self, df: bool) -> Builder {
         self.ip.dont_fragment = df;
         self
     }
 
-    /// IPv6 flow label.
+    /// Sets the IPv6 flow label.
     pub fn flow_label(mut self, label: u32) -> Builder {
         self.ip.flow_label = label;
         self
     }
 
-    /// IPv4 options, padded to whole words with end-of-options.
+    /// Sets the IPv4 options, padded to whole words with end-of-options.
     pub fn ip_options(mut self, options: &[u8]) -> Builder {
         self.ip.options = options.to_vec();
         self.ip.options.resize(options.len().next_multiple_of(4), 0);
         self
     }
 
-    /// Adds an IPv6 extension header: its two first bytes are made here, `body` follows them, and is padded to the
-    /// unit of the kind.
+    /// Adds an IPv6 extension header. The first two bytes are generated; `body` follows them and is padded to the unit
+    /// of the kind.
     pub fn extension(mut self, kind: u8, body: &[u8]) -> Builder {
         let unit = if kind == proto::AH { 4 } else { 8 };
         let mut body = body.to_vec();
@@ -252,22 +252,22 @@ impl Builder {
         self
     }
 
-    /// Makes it one fragment by hand: the payload is all there is, with the transport header before it only at
-    /// offset 0. [`fragments`] cuts up a whole packet.
+    /// Makes this one fragment. The payload is all of its data, and the transport header precedes it only at offset 0.
+    /// [`fragments`] splits a whole packet.
     pub fn fragment(mut self, id: u32, offset: u16, more: bool) -> Builder {
         self.ip.fragment = Some(FragmentField { id, offset, more });
         self.ip.dont_fragment = false;
         self
     }
 
-    /// TCP flags.
+    /// Sets the TCP flags.
     pub fn flags(mut self, new: u8) -> Builder {
         let Transport::Tcp { flags, .. } = &mut self.transport else { panic!("flags are TCP's") };
         *flags = new;
         self
     }
 
-    /// TCP sequence and acknowledgment numbers.
+    /// Sets the TCP sequence and acknowledgment numbers.
     pub fn seq_ack(mut self, new_seq: u32, new_ack: u32) -> Builder {
         let Transport::Tcp { seq, ack, .. } = &mut self.transport else {
             panic!("sequence numbers are TCP's")
@@ -276,14 +276,14 @@ impl Builder {
         self
     }
 
-    /// TCP window; 65,535 otherwise.
+    /// Sets the TCP window. The default is 65,535.
     pub fn window(mut self, new: u16) -> Builder {
         let Transport::Tcp { window, .. } = &mut self.transport else { panic!("the window is TCP's") };
         *window = new;
         self
     }
 
-    /// TCP options, padded to whole words with end-of-options.
+    /// Sets the TCP options, padded to whole words with end-of-options.
     pub fn tcp_options(mut self, new: &[u8]) -> Builder {
         let Transport::Tcp { options, .. } = &mut self.transport else { panic!("TCP options are TCP's") };
         *options = new.to_vec();
@@ -291,19 +291,19 @@ impl Builder {
         self
     }
 
-    /// What follows the transport header.
+    /// Sets the data after the transport header.
     pub fn payload(mut self, bytes: &[u8]) -> Builder {
         self.payload = bytes.to_vec();
         self
     }
 
-    /// This many bytes of a counting pattern as payload.
+    /// Sets a payload with this many bytes of a counting pattern.
     pub fn payload_len(mut self, len: usize) -> Builder {
         self.payload = (0..len).map(|i| (i % 251) as u8).collect();
         self
     }
 
-    /// Adds this many bytes of Ethernet padding behind the packet.
+    /// Adds this many bytes of Ethernet padding after the packet.
     pub fn trailer(mut self, len: usize) -> Builder {
         self.link.trailer = len;
         self
@@ -333,7 +333,7 @@ impl Builder {
         self
     }
 
-    /// Falsifies the transport checksum; 0 makes UDP one without.
+    /// Falsifies the transport checksum. With 0, UDP has no checksum.
     pub fn l4_checksum(mut self, value: u16) -> Builder {
         self.falsified.l4_checksum = Some(value);
         self
@@ -351,7 +351,7 @@ impl Builder {
         self
     }
 
-    /// The frame.
+    /// Builds the frame.
     pub fn build(&self) -> Vec<u8> {
         let mut frame = Vec::new();
         frame.extend(self.link.dst.0);
@@ -367,7 +367,7 @@ impl Builder {
         frame
     }
 
-    /// The IP packet alone.
+    /// Builds only the IP packet.
     pub fn packet(&self) -> Vec<u8> {
         let later = self.ip.fragment.is_some_and(|f| f.offset != 0);
         let body = if later { self.payload.clone() } else { self.transport_bytes() };
@@ -442,7 +442,7 @@ impl Builder {
         }
     }
 
-    /// Transport header and payload, checksum included.
+    /// The transport header and the payload, including the checksum.
     fn transport_bytes(&self) -> Vec<u8> {
         let mut b = Vec::new();
         let check_at = match &self.transport {
@@ -510,8 +510,8 @@ impl Builder {
     }
 }
 
-/// Cuts a built, unfragmented and untagged frame without extension headers into fragments that carry `step` bytes
-/// each, a multiple of 8.
+/// Splits a built, unfragmented and untagged frame without extension headers into fragments with `step` bytes each.
+/// `step` is a multiple of 8.
 pub fn fragments(frame: &[u8], id: u32, step: usize) -> Vec<Vec<u8>> {
     assert!(step > 0 && step.is_multiple_of(8), "fragments are multiples of 8 bytes long");
     let v4 = frame[12..14] == [0x08, 0x00];

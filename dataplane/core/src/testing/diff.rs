@@ -1,4 +1,4 @@
-//! What changed between two frames, by field, and that nothing else did.
+//! Compares two frames by field, and asserts that only expected fields changed.
 
 use super::fields::fields;
 use super::show::{hexdump, summary};
@@ -7,20 +7,20 @@ use core::fmt;
 /// One field that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The field, as [`super::fields`] names it.
+    /// The name of the field, as in [`super::fields`].
     pub field: String,
-    /// Its value before; `None` when there was no such field.
+    /// The value before; `None` if the field did not exist.
     pub before: Option<String>,
-    /// Its value after; `None` when there is none any more.
+    /// The value after; `None` if the field no longer exists.
     pub after: Option<String>,
 }
 
-/// All fields that differ, in the order of the frame.
+/// All fields that differ, in frame order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff(pub Vec<Change>);
 
 impl Diff {
-    /// The names alone.
+    /// The names of the fields.
     pub fn names(&self) -> Vec<&str> {
         self.0.iter().map(|c| c.field.as_str()).collect()
     }
@@ -36,7 +36,7 @@ impl fmt::Display for Diff {
     }
 }
 
-/// Compares two frames field by field. A name that occurs twice (two VLAN tags) is compared in order.
+/// Compares two frames field by field. Fields with the same name (two VLAN tags) are compared in order.
 pub fn diff(before: &[u8], after: &[u8]) -> Diff {
     let old = fields(before);
     let mut new = fields(after);
@@ -55,10 +55,10 @@ pub fn diff(before: &[u8], after: &[u8]) -> Diff {
     Diff(changes)
 }
 
-/// Asserts that exactly these fields differ, in any order, and shows both frames when not.
+/// Asserts that exactly these fields differ, in any order. Prints both frames on failure.
 ///
 /// # Panics
-/// When another set of fields differs.
+/// If another set of fields differs.
 #[track_caller]
 pub fn assert_only_changed(before: &[u8], after: &[u8], expected: &[&str]) {
     let diff = diff(before, after);

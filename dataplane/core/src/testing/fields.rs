@@ -1,17 +1,17 @@
-//! The fields of a frame by name, in order, for the comparison and for people.
+//! The fields of a frame by name, in order, for comparison and display.
 //!
-//! Written without `wire::parse`: it is what tests judge the rewrites by. It takes every byte into exactly one field,
-//! and whatever it cannot name is `payload`, `trailer` or `rest`.
+//! It does not use `wire::parse`, because tests use it to check the rewrites. Every byte belongs to exactly one field;
+//! unnamed bytes are `payload`, `trailer` or `rest`.
 
 use crate::wire::MacAddr;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// One field: `ipv4.ttl`, `64`. Inside tunnels and ICMP errors the name has a prefix (`inner.`, `quoted.`).
+/// A field: `ipv4.ttl`, `64`. Inside tunnels and ICMP errors the name has a prefix (`inner.`, `quoted.`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Where it stands.
+    /// The name of the field.
     pub name: String,
-    /// What it says; bytes without a meaning of their own in hexadecimal.
+    /// The value. Bytes without a format of their own are hexadecimal.
     pub value: String,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Walk<'a> {
         self.out.push(Field { name: format!("{}{name}", self.prefix), value });
     }
 
-    /// The next `N` bytes, unless the frame ends before.
+    /// The next `N` bytes, unless the frame ends earlier.
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, rest) = self.rest.split_first_chunk::<N>()?;
         self.rest = rest;
@@ -146,7 +146,7 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// Runs `walk` over the next `len` bytes; what it leaves is payload, what follows the trailer.
+    /// Runs `walk` on the next `len` bytes. Bytes that it leaves are payload; bytes after them are the trailer.
     fn inside(&mut self, len: usize, walk: impl FnOnce(&mut Walk<'a>) -> Option<()>) {
         let (packet, trailer) = self.rest.split_at(len.min(self.rest.len()));
         self.rest = packet;

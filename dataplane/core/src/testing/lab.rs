@@ -1,7 +1,7 @@
-//! A gateway in memory: a spec that is easy to change, a clock that is set, one call a frame.
+//! A gateway in memory: a spec that is easy to change, a clock that tests set, and one call per frame.
 //!
-//! For the tests of the pipeline, those of this crate and those beside it (`tests/`). It is the real pipeline with a
-//! real snapshot; only the driver and the clock are missing. Panics on specs and frames that a test got wrong.
+//! It is for the tests of the pipeline in this crate and in `tests/`. It runs the real pipeline with a real snapshot,
+//! and replaces only the driver and the clock. It panics on invalid specs and frames.
 //!
 //! Invariant: every frame's verdict is recorded in the lab's counters, and a frame that is not sent is unchanged.
 
@@ -26,7 +26,7 @@ use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use crate::wire::MacAddr;
 use crate::wire::cut::Cut;
 
-/// The router that everything off-link goes through.
+/// The router that is the next hop for all off-link addresses.
 pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
 
 /// The link address of backend `n` (1, 2, ...), which has addresses `10.0.0.n` and `fd00::n`.
@@ -35,17 +35,17 @@ pub fn backend_mac(n: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, n])
 }
 
-/// An address from text.
+/// Parses an address.
 ///
 /// # Panics
-/// When it is none.
+/// If the text is not an address.
 #[must_use]
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address in a test")
 }
 
-/// A gateway at 10.0.0.254 and fd00::fe with SNAT addresses 10.0.0.253 and fd00::fd, on one link with its
-/// backends; clients are behind a router.
+/// The spec of a gateway at 10.0.0.254 and fd00::fe with SNAT addresses 10.0.0.253 and fd00::fd. Its backends are on
+/// its only link, and its clients are behind a router.
 #[must_use]
 pub fn spec() -> SnapshotSpec {
     let neighbors = (1..=9).flat_map(|n| {
@@ -109,30 +109,30 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
     }
 }
 
-/// A backend of weight 1 from "10.0.0.1:80".
+/// A backend of weight 1, given as "10.0.0.1:80".
 ///
 /// # Panics
-/// When it is none.
+/// If the text is not an address and port.
 #[must_use]
 pub fn backend(text: &str, state: BackendState) -> BackendSpec {
     let at: std::net::SocketAddr = text.parse().expect("a backend in a test");
     BackendSpec { address: at.ip(), port: at.port(), weight: 1, state }
 }
 
-/// What became of one frame.
+/// The result of one frame.
 #[derive(Debug)]
 pub struct Fate {
-    /// Its end.
+    /// The verdict.
     pub verdict: Verdict,
-    /// What was found out about it.
+    /// The note about the frame.
     pub note: Note,
-    /// Its bytes after: as sent, or as they came.
+    /// The bytes after processing: as sent, or unchanged.
     pub frame: Vec<u8>,
-    /// What the resolver was told, of the whole burst.
+    /// The neighbour events of the whole burst.
     pub events: Vec<NeighborEvent>,
     /// The datagram whose first fragment it may wait for.
     pub waits_for: Option<FragmentKey>,
-    /// The frames that it is sent as, where it does not fit its link.
+    /// The frames that are sent instead if it does not fit its link.
     pub pieces: Vec<Vec<u8>>,
     /// The first fragments in the whole burst.
     pub first_fragments: Vec<FirstFragment>,
@@ -142,7 +142,7 @@ impl Fate {
     /// The frame as sent.
     ///
     /// # Panics
-    /// When it was not sent for this reason.
+    /// If it was not sent for this reason.
     pub fn sent(&self, why: TransmitReason) -> &[u8] {
         assert_eq!(self.verdict, Verdict::Transmit { interface: 0, why });
         &self.frame
@@ -151,7 +151,7 @@ impl Fate {
     /// The reason for which it was refused.
     ///
     /// # Panics
-    /// When it was not.
+    /// If it was not refused.
     #[must_use]
     pub fn refused(&self) -> Refusal {
         match self.verdict {
@@ -164,7 +164,7 @@ impl Fate {
 /// One worker with its snapshot.
 #[derive(Debug)]
 pub struct Lab {
-    /// What the snapshot was compiled from.
+    /// The spec from which the snapshot was compiled.
     pub spec: SnapshotSpec,
     /// The forwarding state.
     pub snapshot: Snapshot,
@@ -188,16 +188,16 @@ impl Lab {
         Self::with_spec(SnapshotSpec { services, ..spec() })
     }
 
-    /// One worker, alone.
+    /// Creates a single worker.
     #[must_use]
     pub fn with_spec(spec: SnapshotSpec) -> Self {
         Self::worker(spec, 0, 1, Steering::Single)
     }
 
-    /// One worker of several.
+    /// Creates one worker of several.
     ///
     /// # Panics
-    /// When the spec has faults.
+    /// If the spec has faults.
     #[must_use]
     pub fn worker(spec: SnapshotSpec, worker: u8, workers: u8, steering: Steering) -> Self {
         let neighbors = NeighborTable::new();
@@ -216,7 +216,7 @@ impl Lab {
         }
     }
 
-    /// The same gateway with room for that many flows of a kind.
+    /// Changes the number of flows of each kind that the tables can hold.
     #[must_use]
     pub fn with_entries(mut self, entries: usize) -> Self {
         let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 7, steering: Steering::Single };
@@ -234,12 +234,12 @@ impl Lab {
         while self.pipeline.recheck(&self.snapshot, self.now) {}
     }
 
-    /// Sets the clock on.
+    /// Advances the clock.
     pub fn wait(&mut self, time: Duration) {
         self.now = self.now.plus(time);
     }
 
-    /// Sends a frame of the builder, from the router to the gateway.
+    /// Sends a frame from the builder, from the router to the gateway.
     pub fn send(&mut self, builder: Builder) -> Fate {
         self.receive(&builder.mac(ROUTER_MAC, GATEWAY_MAC).build())
     }
@@ -249,12 +249,12 @@ impl Lab {
         self.receive_as(Arrival::Wire(0), frame)
     }
 
-    /// Receives a frame from wherever it arrives.
+    /// Receives a frame from any arrival.
     pub fn receive_as(&mut self, arrival: Arrival, frame: &[u8]) -> Fate {
         self.process(arrival, MemoryFrame::new(frame), frame)
     }
 
-    /// As [`Self::receive`], in a buffer with no room in front.
+    /// Does the same as [`Self::receive`], with a buffer without headroom.
     pub fn receive_tight(&mut self, frame: &[u8]) -> Fate {
         let mut tight = MemoryFrame::new(frame);
         assert!(tight.grow_front(crate::limits::HEADROOM_MIN), "all the room there is");
@@ -263,7 +263,7 @@ impl Lab {
         self.process(Arrival::Wire(0), tight, frame)
     }
 
-    /// Receives frames that arrive together from the wire, at most a burst of them.
+    /// Receives frames that arrive together from the wire, at most one burst.
     pub fn receive_burst(&mut self, frames: &[Vec<u8>]) -> Vec<Fate> {
         let received = frames.iter().map(|frame| MemoryFrame::new(frame)).collect();
         self.process_burst(Arrival::Wire(0), received, frames)
@@ -315,7 +315,7 @@ impl Lab {
     }
 }
 
-/// The client's own link address, for what is on-link.
+/// The client's own link address, for on-link clients.
 pub const CLIENT: MacAddr = CLIENT_MAC;
 
 fn pieces(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {

@@ -1,8 +1,8 @@
-//! What tests, benches and fuzz runs share: frames built from words, shown and compared, a gateway around one pipeline,
-//! and worlds made from arbitrary bytes.
+//! Shared code of tests, benches and fuzz runs: frames from short expressions, their display and comparison, a gateway
+//! around one pipeline, and worlds from arbitrary bytes.
 //!
-//! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature: the
-//! daemon does not contain it. So it may allocate, and the builder and the comparison may panic, as tests do.
+//! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature. The
+//! daemon does not contain it. It may therefore allocate, and the builder and the comparison may panic.
 
 pub mod builder;
 pub mod diff;

@@ -1,4 +1,4 @@
-//! Frames for people: one line, or a hexdump. For failing tests and reports.
+//! Displays frames as one line or as a hexdump, for failing tests and reports.
 
 use crate::wire::arp::ArpOperation;
 use crate::wire::{Family, Fragment, Headers, Parsed, ethernet, parse, proto};
@@ -66,7 +66,7 @@ pub fn tcp_flags(flags: u8) -> String {
     if set.is_empty() { "-".into() } else { set.join(",") }
 }
 
-/// Offset, 16 bytes, and their ASCII, a line each; Wireshark imports it.
+/// Lines with the offset, 16 bytes, and their ASCII. Wireshark can import it.
 pub fn hexdump(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (i, line) in bytes.chunks(16).enumerate() {

@@ -1,5 +1,4 @@
-//! Claims about header checks, rewrites and answers. The oracle is the test builder, which makes the wanted frame
-//! from scratch.
+//! Tests of header checks, rewrites and answers. The test builder creates the expected frames from scratch.
 
 mod answers;
 mod checks;
@@ -16,7 +15,7 @@ fn ip(frame: &[u8]) -> Headers {
     }
 }
 
-/// The same for answers built as small frames.
+/// The same for answers, which are small frames.
 fn bytes(frame: &SmallFrame) -> &[u8] {
     frame
 }

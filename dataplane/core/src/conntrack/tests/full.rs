@@ -1,4 +1,4 @@
-//! What happens at the bound and beyond it.
+//! The behaviour of tables at their limit and beyond it.
 
 use super::*;
 
@@ -41,7 +41,8 @@ fn tables_take_every_dsr_flow_up_to_the_bound_and_under_churn_at_it() {
             let hash = tables.hash(&key);
             tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(n as u64 / 100));
         }
-        // Three to a bucket: none are lost. Two to a bucket (IPv6): 0.2 % of new flows, in churn at the bound.
+        // Three to a bucket: none are lost. Two to a bucket (IPv6): 0.2 % of new flows are lost, under churn at the
+        // limit.
         let limit = if v4 { 0 } else { bound * 3 / 500 };
         assert!(refused <= limit, "{refused} of {} refused, v4 {v4}", 4 * bound);
         assert_eq!(tables.counters().evictions(EvictionReason::BucketFull), 0);
@@ -125,7 +126,7 @@ fn a_flood_of_syns_pushes_out_no_established_flow() {
         assert!(tables.nat.peek(flow, tables.hash(flow), end).is_some());
         assert!(tables.nat.peek_reply(reply, tables.hash(reply), end).is_some());
     }
-    // The flood turns over its own entries, and most newcomers, real clients among them, still get in.
+    // The flood replaces its own entries, and most new flows, including those of real clients, still find room.
     assert!(tables.counters().evictions(EvictionReason::TableFull) > u64::from(flood));
     assert!(refused.0 < flood / 50 && refused.1 < flood / 50, "{refused:?} of {flood}");
     assert_whole(&tables);
@@ -158,7 +159,7 @@ fn a_table_full_of_established_flows_refuses_new_ones_and_takes_them_again_when_
     assert_eq!(counters.refused, (2000 - keys.len() - pairs.len()) as u64);
     assert_eq!(counters.evictions.iter().sum::<u64>(), 0);
     assert_whole(&tables);
-    // Idle for long enough, they give way to anyone.
+    // Flows that are idle for long enough are evicted for any new flow.
     let late = at(900_000);
     let newcomer = FlowKey::flow(service(2), addr(true, 5), 9);
     insert(&mut tables, &newcomer, Packet::Tcp(SYN), late).unwrap();
@@ -167,7 +168,7 @@ fn a_table_full_of_established_flows_refuses_new_ones_and_takes_them_again_when_
 
 #[test]
 fn the_least_flow_makes_way_first() {
-    // A table of four buckets; fill it with flows of each kind and see who goes.
+    // A table of four buckets. It is filled with flows of each kind, to see which are evicted.
     let mut tables = FlowTables::new(1, 3);
     tables.set_service_share(100);
     let phases = [&[SYN][..], &[SYN, ACK], &[SYN, ACK, FIN | ACK], &[SYN, ACK, RST]];
@@ -177,7 +178,7 @@ fn the_least_flow_makes_way_first() {
         let packets = phases[n as usize % 4];
         insert(&mut tables, &key, Packet::Tcp(SYN), at(0)).unwrap();
         let hash = tables.hash(&key);
-        // Established meanwhile, so that the next one does not push it out.
+        // The flow is established in the meantime, so that the next one does not evict it.
         tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(0));
         keys.push((key, hash, packets));
     }

@@ -1,4 +1,4 @@
-//! Claims about the flow tables; `oracle` compares them with `HashMap`s, `full` fills them.
+//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them.
 
 mod full;
 mod oracle;
@@ -41,7 +41,7 @@ fn addr(v4: bool, n: u32) -> Addr {
     }
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers that are the same on every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -74,7 +74,7 @@ fn insert(tables: &mut FlowTables, key: &FlowKey, packet: Packet, now: Now) -> R
     tables.dsr.insert(key, hash, backend(3), packet, idle(900), now)
 }
 
-/// Ages every bucket of the four tables, which take turns.
+/// Ages every bucket of the four tables, which alternate.
 fn age_all(tables: &mut FlowTables, now: Now) {
     for _ in 0..4 {
         tables.age(now, usize::MAX);
@@ -231,7 +231,7 @@ fn a_syn_reopens_a_nat_flow_that_the_server_has_closed() {
         let hit = tables.nat.lookup(&flow, a, Packet::Tcp(SYN), at(4)).unwrap();
         assert!(hit.reopened);
         assert_eq!(tables.nat.peek_reply(&reply, b, at(4)).unwrap().phase, Phase::Opening);
-        // The caller may put the flow elsewhere.
+        // The caller may choose another place for the flow.
         let (_, other) = pair(true, 1, 5001);
         insert_pair(&mut tables, (flow, other), Packet::Tcp(SYN), at(4)).unwrap();
         assert!(tables.nat.reply_key(&reply, b, &pair(true, 2, 1).0, at(4)) == ReplyKey::Free);

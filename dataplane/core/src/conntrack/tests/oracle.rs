@@ -1,4 +1,4 @@
-//! The tables against `HashMap`s that do the same in the obvious way, under random operations.
+//! Compares the tables with simple models based on `HashMap`, over random operations.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::tcp_state::{FlowStatus, State, Worth};
 use super::*;
 
-/// One step. Keys come from a small set, so that steps meet.
+/// One step. Keys are from a small set, so that steps affect the same flows.
 #[derive(Debug, Clone)]
 enum Step {
     Client {
@@ -25,7 +25,7 @@ enum Step {
         packet: Packet,
         idle: u64,
     },
-    /// A new flow takes the reply key of another one that may give it up.
+    /// A new flow takes the reply key of another flow that can release it.
     Take {
         flow: u8,
         reply: u8,
@@ -61,12 +61,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..250)
 }
 
-/// Whether a flow is of datagrams: a service has one protocol.
+/// Whether a flow consists of datagrams. A service has one protocol.
 fn is_datagrams(n: u8) -> bool {
     n >= 20 || n % 4 >= 2
 }
 
-/// A packet of the protocol of a flow.
+/// A packet with the protocol of a flow.
 fn of_protocol(n: u8, packet: Packet) -> Packet {
     match packet {
         _ if is_datagrams(n) => Packet::Datagram,
@@ -75,7 +75,7 @@ fn of_protocol(n: u8, packet: Packet) -> Packet {
     }
 }
 
-/// Keys of every kind and family.
+/// The keys of every kind and family.
 fn flow_key(n: u8) -> FlowKey {
     let client = addr(n.is_multiple_of(2), u32::from(n / 6));
     let of_datagrams = if is_datagrams(n) { 3 } else { 0 };
@@ -86,7 +86,7 @@ fn dsr_key(n: u8) -> FlowKey {
     if n >= 20 { FlowKey::affinity(service(0), addr(n.is_multiple_of(2), 0)) } else { flow_key(n) }
 }
 
-/// Of the family of the flow, so that many flows want the same reply.
+/// A key in the family of the flow. There are few, so that many flows use the same reply key.
 fn reply_key(flow: u8, n: u8) -> FlowKey {
     let of_datagrams = if is_datagrams(flow) { 3 } else { 0 };
     FlowKey::reply(
@@ -96,7 +96,7 @@ fn reply_key(flow: u8, n: u8) -> FlowKey {
     )
 }
 
-/// What the model knows of a side.
+/// The model's state of one side.
 #[derive(Debug, Clone, Copy)]
 struct Side {
     state: State,
@@ -108,7 +108,7 @@ struct Flow {
     backend: BackendId,
     idle: IdleTimeout,
     client: Side,
-    /// Reply key and server's side, for NAT.
+    /// The reply key and the server's side, for NAT.
     server: Option<(FlowKey, Side)>,
 }
 
@@ -125,7 +125,7 @@ impl Flow {
         ms - seen < u64::from(self.standing().timeout_ms)
     }
 
-    /// What another flow would take its reply key from.
+    /// The state that decides whether another flow may take the reply key.
     fn reply_key(&self, ms: u64) -> ReplyKey {
         let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
         let idle_ms = u32::try_from(ms - seen).unwrap();
@@ -139,7 +139,7 @@ impl Flow {
         }
     }
 
-    /// Notes a packet of the client and says whether it opens the flow again.
+    /// Records a packet of the client. Returns whether it opens the flow again.
     fn client_packet(&mut self, packet: Packet, ms: u64) -> bool {
         let ended = |side: Side| matches!(side.state, State::TcpClosing | State::TcpClosed);
         let over = self.standing().is_over() || self.server.is_some_and(|(_, side)| ended(side));
@@ -153,7 +153,7 @@ impl Flow {
     }
 }
 
-/// What the keys of a flow are told by in the model.
+/// The flows of the model by key.
 type Model = HashMap<FlowKey, Flow>;
 
 fn alive(model: &Model, key: &FlowKey, ms: u64) -> Option<Flow> {
@@ -310,7 +310,7 @@ proptest! {
                     let key = dsr_key(flow);
                     let hash = tables.hash(&key);
                     let known = alive(&model, &key, ms).is_some();
-                    // What is over may or may not have been aged out.
+                    // A flow that is over may have been aged out or not.
                     prop_assert!(tables.dsr.remove(&key, hash) || !known);
                     model.remove(&key);
                 }
@@ -358,7 +358,7 @@ proptest! {
         prop_assert_eq!(counters.evictions(EvictionReason::TableFull), 0);
     }
 
-    /// A table too small for its flows: every flow that was taken in is there or counted.
+    /// A table that is too small for its flows: every accepted flow is present or counted as removed.
     #[test]
     fn what_a_small_table_forgets_is_counted(steps in steps(), seed: u64, bound in 1usize..8) {
         let mut tables = FlowTables::new(bound, seed);

@@ -1,4 +1,4 @@
-//! The limits on answers: what one sender or one kind of packet uses up is no one else's.
+//! The limits on answers: one sender or one kind of packet cannot use up the limit of others.
 
 use super::lab::{Lab, ROUTER_MAC, service};
 use crate::snapshot::{ForwardingMode, Protocol};
@@ -77,7 +77,8 @@ fn one_source_prefix_does_not_use_up_the_answers_to_another() {
 fn a_packet_that_may_not_be_answered_costs_no_token() {
     let mut lab = lab();
     lab.send(Builder::tcp(CLIENT, VIP).flags(flags::SYN)).sent(TransmitReason::Forward);
-    // An ICMP error from a host near the client, which no other one may answer (RFC 1122 section 3.2.2).
+    // An ICMP error from a host near the client, which must not be answered with another error (RFC 1122 section
+    // 3.2.2).
     let quoted = Builder::tcp(VIP, CLIENT).packet();
     for _ in 0..300 {
         let error = Builder::icmp("198.51.100.1", "203.0.113.5", 3, 3, [0; 4]).payload(&quoted);
@@ -85,7 +86,7 @@ fn a_packet_that_may_not_be_answered_costs_no_token() {
     }
     let unicast = expiring(CLIENT, VIP).mac(ROUTER_MAC, GATEWAY_MAC).build();
     lab.receive(&unicast).sent(TransmitReason::TtlExceeded);
-    // A reset is never answered by a reset.
+    // A reset is never answered with a reset.
     for _ in 0..300 {
         let reset = Builder::tcp(CLIENT, "203.0.113.6:80").flags(flags::RST);
         assert_eq!(lab.send(reset).refused(), Refusal::NoEndpoints);

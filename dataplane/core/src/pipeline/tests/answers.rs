@@ -1,4 +1,4 @@
-//! What the gateway answers itself, and what it leaves to the kernel.
+//! The packets that the gateway answers itself, and those that it leaves to the kernel.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ fn advertisements_tell_whether_they_are_asked_for_and_override() {
     assert_eq!(lab.receive(&advertisement("fd00::78", 0x60, CLIENT)).events, [], "nobody wants it");
 }
 
-/// To the gateway's own address, or to all nodes where it says that nobody asked.
+/// An advertisement to the gateway's own address, or to all nodes if its flags say that it is unsolicited.
 fn advertisement(target: &str, flags: u8, mac: MacAddr) -> Vec<u8> {
     let asked = flags & 0x40 != 0;
     let to = if asked { "fd00::fe" } else { "ff02::1" };
@@ -138,7 +138,7 @@ fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
         assert_eq!(fate.refused(), Refusal::AddressConflict);
         assert_eq!(fate.events, [conflict(ours, Some(CLIENT))]);
     }
-    // RFC 5227 2.1.1, RFC 4862 5.4.3: who only asks whether it may have the address is told that it may not.
+    // RFC 5227 2.1.1, RFC 4862 5.4.3: a probe for the address is answered, so the prober does not use it.
     let probe =
         arp::request(CLIENT, std::net::Ipv4Addr::UNSPECIFIED, "203.0.113.5".parse().unwrap(), None, None);
     let fate = lab.receive(&probe);
@@ -211,7 +211,7 @@ fn pings_of_vips_are_answered_and_of_our_own_address_punted() {
         assert!(icmp::checksum_ok(sent, &h));
         assert_eq!(ethernet::destination(sent), ROUTER_MAC);
     }
-    // A reply of nothing but zeros, whose checksum is 0xffff and not 0 (RFC 1624 section 3).
+    // All bytes of the reply are zero, so its checksum is 0xffff and not 0 (RFC 1624 section 3).
     let fate = lab.send(Builder::echo_request(ip("198.51.100.7"), ip("203.0.113.5"), 0, 0).payload(&[0; 8]));
     let sent = fate.sent(TransmitReason::EchoReply);
     assert!(icmp::checksum_ok(sent, &headers(sent)));
@@ -229,7 +229,7 @@ fn a_service_without_backends_resets_tcp_and_says_unreachable_to_udp() {
             service(ForwardingMode::DsrL2, Protocol::Udp, vip, &[]),
         ]);
         let fate = lab.send(Builder::tcp(client, vip).flags(flags::SYN).seq_ack(100, 0));
-        // A stray segment too is told that there is no connection, where no mode needs state for it.
+        // A segment without a connection is also answered if the mode needs no flow state.
         let sent = fate.sent(TransmitReason::NoEndpoints);
         let segment = tcp::segment(sent, &headers(sent)).unwrap();
         assert_eq!((segment.flags, segment.ack), (flags::RST | flags::ACK, 101));
@@ -294,7 +294,7 @@ fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
     let h = headers(there.sent(TransmitReason::Forward));
     let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
 
-    // About the answer, for the backend.
+    // The error is about the answer and goes to the backend.
     let fate = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
     let sent = fate.sent(TransmitReason::IcmpError);
     let h = headers(sent);
@@ -304,7 +304,7 @@ fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
     assert_eq!((quoted.src.ip(), quoted.src_port), (ip("10.0.0.1"), 8080));
     assert_eq!((quoted.dst.ip(), quoted.dst_port), (local.ip(), local.port()));
 
-    // About the request, for the client.
+    // The error is about the request and goes to the client.
     let fate = lab.send(too_big("10.0.0.9", &local.to_string(), "10.0.0.1:8080"));
     let sent = fate.sent(TransmitReason::IcmpError);
     let h = headers(sent);
@@ -339,7 +339,7 @@ fn ping_in_fragments(from: &str, vip: &str) -> (Vec<Vec<u8>>, Vec<u8>) {
     (builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 0x5eed, 1200), data)
 }
 
-/// The bytes behind the IP header, by offset, and whether all of them are sound and of one datagram.
+/// The bytes behind the IP header, reassembled by offset. Asserts that all fragments are valid and of one datagram.
 fn put_together(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut parts: Vec<(u16, u32, Vec<u8>)> = parts
         .iter()

@@ -1,4 +1,4 @@
-//! Which backend a flow gets, and keeps, while backends come and go.
+//! The backend that a flow is assigned to, and keeps, while backends are added and removed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ fn three(mode: ForwardingMode, protocol: Protocol) -> Lab {
     Lab::new(vec![service(mode, protocol, VIP, &THREE)])
 }
 
-/// Opens connections from 100 ports and says which backend each has.
+/// Opens connections from 100 ports and returns the backend of each.
 fn open(lab: &mut Lab) -> BTreeMap<u16, IpAddr> {
     (40_000..40_100)
         .map(|port| {
@@ -218,9 +218,9 @@ fn client_affinity_outlasts_a_change_of_backends_until_its_timeout() {
     let fates: Vec<_> = (40_000..40_020).map(|port| tcp(&mut lab, port, flags::SYN)).collect();
     let had = lab.backend_of(&fates[0]);
     assert!(fates.iter().all(|fate| lab.backend_of(fate) == had), "one client, one backend");
-    // Grow the list until the client's hash chooses another one.
+    // Extend the list until the client's hash selects another backend.
     let moved = (4..=9).any(|n| {
-        // Heavy, so that a few of them are enough.
+        // The weight is high, so that a few backends are enough.
         let added = BackendSpec { weight: 20, ..backend(&format!("10.0.0.{n}:80"), BackendState::Active) };
         lab.change(|spec| spec.services[0].backends.push(added));
         let fate = tcp(&mut lab, 50_000 + n, flags::SYN);
@@ -264,6 +264,6 @@ fn a_service_that_goes_takes_its_flows_along() {
     lab.change(|spec| {
         spec.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &THREE).into()];
     });
-    // An old entry names no new service.
+    // An old entry does not name a new service.
     tcp(&mut lab, 40_000, flags::ACK).sent(TransmitReason::NoFlow);
 }

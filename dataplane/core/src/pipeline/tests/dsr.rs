@@ -1,4 +1,4 @@
-//! Direct server return: what a backend gets, over both tunnels and the link.
+//! Direct server return: the packets that a backend receives, over both tunnels and the link.
 
 use super::lab::{Lab, ROUTER_MAC, backend_mac, ip, service};
 use crate::pipeline::FlowNote;
@@ -59,7 +59,7 @@ fn dsr_ipip_wraps_the_packet_in_all_four_combinations_of_families() {
             assert_eq!((outer.ttl, outer.tos), (64, 0x2d));
             assert_eq!(ethernet::destination(sent), backend_mac(2));
             let outer_len = if outer.dst.is_v4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-            // What is inside is the packet, its hop limit one less.
+            // The inner packet is the original packet with its hop limit reduced by one.
             let mut inner = sent[..12].to_vec();
             inner.extend(if inner_is_v6 { [0x86, 0xdd] } else { [0x08, 0x00] });
             inner.extend_from_slice(&sent[ethernet::HEADER_LEN + outer_len..]);

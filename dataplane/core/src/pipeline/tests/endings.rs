@@ -1,4 +1,4 @@
-//! How connections end, and how they do not: a FIN or a RST that one side never sent.
+//! How connections end, and packets that must not end them: a FIN or RST that one side never sent.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn lab(mode: ForwardingMode) -> Lab {
     Lab::new(vec![service(mode, Protocol::Tcp, VIP, &["10.0.0.1:80", "10.0.0.2:80"])])
 }
 
-/// Sets the clock on and ages all flows.
+/// Advances the clock and ages all flows.
 fn idle(lab: &mut Lab, seconds: u64) {
     lab.wait(Duration::from_secs(seconds));
     lab.pipeline.flows_mut().age(lab.now, usize::MAX);

@@ -1,4 +1,4 @@
-//! Each refusal has a frame that makes it, and the frame is left as it came.
+//! Each refusal has a frame that causes it, and the frame is not changed.
 
 use std::time::Duration;
 

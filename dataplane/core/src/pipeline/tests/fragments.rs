@@ -1,4 +1,4 @@
-//! Datagrams in fragments: every fragment goes where the first one goes.
+//! Fragmented datagrams: every fragment goes to the same place as the first one.
 
 use super::lab::{Lab, ROUTER_MAC, service, spec};
 use crate::snapshot::{ForwardingMode, Protocol};
@@ -25,11 +25,11 @@ fn ipv6_fragments_of_a_datagram_with_extension_headers_follow_their_first() {
     for mode in ForwardingMode::ALL {
         for extension in [proto::DESTINATION_OPTIONS, proto::ROUTING, proto::AH] {
             if extension == proto::AH && !mode.is_dsr() {
-                // It covers the addresses: such packets are not translated.
+                // It covers the addresses, so such packets are not translated.
                 continue;
             }
             let mut lab = lab(mode);
-            // Behind the fragment header, which names it in every fragment.
+            // The extension header follows the fragment header, which names it in every fragment.
             let whole = Builder::udp("[2001:db8::7]:40000", VIP6).extension(extension, &[]);
             let parts = cut(whole.payload_len(1400), 0x1234_5678);
             assert!(parts.len() > 2 && parts[1][54] == extension);
@@ -79,7 +79,7 @@ fn spoofed_first_fragments_do_not_push_out_a_datagram_under_way() {
 fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kernels() {
     let mut lab = lab(ForwardingMode::FullNat);
     let fragments = |to: &str, id| cut(Builder::udp("198.51.100.7:40000", to).payload_len(1200), id);
-    // The first fragment alone is answered.
+    // Only the first fragment is answered.
     let parts = fragments("203.0.113.5:54", 8);
     lab.receive(&parts[0]).sent(TransmitReason::NoService);
     assert_eq!(lab.receive(&parts[1]).refused(), Refusal::NoService);
@@ -141,7 +141,7 @@ fn fragments_wait_for_their_next_hop_like_their_first() {
 fn ipv4_without_df_that_does_not_fit_its_way_is_sent_in_pieces_that_do() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode);
-        // Ethernet frames of 1,500 bytes fit every way but the tunnel's.
+        // Ethernet frames of 1,500 bytes fit every path except the tunnel.
         for len in [1472, 1473, 1700] {
             let fits = len <= 1472 && mode != ForwardingMode::DsrIpip;
             let whole = Builder::udp("198.51.100.7:40000", VIP).payload_len(len);

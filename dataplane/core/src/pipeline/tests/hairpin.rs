@@ -1,4 +1,4 @@
-//! `nat` for a backend that is its own client: its answers come back only if it does not see its own address.
+//! `nat` for a backend that is its own client: its answers return only if it does not see its own address.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::tcp::flags;
 use crate::wire::{Headers, Parsed, ethernet, parse, quote};
 
-/// Backend, VIP and SNAT address, of either family.
+/// Backend, VIP and SNAT address, in each family.
 const ENDS: [[&str; 3]; 2] =
     [["10.0.0.1:8080", "203.0.113.5:80", "10.0.0.253"], ["[fd00::1]:8080", "[2001:db8:1::5]:80", "fd00::fd"]];
 
@@ -56,7 +56,7 @@ fn a_backend_that_is_its_own_client_is_masqueraded_both_ways() {
             let h = headers(again.sent(TransmitReason::Forward));
             assert_eq!((from(&h), to(&h), again.note.flow), (local, server, FlowNote::Known));
 
-            // The clients of others keep their addresses.
+            // The clients of other backends keep their addresses.
             let stranger: SocketAddr =
                 if vip.is_ipv4() { "198.51.100.7:1" } else { "[2001:db8::7]:1" }.parse().unwrap();
             let other = lab.send(packet(stranger, vip, flags::SYN));

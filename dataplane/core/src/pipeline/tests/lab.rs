@@ -1,3 +1,3 @@
-//! The lab that these tests run in is everyone's: [`crate::testing::lab`].
+//! These tests use the common lab: [`crate::testing::lab`].
 
 pub(super) use crate::testing::lab::*;

@@ -1,5 +1,5 @@
-//! What a packet leaves behind: no bytes beyond it in the frame, no flow where its way ends, and notes that name whose
-//! it was.
+//! The traces of a packet: no bytes behind it in the frame, no flow if the packet is dropped on its way, and notes that
+//! name its service and backend.
 
 use super::lab::{Lab, ROUTER_MAC, ip, service};
 use crate::pipeline::FlowNote;
@@ -25,7 +25,7 @@ fn one(mode: ForwardingMode, protocol: Protocol, [_, vip, backend]: [&str; 3]) -
     service(mode, protocol, vip, &[backend])
 }
 
-/// Bytes of a frame behind its packet.
+/// The number of bytes behind the packet in a frame.
 fn trailer(frame: &[u8]) -> usize {
     frame.len() - usize::from(headers(frame).ip_end)
 }
@@ -63,7 +63,7 @@ fn a_frame_with_a_trailer_is_never_sent_longer_than_the_link_takes() {
 
 #[test]
 fn the_padding_of_a_short_frame_stays() {
-    // The next sender would have to add it again: Ethernet knows no shorter frames.
+    // The next sender would have to add the padding again, because Ethernet has no shorter frames.
     for mode in [ForwardingMode::DsrL2, ForwardingMode::Nat, ForwardingMode::FullNat] {
         let mut lab = Lab::new(vec![one(mode, Protocol::Udp, ENDS[0])]);
         let short = Builder::udp(ENDS[0][0], ENDS[0][1]).trailer(18);

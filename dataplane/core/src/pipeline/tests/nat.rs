@@ -1,4 +1,5 @@
-//! Translation there and back: the client talks to the VIP, the backend to what it takes for its client.
+//! Translation in both directions: the client communicates with the VIP, the backend with the translated client
+//! address.
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec};
 use crate::forward::snat_ports::{Steering, owner_of_port};
@@ -22,7 +23,7 @@ const CASES: [(&str, &str, &str, &str); 2] = [
     ("[2001:db8::7]:40000", "[2001:db8:1::5]:80", "[fd00::1]:8080", "fd00::fd"),
 ];
 
-/// The fields of `side`, of the family, and those that a hop changes.
+/// The fields of `side` in the family, and the fields that a hop changes.
 fn fields(client: &str, side: &[&str]) -> Vec<String> {
     let v6 = client.starts_with('[');
     let hop: &[&str] = if v6 { &["ipv6.hop_limit"] } else { &["ipv4.ttl", "ipv4.checksum"] };

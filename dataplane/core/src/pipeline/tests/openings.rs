@@ -1,7 +1,7 @@
-//! Handshakes under floods that turn a full flow table over faster than a handshake takes.
+//! Handshakes during floods that replace all entries of a full flow table faster than a handshake takes.
 //!
-//! The tables have room for 4,096 flows, and 40 flows a millisecond begin: all of it every 0.1 s, as with 150,000 a
-//! second and 16,384 flows. The genuine handshakes take 0.3 s.
+//! The tables have room for 4,096 flows, and 40 flows begin each millisecond: that replaces all entries every 0.1 s, as
+//! 150,000 flows a second do with 16,384 entries. The real handshakes take 0.3 s.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -22,7 +22,7 @@ const LOG: &str = "203.0.113.7:514";
 const NAT: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
 const FLOWS: usize = 4096;
 const FLOOD_PER_MS: u32 = 40;
-/// From a client's SYN-ACK to its ACK.
+/// The time from a client's SYN-ACK to its ACK.
 const CLIENT_MS: u32 = 300;
 
 fn lab(mode: ForwardingMode) -> Lab {
@@ -35,9 +35,9 @@ fn lab(mode: ForwardingMode) -> Lab {
     Lab::new(services).with_entries(FLOWS)
 }
 
-/// A client in a network that no other number below 2^24 stands for.
+/// A client in a network that no other number below 2^24 maps to.
 fn anywhere(n: u32) -> SocketAddr {
-    // The factor is odd, so that 24 bits of the product are a permutation.
+    // The factor is odd, so the product modulo a power of two is a permutation.
     let network = n.wrapping_mul(0x9e_3779) & 0xf_ffff;
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0x2000_0000 | network << 8 | (n >> 20) & 0xff)), 40_000)
 }
@@ -55,19 +55,19 @@ fn is_sent(fate: &Fate, why: TransmitReason) -> bool {
     fate.verdict == Verdict::Transmit { interface: 0, why }
 }
 
-/// Handshakes with a Service, one every two milliseconds, and those of them that a client or backend saw fail.
+/// Handshakes with a Service, one every two milliseconds, and those that failed for a client or backend.
 struct Handshakes {
     vip: &'static str,
     backend_ms: u32,
     to_answer: VecDeque<(u32, Talk)>,
     to_confirm: VecDeque<(u32, Talk)>,
     succeeded: usize,
-    /// What each was told, or not.
+    /// The failure of each lost handshake.
     lost: Vec<String>,
 }
 
 impl Handshakes {
-    /// With backends that take this long to answer.
+    /// Creates handshakes with backends that need this time to answer.
     fn with(vip: &'static str, backend_ms: u32) -> Self {
         let (to_answer, to_confirm) = (VecDeque::new(), VecDeque::new());
         Self { vip, backend_ms, to_answer, to_confirm, succeeded: 0, lost: Vec::new() }
@@ -99,7 +99,7 @@ impl Handshakes {
         }
     }
 
-    /// That at most one of 200 was lost.
+    /// Asserts that at most one of 200 was lost.
     fn assert_served(&self, what: &str) {
         assert!(
             self.lost.len() * 200 <= self.succeeded,
@@ -111,11 +111,11 @@ impl Handshakes {
     }
 }
 
-/// A second and a half of handshakes under a flood.
+/// Runs handshakes during a flood for one and a half seconds.
 fn under(lab: &mut Lab, mut handshakes: Handshakes, flood: impl Fn(&mut Lab, u32)) -> Handshakes {
     for ms in 0..1_500 {
         lab.wait(Duration::from_millis(1));
-        // As a worker at 30,000 bursts a second.
+        // The work of a worker with 30,000 bursts a second.
         lab.pipeline.flows_mut().age(lab.now, 30 * AGEING_BUCKETS_PER_BURST);
         (0..FLOOD_PER_MS).for_each(|n| flood(lab, FLOOD_PER_MS * ms + n));
         handshakes.go_on(lab, ms);
@@ -203,7 +203,7 @@ fn a_dsr_handshake_under_a_flood_at_another_service_becomes_an_established_flow(
 
 #[test]
 fn a_dsr_flow_whose_entry_made_way_goes_on_to_the_same_backend() {
-    // 3,000 flows at the same Service as the flood, so that it pushes many of them out.
+    // 3,000 flows of the Service under attack, so that the flood evicts many of them.
     let mut lab = lab(ForwardingMode::DsrL2);
     let segment = |n: u32, flags| Builder::tcp(genuine(n), SHOP).flags(flags);
     let backends: Vec<_> = (0..3_000)
@@ -238,7 +238,7 @@ fn a_flow_that_the_backend_answered_keeps_its_snat_port_while_others_have_one() 
             answered.push(talk);
         }
         if n == ports {
-            // The answered ones are idle for as long as all others.
+            // The answered flows are idle for as long as all others.
             lab.wait(Duration::from_secs(1));
         }
     }

@@ -1,4 +1,4 @@
-//! Path MTU discovery inside tunnels: errors about our outer header, and what clients are told then.
+//! Path MTU discovery inside tunnels: errors about the outer header, and the resulting messages to clients.
 
 use std::net::IpAddr;
 
@@ -38,7 +38,7 @@ fn segment(client: &str, vip: &str, ip_len: usize) -> Builder {
     Builder::tcp(client, vip).flags(flags::ACK).payload_len(ip_len - header - 20)
 }
 
-/// A router's error about a frame that the gateway sent: its IP packet, cut.
+/// A router's error about a frame of the gateway. It quotes the truncated IP packet.
 fn error(sent: &[u8], mtu: u32, quoted_len: usize) -> Builder {
     let h = headers(sent);
     let packet = &sent[ethernet::HEADER_LEN..];
@@ -54,7 +54,7 @@ fn about(tunnel_source: IpAddr, mtu: u32, quoted: &[u8]) -> Builder {
     }
 }
 
-/// The MTU that a client is told.
+/// The MTU in the message to a client.
 fn told(fate: &Fate) -> u16 {
     let sent = fate.sent(TransmitReason::PacketTooBig);
     icmp::reported_mtu(sent, &headers(sent)).expect("an error with an MTU")
@@ -74,7 +74,7 @@ fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
             assert_eq!(lab.send(error(&sent, 1400, quoted_len)).refused(), Refusal::TunnelError);
             assert_eq!(usize::from(told(&lab.send(big()))), 1400 - overhead, "{vip} to {backend}");
             lab.send(segment(client, vip, 1400 - overhead)).sent(TransmitReason::Forward);
-            // Not for ever: the path may have grown.
+            // The MTU is not kept forever, because the path may change.
             lab.wait(LIFETIME);
             lab.send(big()).sent(TransmitReason::Forward);
         }
@@ -111,7 +111,7 @@ fn a_router_that_tells_no_mtu_makes_it_fall_step_by_step() {
         lab.send(error(&sent, 0, 28));
         assert_eq!(told(&lab.send(segment(CLIENT, VIP, ip_len))), next - 20);
     }
-    // Never below the minimum.
+    // The MTU is never below the minimum.
     let sent = lab.send(segment(CLIENT, VIP, 556)).sent(TransmitReason::Forward).to_vec();
     lab.send(error(&sent, 0, 28));
     lab.send(error(&sent, 68, 28));
@@ -163,18 +163,18 @@ fn an_error_that_quotes_what_was_not_sent_changes_nothing() {
         assert_eq!(lab.send(error).refused(), known_backend, "{what}");
         assert_eq!(learnt(&lab), 0, "{what}");
     }
-    // Longer than our link allows.
+    // An MTU larger than that of the gateway's own link.
     let (outer, inner) = (1600_u16.to_be_bytes(), 1580_u16.to_be_bytes());
     let mut long = changed(2, &outer);
     long[22..24].copy_from_slice(&inner);
     lab.send(about(us, 1500, &long[..28]));
     assert_eq!(learnt(&lab), 0, "longer than the link");
-    // To no backend, or from another source: the kernel may have tunnels of its own.
+    // The packet goes to no backend, or has another source: the kernel may have its own tunnels.
     let local = Verdict::Punt(PuntReason::Local);
     assert_eq!(lab.send(about(us, 1400, &changed(16, &[10, 0, 0, 7])[..28])).verdict, local);
     assert_eq!(lab.send(about(us, 1400, &changed(12, &[10, 0, 0, 7])[..28])).verdict, local);
     assert_eq!(learnt(&lab), 0);
-    // The same packet as it was sent is believed.
+    // An error that quotes the packet as it was sent is accepted.
     lab.send(about(us, 1400, &packet[..28]));
     assert_eq!(learnt(&lab), 1);
 }
@@ -214,8 +214,8 @@ fn a_path_mtu_outlasts_a_snapshot_and_dsr_l2_has_none() {
     lab.send(segment(CLIENT, "203.0.113.5:81", 1440)).sent(TransmitReason::Forward);
 }
 
-/// The packet inside the tunnel, put together from the pieces of the outer one; each fits the MTU, and they
-/// have one identification.
+/// The packet inside the tunnel, reassembled from the fragments of the outer packet. Each fragment fits the MTU, and
+/// all have the same identification.
 fn put_together(fate: &Fate, mtu: u16, backend: &str) -> Vec<u8> {
     fate.sent(TransmitReason::Forward);
     let mut inner = Vec::new();
@@ -236,7 +236,7 @@ fn put_together(fate: &Fate, mtu: u16, backend: &str) -> Vec<u8> {
     inner
 }
 
-/// Of an outer packet that is fragmented.
+/// The identification of a fragmented outer packet.
 fn identification(frame: &[u8]) -> u32 {
     match headers(frame).dst.is_v4() {
         true => u32::from(u16::from_be_bytes([frame[18], frame[19]])),

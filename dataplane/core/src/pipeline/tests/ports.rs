@@ -1,4 +1,4 @@
-//! Local ports of `fullnat`, and what a `nat` client's port is worth towards a backend that two services share.
+//! Local ports of `fullnat`, and the client ports of `nat` with a backend that two services share.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::wire::tcp::flags::{ACK, FIN, RST, SYN};
 
 const VIP: &str = "203.0.113.5:80";
 const OTHER: &str = "203.0.113.5:81";
-/// Of one SNAT address towards one backend.
+/// The ports of one SNAT address for one backend.
 const PORTS: u32 = 0x1_0000 - SNAT_PORT_MIN as u32;
 
 fn fullnat() -> Lab {
@@ -29,7 +29,7 @@ fn fullnat() -> Lab {
 fn a_closed_flow_gives_its_port_up() {
     let mut lab = fullnat();
     let long = Talk::open(&mut lab, client(0), VIP).unwrap();
-    // All within a second, when no flow has timed out.
+    // All connections are opened within a second, so no flow times out.
     for n in 1..=PORTS + 5_000 {
         let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
         assert_ne!(talk.local, long.local, "an established flow keeps its port");
@@ -59,7 +59,7 @@ fn spoofed_syns_hold_no_port_that_a_connection_needs() {
         lab.wait(Duration::from_micros(100));
         Talk::knock(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
         if n % 1_000 == 0 {
-            // A connection of which the handshake takes as long as 500 SYNs.
+            // A connection whose handshake takes as long as 500 SYNs.
             let real = Talk::knock(&mut lab, client(1_000_000 + n), VIP).unwrap();
             for m in 0..500 {
                 Talk::knock(&mut lab, client(2_000_000 + 500 * n + m), VIP).unwrap();
@@ -71,8 +71,8 @@ fn spoofed_syns_hold_no_port_that_a_connection_needs() {
     before.goes_on(&mut lab);
 }
 
-/// The long form: `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-core twenty_thousand`. Ten seconds are one and
-/// a half turns of all ports.
+/// The long form is `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-core twenty_thousand`. In ten seconds, all ports
+/// are used one and a half times.
 #[test]
 fn twenty_thousand_new_connections_a_second_over_two_backends_are_never_refused() {
     let seconds = std::env::var("TIDEGATE_SNAT_SECONDS").map_or(10, |text| text.parse().unwrap());
@@ -233,7 +233,7 @@ fn a_port_that_nat_changes_leads_home() {
             if home != 0 {
                 labs[home].receive_as(Arrival::HandedOver(0), &there).sent(TransmitReason::Forward);
             }
-            // A second packet tells how the flow is translated.
+            // A second packet shows how the flow is translated.
             let fate = labs[home].receive_as(Arrival::HandedOver(0), &there);
             let (local, backend) = ends(fate.sent(TransmitReason::Forward));
             assert_eq!(local == client(n), vip == VIP);
@@ -249,13 +249,13 @@ fn the_client_of_a_changed_port_hears_of_icmp_errors() {
     let mut lab = shared(Protocol::Udp);
     Talk::ask(&mut lab, client(1), VIP).unwrap();
     let second = Talk::ask(&mut lab, client(1), OTHER).unwrap();
-    // From a router behind the gateway, about what was sent to the backend.
+    // An error from a router behind the gateway, about a packet to the backend.
     let quoted = Builder::udp(second.local, second.backend).packet();
     let error = Builder::icmp(ip("10.0.0.9"), second.local.ip(), 3, 4, [0; 4]).payload(&quoted);
     let fate = lab.send(error);
     let sent = fate.sent(TransmitReason::IcmpError);
     let asked = Builder::udp(client(1), OTHER).packet();
-    // Addresses and ports of the quote, after the Ethernet, IPv4 and ICMP headers.
+    // The addresses and ports of the quote, after the Ethernet, IPv4 and ICMP headers.
     let quote = &sent[14 + 20 + 8..];
     assert_eq!((&quote[12..20], &quote[20..24]), (&asked[12..20], &asked[20..24]));
 }
@@ -265,7 +265,7 @@ fn rotating_ports_stay_with_their_worker() {
     let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
     let spec = SnapshotSpec { services: vec![one.into()], ..spec() };
     let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
-    // Of more flows than the table is for: those that are over make way.
+    // There are more flows than the table holds: ended flows are evicted.
     for n in 0..3 * PORTS / 2 {
         if lab.send(Builder::tcp(client(n), VIP).flags(SYN)).verdict == Verdict::HandOver(0) {
             continue;

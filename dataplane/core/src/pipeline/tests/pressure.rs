@@ -1,4 +1,4 @@
-//! Floods and full tables: what they may cost the flows of others.
+//! Floods and full tables: their effect on the flows of others.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const DNS: &str = "203.0.113.5:53";
 const WEB: &str = "203.0.113.6:80";
 const MODES: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
 
-/// `dns` over UDP with an idle timeout of 300 s, and `web` over TCP; a table for so many flows.
+/// `dns` over UDP with an idle timeout of 300 s, and `web` over TCP, with a table for this many flows.
 fn lab(mode: ForwardingMode, entries: usize) -> Lab {
     let backends: Vec<String> = (1..=9).map(|n| format!("10.0.0.{n}:53")).collect();
     let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
@@ -30,7 +30,7 @@ fn flows(lab: &Lab) -> Vec<FlowView> {
     flows
 }
 
-/// Ages as much as a worker at 30,000 bursts a second would in this time.
+/// Advances the time, and ages as much as a worker with 30,000 bursts a second does in this time.
 fn go_on(lab: &mut Lab, time: Duration) {
     lab.wait(time);
     let buckets = 30_000 * crate::limits::AGEING_BUCKETS_PER_BURST as u128 * time.as_micros() / 1_000_000;
@@ -59,7 +59,7 @@ fn a_datagram_flow_that_nobody_answers_is_kept_for_30_seconds() {
 
 #[test]
 fn datagrams_that_nobody_answers_keep_no_connection_out() {
-    // As 120,000 a second for 12 s into a table for a million, at a sixteenth of the size.
+    // A sixteenth of 120,000 flows a second for 12 s into a table for a million.
     for mode in MODES {
         let mut lab = lab(mode, 1 << 16);
         let before: Vec<Talk> =
@@ -69,7 +69,7 @@ fn datagrams_that_nobody_answers_keep_no_connection_out() {
             go_on(&mut lab, Duration::from_millis(1));
             if ms < 12_000 {
                 for n in 0..8 {
-                    // glibc asks for both families from one port.
+                    // glibc queries both families from one port.
                     let _ = Talk::ask(&mut lab, client(8 * ms + n), DNS);
                     let _ = Talk::ask(&mut lab, client(8 * ms + n), DNS);
                 }
@@ -96,7 +96,7 @@ fn spoofed_syns_keep_no_connection_out() {
         let (mut lost, mut opened) = (0, 0);
         for ms in 0..10_000u32 {
             go_on(&mut lab, Duration::from_millis(1));
-            // The handshake of a real client takes 1 ms, in which the flood goes on.
+            // The handshake of a real client takes 1 ms, while the flood continues.
             let real = Talk::knock(&mut lab, client(5_000_000 + ms), WEB);
             for n in 0..20 {
                 let _ = Talk::knock(&mut lab, client(20 * ms + n), WEB);
@@ -170,7 +170,7 @@ fn opening_flows_are_kept_for_less_long_as_the_table_fills() {
     }
 }
 
-/// Flows of `dns` that are established, out of so many attempts, and why the others were refused.
+/// The established flows of `dns` after this many attempts, and the reasons of the refused attempts.
 fn fill(lab: &mut Lab, attempts: u32) -> (Vec<Talk>, Vec<Refusal>) {
     let (mut talks, mut refused) = (Vec::new(), Vec::new());
     for n in 0..attempts {
@@ -194,7 +194,7 @@ fn a_service_with_its_share_of_a_full_table_leaves_room_for_others() {
         assert!(share > 5_800, "{share} of 10,000, {} made", talks.len());
         assert!(talks.len() >= 4096);
         let others = (0..400).filter(|n| Talk::open(&mut lab, client(1_000_000 + n), WEB).is_ok()).count();
-        // All are in use, so nothing gives way; beyond its bound a table finds no slot for some.
+        // All flows are in use, so none is evicted. Beyond its limit, a table finds no slot for some.
         assert!(others >= 380, "{others} of 400");
         talks.iter().for_each(|talk| talk.answer(&mut lab));
     }
@@ -215,7 +215,7 @@ fn the_longest_idle_established_flow_gives_way_before_a_new_one_is_refused() {
         let mut lab = lab(mode, 1024);
         lab.pipeline.flows_mut().set_service_share(100);
         let (talks, _) = fill(&mut lab, 5_000);
-        // Half of them are in use, and the others idle.
+        // Half of the flows are in use, and the others are idle.
         let (busy, idle) = talks.split_at(talks.len() / 2);
         for _ in 0..12 {
             lab.wait(Duration::from_secs(1));

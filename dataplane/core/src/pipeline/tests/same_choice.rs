@@ -1,7 +1,7 @@
-//! Gateways with the same desired state send a new flow to the same backend, whatever each has seen before.
+//! Gateways with the same desired state send a new flow to the same backend, whatever each gateway has seen before.
 //!
-//! What a gateway has seen stays in its spec for the drain timeout: backends that were removed, as `Draining` or
-//! `Down`. Another gateway, or the same one after a restart, knows nothing of them.
+//! A gateway keeps removed backends in its spec for the drain timeout, as `Draining` or `Down`. Another gateway, or the
+//! same one after a restart, does not know them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ fn web(scheduler: Scheduler, affine: bool, mode: ForwardingMode) -> ServiceSpec 
     ServiceSpec { scheduler, affinity, ..service(mode, Protocol::Tcp, VIP, &[]) }
 }
 
-/// Brings a gateway to a desired state. What it had before and is not wanted any more stays to be drained.
+/// Brings a gateway to a desired state. Backends that are no longer wanted stay in this state.
 fn reach(gateway: &mut Lab, desired: &Desired, left: BackendState) {
     gateway.change(|spec| {
         let had = std::mem::take(&mut spec.services[0].backends);
@@ -50,7 +50,7 @@ fn reach(gateway: &mut Lab, desired: &Desired, left: BackendState) {
     });
 }
 
-/// Who gets new connections of a client, each by its source port.
+/// The backends of new connections of a client, by source port.
 fn chosen(gateway: &mut Lab, client: u8) -> Vec<Option<SocketAddr>> {
     let backend_of = |port: u16| {
         let from = format!("198.51.100.{client}:{port}");

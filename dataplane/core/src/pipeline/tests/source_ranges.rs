@@ -1,4 +1,4 @@
-//! Who may come in: new flows by the source ranges of their service, known ones once these change.
+//! Source ranges of a service: they apply to new flows, and to known flows after a change.
 
 use std::sync::Arc;
 
@@ -136,7 +136,7 @@ fn an_icmp_error_is_judged_by_the_flow_that_it_quotes_not_by_its_own_source() {
         lab.send(router_outside(&answer)).sent(TransmitReason::IcmpError);
         let stranger = Builder::tcp(VIP, OUTSIDE).flags(flags::ACK).packet();
         let refused = lab.send(router_outside(&stranger)).refused();
-        // Where the mode needs a flow there is none; where it does not, there cannot be one.
+        // If the mode needs flow state, there is none. Otherwise there cannot be one.
         let expected = if mode.is_dsr() { Refusal::SourceRange } else { Refusal::IcmpErrorUnknown };
         assert_eq!(refused, expected, "{mode}");
     }

@@ -1,4 +1,4 @@
-//! Whose packets are believed: forged sources begin no flow, get no answer, and steer no ICMP error.
+//! Packets with forged sources begin no flow, get no answer, and cause no forwarding of ICMP errors.
 
 use super::lab::{CLIENT, Fate, Lab, ROUTER_MAC, ip, service, spec_with};
 use crate::snapshot::{ForwardingMode, Protocol, ServiceSpec};
@@ -32,7 +32,8 @@ fn services(mode: ForwardingMode) -> Vec<ServiceSpec> {
     v4.chain(of_family("2001:db8:1::5", "2001:db8:1::6", "fd00::1")).collect()
 }
 
-/// Sources that no real client has: VIPs, own, SNAT and tunnel addresses, ends of connected networks.
+/// Sources that no real client has: VIPs, own, SNAT and tunnel addresses, and the first and last addresses of connected
+/// networks.
 const FORGED: [(&str, &[&str]); 2] = [
     (
         "203.0.113.5",
@@ -41,7 +42,7 @@ const FORGED: [(&str, &[&str]); 2] = [
     ("2001:db8:1::5", &["2001:db8:1::5", "2001:db8:1::6", "fd00::fe", "fd00::fd", "fd09::9", "fd00::"]),
 ];
 
-/// A gateway whose tunnels begin at addresses that are none of its interface's.
+/// A gateway whose tunnel sources are not addresses of its interface.
 fn gateway(mode: ForwardingMode) -> Lab {
     Lab::with_spec(spec_with(services(mode).into_iter().map(Into::into).collect(), |network| {
         network.tunnel_source_v4 = Some("10.9.9.9".parse().unwrap());
@@ -75,7 +76,7 @@ fn a_flow_that_began_before_its_client_became_a_vip_does_not_go_round() {
             spec.services.push(service(mode, Protocol::Udp, "203.0.113.9:53", &["10.0.0.2:53"]).into());
         });
         let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
-        // With `nat` the answer is to the new VIP, so it is a packet for its service, from the backend.
+        // With `nat`, the answer is to the new VIP, so it is a packet from the backend for its service.
         let answer = lab.send(Builder::udp("10.0.0.1:53", local));
         if mode == ForwardingMode::FullNat {
             answer.sent(TransmitReason::Reply);
@@ -86,7 +87,7 @@ fn a_flow_that_began_before_its_client_became_a_vip_does_not_go_round() {
     }
 }
 
-/// What the router does with a packet to one of our VIPs.
+/// The frame that the router makes of a packet to one of our VIPs.
 fn to_us(sent: &Fate) -> Vec<u8> {
     let mut frame = sent.frame.clone();
     frame[..6].copy_from_slice(&GATEWAY_MAC.0);
@@ -260,7 +261,7 @@ fn an_authentication_header_passes_where_nothing_it_covers_changes_and_is_refuse
         if mode.is_dsr() {
             continue;
         }
-        // Of a flow that is known too: each way, and in ICMP errors about it.
+        // The same for a known flow, in both directions, and in ICMP errors about it.
         let h = headers(lab.send(plain()).sent(TransmitReason::Forward));
         let answer = || Builder::udp("[fd00::1]:53", std::net::SocketAddr::new(h.src.ip(), h.src_port));
         assert_eq!(lab.send(plain().extension(proto::AH, &[0; 14])).refused(), Refusal::Authenticated);
@@ -291,7 +292,8 @@ fn a_packet_to_one_host_in_a_frame_to_a_group_is_refused() {
                 assert_eq!(fate.refused(), Refusal::GroupFrame, "{mode}");
             }
         }
-        // To everyone on a network, and to a group; a group's packet may come in a frame to us alone (RFC 6085).
+        // To all hosts of a network, and to a group. A packet to a group may arrive in a frame to this host only (RFC
+        // 6085).
         for to in ["255.255.255.255:67", "10.0.0.255:67", "224.0.0.251:67", "[ff02::fb]:67"] {
             let from = if to.starts_with('[') { "[fd00::7]:68" } else { "10.0.0.7:68" };
             for station in [MacAddr::BROADCAST, GATEWAY_MAC] {

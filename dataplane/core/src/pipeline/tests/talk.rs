@@ -1,4 +1,4 @@
-//! Connections through the lab: both ends in one value, so that a test reads as what happens to a connection.
+//! Connections through the lab. One value has both ends, so a test reads like the sequence of events of a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -9,7 +9,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::tcp::flags::{ACK, FIN, SYN};
 use crate::wire::{Headers, Parsed, parse};
 
-/// A client that no other number stands for.
+/// A unique client for each number.
 pub(super) fn client(n: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0xc612_0000 + n / 50_000)), 10_000 + (n % 50_000) as u16)
 }
@@ -28,12 +28,12 @@ pub(super) fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
     (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port))
 }
 
-/// A flow that a backend has been given, in a mode that translates.
+/// A flow that is assigned to a backend, in a mode that translates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Talk {
     pub(super) client: SocketAddr,
     pub(super) vip: SocketAddr,
-    /// What the backend takes for the client.
+    /// The client's address and port as the backend sees them.
     pub(super) local: SocketAddr,
     pub(super) backend: SocketAddr,
 }
@@ -47,13 +47,13 @@ impl Talk {
         Ok(Self { client, vip: vip.parse().unwrap(), local, backend })
     }
 
-    /// A SYN, and no more.
+    /// Sends only a SYN.
     pub(super) fn knock(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let fate = lab.send(Builder::tcp(client, vip).flags(SYN));
         Self::begun(client, vip, &fate)
     }
 
-    /// A whole handshake.
+    /// Completes a handshake.
     pub(super) fn open(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let talk = Self::knock(lab, client, vip)?;
         talk.answer_tcp(lab, SYN | ACK);
@@ -61,18 +61,18 @@ impl Talk {
         Ok(talk)
     }
 
-    /// A datagram, which begins a flow where there is none.
+    /// Sends a datagram, which begins a flow if there is none.
     pub(super) fn ask(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
         let fate = lab.send(Builder::udp(client, vip));
         Self::begun(client, vip, &fate)
     }
 
-    /// A segment of the client.
+    /// Sends a segment of the client.
     pub(super) fn try_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
         lab.send(Builder::tcp(self.client, self.vip).flags(flags))
     }
 
-    /// A segment of the client, which reaches the backend as those before did.
+    /// Sends a segment of the client, which must reach the backend like the earlier ones.
     pub(super) fn ask_tcp(&self, lab: &mut Lab, flags: u8) {
         let fate = self.try_tcp(lab, flags);
         assert_eq!(ends(fate.sent(TransmitReason::Forward)), (self.local, self.backend));
@@ -83,18 +83,18 @@ impl Talk {
         lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
     }
 
-    /// A segment of the backend.
+    /// Sends a segment of the backend.
     pub(super) fn try_answer_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
         self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags))
     }
 
-    /// A segment of the backend, which reaches the client from the VIP.
+    /// Sends a segment of the backend, which must reach the client from the VIP.
     pub(super) fn answer_tcp(&self, lab: &mut Lab, flags: u8) {
         let fate = self.try_answer_tcp(lab, flags);
         assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
     }
 
-    /// A datagram of the backend, which reaches the client from the VIP.
+    /// Sends a datagram of the backend, which must reach the client from the VIP.
     pub(super) fn answer(&self, lab: &mut Lab) {
         let fate = self.send_back(lab, Builder::udp(self.backend, self.local));
         assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
@@ -107,7 +107,7 @@ impl Talk {
         self.ask_tcp(lab, ACK);
     }
 
-    /// Data both ways.
+    /// Sends data in both directions.
     pub(super) fn goes_on(&self, lab: &mut Lab) {
         self.ask_tcp(lab, ACK);
         self.answer_tcp(lab, ACK);
@@ -118,7 +118,7 @@ impl Talk {
         self.try_tcp(lab, ACK).note.flow != FlowNote::Known
     }
 
-    /// Whether the gateway has kept the flow: a SYN that is sent again takes the same way.
+    /// Whether the gateway has kept the flow: a repeated SYN takes the same path.
     pub(super) fn is_known(&self, lab: &mut Lab) -> bool {
         self.try_tcp(lab, SYN).note.flow == FlowNote::Known
     }

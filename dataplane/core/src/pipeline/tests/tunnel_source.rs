@@ -1,4 +1,4 @@
-//! A prefix as the source of tunnels: flows are spread over its addresses, and the addresses are the gateway's.
+//! A prefix as the source of tunnels: flows are spread over its addresses, and these are the gateway's own addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -83,7 +83,7 @@ fn all_packets_of_a_flow_and_the_errors_about_it_have_one_outer_header() {
             let second = lab.send(Builder::udp(client.as_str(), vip).payload_len(900));
             let expected = key(first.sent(TransmitReason::Forward));
             assert_eq!(key(second.sent(TransmitReason::Forward)), expected);
-            // A router between backend and client, about an answer of the VIP.
+            // An error of a router between backend and client, about an answer of the VIP.
             let quoted = Builder::udp(vip, client.as_str()).packet();
             let vip = vip.parse::<std::net::SocketAddr>().unwrap().ip();
             let error = lab.send(Builder::icmp(ip("192.0.2.1"), vip, 3, 4, [0, 0, 5, 0]).payload(&quoted));

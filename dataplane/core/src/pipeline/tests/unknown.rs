@@ -1,4 +1,4 @@
-//! Segments of connections that the gateway does not know, and ports that a VIP does not serve: both are told.
+//! Segments of unknown connections, and packets to ports that a VIP does not serve: both are answered.
 
 use super::lab::{Fate, Lab, ip, service};
 use crate::forward::snat_ports::Steering;
@@ -12,7 +12,7 @@ use crate::wire::tcp::{self, flags};
 use crate::wire::{Headers, Parsed, parse};
 
 const TRANSLATED: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
-/// Client, VIP and backend, of either family.
+/// Client, VIP and backend, in each family.
 const ENDS: [[&str; 3]; 2] = [
     ["198.51.100.7:40000", "203.0.113.5:80", "10.0.0.1:8080"],
     ["[2001:db8::7]:40000", "[2001:db8:1::5]:80", "[fd00::1]:8080"],
@@ -60,7 +60,7 @@ fn after_a_restart_both_ends_of_a_translated_connection_are_told_that_it_is_lost
             if mode == ForwardingMode::FullNat {
                 assert_eq!(reset(&answer, TransmitReason::NoFlow), (flags::RST, 704, 0), "to the backend");
             } else {
-                // To an address that is not ours: nothing is said in its name.
+                // To an address that is not ours: nothing is sent in its name.
                 assert_eq!(answer.verdict, Verdict::Punt(PuntReason::NotOurs));
             }
         }
@@ -165,7 +165,7 @@ fn a_segment_that_arrives_at_the_wrong_worker_is_handed_over_and_not_reset() {
         Verdict::HandOver(worker) => *worker == 0,
         other => *other == Verdict::Transmit { interface: 0, why: TransmitReason::NoFlow },
     }));
-    // At home it is told.
+    // The worker that is responsible for the flow answers.
     let mut home = Lab::worker(here.spec.clone(), 0, 2, Steering::Partition);
     let port = (40_000..).find(|&port| here.receive(&ack(port)).verdict == Verdict::HandOver(0)).unwrap();
     home.receive_as(Arrival::HandedOver(0), &ack(port)).sent(TransmitReason::NoFlow);

@@ -1,5 +1,5 @@
-//! Next hops and addresses that are not the dataplane's alone: routes that change, service ports on the gateway's own
-//! addresses, VIPs that are on no link.
+//! Next hops and addresses that the dataplane shares with others: routes that change, service ports on the gateway's
+//! own addresses, VIPs that are not on a link.
 
 use std::net::Ipv4Addr;
 
@@ -35,7 +35,7 @@ fn a_service_port_on_an_own_address_is_served_and_every_other_port_is_the_kernel
             Builder::tcp(CLIENT, "10.0.0.254:22").flags(flags::SYN),
             Builder::udp(CLIENT, "10.0.0.254:30081"),
             Builder::sctp(CLIENT, OWN),
-            // What the gateway's own health check gets back from the backend.
+            // The answer of a backend to the gateway's own health check.
             Builder::tcp("10.0.0.1:8080", "10.0.0.254:45000").flags(flags::SYN | flags::ACK),
         ] {
             assert_eq!(lab.send(other).verdict, PUNTED, "{mode}");
@@ -87,7 +87,7 @@ fn an_icmp_error_to_an_own_address_goes_where_the_flow_goes_that_it_quotes() {
         Builder::icmp(ip("192.0.2.1"), ip("10.0.0.254"), 3, 4, [0, 0, 5, 0]).payload(&quoted.packet())
     };
     lab.send(too_big(Builder::udp(OWN, CLIENT))).sent(TransmitReason::IcmpError);
-    // Of the kernel's own connections.
+    // About the kernel's own connections.
     assert_eq!(lab.send(too_big(Builder::tcp("10.0.0.254:22", CLIENT))).verdict, PUNTED);
     assert_eq!(lab.send(too_big(Builder::udp(OWN, "198.51.100.8:1"))).verdict, PUNTED);
 }
@@ -113,7 +113,7 @@ fn a_vip_inside_a_routed_network_is_served_as_it_is() {
         let mut lab = Lab::new(vec![service(mode, Protocol::Tcp, "10.96.0.10:80", &[&backend])]);
         lab.change(|spec| {
             spec.services[0].announced = false;
-            // The service CIDR may have a route here as well: what is ours is not routed.
+            // The service CIDR may have a route here as well. Our own addresses are not routed.
             spec.network
                 .routes
                 .push(RouteSpec { to: "10.96.0.0/12".parse().unwrap(), via: ip("10.0.0.250") });

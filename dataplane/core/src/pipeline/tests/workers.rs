@@ -1,4 +1,4 @@
-//! Several workers: whichever receives a packet, the one that holds its flow processes it.
+//! Several workers: whichever worker receives a packet, the one that holds its flow processes it.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ fn steerings() -> [Steering; 2] {
     [Steering::Partition, Steering::Rss(Box::new(rss()))]
 }
 
-/// The workers of one gateway, and the way that frames take between them.
+/// The workers of one gateway, with the frames that they hand over.
 struct WorkerPool {
     labs: Vec<Lab>,
     held: Vec<(usize, Arrival, FragmentKey, Vec<u8>)>,
@@ -41,7 +41,7 @@ impl WorkerPool {
         Self { labs: (0..WORKERS).map(lab).collect(), held: Vec::new(), most_hand_overs: 0 }
     }
 
-    /// Receives a frame at a worker; gives the ends of all frames that this leads to.
+    /// Receives a frame at a worker. Returns the results of all frames that this causes.
     fn receive(&mut self, at: usize, frame: &[u8]) -> Vec<Fate> {
         self.process(at, Arrival::Wire(0), frame)
     }
@@ -104,7 +104,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
                 Builder::udp(client, vip).dont_fragment(false).payload_len(len).mac(ROUTER_MAC, GATEWAY_MAC)
             };
             let parts = builder::fragments(&whole(1200).build(), 77, 512);
-            // Every order of arrival, and every worker, comes up.
+            // All orders of arrival and all workers are used.
             let mut order = [0, 1, 2];
             order.rotate_left(n % 3);
             let mut sent = Vec::new();
@@ -139,7 +139,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
             let flows: usize = worker_pool.labs.iter().map(|lab| lab.pipeline.flows().live()).sum();
             assert_eq!(flows, 1);
 
-            // And back, with the fragments at any worker.
+            // The same in the other direction, with the fragments at any worker.
             let (backend, local) =
                 (SocketAddr::new(local.dst.ip(), 53), SocketAddr::new(local.src.ip(), local.src_port));
             let answer = Builder::udp(backend, local).dont_fragment(false).payload_len(1200);
@@ -197,7 +197,7 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
             let there = Builder::udp(client, vip).mac(ROUTER_MAC, GATEWAY_MAC).build();
             let sent = worker_pool.sent(queue(steering, client, vip, n % 3), &there, TransmitReason::Forward);
             for lab in &mut worker_pool.labs {
-                // The hash leads elsewhere from now on: only the worker that has the flow knows its backend.
+                // From now on the hash selects another backend: only the worker with the flow knows its backend.
                 let of_vip = usize::from(vip.is_ipv6());
                 lab.change(|spec| {
                     for (n, backend) in spec.services[of_vip].backends.iter_mut().enumerate() {
@@ -238,7 +238,7 @@ fn an_icmp_error_about_no_flow_ends_after_every_worker_was_asked() {
         for at in 0..3 {
             let fates = worker_pool.receive(at, &error);
             match mode.is_dsr() {
-                // Where its packets go, if they go anywhere.
+                // The frame goes where the packets of the flow go, if they are forwarded.
                 true => drop(fates[0].sent(TransmitReason::IcmpError)),
                 false => assert_eq!(fates[0].refused(), Refusal::IcmpErrorUnknown),
             }

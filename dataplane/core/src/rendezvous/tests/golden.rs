@@ -1,5 +1,5 @@
-//! Values computed by an independent program from the definition in `docs/selection.md`. They are a contract between
-//! gateways: a change here moves connections of every gateway that is upgraded beside one that is not.
+//! Values from an independent program that implements the definition in `docs/selection.md`. Gateways must agree on
+//! them: a change here moves connections when only some gateways are upgraded.
 
 use super::*;
 

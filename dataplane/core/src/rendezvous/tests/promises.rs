@@ -1,4 +1,4 @@
-//! What the scheme promises: minimal moves, even shares, weights.
+//! The guarantees of the scheme: minimal moves, even shares, weights.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn a_rolling_update_moves_flows_to_newcomers_only() {
     assert_eq!(seats_of(&now), seats_of(&build(&(100..110).map(member).collect::<Vec<_>>())));
 }
 
-/// Flows of each member, in the order of owners.
+/// The number of flows of each member, in the order of owners.
 fn shares(rendezvous: &Rendezvous, count: usize, flows: u64) -> Vec<u64> {
     let mut shares = vec![0; count];
     for hash in hashes(flows) {
@@ -67,7 +67,7 @@ fn shares(rendezvous: &Rendezvous, count: usize, flows: u64) -> Vec<u64> {
     shares
 }
 
-/// How far shares are from what weights say, in standard deviations of the chi-squared distribution.
+/// The deviation of shares from the weights, in standard deviations of the chi-squared distribution.
 fn unevenness(weights: &[u16], flows: u64) -> f64 {
     let shares = shares(&build(&weighted(weights)), weights.len(), flows);
     let sum: f64 = weights.iter().map(|&w| f64::from(w)).sum();
@@ -130,7 +130,7 @@ fn one_more_token_takes_its_share_and_no_other() {
 
 #[test]
 fn the_second_deck_deals_nothing_anew() {
-    // More members never use fewer decks, so the last size of one deck is found by halves.
+    // More members never use fewer decks, so the largest size with one deck is found by bisection.
     let (mut count, mut too_many) = (300, 4_000);
     while too_many - count > 1 {
         let middle = (count + too_many) / 2;

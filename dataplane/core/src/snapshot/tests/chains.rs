@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Few distinct keys, so that chains of specs meet the same things again.
+/// There are few distinct keys, so that chains of specs contain the same objects again.
 fn any_services() -> impl Strategy<Value = Vec<ServiceSpec>> {
     let state = prop_oneof![
         3 => Just(BackendState::Active), 1 => Just(BackendState::Draining), 1 => Just(BackendState::Down)
@@ -82,7 +82,7 @@ proptest! {
                     if !info.mode.is_dsr() {
                         replies.insert((b.address, info.key.protocol.number(), b.port), b.endpoint);
                     }
-                    // An id means one thing over the whole chain.
+                    // An id has one meaning over the whole chain.
                     let what = (info.key, b.address, b.port);
                     prop_assert_eq!(*all_ids.entry(b.id).or_insert(what), what);
                 }

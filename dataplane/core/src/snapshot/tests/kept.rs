@@ -38,7 +38,7 @@ fn ids_stay_with_what_lives_and_stale_ones_find_nothing() {
     assert!(second.service_by_id(old).is_none() && second.service_info(old).is_none());
     assert_eq!(second.service_indices(), 2);
 
-    // Nothing left, then everything again: the indices come back, the ids do not.
+    // First nothing is left, then everything again: the indices return, but the ids do not.
     let empty = clean(&network(vec![]), Some(&second));
     assert!(after.values().all(|id| empty.backend(*id).is_none()));
     let again = clean(&one, Some(&empty));
@@ -121,7 +121,7 @@ fn next_hops_that_no_snapshot_names_any_more_give_their_slots_up() {
         let mut changed = ServiceSpec::clone(&spec.services[0]);
         changed.backends = vec![backend(&format!("10.0.{}.{d}", 100 + c), 80)];
         spec.services = vec![changed.into()];
-        // Now and then from scratch, most often revised.
+        // Occasionally from scratch, mostly revised.
         if n % 100 == 99 {
             spec.network.routes.reverse();
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The reason for which the only backend of the spec is left out.
+/// The reason why the only backend of the spec is left out.
 fn reason(spec: &SnapshotSpec) -> BackendProblem {
     let (snapshot, problems) = compile(spec, None);
     let (service, info) = snapshot.services().next().unwrap();

@@ -1,15 +1,17 @@
-//! Arbitrary bytes, and captures with wrong lengths, into the reader of captures.
+//! Feeds arbitrary bytes, and captures with wrong lengths, to the reader of captures.
 //!
-//! `replay` reads users' files with it, so: no panic, no packet longer than the limit, no more packets than there
-//! are bytes. That memory is bounded is measured by `tests/pipeline_fuzz.rs`, which has the allocator for it.
+//! `replay` reads files of users with it. The reader must not panic, return a packet longer than the limit, or return
+//! more packets than there are bytes. `tests/pipeline_fuzz.rs` measures that memory is bounded, because it has the
+//! allocator for that.
 
 use super::choices::Choices;
 use crate::capture::{PACKET_LEN_MAX, Reader};
 
-/// Reads `input` as a capture, and a capture made from it by words. Returns how many packets were read.
+/// Reads `input` as a capture, and as the choices for generating another capture. Returns the number of packets that
+/// were read.
 ///
 /// # Panics
-/// When the reader panics or gives out what it should not.
+/// If the reader panics or returns an invalid packet.
 pub fn captures(input: &[u8]) -> usize {
     let mut choices = Choices::new(input);
     let made = match choices.byte() % 3 {
@@ -33,7 +35,7 @@ fn read(file: &[u8]) -> usize {
     packets
 }
 
-/// A length: mostly right, sometimes anything.
+/// A length: usually correct, sometimes any value.
 fn length(choices: &mut Choices<'_>, right: usize) -> u32 {
     match choices.below(8) {
         0 => choices.u32(),

@@ -1,9 +1,9 @@
-//! What must be true of every frame, judged by its bytes before and after and by the snapshot alone.
+//! Properties of every frame. They are checked only with its bytes before and after, and with the snapshot.
 //!
-//! A frame that is not sent is unchanged. One that is sent parses again, leaves by an interface with that one's
-//! address and tag, and is what its reason says. A forwarded packet differs from the one received in what its mode
-//! changes and nowhere else; its checksums are as right as they were, by the plain sum of RFC 1071 over all of it
-//! (a right one stays right, a wrong one as wrong).
+//! A frame that is not sent is unchanged. A frame that is sent can be parsed again, leaves through an interface with
+//! the interface's address and tag, and matches its reason. A forwarded packet differs from the received one only in
+//! the fields that its mode changes. Its checksums stay as they were, computed with the simple sum of RFC 1071 over all
+//! of it: a correct one stays correct, and a wrong one keeps its error.
 
 use crate::pipeline::{FlowNote, Note};
 use crate::snapshot::{ForwardingMode, Interface, Snapshot};
@@ -16,18 +16,18 @@ use crate::wire::icmp::{ERROR_LEN_MAX_V4, ERROR_LEN_MAX_V6};
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, proto, sctp};
 
-/// One frame before and after.
+/// A frame before and after.
 pub(super) struct Seen<'a> {
     pub(super) before: &'a [u8],
     pub(super) after: &'a [u8],
     pub(super) verdict: Verdict,
     pub(super) note: Note,
-    /// Sent in pieces: the packet's offset, and the MTU.
+    /// Set if the frame is sent in fragments: the packet's offset, and the MTU.
     pub(super) cut_to: Option<(u16, u16)>,
 }
 
 impl Seen<'_> {
-    /// Fails, and shows both frames.
+    /// Fails and prints both frames.
     fn fail(&self, what: &str) -> ! {
         panic!(
             "{what}: {:?} {:?}\nbefore: {}\n{}after:  {}\n{}",
@@ -82,7 +82,7 @@ pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
     }
 }
 
-/// A frame that is sent in pieces: they can be made, are sound, and fit.
+/// Checks a frame that is sent in fragments: they can be created, are valid, and fit.
 fn cut(seen: &Seen<'_>, packet: usize, mtu: u16) {
     let Some(cut) = Cut::new(seen.after, packet, usize::from(mtu)) else {
         seen.fail("to be sent in pieces, and cannot be cut")
@@ -117,7 +117,8 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
             "a flow begun by a source that is no client",
         );
     }
-    // In a tunnel the packet begins behind the outer header. What neither changes hides no tunnel: VIPs serve none.
+    // In a tunnel the packet begins after the outer header. If neither the protocol nor the mode indicates a tunnel,
+    // there is none: VIPs do not serve tunnels.
     let tunnelled = matches!(after.proto, proto::IPIP | proto::IPV6) && before.proto != after.proto
         || matches!(backend, Some(b) if b.mode == ForwardingMode::DsrIpip && why == TransmitReason::Forward);
     let sent_before = packet(seen.before, &before);
@@ -148,7 +149,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         let port = if after.is_later_fragment() { 0 } else { backend.port };
         let end = (after.dst, after.dst_port);
         seen.assert(end == (backend.address, port), "translated to another end than the backend");
-        // `nat` may give the client another port, where its own is taken towards the endpoint.
+        // `nat` may change the client's port if it is already used with the endpoint.
         let port_stays = after.src_port == before.src_port || backend.mode == ForwardingMode::Nat;
         let source = (after.src == before.src && port_stays)
             || snapshot.snat_addresses(after.family).contains(&after.src);
@@ -161,7 +162,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     checksums_alike(seen, &before, after);
 }
 
-/// The IP packet of a frame, without what is around it.
+/// The IP packet of a frame, without link header and trailer.
 fn packet<'a>(frame: &'a [u8], h: &Headers) -> &'a [u8] {
     &frame[usize::from(h.l3)..usize::from(h.ip_end)]
 }
@@ -189,7 +190,7 @@ fn same_but_hop_limit(before: &[u8], after: &[u8], family: Family) -> bool {
         && parse(&framed(after)).is_ok()
 }
 
-/// The packet with everything blank that translation may change.
+/// The packet with zeros in all fields that translation may change.
 fn masked(packet: &[u8], h: &Headers) -> Vec<u8> {
     let mut packet = packet.to_vec();
     let l4 = usize::from(h.l4 - u16::from(h.l3));
@@ -216,7 +217,7 @@ fn masked(packet: &[u8], h: &Headers) -> Vec<u8> {
     packet
 }
 
-/// The plain sum that is 0 where the transport checksum is right; of a fragment, what its bytes add to it.
+/// The simple sum, which is 0 if the transport checksum is correct. For a fragment, the contribution of its bytes.
 fn residual(frame: &[u8], h: &Headers) -> Option<u16> {
     let bytes = &frame[usize::from(h.l4)..usize::from(h.ip_end)];
     let sum = match h.l4_checksum {
@@ -239,7 +240,7 @@ fn checksums_alike(seen: &Seen<'_>, before: &Headers, after: &Headers) {
     }
 }
 
-/// What the gateway says itself goes back to who asked, with right checksums.
+/// An answer of the gateway goes back to the sender and has correct checksums.
 fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
     let before = seen.packet(seen.before);
     if why == TransmitReason::NeighborAdvertisement {

@@ -1,11 +1,11 @@
-//! Bytes that decide: a fuzzer's input, read as a stream of small choices.
+//! Reads the input of a fuzzer as a stream of small choices.
 //!
-//! Shared by everything in this harness, so that a coverage-guided fuzzer and a seeded generator drive the same code.
-//! An input that has run out says 0 to everything, so every input is a whole run.
+//! The whole harness uses it, so that a coverage-guided fuzzer and a seeded generator drive the same code. All choices
+//! after the end of the input are 0, so every input is a complete run.
 //!
-//! Invariant: the same bytes give the same choices.
+//! Invariant: the same bytes result in the same choices.
 
-/// What is left of an input.
+/// The rest of an input.
 #[derive(Debug)]
 pub(super) struct Choices<'a> {
     rest: &'a [u8],
@@ -16,7 +16,7 @@ impl<'a> Choices<'a> {
         Self { rest: input }
     }
 
-    /// Whether nothing is left to decide by.
+    /// Whether the input has ended.
     pub(super) fn is_over(&self) -> bool {
         self.rest.is_empty()
     }
@@ -41,7 +41,7 @@ impl<'a> Choices<'a> {
         drawn % count.max(1)
     }
 
-    /// True once in `count` times, and never when the input is over.
+    /// True once in `count` times, and never after the end of the input.
     pub(super) fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == count - 1
     }
@@ -50,7 +50,7 @@ impl<'a> Choices<'a> {
         of[self.below(of.len())]
     }
 
-    /// At most `count` bytes as they stand in the input.
+    /// At most `count` bytes, copied from the input.
     pub(super) fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.rest.split_at(count.min(self.rest.len()));
         self.rest = rest;

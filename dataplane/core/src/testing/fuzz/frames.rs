@@ -1,7 +1,8 @@
-//! Frames by choice: sound ones of every kind, the same with a field falsified, cut, or bits flipped, and plain noise.
+//! Builds frames by choice: valid frames of every kind, frames with a falsified field, truncated frames, frames with
+//! flipped bits, and noise.
 //!
-//! They use the addresses of the world, its earlier frames (again, or answered as a backend would) and quote them in
-//! ICMP errors, so that runs get past the header checks into flows, translation and fragments.
+//! They use the addresses of the world. They repeat earlier frames, answer them like a backend, and quote them in ICMP
+//! errors, so that runs reach flows, translation and fragments after the header checks.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -44,7 +45,7 @@ const OTHERS: [&str; 8] = [
     "2001:db8:9::9",
 ];
 
-/// What frames carry on the link that they come by: the gateway's address there, and the tag.
+/// The link data of frames: the gateway's address on the link, and the tag.
 pub(super) type Link = (MacAddr, Option<u16>);
 
 /// Adds one frame, or the fragments of one packet, to `burst`.
@@ -75,11 +76,11 @@ pub(super) fn make(context: &Context, link: Link, choices: &mut Choices<'_>, bur
 
 fn client(choices: &mut Choices<'_>, of: IpAddr) -> (IpAddr, u16) {
     let list = if of.is_ipv4() { &CLIENTS_V4 } else { &CLIENTS_V6 };
-    // Mostly one of the first four, which are hosts.
+    // Usually one of the first four, which are hosts.
     let at = choices.below(32);
     let port = choices.pick(&[40_000, 40_001, 40_002, 40_003, 1, 0]);
     if at == 31 {
-        // A backend of many services.
+        // A backend of several services.
         return (ip(if of.is_ipv4() { "10.0.0.1" } else { "fd00::1" }), port);
     }
     (ip(list[if at < 8 { at } else { at % 4 }]), port)
@@ -95,7 +96,7 @@ fn tcp_flags(choices: &mut Choices<'_>) -> u8 {
     }
 }
 
-/// A packet to a service port, mostly to one that is there.
+/// Builds a packet to a service port, usually an existing one.
 fn request(context: &Context, choices: &mut Choices<'_>) -> Builder {
     let services = context.snapshot.services();
     let (vip, port, protocol) = match services.len() {
@@ -116,7 +117,7 @@ fn request(context: &Context, choices: &mut Choices<'_>) -> Builder {
     }
 }
 
-/// Pings, other ICMP, other protocols, other destinations.
+/// Builds pings, other ICMP, other protocols, other destinations.
 fn odd(choices: &mut Choices<'_>) -> Builder {
     let to = ip(if choices.one_in(2) { choices.pick(&OTHERS) } else { choices.pick(&VIPS) });
     let (from, port) = client(choices, to);
@@ -129,7 +130,7 @@ fn odd(choices: &mut Choices<'_>) -> Builder {
     }
 }
 
-/// From the router, to the gateway, as the link has it.
+/// Sets the link data of a frame from the router to the gateway.
 fn on((mac, vlan): Link, b: Builder) -> Builder {
     let b = b.mac(ROUTER_MAC, mac);
     match vlan {
@@ -138,7 +139,7 @@ fn on((mac, vlan): Link, b: Builder) -> Builder {
     }
 }
 
-/// The headers around and the bytes behind, right but unusual, or falsified.
+/// Adds headers and trailing bytes that are valid but unusual, or falsified.
 fn dress(choices: &mut Choices<'_>, link: Link, b: Builder) -> Vec<u8> {
     let mut b = on(link, b);
     for _ in 0..choices.below(6).saturating_sub(2) {
@@ -193,7 +194,7 @@ fn again(list: &[Vec<u8>], choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) 
     }
 }
 
-/// What the receiver of an earlier frame might answer.
+/// Builds a possible answer to an earlier frame.
 fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     let sent = if context.sent.is_empty() {
         &[]
@@ -216,7 +217,7 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     dress(choices, link, b)
 }
 
-/// An ICMP error about a frame that was sent, or about an answer of a VIP to a client.
+/// Builds an ICMP error about a sent frame, or about an answer of a VIP to a client.
 fn error(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     let about_answer = choices.one_in(2);
     let list = if about_answer { &context.received } else { &context.sent };
@@ -244,10 +245,10 @@ fn error(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     dress(choices, link, b)
 }
 
-/// One packet in fragments, in order or not, perhaps without the first.
+/// Splits one packet into fragments, in order or not, possibly without the first.
 fn fragments(context: &Context, (mac, _): Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
     let whole = request(context, choices).dont_fragment(false).payload_len(200 + choices.below(200));
-    // The tool that cuts packets up knows no tags.
+    // The function that splits packets does not support tags.
     let whole = whole.mac(ROUTER_MAC, mac).build();
     let step = choices.pick(&[64, 128, 24, 200]);
     let mut parts = builder::fragments(&whole, u32::from(choices.byte() % 4), step);
@@ -260,7 +261,7 @@ fn fragments(context: &Context, (mac, _): Link, choices: &mut Choices<'_>, burst
     burst.extend(parts);
 }
 
-/// ARP and neighbour discovery.
+/// Builds ARP and neighbour discovery packets.
 fn announcement(choices: &mut Choices<'_>) -> Vec<u8> {
     let vlan = choices.pick(&[None, None, VlanId::new(100)]);
     let mac = choices.pick(&[ROUTER_MAC, MacAddr::ZERO, MacAddr::BROADCAST]);
@@ -287,13 +288,13 @@ fn announcement(choices: &mut Choices<'_>) -> Vec<u8> {
     }
 }
 
-/// Bits, bytes, lengths: what a broken line or an attacker does.
+/// Damages bits, bytes and lengths like a broken link or an attacker.
 fn damage(choices: &mut Choices<'_>, frame: &mut Vec<u8>) {
     if frame.is_empty() {
         return;
     }
     for _ in 0..1 + choices.below(3) {
-        // Mostly in the headers.
+        // Usually in the headers.
         let at = choices.below(frame.len().min(80));
         match choices.below(6) {
             0 => frame[at] = choices.byte(),
@@ -311,7 +312,7 @@ fn damage(choices: &mut Choices<'_>, frame: &mut Vec<u8>) {
     }
 }
 
-/// Makes the IPv4 header checksum right again, so that what is damaged is met behind it.
+/// Corrects the IPv4 header checksum, so that the damage reaches the code after that check.
 fn repair(frame: &mut [u8]) {
     let l3 = if frame.get(12..14) == Some(&[0x81, 0]) { 18 } else { 14 };
     let header_len = frame.get(l3).map_or(0, |first| usize::from(first & 0xf) * 4);

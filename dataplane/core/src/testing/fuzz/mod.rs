@@ -1,10 +1,10 @@
-//! What fuzzing throws at the pipeline and at the capture reader, and the promises that must hold whatever it is.
+//! The fuzz harness of the pipeline and of the capture reader, with the properties that must always hold.
 //!
-//! One harness for the short run in the tests (`tests/pipeline_fuzz.rs`, seeded) and for the long one (`fuzz/`,
-//! coverage-guided): an input is a stream of choices ([`choices`]) that make a gateway of one or two workers whose
-//! snapshot changes ([`world`]), frames ([`frames`]) and times; [`checks`] judges each frame by plain code of its own.
+//! The short run in the tests (`tests/pipeline_fuzz.rs`, seeded) and the long run (`fuzz/`, coverage-guided) use the
+//! same harness. An input is a stream of choices ([`choices`]). They create a gateway of one or two workers with a
+//! changing snapshot ([`world`]), frames ([`frames`]) and times. [`checks`] checks each frame with its own simple code.
 //!
-//! Invariant: pure. The same input gives the same digest; a broken promise is a panic that says which.
+//! Invariant: pure. The same input has the same digest, and a violation is a panic that names the property.
 
 mod captures;
 mod checks;
@@ -19,14 +19,14 @@ pub use world::Outcome;
 use choices::Choices;
 use world::World;
 
-/// Steps of one run at most, so that an input of any length ends.
+/// The maximum number of steps in a run, so that an input of any length ends.
 const STEPS_MAX: usize = 48;
 
-/// Runs the pipeline over whatever `input` says.
+/// Runs the pipeline as `input` directs.
 ///
 /// # Panics
-/// When the pipeline panics or breaks a promise: a frame counted not once, changed though not sent, sent malformed or
-/// with a checksum that was right and is wrong, beyond the MTU, a flow table beyond its bounds.
+/// If the pipeline panics or violates a property: a frame is not counted exactly once, changed but not sent, malformed
+/// when sent, sent with a newly wrong checksum, or longer than the MTU, or a flow table exceeds its limits.
 pub fn pipeline(input: &[u8]) -> Outcome {
     let mut choices = Choices::new(input);
     let mut world = World::new(&mut choices);

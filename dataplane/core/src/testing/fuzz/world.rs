@@ -1,7 +1,7 @@
-//! A gateway of one or two workers in memory, driven by choices: snapshots that change, time that jumps, bursts.
+//! A gateway of one or two workers in memory, driven by choices: changing snapshots, time that jumps, bursts.
 //!
-//! Does what a driver does: hands frames over to the worker that a verdict names, counts each verdict once, learns
-//! neighbours that were asked for. What must hold is in `checks`.
+//! It acts like a driver: it hands frames over to the worker that a verdict names, counts each verdict once, and learns
+//! the requested neighbours. `checks` has the properties that must hold.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use crate::wire::{MacAddr, VlanId};
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
 const BACKENDS_V6: [&str; 6] = ["fd00::1", "fd00::2", "fd01::1", "fd00::20", "fd09::1", "fd00::3"];
 
-/// What came of one run.
+/// The result of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Of all verdicts and bytes, in order.
+    /// The digest of all verdicts and bytes, in order.
     pub digest: u64,
-    /// How often each verdict was given, by kind and reason ("drop", "no_flow").
+    /// The count of each verdict, by kind and reason ("drop", "no_flow").
     pub reasons: BTreeMap<(&'static str, &'static str), u64>,
 }
 
@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// Publishes another snapshot: a backend changes, comes or goes, a service goes, or all is new.
+    /// Publishes another snapshot: a backend is changed, added or removed, a service is removed, or everything is new.
     pub(super) fn change(&mut self, choices: &mut Choices<'_>) {
         let at = choices.below(self.spec.services.len().max(1));
         match (choices.below(7), self.spec.services.get_mut(at)) {
@@ -120,7 +120,7 @@ impl World {
             }
         }
         self.spec.generation += 1;
-        // A spec that is refused leaves the last one in place, as in a running gateway.
+        // After a refused spec, the last snapshot stays in use, as in a running gateway.
         if let Ok((snapshot, _)) =
             Snapshot::compile(&self.spec, Some(&self.context.snapshot), &self.neighbors)
         {
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Lets time pass, or jump.
+    /// Advances the time by a little or by a jump.
     pub(super) fn wait(&mut self, choices: &mut Choices<'_>) {
         let now = self.now.0;
         self.now = match choices.below(16) {
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// The promises that hold over a whole run, and what came of it.
+    /// Checks the properties of a whole run, and returns its result.
     pub(super) fn finish(mut self) -> Outcome {
         let mut reasons = BTreeMap::new();
         for worker in &mut self.workers {
@@ -246,7 +246,7 @@ impl World {
             });
             assert_eq!(end, None);
             assert_eq!(shown, flows.live(), "every flow has its entries, and no entry is left over");
-            // Tables are filled to two thirds at their bound; a table has four lines or more.
+            // Tables are filled to two thirds at their limit; a table has four lines or more.
             assert!(shown <= 4 * (self.entries * 3 / 2 + 24), "{shown} flows in tables of {}", self.entries);
             self.digest = fold(self.digest, &(shown as u64).to_be_bytes());
         }
@@ -259,7 +259,7 @@ fn fold(digest: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(digest, |digest, &b| (digest ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A frame in a buffer, with no room in front if `tight`.
+/// A frame in a buffer, without headroom if `tight`.
 fn memory(bytes: &[u8], tight: bool) -> MemoryFrame {
     let mut frame = MemoryFrame::new(bytes);
     if tight {
@@ -270,7 +270,7 @@ fn memory(bytes: &[u8], tight: bool) -> MemoryFrame {
     frame
 }
 
-/// Two links: the lab's with the router, and one inside with another size and another tag.
+/// Two links: the lab's link with the router, and an inner link with another MTU and another tag.
 fn interfaces(choices: &mut Choices<'_>) -> Vec<InterfaceSpec> {
     let mut interfaces = lab::spec().network.interfaces.clone();
     interfaces[0].mtu = choices.pick(&[1500, 1500, 1500, 1280, 576, 68, 9000]);
@@ -312,7 +312,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
 }
 
 fn service(choices: &mut Choices<'_>) -> ServiceSpec {
-    // The last is the gateway's own: a node port.
+    // The last one is the gateway's own address with a node port.
     let vip = ip(choices.pick(&VIPS));
     let seconds = |n| Duration::from_secs(n);
     let key = ServiceKey {
@@ -354,7 +354,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
     service
 }
 
-/// Few services have ranges; those cut the clients of the traces in two.
+/// A few services have source ranges, which include only half of the clients.
 fn ranges(choices: &mut Choices<'_>) -> Option<Arc<[IpNet]>> {
     let nets: &[&str] = match choices.below(8) {
         5 => &["198.51.100.0/25", "2001:db8::/33"],

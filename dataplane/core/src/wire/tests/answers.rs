@@ -1,4 +1,4 @@
-//! Claims about the frames that answer frames. The oracle is the test builder.
+//! Tests of the frames that answer other frames. The test builder creates the expected frames.
 
 use super::*;
 use crate::testing::Builder;
@@ -147,7 +147,7 @@ fn icmp_errors_are_not_sent_where_the_rfcs_forbid() {
     }
     let broadcast = Builder::udp(C4, S4).mac(CLIENT_MAC, MacAddr::BROADCAST).build();
     assert!(!may(&broadcast, unreachable) && !may(&broadcast, Problem::TooBig { mtu: 1280 }));
-    // RFC 4443 2.4 (e.3): the one exception.
+    // RFC 4443 2.4 (e.3): the only exception.
     let group = Builder::udp(C6, "[ff0e::1]:5").mac(CLIENT_MAC, MacAddr([0x33, 0x33, 0, 0, 0, 1])).build();
     assert!(may(&group, Problem::TooBig { mtu: 1280 }) && !may(&group, Problem::TimeExceeded));
 }

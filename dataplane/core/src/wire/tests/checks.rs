@@ -1,4 +1,4 @@
-//! Claims about `parse`: what is read, what is tolerated, what is refused and why.
+//! Tests of `parse`: the results, the tolerated irregularities, and the refusals with their reasons.
 
 use super::*;
 use crate::testing::Builder;
@@ -15,7 +15,7 @@ fn refused(frame: &[u8]) -> Malformed {
     parse(frame).expect_err("the frame is malformed")
 }
 
-/// An ICMP error around `quoted`, judged as the pipeline would: first the packet, then its quote.
+/// Parses an ICMP error around `quoted` like the pipeline: first the packet, then its quote.
 fn quote_refused(frame: &[u8]) -> Malformed {
     quote::parse(frame, &ip(frame)).expect_err("the quote is malformed")
 }
@@ -24,7 +24,7 @@ fn ndp_refused(frame: &[u8]) -> Malformed {
     ndp::parse(frame, &ip(frame)).expect_err("the message is malformed")
 }
 
-/// A neighbour solicitation, or what is left of one.
+/// A neighbour solicitation, possibly truncated.
 fn solicitation(hop_limit: u8, body: &[u8]) -> Vec<u8> {
     Builder::icmp("2001:db8::1", "2001:db8::2", 135, 0, [0; 4]).ttl(hop_limit).payload(body).build()
 }
@@ -327,7 +327,7 @@ fn arp_is_read_behind_a_tag_too() {
     assert_eq!((a.sender_mac, a.target_ip), (CLIENT_MAC, [192, 0, 2, 2].into()));
 }
 
-/// A frame with anything that the builder can say and `parse` accepts.
+/// Any frame that the builder can create and `parse` accepts.
 fn any_frame() -> impl Strategy<Value = Vec<u8>> {
     let choice = (any::<bool>(), 0..5, 0usize..60, any::<[u16; 2]>());
     let rest = (
@@ -379,7 +379,7 @@ fn check_invariants(frame: &[u8]) {
             _ => 8,
         };
         assert!(h.ip_end - h.l4 >= header);
-        // Everything that takes a frame with its headers must live with whatever parse lets through.
+        // Every function that takes a frame with its headers must accept everything that `parse` accepts.
         let mut copy = frame.to_vec();
         let quoted = quote::parse(frame, &h);
         if let Ok(Some(mut q)) = quoted {
@@ -442,7 +442,7 @@ proptest! {
         if at < frame.len() {
             frame[at] = byte;
         }
-        // Else nearly every change of the IP header would end at its checksum.
+        // Otherwise nearly every change of the IP header would fail at its checksum.
         if repair {
             frame[24..26].fill(0);
             let sum = checksum::checksum(&frame[14..34]);

@@ -1,4 +1,4 @@
-//! Claims about in-place changes. The oracle builds the wanted frame from scratch: same bytes, checksums included.
+//! Tests of in-place changes. The builder creates the expected frame from scratch, with the same bytes and checksums.
 
 use super::*;
 use crate::testing::builder::fragments;
@@ -82,13 +82,13 @@ proptest! {
         (v4, [a, b, c, d]) in any::<bool>().prop_flat_map(|v4| (Just(v4), four(v4))),
         kind in kinds(), cut in 8usize..60, change in any::<[bool; 2]>(),
     ) {
-        // A TCP checksum of which only the first byte is quoted cannot be kept.
+        // If only the first byte of a TCP checksum is quoted, it cannot be updated.
         prop_assume!(cut != 17);
         let error = |src: SocketAddr, dst: SocketAddr| {
             let mut quoted = build(kind, src, dst, 20).split_off(14);
             quoted.truncate(cut + if v4 { 20 } else { 40 });
             if matches!(kind, Kind::Sctp) {
-                // The quoted CRC is not kept up to date; take it out of the comparison.
+                // The quoted CRC is not updated, so it is not compared.
                 let l4 = if v4 { 20 } else { 40 };
                 let end = quoted.len().min(l4 + 12);
                 quoted[l4 + 8..end].fill(0);
