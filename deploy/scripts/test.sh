@@ -28,6 +28,9 @@ stage "tests of the workspace"
 stage "end to end, in network namespaces"
 "$cargo" test --workspace --test e2e --locked
 
+stage "kubectl against the test API server"
+"$cargo" test --workspace --test kubectl --locked
+
 stage "with an API server"
 "$cargo" test --workspace --test kubernetes --locked
 

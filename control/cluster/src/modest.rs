@@ -33,8 +33,10 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Durati
         let mut work = Some(timed);
         let done = thread::scope(|scope| {
             let modest = || {
-                // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
-                let _ = rustix::process::setpriority_process(None, NICE);
+                // On Linux this affects only the calling thread. If it fails, the work is done at normal priority. A
+                // process that already has a lower priority keeps it.
+                let own = rustix::process::getpriority_process(None).unwrap_or(0);
+                let _ = rustix::process::setpriority_process(None, own.max(NICE));
                 work.take().map(|work| work())
             };
             let thread =
