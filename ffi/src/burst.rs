@@ -1,8 +1,9 @@
-//! A burst: the frames that go through the program together.
+//! A burst: the frames that a worker processes together.
 //!
-//! What lives here: [`Burst`], a fixed array of owned mbufs, no heap. It dereferences to `[Mbuf]`.
-//! Who calls it: a worker has one per queue for as long as it runs; RX appends to it, TX takes from its front.
-//! Invariant: what is in a burst is owned by it; what TX did not take stays in it, in order; its drop frees the rest.
+//! [`Burst`] is a fixed array of owned mbufs, without heap memory. It dereferences to `[Mbuf]`. A worker has one for
+//! each queue: RX appends to it, TX takes from its front.
+//!
+//! Invariant: a burst owns its mbufs. Those that TX did not accept stay in it, in order; dropping it frees them.
 
 use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut, RangeBounds};

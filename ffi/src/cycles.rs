@@ -1,7 +1,8 @@
-//! The clock of the packet path: the CPU's time stamp counter.
+//! The clock of the packet path: the CPU's time stamp counter and its frequency.
 //!
-//! What lives here: reading it, and its frequency. What may not: calendar time, or any system call per packet.
-//! Invariant: on the machines that DPDK supports the counter runs at one rate on all cores (`constant_tsc`).
+//! Must not contain calendar time, or a system call for each packet.
+//!
+//! Invariant: on the machines that DPDK supports, the counter has the same rate on all cores (`constant_tsc`).
 
 use dpdk_sys as sys;
 

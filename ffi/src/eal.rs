@@ -1,10 +1,11 @@
-//! The EAL: DPDK's life in this process.
+//! The EAL of DPDK: typed configuration, one initialisation, clean-up when the last handle is dropped.
 //!
-//! What lives here: the typed configuration, the one initialisation, the clean-up when the last handle goes.
-//! Every pool, port and ring holds an [`Eal`], so the clean-up comes after all of them.
-//! The EAL is always started so that it makes no files (`--in-memory`, or `--no-shconf` without hugepages) and no
-//! socket: nothing stays behind, whatever way the process ends.
-//! Invariant: the calling thread keeps its CPU affinity (rte_eal_init would pin it, and all that it spawns later).
+//! Every pool, port and ring holds an [`Eal`], so they are removed before the clean-up. The EAL is started so that it
+//! creates no files (`--in-memory`, or `--no-shconf` without hugepages) and no socket: nothing remains, however the
+//! process ends.
+//!
+//! Invariant: the calling thread keeps its CPU affinity. `rte_eal_init` would pin it, and all threads that it starts
+//! later.
 
 use std::ffi::{CString, c_char};
 use std::fmt;

@@ -1,7 +1,8 @@
-//! What can go wrong, in words that an operator can act on.
+//! Errors, with texts that tell an operator what to do.
 //!
-//! What lives here: [`Errno`] (DPDK's error number with its text) and one error type for each thing that can fail.
-//! Each names the object (port, pool, argument), what was asked and what would have been accepted.
+//! Contains [`Errno`] (DPDK's error number with its text) and one error type for each operation that can fail. Each
+//! names the object (port, pool, argument), the request, and what would have been accepted.
+//!
 //! Invariant: the errors of the packet path ([`PoolExhausted`], [`NoRoom`]) have no contents and cost nothing.
 
 use std::ffi::CStr;

@@ -1,8 +1,7 @@
 //! How a NIC distributes frames to its queues: receive-side scaling.
 //!
-//! What lives here: what to ask for ([`RssConfig`], [`RssHash`]), and what is in force ([`Rss`]: the key, the hashed
-//! fields, the redirection table), so that software can compute which queue a frame will come to.
-//! What may not: rte_flow rules, which nothing here needs yet, and the hash function itself.
+//! [`RssConfig`] and [`RssHash`] are the request. [`Rss`] is the actual setting (key, hashed fields, redirection
+//! table), from which software computes the queue of a frame. Not here: rte_flow rules, and the hash function.
 
 use std::ops::{BitAnd, BitOr};
 

@@ -1,9 +1,9 @@
-//! Threads that DPDK knows: a plain thread, pinned to a CPU, that registers itself and so gets an lcore number.
+//! Threads registered with DPDK: a thread is pinned to a CPU, registers itself and gets an lcore number.
 //!
-//! What that buys: a mempool keeps a cache for each lcore, so that a worker's mbufs come and go without touching
-//! what other threads touch. An unregistered thread works too, but goes to the shared ring each time.
-//! Who calls it: each worker, as the first thing it does.
-//! Invariant: an [`Lcore`] never leaves the thread that made it.
+//! A mempool has a cache for each lcore, so workers allocate and free mbufs without shared memory. An unregistered
+//! thread uses the shared ring each time. Each worker calls this first.
+//!
+//! Invariant: an [`Lcore`] never leaves the thread that created it.
 
 use std::marker::PhantomData;
 

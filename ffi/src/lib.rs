@@ -1,10 +1,10 @@
 //! Safe DPDK: the EAL, packet memory, ports and their queues, for one process that owns them all.
 //!
-//! What lives here: every `unsafe` line of the project (with `dpdk-sys`), each with the reason why it is sound.
-//! What may not: VIPs, flows, Kubernetes, or any other thing that DPDK does not know.
-//! Who calls it: the dataplane's `dpdk` driver, and tests.
+//! Contains all `unsafe` code of the project except the cache prefetch of `tidegate-core`; each block says why it is
+//! sound. Must not know VIPs, flows, Kubernetes, or anything else that DPDK does not know. The `dpdk` driver of the
+//! dataplane calls it, and tests do.
 //!
-//! Invariant: an mbuf has exactly one owner, in Rust or in C, and goes back to its pool when that owner lets go.
+//! Invariant: an mbuf has exactly one owner, in Rust or in C, and returns to its pool when that owner drops it.
 //! Invariant: [`RxQueue::rx`], [`TxQueue::tx`], [`PktPool::alloc`] and the drop of an [`Mbuf`] make no system call
 //! of their own, allocate nothing from the heap and take no lock (a driver such as `net_af_packet` may still enter
 //! the kernel inside its burst function).

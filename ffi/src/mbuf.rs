@@ -1,10 +1,11 @@
 //! One frame in packet memory.
 //!
-//! What lives here: [`Mbuf`], its bytes, its room before and after them, what the NIC said about it.
-//! What may not: any protocol. Fields are read at the offsets that `dpdk-sys` took with `offsetof`, inline: no call
-//! into C but to free.
-//! Invariant: one owner. `Mbuf` is not `Clone`; handing one to C consumes it; its drop gives it back to its pool.
-//! Invariant: all mbufs here are direct and have a reference count of 1, so `&mut Mbuf` is the only way to the bytes.
+//! [`Mbuf`] has the bytes, the room before and after them, and the flags of the NIC. It knows no protocols. Fields are
+//! read inline, at the offsets that `dpdk-sys` determined with `offsetof`; only freeing calls C.
+//!
+//! Invariant: one owner. `Mbuf` is not `Clone`; giving it to C consumes it; dropping it returns it to its pool.
+//! Invariant: all mbufs here are direct and have a reference count of 1, so `&mut Mbuf` is the only access to the
+//! bytes.
 
 use std::fmt;
 use std::mem::ManuallyDrop;

@@ -1,9 +1,10 @@
 //! Packet memory: pools of mbufs.
 //!
-//! What lives here: making a pool, taking mbufs from it, its level. Mbufs go back by being dropped.
-//! Who calls it: the driver at its start (one pool per NUMA node), workers for packets of their own making.
-//! Invariant: the memory of a pool is given back only when every mbuf is home and no lcore can still be putting one
-//! back; until then the pool waits in a list. So an [`Mbuf`] may outlive every [`PktPool`] handle.
+//! Creates a pool, allocates mbufs from it, and reports its level. Dropping an mbuf returns it. The driver creates one
+//! pool for each NUMA node at the start; workers allocate mbufs for packets that they create.
+//!
+//! Invariant: the memory of a pool is freed only when every mbuf has returned and no lcore can still be returning one.
+//! Until then the pool waits in a list, so an [`Mbuf`] may outlive every [`PktPool`] handle.
 
 use std::ffi::CString;
 use std::fmt;

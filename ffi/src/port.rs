@@ -1,10 +1,11 @@
-//! Ports: NICs and the virtual devices that stand for them.
+//! Ports: NICs, and the virtual devices that take their place.
 //!
-//! What lives here: [`Port`] (attach, configure and start, what it is and how it does). What is not here: what it is
-//! configured with (`config`), how a device comes and goes (`device`), the packet path ([`crate::queue`]).
-//! Who calls it: the driver on the control thread; workers only get the queues.
-//! Invariant: a port is reconfigured or stopped only when no queue handle of it is left, so no worker can be inside
-//! a burst function meanwhile. It is detached when the [`Port`] and all its queues are gone.
+//! [`Port`] attaches, configures and starts a device, and reports its properties and counters. `config` has the
+//! settings, `device` the calls into ethdev, [`crate::queue`] the packet path. The driver uses it on the control
+//! thread; workers only get the queues.
+//!
+//! Invariant: a port is reconfigured or stopped only when no queue handle is left, so no worker can be inside a burst
+//! function meanwhile. It is detached when the [`Port`] and all its queues are gone.
 
 mod config;
 mod device;

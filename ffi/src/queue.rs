@@ -1,9 +1,10 @@
 //! The queues of a started port, which receive and send frames.
 //!
-//! What lives here: [`RxQueue`] and [`TxQueue`]. They come from [`crate::Port::start`], one handle per queue.
-//! Who calls it: workers; each handle moves to the one thread that uses it.
-//! Invariant: a queue has one handle, and `rx`/`tx` borrow it mutably, so two threads never poll one queue (which
-//! DPDK's drivers do not survive). The port cannot stop while a handle lives.
+//! [`RxQueue`] and [`TxQueue`] come from [`crate::Port::start`], one handle for each queue. A handle moves to the one
+//! worker that uses it.
+//!
+//! Invariant: a queue has one handle, and `rx` and `tx` borrow it mutably, so two threads never poll one queue, which
+//! DPDK's drivers do not allow. The port cannot stop while a handle exists.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
-//! Handing mbufs from one thread to another: a bounded ring without locks.
+//! Passes mbufs from one thread to another: a bounded ring without locks.
 //!
-//! What lives here: a single-producer single-consumer `rte_ring` as a pair of ends.
-//! Who calls it: workers that got a frame which another worker has to handle; tests, which make ports of rings.
-//! Invariant: each end has one handle, borrowed mutably to use it. What is in the ring when both ends are gone is
-//! freed.
+//! A single-producer single-consumer `rte_ring` as a pair of ends. Workers use it for frames that another worker has to
+//! process; tests make ports of rings.
+//!
+//! Invariant: each end has one handle, which is borrowed mutably to use it. Mbufs that are in the ring when both ends
+//! are gone are freed.
 
 use std::ffi::CString;
 use std::fmt;

@@ -1,7 +1,7 @@
-//! A port's own counters.
+//! The counters of a port: the totals of `rte_eth_stats`.
 //!
-//! What lives here: the totals of `rte_eth_stats`. What may not: per-queue counters, which the newest DPDK dropped
-//! from that struct, and anything that we count ourselves.
+//! Not here: counters of single queues, which newer releases of DPDK removed from that struct, and what Tidegate counts
+//! itself.
 
 use dpdk_sys as sys;
 

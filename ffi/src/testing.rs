@@ -1,8 +1,9 @@
-//! What tests of this crate, and of those that build on it, need: the EAL once per process, and ports without NICs.
+//! Support for tests of this crate and of those that use it: one EAL for the process, and ports without NICs.
 //!
-//! What lives here: real DPDK only; nothing here imitates any of it. Needs neither root nor hugepages.
-//! Tests of one process run on many threads and share the EAL; each makes ports and pools of its own.
-//! Invariant: a test that looks at something which the whole process shares holds [`serial`].
+//! Everything is the real DPDK; nothing imitates it. Neither root nor hugepages are needed. Tests of one process run on
+//! many threads and share the EAL; each creates its own ports and pools.
+//!
+//! Invariant: a test that reads what the whole process shares holds [`serial`].
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 

@@ -3,7 +3,7 @@
 //!
 //! They are an interface. Each kind of word has its own type, and only this file creates values of it, so an event or a
 //! condition cannot be written with a word that is not listed here. `docs/troubleshooting.md` explains every word, and
-//! `tests/docs.rs` compares it with the lists `ALL`.
+//! `control/tests/docs/troubleshooting.rs` compares it with the lists `ALL`.
 
 use tidegate_policy::pools;
 use tidegate_policy::reconcile::Reason;

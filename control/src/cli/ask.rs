@@ -80,7 +80,7 @@ impl SocketArg {
     }
 }
 
-/// Of every question.
+/// Options of every query.
 #[derive(Debug, Args)]
 pub(super) struct Common {
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub(super) struct Common {
     output: OutputArgs,
 }
 
-/// Of lists of what is in namespaces.
+/// Options of lists of namespaced objects.
 #[derive(Debug, Args)]
 pub(super) struct Listing {
     /// Names of Services; all if omitted
@@ -104,7 +104,7 @@ pub(super) struct Listing {
     common: Common,
 }
 
-/// Of flows.
+/// Options of `flows`.
 #[derive(Debug, Args)]
 pub(super) struct Flows {
     /// Show flows of this Service: NAME or NAMESPACE/NAME, optionally with :PORT
@@ -126,7 +126,7 @@ pub(super) struct Flows {
     common: Common,
 }
 
-/// Of drains.
+/// Arguments of `drain` and `undrain`.
 #[derive(Debug, Args)]
 pub(super) struct Target {
     /// ADDRESS:PORT, ADDRESS for all its ports, or the name of a node

@@ -11,7 +11,6 @@
 //! later fragments arrive. A datagram that still waits for its second fragment survives 4,096 spoofed ones in all but 2
 //! cases of 10^14, and 20,000 in all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the
 //! rest of a datagram are rare, and identifications are reused.
-//! datagram are rare, and identifications are reused.
 //!
 //! Invariant: bounded by [`FRAGMENTS_MAX`]; all memory is reserved at the start and touched only when it is used.
 

@@ -3,10 +3,13 @@
 //! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
 //! 2. `sort_out` the packets for a service and those that may return from a backend; all others end here ([`local`],
 //!    [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
-//! 3. `find_flows`: look up the flow of each packet, whose bucket the previous stage prefetched;
-//! 4. `choose` a backend by the hash for packets without a flow, and create the flow entry ([`service_flows`],
-//!    [`reply_flows`]);
-//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]).
+//! 3. `find_service_flows`, `find_reply_flows`: look up the flow of each packet, whose bucket the previous stage
+//!    prefetched;
+//! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the flow
+//!    entry ([`service_flows`], [`reply_flows`]);
+//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]);
+//! 6. `remember_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
+//!    ([`fragments`]).
 //!
 //! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All
 //! branching is here; [`crate::forward`] and [`answers`] change bytes, [`crate::conntrack`] and [`crate::snapshot`]

@@ -1,9 +1,10 @@
-//! A device of the EAL: how it is plugged in, set up, and removed.
+//! A device of the EAL: how it is attached, configured and removed.
 //!
-//! What lives here: the calls into ethdev's control side that change something, and the state that says which are
-//! allowed. Only [`super::Port`] calls them; queues hold the [`Device`] so that it stays.
-//! Invariant: a `Device` is the only one for its port number; its drop stops, closes and unplugs it.
-//! Invariant: plugging is done by one thread at a time (the EAL's device lists have no lock of their own).
+//! Contains the calls into ethdev's control side that change something, and the state that says which of them are
+//! allowed. Only [`super::Port`] calls them; queues hold the [`Device`] so that it is not removed.
+//!
+//! Invariant: a `Device` is the only one for its port number; dropping it stops, closes and detaches the device.
+//! Invariant: one thread at a time attaches or detaches devices, because the EAL's device lists have no lock.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;

@@ -32,9 +32,9 @@ pub enum Fault {
     Length {
         /// Whose length.
         what: &'static str,
-        /// As it stands in the file.
+        /// The value in the file.
         len: u32,
-        /// What would do.
+        /// The accepted values.
         accepted: &'static str,
     },
     /// The two lengths of a pcapng block differ.

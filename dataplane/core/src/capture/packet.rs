@@ -1,4 +1,4 @@
-//! The packets of a capture, and the interfaces that they came by.
+//! The packets of a capture, and the interfaces that received them.
 
 /// One packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]

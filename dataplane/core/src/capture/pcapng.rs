@@ -1,5 +1,5 @@
 //! The blocks of pcapng (draft-ietf-opsawg-pcapng): section header, interface description, enhanced, simple and the
-//! old packet block; all others are skipped, as the format asks.
+//! old packet block; all others are skipped, as the format requires.
 
 use std::io::Read;
 

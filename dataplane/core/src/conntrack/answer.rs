@@ -24,7 +24,7 @@ impl<T> First<T> {
 
 /// No flow can be evicted for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("every flow that would have to make way is established and in use")]
+#[error("every flow that could be evicted is established and in use")]
 pub struct Full;
 
 /// Why a pair was not inserted.
@@ -34,7 +34,7 @@ pub enum PairError {
     #[error("another flow has the same replies")]
     Conflict,
     /// See [`Full`].
-    #[error("every flow that would have to make way is established and in use")]
+    #[error("every flow that could be evicted is established and in use")]
     Full,
     /// The service has reached its share of a full table, and none of its flows near the new one can be evicted.
     #[error("the service has its share of a full table")]

@@ -1,4 +1,4 @@
-//! What a burst comes to: verdicts, notes, and what the caller has to do for some of its frames.
+//! The output of a burst: verdicts, notes, and requests to the caller for some of its frames.
 
 use arrayvec::ArrayVec;
 
@@ -8,7 +8,7 @@ use crate::limits::BURST;
 use crate::verdict::{PuntReason, Verdict};
 use crate::wire::{Addr, MacAddr};
 
-/// Details about the processing of a packet, for `replay`, `trace` and `explain`.
+/// Details about the processing of a packet, for `replay` and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Note {
     /// The service port that it belongs to.

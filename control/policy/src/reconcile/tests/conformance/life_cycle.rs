@@ -1,7 +1,7 @@
 //! Section 5, as far as it depends on objects: classes, requested addresses, families, node ports, released addresses,
 //! nodes.
 //!
-//! The conformance tests of `cluster/plan/tests/` cover the writes to an API server (status, conditions, events,
+//! The conformance tests of `control/cluster/src/plan/tests/` cover the writes to an API server (status, conditions, events,
 //! finalizer).
 
 use super::*;
