@@ -37,7 +37,7 @@ pub enum Change {
 #[derive(Debug, Default)]
 pub struct PathMtuLog {
     /// The MTU and its end, by backend.
-    told: BTreeMap<IpAddr, (u16, Now)>,
+    logged: BTreeMap<IpAddr, (u16, Now)>,
     /// [`PathMtus::learnt`] at the last check.
     learnt: u64,
     /// The earliest end of the reported MTUs.
@@ -80,15 +80,15 @@ impl PathMtuLog {
         }
         let known: BTreeMap<IpAddr, (u16, Now)> =
             paths.known(now).map(|path| (path.backend.ip(), (path.mtu, path.ends))).collect();
-        let is_new = |&(backend, found): &(&IpAddr, &(u16, Now))| self.told.get(backend) != Some(found);
+        let is_new = |&(backend, found): &(&IpAddr, &(u16, Now))| self.logged.get(backend) != Some(found);
         let new = known.iter().filter(is_new).map(|(&backend, &(mtu, _))| Change::Learnt { backend, mtu });
         // An entry that was evicted has not expired, and is learnt again when it is needed.
         let is_over =
             |&(backend, &(_, end)): &(&IpAddr, &(u16, Now))| end <= now && !known.contains_key(backend);
-        let over = self.told.iter().filter(is_over).map(|(&backend, _)| Change::Expired { backend });
+        let over = self.logged.iter().filter(is_over).map(|(&backend, _)| Change::Expired { backend });
         let changes: Vec<Change> = new.chain(over).collect();
         self.first_end = known.values().map(|&(_, end)| end).min();
-        (self.told, self.learnt) = (known, learnt);
+        (self.logged, self.learnt) = (known, learnt);
         if !changes.is_empty() {
             self.not_before = now.plus(PAUSE);
         }

@@ -117,7 +117,7 @@ pub fn replay<R: Read, W: Write>(
     let mut replay = Replay::new(spec, flow_table)?;
     let mut summary = Summary { problems: std::mem::take(&mut replay.problems), ..Summary::default() };
     let mut reader = Reader::new(input)?;
-    let mut told = InOrder { next: 1, early: BTreeMap::new() };
+    let mut in_order = InOrder { next: 1, early: BTreeMap::new() };
     let ended = loop {
         let packet = match reader.next_packet() {
             Ok(Some(packet)) => packet,
@@ -139,11 +139,11 @@ pub fn replay<R: Read, W: Write>(
             for frame in &replayed.frames {
                 output.write(packet.timestamp_ns, frame)?;
             }
-            told.tell(replayed, &mut summary, &mut each)?;
+            in_order.report(replayed, &mut summary, &mut each)?;
         }
     };
     for replayed in replay.finish() {
-        told.tell(replayed, &mut summary, &mut each)?;
+        in_order.report(replayed, &mut summary, &mut each)?;
     }
     ended.map(|()| summary)
 }
@@ -155,7 +155,7 @@ struct InOrder {
 }
 
 impl InOrder {
-    fn tell(
+    fn report(
         &mut self,
         replayed: Replayed,
         summary: &mut Summary,

@@ -267,7 +267,7 @@ impl<S: FrameSource> SlowPath<S> {
             let mac = self.table.resolve(interface, next_hop);
             if mac.is_none() {
                 // A worker does the same. The kernel sends the packet again.
-                self.exchange.news.tell(NeighborEvent::Wanted { interface, addr: *next_hop });
+                self.exchange.news.report(NeighborEvent::Wanted { interface, addr: *next_hop });
             }
             mac
         };

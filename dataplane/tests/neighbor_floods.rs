@@ -57,11 +57,11 @@ impl Link {
     }
 
     fn wants(&self, addr: Addr) {
-        self.exchange.news.tell(NeighborEvent::Wanted { interface: 0, addr });
+        self.exchange.news.report(NeighborEvent::Wanted { interface: 0, addr });
     }
 
     fn hears(&self, addr: Addr, mac: MacAddr, how: Sighting) {
-        self.exchange.news.tell(NeighborEvent::Seen { interface: 0, addr, mac: Some(mac), how });
+        self.exchange.news.report(NeighborEvent::Seen { interface: 0, addr, mac: Some(mac), how });
     }
 
     /// Runs the slow path until it has read its queues; the stations of `here` answer what is asked of them.

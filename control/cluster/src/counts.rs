@@ -18,7 +18,7 @@ pub struct Counts {
     events_failed: AtomicU64,
     compared: AtomicU64,
     different: AtomicU64,
-    standing: RwLock<Candidate>,
+    candidate: RwLock<Candidate>,
 }
 
 /// The state of this gateway in the election, as text for display.
@@ -103,23 +103,23 @@ impl Counts {
         self.different.fetch_add(u64::from(is_different), Ordering::Relaxed);
     }
 
-    pub(super) fn stands(&self, leads: bool, pending: usize) {
+    pub(super) fn set_leadership(&self, leads: bool, pending: usize) {
         self.leads.store(leads, Ordering::Relaxed);
         self.pending.store(pending as u64, Ordering::Relaxed);
     }
 
     /// Sets the state of the gateway in the election.
-    pub(super) fn candidate(&self, candidate: Candidate) {
-        let mut standing = self.standing.write().unwrap_or_else(PoisonError::into_inner);
-        if *standing != candidate {
-            *standing = candidate;
+    pub(super) fn set_candidate(&self, candidate: Candidate) {
+        let mut current = self.candidate.write().unwrap_or_else(PoisonError::into_inner);
+        if *current != candidate {
+            *current = candidate;
         }
     }
 
     /// The state of the gateway in the election.
     #[must_use]
-    pub fn standing(&self) -> Candidate {
-        self.standing.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn candidate(&self) -> Candidate {
+        self.candidate.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All current values.

@@ -62,45 +62,45 @@ pub(super) async fn run(
     namespace: String,
     identity: String,
     leadership: watch::Sender<Leadership>,
-    mut stands: watch::Receiver<Candidacy>,
+    mut candidacy: watch::Receiver<Candidacy>,
 ) {
     let mut election = Election::new(identity, namespace.as_str());
-    let mut told: Option<String> = None;
+    let mut reported: Option<String> = None;
     let mut failing: Option<Instant> = None;
-    if stands.wait_for(|standing| *standing != Candidacy::NotYet).await.is_err() {
+    if candidacy.wait_for(|now| *now != Candidacy::NotYet).await.is_err() {
         return;
     }
-    while *stands.borrow() == Candidacy::Candidate {
+    while *candidacy.borrow() == Candidacy::Candidate {
         let began = Instant::now();
         let attempt = tokio::select! {
             attempt = attempt(&connector, &namespace, &mut election) => attempt,
-            _ = stands.changed() => break,
+            _ = candidacy.changed() => break,
         };
         let error = attempt.err();
         // Logged once for each new reason.
-        if error != told {
+        if error != reported {
             match &error {
                 Some(error) => {
                     tracing::warn!(lease = LEASE, namespace, %error, "cannot acquire or renew the Lease");
                 }
                 None => tracing::info!(lease = LEASE, namespace, "the Lease can be written again"),
             }
-            told = error;
+            reported = error;
         }
-        failing = told.as_ref().and(failing.or(Some(began)));
+        failing = reported.as_ref().and(failing.or(Some(began)));
         let is_lasting = failing.is_some_and(|since| since.elapsed() >= FAILING_MIN);
-        let trouble = told.as_ref().filter(|_| is_lasting);
+        let trouble = reported.as_ref().filter(|_| is_lasting);
         let trouble =
             trouble.map(|error| format!("the lease {namespace}/{LEASE} cannot be acquired: {error}"));
-        tell(&leadership, &election, trouble);
+        publish(&leadership, &election, trouble);
         tokio::select! {
             () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
-            _ = stands.changed() => break,
+            _ = candidacy.changed() => break,
         }
     }
-    let is_clean = *stands.borrow() == Candidacy::Gone;
+    let is_clean = *candidacy.borrow() == Candidacy::Gone;
     let release = election.released(Timestamp::now());
-    tell(&leadership, &election, None);
+    publish(&leadership, &election, None);
     let Some(ask) = release else { return };
     if !is_clean {
         tracing::info!(
@@ -115,7 +115,7 @@ pub(super) async fn run(
     }
 }
 
-fn tell(leadership: &watch::Sender<Leadership>, election: &Election, trouble: Option<String>) {
+fn publish(leadership: &watch::Sender<Leadership>, election: &Election, trouble: Option<String>) {
     let holder = election.holder().map(str::to_owned);
     let now = Leadership { until: election.leads_until(), holder, is_asked: true, trouble };
     leadership.send_if_modified(|before| {

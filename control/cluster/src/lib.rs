@@ -24,7 +24,7 @@ pub mod event;
 mod failure_log;
 pub mod lease;
 pub mod line_budget;
-mod modest;
+mod low_priority;
 mod namesake;
 mod own_status;
 mod peer_poll;
@@ -44,6 +44,6 @@ mod writer;
 mod tests;
 
 pub use counts::{Candidate, Counts, Reading};
-pub use modest::cpu_time;
+pub use low_priority::cpu_time;
 pub use releases::{PeerReleases, ReleaseTracker};
 pub use run::ClusterWriter;

@@ -32,24 +32,26 @@ struct Budget {
     lines: Bucket,
     left_out: u64,
     /// When the last summary gave the number of lines left out.
-    said: Option<Instant>,
+    summarized: Option<Instant>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { lines: Bucket::new(BURST, INTERVAL), left_out: 0, said: None }
+        Self { lines: Bucket::new(BURST, INTERVAL), left_out: 0, summarized: None }
     }
 }
 
 impl Budget {
     /// When the next summary of the lines left out is due. The first one is immediate.
     fn due(&self) -> Option<Instant> {
-        self.said.filter(|_| self.left_out > 0).map(|said| said + SUMMARY)
+        self.summarized.filter(|_| self.left_out > 0).map(|summarized| summarized + SUMMARY)
     }
 
     /// Whether nothing has to be remembered about the namespace.
     fn is_full(&self, now: Instant) -> bool {
-        self.left_out == 0 && self.lines.is_full(now) && self.said.is_none_or(|said| said + SUMMARY <= now)
+        self.left_out == 0
+            && self.lines.is_full(now)
+            && self.summarized.is_none_or(|summarized| summarized + SUMMARY <= now)
     }
 }
 
@@ -76,10 +78,10 @@ impl LineBudgets {
         let mut summaries = Vec::new();
         for (namespace, budget) in &mut self.namespaces {
             // The first summary is due at once.
-            let is_due = budget.said.is_none_or(|said| said + SUMMARY <= now);
+            let is_due = budget.summarized.is_none_or(|summarized| summarized + SUMMARY <= now);
             if budget.left_out > 0 && is_due {
                 summaries.push((namespace.clone(), std::mem::take(&mut budget.left_out)));
-                budget.said = Some(now);
+                budget.summarized = Some(now);
             }
         }
         self.forget_rested(now);

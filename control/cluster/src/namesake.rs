@@ -93,7 +93,7 @@ impl Namesake {
     /// The API server has this object of our name. `wrote`: this gateway wrote it before the look began.
     pub(super) fn seen(&mut self, own: Option<&GatewayStatus>, wrote: bool, now: Instant) {
         let status = own.and_then(|own| own.status.as_ref());
-        self.hear_rival(status, now);
+        self.read_rival(status, now);
         let other = status.filter(|status| {
             !status.instance.is_empty() && status.instance != self.instance && !status.stopped
         });
@@ -123,19 +123,19 @@ impl Namesake {
         }
     }
 
-    fn hear_rival(&mut self, status: Option<&GatewayStatusStatus>, now: Instant) {
-        let said = status.and_then(|status| {
+    fn read_rival(&mut self, status: Option<&GatewayStatusStatus>, now: Instant) {
+        let condition = status.and_then(|status| {
             status
                 .conditions
                 .iter()
                 .find(|c| c.kind == NAME_UNIQUE && c.reason == condition_reason::NAME_TAKEN.as_str())
         });
-        let Some(said) = said else { return };
-        let is_old = self.rival.as_ref().is_some_and(|(_, at, _)| *at == said.last_transition_time);
+        let Some(condition) = condition else { return };
+        let is_old = self.rival.as_ref().is_some_and(|(_, at, _)| *at == condition.last_transition_time);
         if !is_old {
             // The name is only for display. The reason of the condition shows that there is another gateway.
-            let who = said.message.rsplit_once(": ").map_or(said.message.as_str(), |(_, who)| who);
-            self.rival = Some((who.to_owned(), said.last_transition_time.clone(), now));
+            let who = condition.message.rsplit_once(": ").map_or(condition.message.as_str(), |(_, who)| who);
+            self.rival = Some((who.to_owned(), condition.last_transition_time.clone(), now));
         }
     }
 }

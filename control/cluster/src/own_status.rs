@@ -51,7 +51,7 @@ impl OwnStatus {
     }
 
     /// Records the current status.
-    pub(super) fn stands(&mut self, status: &GatewayStatusStatus, now: Instant) {
+    pub(super) fn set(&mut self, status: &GatewayStatusStatus, now: Instant) {
         if *status != self.written {
             let soonest = self.last.map_or(now, |last| last + NEWS_MIN);
             self.due = Some(self.due.map_or(soonest, |due| due.min(soonest)));
@@ -75,7 +75,7 @@ impl OwnStatus {
 
     /// Stops the writes. Returns the last status to write, if any was written before, and not while that write is in
     /// progress or has just failed.
-    pub(super) fn fall_silent(&mut self, now: Instant) -> Option<GatewayStatusStatus> {
+    pub(super) fn last(&mut self, now: Instant) -> Option<GatewayStatusStatus> {
         if self.is_under_way || self.due.is_some_and(|due| self.failures > 0 && now < due) {
             return None;
         }
@@ -86,7 +86,7 @@ impl OwnStatus {
     }
 
     /// Records that the last write ended.
-    pub(super) fn fell_silent(&mut self, result: &Written, now: Instant) {
+    pub(super) fn last_status_written(&mut self, result: &Written, now: Instant) {
         self.is_under_way = false;
         match result {
             Err(error) if error.code() != Some(404) => {

@@ -168,18 +168,22 @@ pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), Re
 
 /// Reports to the gateway with our name, through its status, that this gateway has the name too. That gateway reads it
 /// before it writes its next status (`own_status`).
-pub(super) async fn tell_namesake(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
+pub(super) async fn report_to_namesake(
+    connector: &Connector,
+    name: &str,
+    who: &str,
+) -> Result<(), RequestError> {
     for _ in 1..TOLD_MAX {
-        match tell_once(connector, name, who).await {
+        match report_once(connector, name, who).await {
             // Its heartbeat was written in between.
             Err(error) if error.code() == Some(409) => {}
             ended => return ended,
         }
     }
-    tell_once(connector, name, who).await
+    report_once(connector, name, who).await
 }
 
-async fn tell_once(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
+async fn report_once(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
     // The object is read through a list, since the account has no permission to get a single one.
     let all = gateways(connector).await?;
     let own = all.into_iter().find(|one| one.metadata.name.as_deref() == Some(name));

@@ -123,7 +123,7 @@ pub(super) struct Queue {
     /// The requests in progress, each with the time when it was sent.
     under_way: BTreeMap<Target, (Job, Instant)>,
     /// The requests in progress that are still planned.
-    stands: BTreeSet<Target>,
+    still_planned: BTreeSet<Target>,
     done: BTreeMap<Target, Job>,
     /// Pools whose status was just written, each with the earliest time of the next write.
     settling: BTreeMap<Target, Instant>,
@@ -140,7 +140,7 @@ impl Default for Queue {
             order: Turns::default(),
             jobs: BTreeMap::new(),
             under_way: BTreeMap::new(),
-            stands: BTreeSet::new(),
+            still_planned: BTreeSet::new(),
             done: BTreeMap::new(),
             settling: BTreeMap::new(),
             pauses: BTreeMap::new(),
@@ -156,7 +156,7 @@ impl Queue {
     pub(super) fn replace(&mut self, jobs: impl IntoIterator<Item = Job>) {
         self.order.clear();
         self.jobs.clear();
-        self.stands.clear();
+        self.still_planned.clear();
         let mut planned = BTreeSet::new();
         for job in jobs {
             let target = Target::of(&job.write);
@@ -165,7 +165,7 @@ impl Queue {
                 sent.is_some_and(|sent| sent.write == job.write && sent.seen.is_same(&job.seen))
             };
             if is_sent(self.under_way.get(&target).map(|(job, _)| job)) {
-                self.stands.insert(target);
+                self.still_planned.insert(target);
                 continue;
             }
             if is_sent(self.done.get(&target)) {
@@ -220,14 +220,14 @@ impl Queue {
         let target = self.order.take(place).expect("it was found there");
         let job = self.jobs.remove(&target).expect("each in the order has a job");
         self.under_way.insert(target.clone(), (job.clone(), now));
-        self.stands.insert(target.clone());
+        self.still_planned.insert(target.clone());
         Next::Send(target, job.write)
     }
 
     /// Records the end of a request.
     pub(super) fn ended(&mut self, target: &Target, answer: &Answer, now: Instant) {
         let Some((job, sent)) = self.under_way.remove(target) else { return };
-        let stands = self.stands.remove(target);
+        let still_planned = self.still_planned.remove(target);
         self.pace(answer, now.duration_since(sent), now);
         match answer {
             Answer::Done | Answer::Moot => {
@@ -246,7 +246,7 @@ impl Queue {
             }
         }
         // Unless a newer plan has a different write, or none: no outdated write is sent again.
-        if stands {
+        if still_planned {
             self.order.push(target.namespace(), target.clone());
             self.jobs.insert(target.clone(), job);
         }

@@ -61,7 +61,7 @@ impl ReleaseTracker {
         services: &SharedMap<ObjectKey, Arc<Service>>,
         given: &Arc<Allocations>,
         version: u64,
-        fleet: &PeerReleases,
+        peers: &PeerReleases,
     ) {
         if version == 0 {
             self.version = 0;
@@ -72,14 +72,14 @@ impl ReleaseTracker {
         // current version.
         self.given_back.values_mut().for_each(|since| *since = (*since).min(version));
         self.settled_since = self.settled_since.min(version);
-        if self.seen < fleet.decides_since {
+        if self.seen < peers.decides_since {
             // An address that another gateway assigned and that was released again may have been missed between two
             // updates.
             self.settled_since = version;
         }
         self.given_back.extend(lost.into_iter().map(|ip| (ip, version)));
         self.given_back.retain(|ip, _| !self.named.contains_key(ip));
-        let is_settled = |since: u64| !fleet.leads || fleet.withdrawn >= since;
+        let is_settled = |since: u64| !peers.leads || peers.withdrawn >= since;
         let settled = self.given_back.values().copied().filter(|since| is_settled(*since)).max();
         self.settled_since = self.settled_since.max(settled.unwrap_or(0));
         self.given_back.retain(|_, since| !is_settled(*since));
@@ -122,10 +122,10 @@ impl ReleaseTracker {
 
     /// Which gateway decides in a round on the last known Services, and which addresses are withheld.
     #[must_use]
-    pub fn authority(&self, fleet: &PeerReleases) -> Authority {
-        if !fleet.leads {
+    pub fn authority(&self, peers: &PeerReleases) -> Authority {
+        if !peers.leads {
             Authority::Follows
-        } else if self.version == 0 || fleet.withdrawn < self.everything_since(fleet) {
+        } else if self.version == 0 || peers.withdrawn < self.everything_since(peers) {
             Authority::Waits
         } else {
             Authority::Decides { withheld: self.given_back.keys().copied().collect() }
@@ -134,14 +134,14 @@ impl ReleaseTracker {
 
     /// The version that every gateway must apply before no address is withheld; `None` if they have.
     #[must_use]
-    pub fn waits_for(&self, fleet: &PeerReleases) -> Option<u64> {
+    pub fn waits_for(&self, peers: &PeerReleases) -> Option<u64> {
         let newest = self.given_back.values().copied().max().unwrap_or(0);
-        let newest = newest.max(self.everything_since(fleet));
-        (fleet.leads && fleet.withdrawn < newest).then_some(newest)
+        let newest = newest.max(self.everything_since(peers));
+        (peers.leads && peers.withdrawn < newest).then_some(newest)
     }
 
-    fn everything_since(&self, fleet: &PeerReleases) -> u64 {
-        self.settled_since.max(fleet.decides_since)
+    fn everything_since(&self, peers: &PeerReleases) -> u64 {
+        self.settled_since.max(peers.decides_since)
     }
 }
 
@@ -181,8 +181,8 @@ mod tests {
         PeerReleases { leads: true, withdrawn, ..PeerReleases::default() }
     }
 
-    fn withheld(past: &ReleaseTracker, fleet: &PeerReleases) -> Option<Vec<IpAddr>> {
-        match past.authority(fleet) {
+    fn withheld(tracker: &ReleaseTracker, peers: &PeerReleases) -> Option<Vec<IpAddr>> {
+        match tracker.authority(peers) {
             Authority::Decides { withheld } => Some(withheld.into_iter().collect()),
             Authority::Waits | Authority::Follows => None,
         }
@@ -192,47 +192,47 @@ mod tests {
     type State<'a> = (&'a [(u32, u8)], u64, &'a PeerReleases);
 
     fn seen(states: &[State<'_>]) -> ReleaseTracker {
-        let mut past = ReleaseTracker::default();
-        states.iter().for_each(|(having, version, fleet)| {
-            past.see(&services(having), &Arc::default(), *version, fleet);
+        let mut tracker = ReleaseTracker::default();
+        states.iter().for_each(|(having, version, peers)| {
+            tracker.see(&services(having), &Arc::default(), *version, peers);
         });
-        past
+        tracker
     }
 
     #[test]
     fn an_address_given_back_is_withheld_until_every_gateway_has_applied_that_version() {
-        let mut past = seen(&[(&[(1, 1), (2, 2)], 10, &leads(0)), (&[(2, 2)], 20, &leads(10))]);
-        assert_eq!(withheld(&past, &leads(10)), Some(vec![ip(1)]));
-        assert_eq!(past.waits_for(&leads(10)), Some(20));
-        past.see(&services(&[(2, 2)]), &Arc::default(), 25, &leads(20));
-        assert_eq!((withheld(&past, &leads(20)), past.waits_for(&leads(20))), (Some(vec![]), None));
+        let mut tracker = seen(&[(&[(1, 1), (2, 2)], 10, &leads(0)), (&[(2, 2)], 20, &leads(10))]);
+        assert_eq!(withheld(&tracker, &leads(10)), Some(vec![ip(1)]));
+        assert_eq!(tracker.waits_for(&leads(10)), Some(20));
+        tracker.see(&services(&[(2, 2)]), &Arc::default(), 25, &leads(20));
+        assert_eq!((withheld(&tracker, &leads(20)), tracker.waits_for(&leads(20))), (Some(vec![]), None));
     }
 
     #[test]
     fn an_address_that_another_service_names_too_is_not_given_back() {
-        let past = seen(&[(&[(1, 1), (2, 1)], 10, &leads(10)), (&[(2, 1)], 20, &leads(10))]);
-        assert_eq!(withheld(&past, &leads(10)), Some(vec![]));
+        let tracker = seen(&[(&[(1, 1), (2, 1)], 10, &leads(10)), (&[(2, 1)], 20, &leads(10))]);
+        assert_eq!(withheld(&tracker, &leads(10)), Some(vec![]));
     }
 
     #[test]
     fn a_deleted_service_has_given_its_address_back_when_its_deletion_is_seen() {
-        let mut past = seen(&[(&[(1, 1)], 10, &leads(10))]);
+        let mut tracker = seen(&[(&[(1, 1)], 10, &leads(10))]);
         let mut deleted = services(&[(1, 1)]);
         let key = ObjectKey::new("shop", "s1");
         let mut service = Service::clone(&deleted[&key]);
         service.meta.deletion_time = Some(jiff::Timestamp::UNIX_EPOCH);
         deleted.insert(key, Arc::new(service));
-        past.see(&deleted, &Arc::default(), 20, &leads(10));
-        past.see(&services(&[]), &Arc::default(), 30, &leads(20));
-        assert_eq!(past.waits_for(&leads(20)), None, "everybody had seen the deletion");
+        tracker.see(&deleted, &Arc::default(), 20, &leads(10));
+        tracker.see(&services(&[]), &Arc::default(), 30, &leads(20));
+        assert_eq!(tracker.waits_for(&leads(20)), None, "everybody had seen the deletion");
     }
 
     #[test]
     fn a_gateway_that_turns_up_with_older_services_is_waited_for() {
-        let past = seen(&[(&[(1, 1)], 10, &leads(10)), (&[], 20, &leads(20))]);
-        assert_eq!(withheld(&past, &leads(20)), Some(vec![]));
+        let tracker = seen(&[(&[(1, 1)], 10, &leads(10)), (&[], 20, &leads(20))]);
+        assert_eq!(withheld(&tracker, &leads(20)), Some(vec![]));
         assert_eq!(
-            past.authority(&leads(15)),
+            tracker.authority(&leads(15)),
             Authority::Waits,
             "it may serve what the others have forgotten"
         );
@@ -241,28 +241,28 @@ mod tests {
     #[test]
     fn who_begins_to_lead_waits_for_what_was_given_back_before() {
         let follows = PeerReleases::default();
-        let past = seen(&[(&[(1, 1)], 10, &follows), (&[], 20, &follows)]);
-        assert_eq!(past.authority(&follows), Authority::Follows);
-        assert_eq!(past.authority(&leads(15)), Authority::Waits);
-        assert_eq!(withheld(&past, &leads(20)), Some(vec![]));
+        let tracker = seen(&[(&[(1, 1)], 10, &follows), (&[], 20, &follows)]);
+        assert_eq!(tracker.authority(&follows), Authority::Follows);
+        assert_eq!(tracker.authority(&leads(15)), Authority::Waits);
+        assert_eq!(withheld(&tracker, &leads(20)), Some(vec![]));
         let since = PeerReleases { decides_since: 30, ..leads(20) };
-        assert_eq!((past.authority(&since), past.waits_for(&since)), (Authority::Waits, Some(30)));
+        assert_eq!((tracker.authority(&since), tracker.waits_for(&since)), (Authority::Waits, Some(30)));
     }
 
     #[test]
     fn a_server_that_went_back_holds_nothing_up_for_ever() {
-        let mut past = seen(&[(&[(1, 1)], 900, &leads(900)), (&[], 1000, &leads(900))]);
-        past.see(&services(&[]), &Arc::default(), 100, &leads(100));
-        assert_eq!((withheld(&past, &leads(100)), past.waits_for(&leads(100))), (Some(vec![]), None));
+        let mut tracker = seen(&[(&[(1, 1)], 900, &leads(900)), (&[], 1000, &leads(900))]);
+        tracker.see(&services(&[]), &Arc::default(), 100, &leads(100));
+        assert_eq!((withheld(&tracker, &leads(100)), tracker.waits_for(&leads(100))), (Some(vec![]), None));
     }
 
     #[test]
     fn nothing_is_given_out_while_the_version_is_not_known_and_what_changed_counts_as_of_the_next() {
-        let mut past = seen(&[(&[(1, 1)], 10, &leads(10)), (&[], 0, &leads(10))]);
-        assert_eq!(past.authority(&leads(10)), Authority::Waits);
-        past.see(&services(&[]), &Arc::default(), 30, &leads(10));
-        assert_eq!(withheld(&past, &leads(10)), Some(vec![ip(1)]));
-        assert_eq!(past.waits_for(&leads(10)), Some(30));
+        let mut tracker = seen(&[(&[(1, 1)], 10, &leads(10)), (&[], 0, &leads(10))]);
+        assert_eq!(tracker.authority(&leads(10)), Authority::Waits);
+        tracker.see(&services(&[]), &Arc::default(), 30, &leads(10));
+        assert_eq!(withheld(&tracker, &leads(10)), Some(vec![ip(1)]));
+        assert_eq!(tracker.waits_for(&leads(10)), Some(30));
     }
 
     /// The leader's memory of assigned addresses. The Services exist, without a status.
@@ -303,16 +303,16 @@ mod tests {
             for (what, which, service) in steps {
                 let newest = history.len() - 1;
                 let slowest = *applied.iter().min().expect("three") as u64;
-                let fleet = |gateway: usize| {
+                let peers = |gateway: usize| {
                     let leads = gateway == leader;
                     PeerReleases { leads, withdrawn: slowest, decides_since: if leads { since } else { 0 }, ..PeerReleases::default() }
                 };
                 // The leader reads only what it has applied, and decides on that.
                 given.retain(|(version, ..)| applied[leader] < *version);
-                for (gateway, past) in trackers.iter_mut().enumerate() {
+                for (gateway, tracker) in trackers.iter_mut().enumerate() {
                     let version = applied[gateway];
                     let given = if gateway == leader { memory(&given) } else { Arc::default() };
-                    past.see(&having(&history[version]), &given, version as u64, &fleet(gateway));
+                    tracker.see(&having(&history[version]), &given, version as u64, &peers(gateway));
                 }
                 let address = which % 2;
                 let at = usize::from(address);
@@ -329,7 +329,7 @@ mod tests {
                     // A write of the leader, based on what it has read and assigned. No other gateway assigns
                     // addresses.
                     3 if history[applied[leader]][at].is_none() && given.iter().all(|(_, to, _)| *to != address) => {
-                        let may = withheld(&trackers[leader], &fleet(leader)).is_some_and(|w| !w.contains(&ip(address)));
+                        let may = withheld(&trackers[leader], &peers(leader)).is_some_and(|w| !w.contains(&ip(address)));
                         if may {
                             prop_assert!(history[newest][at].is_none(), "it is given twice");
                             let mut next = history[newest];

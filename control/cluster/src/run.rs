@@ -27,7 +27,7 @@ const LEAVE_MAX: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub struct ClusterWriter {
     observed: watch::Sender<Option<Observation>>,
-    fleet: watch::Receiver<PeerReleases>,
+    peer_releases: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
     ends: watch::Sender<bool>,
     counts: Arc<Counts>,
@@ -55,8 +55,8 @@ impl ClusterWriter {
             Identity { name: name.to_owned(), instance: instance(), node: node.map(str::to_owned) };
         let counts = Arc::<Counts>::default();
         let (observed, observations) = watch::channel(None);
-        let (tells_fleet, fleet) = watch::channel(PeerReleases::default());
-        let (stands, standing) = watch::channel(Candidacy::NotYet);
+        let (peer_releases_sender, peer_releases) = watch::channel(PeerReleases::default());
+        let (candidacy_sender, candidacy) = watch::channel(Candidacy::NotYet);
         let (tells_name, name_taken) = watch::channel(None);
         let (ends, leaves) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
@@ -64,9 +64,14 @@ impl ClusterWriter {
         let (recorder, recording) =
             Recorder::new(Arc::clone(connector), identity.name.clone(), Arc::clone(&counts));
         let holder = format!("{}_{}", identity.name, identity.instance);
-        let election = elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, standing);
+        let election = elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, candidacy);
         let inputs = Inputs { observations, source, leadership, leaves };
-        let outputs = Outputs { fleet: tells_fleet, standing: stands, name_taken: tells_name, refresh };
+        let outputs = Outputs {
+            peer_releases: peer_releases_sender,
+            candidacy: candidacy_sender,
+            name_taken: tells_name,
+            refresh,
+        };
         let writer =
             Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, inputs, outputs);
         let writing = async move {
@@ -75,7 +80,7 @@ impl ClusterWriter {
             is_over.send_replace(true);
         };
         let tasks = vec![tokio::spawn(recording).abort_handle(), tokio::spawn(writing).abort_handle()];
-        Self { observed, fleet, name_taken, ends, counts, ended, tasks }
+        Self { observed, peer_releases, name_taken, ends, counts, ended, tasks }
     }
 
     /// Passes on a round. Never waits.
@@ -85,8 +90,8 @@ impl ClusterWriter {
 
     /// The state of the other gateways, and which one decides on addresses.
     #[must_use]
-    pub fn fleet(&self) -> watch::Receiver<PeerReleases> {
-        self.fleet.clone()
+    pub fn peer_releases(&self) -> watch::Receiver<PeerReleases> {
+        self.peer_releases.clone()
     }
 
     /// The other gateway with this gateway's name, once it is known that there is one. This gateway then never leads.

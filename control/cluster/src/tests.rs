@@ -108,7 +108,7 @@ impl Cluster {
             ClusterWriter::start(&source.connector(), name, None, namespace, source.state(), refresh);
         let (rounds, last) = watch::channel(None);
         let mut updates = source.updates();
-        let mut fleet = writer.fleet();
+        let mut peers = writer.peer_releases();
         let writer = Arc::new(writer);
         let offers = Arc::clone(&writer);
         let (hold, mut released) = watch::channel(false);
@@ -120,13 +120,13 @@ impl Cluster {
                     return;
                 }
                 let update = updates.borrow_and_update().clone();
-                let fleet_now = fleet.borrow_and_update().clone();
+                let peers_now = peers.borrow_and_update().clone();
                 if update.revision > 0 {
                     generation += 1;
-                    past.see(&update.objects.services, &memory.allocations, update.version, &fleet_now);
+                    past.see(&update.objects.services, &memory.allocations, update.version, &peers_now);
                     let settings = Settings {
-                        authority: past.authority(&fleet_now),
-                        other_gateways: Arc::clone(&fleet_now.addresses),
+                        authority: past.authority(&peers_now),
+                        other_gateways: Arc::clone(&peers_now.addresses),
                         ..settings.clone()
                     };
                     let outcome = reconciler.reconcile(&Input {
@@ -146,8 +146,8 @@ impl Cluster {
                         version: update.version,
                         outcome,
                         comparisons: 0,
-                        decides: fleet_now.leads,
-                        waits_for: past.waits_for(&fleet_now),
+                        decides: peers_now.leads,
+                        waits_for: past.waits_for(&peers_now),
                         own_addresses: settings.network.own_addresses(),
                         forwarding: Forwarding {
                             generation_desired: generation,
@@ -165,7 +165,7 @@ impl Cluster {
                 }
                 tokio::select! {
                     Ok(()) = updates.changed() => {}
-                    Ok(()) = fleet.changed() => {}
+                    Ok(()) = peers.changed() => {}
                     else => return,
                 }
             }

@@ -237,7 +237,7 @@ impl<P: Prober> Runner<P> {
     fn publish(&self, changes: &[Change]) {
         if !changes.is_empty() {
             self.verdicts.send_modify(|verdicts| {
-                changes.iter().for_each(|(target, standing)| verdicts.set(target, *standing));
+                changes.iter().for_each(|(target, status)| verdicts.set(target, *status));
             });
         }
     }

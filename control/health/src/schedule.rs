@@ -82,7 +82,7 @@ struct Slot {
     /// Whether it is scheduled. Otherwise it is waiting or in progress.
     is_timed: bool,
     tally: Tally,
-    standing: HealthStatus,
+    status: HealthStatus,
 }
 
 impl Slot {
@@ -169,7 +169,7 @@ impl Schedule {
         self.shares.end(ticket.share, ticket.class);
         let slot = self.live(ticket.entry)?;
         let target = slot.target.clone().expect("a live slot has a target");
-        let before = slot.standing;
+        let before = slot.status;
         let (success, failure) = match answer.result {
             CheckResult::Success => (Some(true), None),
             CheckResult::Failure(failure) => (Some(false), Some(failure)),
@@ -178,16 +178,16 @@ impl Schedule {
         // A node that passes without reporting a weight no longer has one, for example because its proxy was
         // downgraded.
         let kept = if success == Some(true) { None } else { before.weight };
-        slot.standing.weight = answer.weight.or(kept);
+        slot.status.weight = answer.weight.or(kept);
         if success.is_some_and(|success| slot.tally.record(success, &target.probe.rules)) {
-            slot.standing.damping = slot.tally.damping();
-            slot.standing.failure = if slot.tally.passes() { None } else { before.failure.or(failure) };
+            slot.status.damping = slot.tally.damping();
+            slot.status.failure = if slot.tally.passes() { None } else { before.failure.or(failure) };
         }
-        let standing = slot.standing;
+        let status = slot.status;
         let done = slot.interval;
         let interval = self.cadence(&target, ticket.share).interval_at(nanos(now)).max(done + 1);
         self.time(ticket.entry, &target, interval);
-        (standing != before).then_some((target, standing))
+        (status != before).then_some((target, status))
     }
 
     /// The number of targets.
@@ -239,7 +239,7 @@ impl Schedule {
             interval: 0,
             is_timed: false,
             tally: Tally::new(failure.is_none()),
-            standing: failing(failure),
+            status: failing(failure),
         };
         let index = match self.free.pop() {
             Some(index) => {
@@ -262,7 +262,7 @@ impl Schedule {
         slot.target = None;
         self.free.push(index);
         self.shares.leave(slot.share, checks_an_hour(target));
-        (slot.standing != HealthStatus::default()).then(|| (target.clone(), HealthStatus::default()))
+        (slot.status != HealthStatus::default()).then(|| (target.clone(), HealthStatus::default()))
     }
 
     fn time(&mut self, entry: Entry, target: &Target, interval: u64) {
@@ -327,7 +327,7 @@ impl Schedule {
         let told = near.filter(|(target, _)| {
             target.probe.namespace == *namespace && among.is_none_or(|among| among.contains(target))
         });
-        let failures = told.map(|(_, index)| self.slots[*index as usize].standing.failure);
+        let failures = told.map(|(_, index)| self.slots[*index as usize].status.failure);
         failures.reduce(Option::and)
     }
 

@@ -146,7 +146,7 @@ proptest! {
         let mut now = Duration::ZERO;
         let mut under_way: Vec<(Ticket, Target)> = Vec::new();
         // The state as a reader of the changes knows it.
-        let mut standings: BTreeMap<Target, HealthStatus> = BTreeMap::new();
+        let mut statuses: BTreeMap<Target, HealthStatus> = BTreeMap::new();
         for step in steps {
             match step {
                 Step::Wait(ms) => now += Duration::from_millis(ms),
@@ -156,12 +156,12 @@ proptest! {
                 },
                 Step::End(success) if !under_way.is_empty() => {
                     let (ticket, _) = under_way.remove(0);
-                    standings.extend(schedule.end(ticket, if success { GOOD } else { BAD }.into(), now));
+                    statuses.extend(schedule.end(ticket, if success { GOOD } else { BAD }.into(), now));
                 }
                 Step::End(_) => {}
                 Step::Replace(kinds) => {
                     wanted = made(&kinds);
-                    standings.extend(schedule.replace(&wanted, now));
+                    statuses.extend(schedule.replace(&wanted, now));
                 }
             }
             let tls = under_way.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
@@ -172,9 +172,9 @@ proptest! {
             let live: Vec<_> = under_way.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
             let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
             prop_assert_eq!(distinct.len(), live.len());
-            for (target, standing) in &standings {
-                let kept = wanted.contains(target) || *standing == HealthStatus::default();
-                prop_assert!(kept, "{target} is gone and stands as {standing:?}");
+            for (target, status) in &statuses {
+                let kept = wanted.contains(target) || *status == HealthStatus::default();
+                prop_assert!(kept, "{target} is gone and stands as {status:?}");
             }
         }
         // From here on all checks are answered immediately: every target is checked within two stretched intervals.
@@ -215,7 +215,7 @@ proptest! {
         schedule.replace(&set(were.iter().map(|(target, _)| target.clone())), Duration::ZERO);
         for (target, fails) in &were {
             let index = schedule.at[target] as usize;
-            schedule.slots[index].standing = failing(fails.then_some(Failure::Refused));
+            schedule.slots[index].status = failing(fails.then_some(Failure::Refused));
         }
         let gone = gone.min(were.len());
         let new = Target::new(([10, 0, 0, ip], 80 + port).into(), &probe(1000, Check::Http { path: "/".into() }));
@@ -231,7 +231,7 @@ proptest! {
             .collect();
         let told = if here.is_empty() { gone_here } else { here };
         let begins_failing = !told.is_empty() && told.iter().all(|fails| *fails);
-        let said = changes.iter().any(|(target, standing)| *target == new && standing.failure.is_some());
+        let said = changes.iter().any(|(target, status)| *target == new && status.failure.is_some());
         prop_assert_eq!(said, begins_failing);
     }
 }

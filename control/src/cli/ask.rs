@@ -203,8 +203,8 @@ fn warn_not_kept(answer: &DrainAnswer) {
 /// Runs `explain --socket`.
 pub(super) fn explain(args: &ExplainArgs, packet: &Packet) -> anyhow::Result<ExitCode> {
     answered(async {
-        let told = Client::new(&args.socket).explain(packet).await?;
-        Ok(super::output::print_answer(args.output.style(), &told)?)
+        let explanation = Client::new(&args.socket).explain(packet).await?;
+        Ok(super::output::print_answer(args.output.style(), &explanation)?)
     })
 }
 
@@ -218,7 +218,7 @@ fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Resu
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(Failure::Output(error)) => Err(error.into()),
         Err(Failure::Gateway(error)) => {
-            eprintln!("{}", told(&error));
+            eprintln!("{}", described(&error));
             Ok(ExitCode::FAILURE)
         }
         Err(Failure::Cluster(why)) => {
@@ -255,7 +255,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-fn told(error: &ClientError) -> String {
+fn described(error: &ClientError) -> String {
     match error {
         ClientError::Refused { status, message } => {
             let reason = match status {

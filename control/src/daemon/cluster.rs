@@ -20,7 +20,7 @@ const APPLY_AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct Cluster {
     /// The writer, if the objects come from an API server.
     writer: Option<ClusterWriter>,
-    fleet: PeerReleases,
+    peer_releases: PeerReleases,
     releases: ReleaseTracker,
     /// When to pass the last round to the writer again.
     offer_at: Option<Instant>,
@@ -28,7 +28,12 @@ pub(super) struct Cluster {
 
 impl Cluster {
     pub(super) fn new(writer: Option<ClusterWriter>) -> Self {
-        Self { writer, fleet: PeerReleases::default(), releases: ReleaseTracker::default(), offer_at: None }
+        Self {
+            writer,
+            peer_releases: PeerReleases::default(),
+            releases: ReleaseTracker::default(),
+            offer_at: None,
+        }
     }
 
     /// Whether the objects come from an API server.
@@ -42,9 +47,9 @@ impl Cluster {
     }
 
     /// Sets what is known about the other gateways.
-    pub(super) fn set_peers(&mut self, fleet: &PeerReleases) {
-        if self.fleet != *fleet {
-            self.fleet = fleet.clone();
+    pub(super) fn set_peers(&mut self, peer_releases: &PeerReleases) {
+        if self.peer_releases != *peer_releases {
+            self.peer_releases = peer_releases.clone();
         }
     }
 
@@ -59,9 +64,9 @@ impl Cluster {
         if !self.is_used() {
             return;
         }
-        self.releases.see(&manifests.objects.services, given, manifests.version, &self.fleet);
-        settings.authority = self.releases.authority(&self.fleet);
-        settings.other_gateways = Arc::clone(&self.fleet.addresses);
+        self.releases.see(&manifests.objects.services, given, manifests.version, &self.peer_releases);
+        settings.authority = self.releases.authority(&self.peer_releases);
+        settings.other_gateways = Arc::clone(&self.peer_releases.addresses);
     }
 
     /// Passes a round to the writer. `observation` gets whether this gateway decides on addresses, and the version that
@@ -75,7 +80,7 @@ impl Cluster {
         let is_behind = generations.applied < generations.desired;
         self.offer_at = is_behind.then(|| Instant::now() + APPLY_AGAIN);
         if let Some(writer) = &self.writer {
-            writer.offer(observation(self.fleet.leads, self.releases.waits_for(&self.fleet)));
+            writer.offer(observation(self.peer_releases.leads, self.releases.waits_for(&self.peer_releases)));
         }
     }
 

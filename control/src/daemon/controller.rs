@@ -144,8 +144,8 @@ impl Controller {
     }
 
     /// Sets what is known about the other gateways.
-    pub(super) fn set_peers(&mut self, fleet: &PeerReleases) {
-        self.cluster.set_peers(fleet);
+    pub(super) fn set_peers(&mut self, peer_releases: &PeerReleases) {
+        self.cluster.set_peers(peer_releases);
     }
 
     /// Sets whether the node has a kube-proxy, which then serves the health-check node ports.

@@ -45,12 +45,12 @@ impl Drains {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => {
-                let told = format!(
+                let message = format!(
                     "cannot read the list of drained targets, drain them again: {}: {error}",
                     path.display()
                 );
-                tracing::error!("{told}");
-                trouble = Some(told);
+                tracing::error!("{message}");
+                trouble = Some(message);
                 String::new()
             }
         };
@@ -175,9 +175,12 @@ mod tests {
         fs::write(&state, "").expect("ours");
         let path = state.join("edge.drained");
         let mut drains = Drains::read(path.clone());
-        assert!(drains.trouble().is_some_and(|told| told.contains("drain them again")), "{drains:?}");
+        assert!(drains.trouble().is_some_and(|message| message.contains("drain them again")), "{drains:?}");
         drains.insert(target("node-3"));
-        assert!(drains.trouble().is_some_and(|told| told.contains("a restart forgets them")), "{drains:?}");
+        assert!(
+            drains.trouble().is_some_and(|message| message.contains("a restart forgets them")),
+            "{drains:?}"
+        );
         fs::remove_file(&state).expect("ours");
         drains.keep_again();
         assert!(drains.trouble().is_some(), "not before it is time");

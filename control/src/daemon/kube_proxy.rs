@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 /// The port of kube-proxy's `/healthz`.
 const PORT: u16 = 10256;
-const LOOK: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
 /// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped.
@@ -31,7 +31,7 @@ pub(super) fn follow(config: &GatewayConfig) -> watch::Receiver<bool> {
             while !tells.is_closed() {
                 let is_there = is_there().await;
                 tells.send_if_modified(|told| std::mem::replace(told, is_there) != is_there);
-                sleep(LOOK).await;
+                sleep(CHECK_INTERVAL).await;
             }
         });
     }

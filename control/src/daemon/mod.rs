@@ -99,7 +99,7 @@ struct Inputs {
     seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
-    fleet: watch::Receiver<PeerReleases>,
+    peer_releases: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
     kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
@@ -181,10 +181,10 @@ impl Gateway {
         let (operator, commands) = mpsc::channel(16);
         let listeners = start::listeners(&config, &state, operator).await?;
         let cluster = start::cluster(&config, &source);
-        let (fleet, name_taken) = match &cluster {
+        let (peer_releases, name_taken) = match &cluster {
             Some(cluster) => {
                 state.join_cluster(cluster.counts(), cluster.name_taken());
-                (cluster.fleet(), cluster.name_taken())
+                (cluster.peer_releases(), cluster.name_taken())
             }
             // No other gateway reads the directory.
             None => (
@@ -205,7 +205,7 @@ impl Gateway {
             source,
             verdicts,
             unbound: controller.unbound(),
-            fleet,
+            peer_releases,
             name_taken,
             kube_proxy,
             commands,
@@ -286,7 +286,7 @@ impl Gateway {
     /// Tells the supervisor whether the gateway forwards, or what it waits for.
     fn tell(&self, supervisor: &mut Supervisor) {
         let health = self.state.health();
-        supervisor.tell(health.ready, || waits_for(&self.inputs.source.state().borrow(), &health.degraded));
+        supervisor.notify(health.ready, || waits_for(&self.inputs.source.state().borrow(), &health.degraded));
     }
 
     /// Keeps forwarding for `grace`, and ends everything but the dataplane.
@@ -335,7 +335,7 @@ impl Inputs {
     fn pass_to(&mut self, controller: &mut Controller) {
         controller.take(self.manifests.borrow_and_update().clone());
         controller.set_verdicts(self.verdicts.borrow_and_update().clone());
-        controller.set_peers(&self.fleet.borrow_and_update());
+        controller.set_peers(&self.peer_releases.borrow_and_update());
         controller.share_node(*self.kube_proxy.borrow_and_update());
     }
 
@@ -366,7 +366,7 @@ impl Inputs {
             Ok(()) = self.unbound.changed() => Wake::Changed,
             Ok(()) = self.links.changed() => Wake::Changed,
             Ok(()) = self.comparisons.changed() => Wake::Compared,
-            Ok(()) = self.fleet.changed() => Wake::Changed,
+            Ok(()) = self.peer_releases.changed() => Wake::Changed,
             Ok(()) = self.kube_proxy.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }

@@ -132,7 +132,7 @@ impl State {
 
     /// The state of the election, if the objects come from an API server.
     pub(super) fn candidate(&self) -> tidegate_cluster::Candidate {
-        self.cluster.get().map(|cluster| cluster.counts.standing()).unwrap_or_default()
+        self.cluster.get().map(|cluster| cluster.counts.candidate()).unwrap_or_default()
     }
 
     /// The state of the source.

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// The maximum wait for the first objects.
 const READY_MAX: Duration = Duration::from_secs(60);
 /// The interval at which their arrival is checked.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The connection to the supervisor.
 pub(super) struct Supervisor {
@@ -45,11 +45,11 @@ impl Supervisor {
 
     /// When the next check is due, even without an event.
     pub(super) fn due(&self) -> Option<Instant> {
-        (!self.is_done && self.socket.is_some()).then(|| Instant::now() + LOOK)
+        (!self.is_done && self.socket.is_some()).then(|| Instant::now() + CHECK_INTERVAL)
     }
 
     /// Reports that the gateway forwards, or what it waits for.
-    pub(super) fn tell(&mut self, forwards: bool, waits_for: impl FnOnce() -> String) {
+    pub(super) fn notify(&mut self, forwards: bool, waits_for: impl FnOnce() -> String) {
         if self.is_done || self.socket.is_none() {
             return;
         }
@@ -110,7 +110,7 @@ mod tests {
         let supervisor = UnixDatagram::bind(&path).expect("a socket");
         supervisor.set_nonblocking(true).expect("it can be told");
         let told = |gateway: &mut Supervisor, forwards: bool| {
-            gateway.tell(forwards, || "waiting for the API server".to_owned());
+            gateway.notify(forwards, || "waiting for the API server".to_owned());
             heard(&supervisor)
         };
         let start = || Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));

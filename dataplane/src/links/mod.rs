@@ -207,7 +207,7 @@ impl Links {
         {
             wants.announce.store(true, Ordering::Release);
         }
-        self.tell();
+        self.notify();
     }
 
     /// Records that the device of this interface has a smaller MTU (first) than is in use (second), or with `None` that
@@ -231,7 +231,7 @@ impl Links {
             ),
             None => tracing::info!(interface = name, "the MTU of the device is large enough again"),
         }
-        self.tell();
+        self.notify();
     }
 
     /// Logs that the device of this interface had a smaller MTU than is in use, and that the MTU was restored.
@@ -260,7 +260,7 @@ impl Links {
         {
             wants.tap.store(true, Ordering::Release);
         }
-        self.tell();
+        self.notify();
     }
 
     /// Whether this interface's link has come up since the last call.
@@ -273,7 +273,7 @@ impl Links {
         self.wants.get(usize::from(interface)).is_some_and(|wants| take(&wants.tap))
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(tell) = self.on_change.get() {
             tell();
         }

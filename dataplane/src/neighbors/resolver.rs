@@ -146,8 +146,8 @@ impl Resolver {
             return actions;
         }
         match (self.entries.get(&key), mac) {
-            (Some(entry), _) => self.told(now, key, entry, mac, how, uses, &mut actions),
-            (None, Some(mac)) if how == Sighting::Request => self.hear(now, key, mac, uses, &mut actions),
+            (Some(entry), _) => self.update(now, key, entry, mac, how, uses, &mut actions),
+            (None, Some(mac)) if how == Sighting::Request => self.learn(now, key, mac, uses, &mut actions),
             (None, _) => {}
         }
         actions
@@ -243,7 +243,7 @@ impl Resolver {
 
     /// Handles a station that is not needed yet and requests one of our addresses: its link address will be ready for
     /// the packets that it is about to send (RFC 826, RFC 4861 7.2.3).
-    fn hear(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
+    fn learn(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
         let here = self.around.interface_of(key.1).is_none_or(|interface| interface == key.0);
         if !here || !self.make_room(now, &key, Shelf::Heard, uses, actions) {
             return;
@@ -256,7 +256,7 @@ impl Resolver {
 
     /// Applies a received link address to an entry (RFC 4861 7.2.5, and 7.2.3 for requests).
     #[allow(clippy::too_many_arguments, reason = "what was told, of whom, and what follows")]
-    fn told(
+    fn update(
         &mut self,
         now: Now,
         key: Key,

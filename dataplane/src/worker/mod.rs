@@ -143,7 +143,7 @@ pub struct Worker<Q: PortQueue> {
     /// Fragments whose first fragment was not seen yet.
     fragments: FragmentRoom<HeldFragment<Q::Frame>>,
     /// The last reports to the resolver.
-    told: Recent,
+    reported: Recent,
     /// The limits on frames for the kernel.
     punt_rates: PuntRates,
     /// The query that is being answered.
@@ -216,7 +216,7 @@ impl<Q: PortQueue> Worker<Q> {
             held: None,
             pending_neighbor: PendingNeighborQueue::default(),
             fragments: FragmentRoom::default(),
-            told: Recent::default(),
+            reported: Recent::default(),
             punt_rates,
             asked: None,
             turn: 0,
@@ -472,7 +472,7 @@ impl<Q: PortQueue> Worker<Q> {
             if let NeighborEvent::Conflict { interface, .. } = event {
                 shared.counters.interface(interface).address_conflicts.add(1);
             }
-            if self.told.is_new(now, event) && !self.parts.exchange.news.tell(event) {
+            if self.reported.is_new(now, event) && !self.parts.exchange.news.report(event) {
                 shared.turns.neighbor_events_lost.add(1);
             }
         }

@@ -49,7 +49,7 @@ impl Default for News {
 
 impl News {
     /// Passes a report on. Returns false if its queue is full.
-    pub fn tell(&self, event: NeighborEvent) -> bool {
+    pub fn report(&self, event: NeighborEvent) -> bool {
         let queue = match event {
             NeighborEvent::Wanted { .. } => &self.wanted,
             NeighborEvent::Seen { .. } => &self.seen,
@@ -77,11 +77,12 @@ impl Recent {
         | NeighborEvent::Conflict { interface, addr, .. }) = event;
         // The remainder is below `REMEMBERED`.
         let at = key_hash(&addr, interface, 0) as usize % REMEMBERED;
-        let told = self.0[at].is_some_and(|(last, when)| last == event && now < when.plus(REPEATED_AFTER));
-        if !told {
+        let is_repeated =
+            self.0[at].is_some_and(|(last, when)| last == event && now < when.plus(REPEATED_AFTER));
+        if !is_repeated {
             self.0[at] = Some((event, now));
         }
-        !told
+        !is_repeated
     }
 }
 
@@ -120,9 +121,9 @@ mod tests {
             mac: None,
             how: Sighting::Request,
         };
-        let told = (0..100_000).filter(|&n| news.tell(seen(n))).count();
+        let told = (0..100_000).filter(|&n| news.report(seen(n))).count();
         assert_eq!(told, SEEN_MAX);
-        assert!(news.tell(wanted(1)));
+        assert!(news.report(wanted(1)));
         assert_eq!(news.wanted.pop(), Some(wanted(1)));
     }
 }

@@ -40,12 +40,21 @@ fn plans(incremental: &Plan, from_scratch: &Plan) -> Vec<Difference> {
 
 /// The inputs of later plans, except for the Services to skip, which depend on when they were last examined.
 fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
-    let Memory { since, contests, told, leaving, asked, waiting, planned, without_ip_mode, settled: _ } =
-        incremental;
+    let Memory {
+        since,
+        conflicts,
+        reported_events,
+        leaving,
+        asked,
+        waiting,
+        planned,
+        without_ip_mode,
+        settled: _,
+    } = incremental;
     let found = [
         difference::of_lists("memory.since", since, &from_scratch.since),
-        difference::of_lists("memory.contests", contests, &from_scratch.contests),
-        difference::of_lists("memory.told", told, &from_scratch.told),
+        difference::of_lists("memory.conflicts", conflicts, &from_scratch.conflicts),
+        difference::of_lists("memory.reported_events", reported_events, &from_scratch.reported_events),
         difference::of_lists("memory.leaving", leaving, &from_scratch.leaving),
         difference::of_lists("memory.asked", asked, &from_scratch.asked),
         difference::of_lists("memory.waiting", waiting, &from_scratch.waiting),

@@ -30,7 +30,7 @@ pub(super) struct NewCondition {
     pub(super) message: String,
 }
 
-fn said(
+fn condition(
     kind: ConditionType,
     is: Option<bool>,
     reason: ConditionReason,
@@ -81,11 +81,11 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
         if let Some(names) = beside.waits_for {
             why = format!("{why}; waiting for {names}");
         }
-        return said(condition_type::ALLOCATED, Some(false), reason, why);
+        return condition(condition_type::ALLOCATED, Some(false), reason, why);
     }
     if !view.vips.iter().any(VipView::is_of_pool) {
         let why = message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no address is granted".to_owned());
-        return said(condition_type::ALLOCATED, Some(false), condition_reason::EXTERNAL_IP_DENIED, why);
+        return condition(condition_type::ALLOCATED, Some(false), condition_reason::EXTERNAL_IP_DENIED, why);
     }
     let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
     let shown = of_pools.map(|vip| match vip.pool.as_str() {
@@ -93,7 +93,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
         "" => vip.address.to_string(),
         pool => format!("{} from pool {pool}", vip.address),
     });
-    said(
+    condition(
         condition_type::ALLOCATED,
         Some(true),
         condition_reason::ALLOCATED,
@@ -105,7 +105,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
     // Node ports and cluster IPs may be served, but a Service that waits for a LoadBalancer address counts as waiting.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
     if view.vips.is_empty() || waits {
-        return said(
+        return condition(
             condition_type::PROGRAMMED,
             Some(false),
             condition_reason::NO_ADDRESS,
@@ -113,7 +113,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
         );
     }
     if let Some(why) = &view.refused {
-        return said(
+        return condition(
             condition_type::PROGRAMMED,
             Some(false),
             condition_reason::PORTS_NOT_PROGRAMMED,
@@ -127,7 +127,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
         .collect();
     if !refused.is_empty() {
         let shown: Vec<String> = refused.into_iter().collect();
-        return said(
+        return condition(
             condition_type::PROGRAMMED,
             Some(false),
             condition_reason::PORTS_NOT_PROGRAMMED,
@@ -141,22 +141,27 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
             }
             None => "the workers have not applied it yet".to_owned(),
         };
-        return said(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
+        return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
     let served = format!("every port is forwarded with {}{}", modes.join(", "), beside.around.shown());
     // A gateway that is not ready gets no packets.
     if !beside.around.not_serving.is_empty() {
-        return said(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_ON_EVERY_GATEWAY, served);
+        return condition(
+            condition_type::PROGRAMMED,
+            Some(false),
+            condition_reason::NOT_ON_EVERY_GATEWAY,
+            served,
+        );
     }
     // The Service is served, but not as requested.
     match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
         Some(finding) => {
             let message = format!("{served}; {}", finding.diagnostic.what);
-            said(condition_type::PROGRAMMED, Some(true), condition_reason::CLIENT_ADDRESS_LOST, message)
+            condition(condition_type::PROGRAMMED, Some(true), condition_reason::CLIENT_ADDRESS_LOST, message)
         }
-        None => said(condition_type::PROGRAMMED, Some(true), condition_reason::PROGRAMMED, served),
+        None => condition(condition_type::PROGRAMMED, Some(true), condition_reason::PROGRAMMED, served),
     }
 }
 
@@ -168,7 +173,7 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
         notes.extend(port.note.as_deref());
     }
     if up.is_empty() {
-        return said(condition_type::HEALTHY, None, condition_reason::NO_PORTS, "no port is served");
+        return condition(condition_type::HEALTHY, None, condition_reason::NO_PORTS, "no port is served");
     }
     let down: Vec<String> = up.into_iter().filter_map(|(port, up)| (!up).then_some(port)).collect();
     if down.is_empty() && !around.without_backends.is_empty() {
@@ -177,7 +182,7 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
         let shown = format!(
             "every port has an active backend on {with} of {gateways} gateways; at least one port has none on {names}"
         );
-        return said(
+        return condition(
             condition_type::HEALTHY,
             Some(false),
             condition_reason::NO_BACKENDS_ON_SOME_GATEWAYS,
@@ -185,7 +190,7 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
         );
     }
     if down.is_empty() {
-        return said(
+        return condition(
             condition_type::HEALTHY,
             Some(true),
             condition_reason::BACKENDS_UP,
@@ -196,7 +201,7 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
     for note in notes {
         message.push_str(&format!("; {note}"));
     }
-    said(condition_type::HEALTHY, Some(false), condition_reason::NO_BACKENDS, message)
+    condition(condition_type::HEALTHY, Some(false), condition_reason::NO_BACKENDS, message)
 }
 
 fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
@@ -204,7 +209,7 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
         let message = format!(
             "field manager {who:?} also writes status.loadBalancer; the gateways leave it unchanged for now"
         );
-        return said(
+        return condition(
             condition_type::CONFLICTED,
             Some(true),
             condition_reason::CONFLICTING_CONTROLLER,
@@ -212,13 +217,13 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
         );
     }
     match of.findings.iter().find(|f| f.reason == Reason::Conflict) {
-        Some(finding) => said(
+        Some(finding) => condition(
             condition_type::CONFLICTED,
             Some(true),
             condition_reason::PORT_CONFLICT,
             finding.diagnostic.what.clone(),
         ),
-        None => said(condition_type::CONFLICTED, Some(false), condition_reason::NO_CONFLICT, ""),
+        None => condition(condition_type::CONFLICTED, Some(false), condition_reason::NO_CONFLICT, ""),
     }
 }
 
@@ -228,7 +233,7 @@ pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCo
     let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
     let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();
     (!held.is_empty())
-        .then(|| said(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&held)))
+        .then(|| condition(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&held)))
 }
 
 /// Formats a port as `80/TCP`.

@@ -16,9 +16,9 @@ pub struct Memory {
     /// The times of conditions that were written and not read back yet.
     pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
     /// Statuses that another controller writes.
-    pub(super) contests: BTreeMap<ObjectKey, StatusConflict>,
+    pub(super) conflicts: BTreeMap<ObjectKey, StatusConflict>,
     /// Events that were written and whose cause still exists.
-    pub(super) told: BTreeSet<Event>,
+    pub(super) reported_events: BTreeSet<Event>,
     /// Services that release their addresses, by uid, with the version in which that was first seen.
     pub(super) leaving: BTreeMap<String, Leaving>,
     /// The requests of the owners of Services.
@@ -90,7 +90,7 @@ impl Memory {
         if now < self.planned {
             self.waiting.values_mut().for_each(|since| *since = (*since).min(now));
             self.asked.values_mut().for_each(|asked| asked.since = asked.since.min(now));
-            self.contests.values_mut().for_each(|contest| contest.set_back(now));
+            self.conflicts.values_mut().for_each(|conflict| conflict.set_back(now));
         }
         self.planned = now;
     }

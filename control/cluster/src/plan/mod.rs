@@ -81,7 +81,7 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
         }
         planner.plan.writes.sort_by_key(Write::urgency);
     } else {
-        planner.memory.contests.clear();
+        planner.memory.conflicts.clear();
         planner.leaderless();
     }
     for finding in &observation.own_findings {
@@ -125,7 +125,7 @@ impl Planner<'_> {
             && !unapplied
             && peers.iter().all(|peer| peer.applied >= asked_in)
             && !self.memory.waiting.contains_key(key)
-            && !self.memory.contests.contains_key(key)
+            && !self.memory.conflicts.contains_key(key)
             && !self.leaving.contains(&service.meta.uid)
             && service.meta.deletion_time.is_none()
             && (claimed || !service.stored.is_finalized_by_us());

@@ -100,10 +100,10 @@ impl Planner<'_> {
         &mut self,
         key: &ObjectKey,
         stored: &[Condition],
-        said: NewCondition,
+        condition: NewCondition,
         generation: i64,
     ) -> Condition {
-        let NewCondition { kind, status, reason, message } = said;
+        let NewCondition { kind, status, reason, message } = condition;
         let kind = kind.as_str();
         let before = stored.iter().find(|c| c.kind == kind && c.status == status);
         let since = before.and_then(|c| c.last_transition);
@@ -150,8 +150,8 @@ impl Planner<'_> {
 
     /// Completes the plan, and forgets objects that no longer exist.
     pub(super) fn finish(mut self) -> Plan {
-        let told = std::mem::replace(&mut self.memory.told, self.events);
-        self.plan.events = self.memory.told.difference(&told).cloned().collect();
+        let before = std::mem::replace(&mut self.memory.reported_events, self.events);
+        self.plan.events = self.memory.reported_events.difference(&before).cloned().collect();
         let objects = &self.situation.observation.objects;
         let known = |key: &ObjectKey| {
             objects.services.contains_key(key) || objects.address_pools.contains_key(&key.name)
@@ -160,7 +160,7 @@ impl Planner<'_> {
         if self.memory.since.len() > 8 * objects.services.len() + 64 {
             self.memory.since.retain(|(key, _), _| known(key));
         }
-        self.memory.contests.retain(|key, _| known(key));
+        self.memory.conflicts.retain(|key, _| known(key));
         self.memory.waiting.retain(|key, _| known(key));
         if self.memory.asked.len() > objects.services.len() {
             self.memory.asked.retain(|key, _| known(key));

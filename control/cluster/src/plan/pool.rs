@@ -59,7 +59,7 @@ impl Planner<'_> {
         }
         let stored = &pool.status;
         let conditions: Vec<Condition> = [accepted, overlaps, in_use]
-            .map(|said| self.dated(key, &stored.conditions, said, pool.generation))
+            .map(|condition| self.dated(key, &stored.conditions, condition, pool.generation))
             .into();
         let (total, used, available) =
             usage.map_or((0, 0, 0), |u| (shown(u.total), shown(u.assigned + u.outside), shown(u.free())));
@@ -75,16 +75,16 @@ impl Planner<'_> {
 
 /// The condition whether Services hold addresses from the pool: it names them, and what they prevent.
 fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
-    let said =
+    let condition =
         |status, reason, message| NewCondition { kind: condition_type::IN_USE, status, reason, message };
     let Some(usage) = usage.filter(|usage| usage.users > 0) else {
-        return said("False", condition_reason::NOT_IN_USE, String::new());
+        return condition("False", condition_reason::NOT_IN_USE, String::new());
     };
     let by = usage.used_by();
     if pool.meta.deletion_time.is_some() {
         let how = "they keep their addresses, and the pool assigns no new ones; it is deleted when all of them are \
                    released (spec.forceRelease: true releases them)";
-        return said(
+        return condition(
             "True",
             condition_reason::DELETION_WAITS,
             format!("Services hold addresses of it: {by}; {how}"),
@@ -95,13 +95,13 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
             "{} of these addresses are no longer in spec.addresses and remain assigned",
             usage.outside
         );
-        return said(
+        return condition(
             "True",
             condition_reason::HELD_OUTSIDE,
             format!("Services hold addresses of it: {by}; {outside}"),
         );
     }
-    said("True", condition_reason::HELD, format!("Services hold addresses of it: {by}"))
+    condition("True", condition_reason::HELD, format!("Services hold addresses of it: {by}"))
 }
 
 /// A condition in the form of our own kinds.

@@ -131,9 +131,9 @@ impl Planner<'_> {
         let (now, peers) = (self.situation.now, self.situation.peers);
         let mut contested = None;
         if !wanted.is_empty() {
-            let contests = &mut self.memory.contests;
-            let ownership = status_conflict::ownership(contests, service, &wanted, what, now);
-            status_conflict::won(contests, service, &wanted);
+            let conflicts = &mut self.memory.conflicts;
+            let ownership = status_conflict::ownership(conflicts, service, &wanted, what, now);
+            status_conflict::won(conflicts, service, &wanted);
             if let StatusOwnership::Yields { who, until } = ownership {
                 self.again_at(until);
                 contested = Some(who);
@@ -144,12 +144,12 @@ impl Planner<'_> {
         let failure = self.situation.observation.forwarding.publish_failure.as_deref();
         let waits_for = self.address_waits_for(of, view);
         let circumstances = Circumstances { around: &around, failure, waits_for: waits_for.as_deref() };
-        let said = condition::of_service(of, view, contested, &circumstances);
+        let new = condition::of_service(of, view, contested, &circumstances);
         let held = self.situation.observation.outcome.memory.allocations.by_service.get(key);
-        let conditions: Vec<Condition> = said
+        let conditions: Vec<Condition> = new
             .into_iter()
             .chain(condition::holds(held, view))
-            .map(|said| self.dated(key, &stored.conditions, said, stored.generation))
+            .map(|new| self.dated(key, &stored.conditions, new, stored.generation))
             .collect();
         let writes_ingress = contested.is_none() && !wanted.is_empty();
         let has_ingress_of_ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
@@ -159,7 +159,7 @@ impl Planner<'_> {
         } else {
             contested.is_none() && has_ingress_of_ours
         };
-        self.tell(of, view, &wanted, &conditions, contested);
+        self.record_events(of, view, &wanted, &conditions, contested);
         if ingress_differs || !condition::same(&stored.conditions, &conditions, condition::is_ours) {
             self.plan.writes.push(Write::ServiceStatus {
                 service: key.clone(),
@@ -187,7 +187,7 @@ impl Planner<'_> {
     }
 
     /// Plans the events of pending changes; each is planned until the change is seen, and written once.
-    fn tell(
+    fn record_events(
         &mut self,
         of: &OfService<'_>,
         view: &ServiceView,

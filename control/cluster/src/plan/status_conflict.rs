@@ -55,7 +55,7 @@ type Conflicts = BTreeMap<ObjectKey, StatusConflict>;
 /// Whether the status of a Service may be written with these addresses now. `asked` is a number for the requests of its
 /// owner.
 pub(super) fn ownership(
-    contests: &mut Conflicts,
+    conflicts: &mut Conflicts,
     service: &Service,
     wanted: &[Ingress],
     asked: u64,
@@ -65,9 +65,9 @@ pub(super) fn ownership(
     let stored = &service.stored;
     if stored.ingress == wanted {
         // The conflict seems to be over. It is remembered for a while, in case it returns.
-        let over = contests.get(key).is_some_and(|c| now > c.retry_at + c.wait);
+        let over = conflicts.get(key).is_some_and(|c| now > c.retry_at + c.wait);
         if over {
-            contests.remove(key);
+            conflicts.remove(key);
         }
         return StatusOwnership::Alone;
     }
@@ -76,35 +76,35 @@ pub(super) fn ownership(
     // Our condition shows that we wrote the status before. A status that we never wrote is adopted.
     let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
     let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
-    let contest = contests.entry(key.clone()).or_insert_with(|| StatusConflict {
+    let conflict = conflicts.entry(key.clone()).or_insert_with(|| StatusConflict {
         who: stranger.clone(),
         asked,
         retry_at: now + WAIT_MIN,
         wait: WAIT_MIN + WAIT_MIN,
         retried: false,
     });
-    contest.who.clone_from(stranger);
-    if contest.retried {
+    conflict.who.clone_from(stranger);
+    if conflict.retried {
         // It was overwritten again.
-        contest.retry_at = now + contest.wait;
-        contest.wait = (contest.wait + contest.wait).min(WAIT_MAX);
-        contest.retried = false;
+        conflict.retry_at = now + conflict.wait;
+        conflict.wait = (conflict.wait + conflict.wait).min(WAIT_MAX);
+        conflict.retried = false;
     }
-    if asked != contest.asked {
-        (contest.asked, contest.retry_at) = (asked, now);
+    if asked != conflict.asked {
+        (conflict.asked, conflict.retry_at) = (asked, now);
     }
-    if now >= contest.retry_at {
+    if now >= conflict.retry_at {
         return StatusOwnership::Alone;
     }
-    StatusOwnership::Yields { who: contest.who.clone(), until: contest.retry_at }
+    StatusOwnership::Yields { who: conflict.who.clone(), until: conflict.retry_at }
 }
 
 /// Records that the contested status was written again and the API server has it: if it differs later, it was
 /// overwritten again.
-pub(super) fn won(contests: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
+pub(super) fn won(conflicts: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
     if service.stored.ingress == wanted
-        && let Some(contest) = contests.get_mut(&service.meta.key)
+        && let Some(conflict) = conflicts.get_mut(&service.meta.key)
     {
-        contest.retried = true;
+        conflict.retried = true;
     }
 }

@@ -31,9 +31,9 @@ async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more
     cluster.server.faults().on("/leases/", Fault::ServerError(403));
     cluster.service("web", &json!({}));
     let gateway = cluster.gateway("edge-1");
-    let standing = || gateway.writer.counts().standing();
-    until("it to say so", || standing().hindrance.is_some()).await;
-    let why = standing().hindrance.unwrap_or_default();
+    let candidate = || gateway.writer.counts().candidate();
+    until("it to say so", || candidate().hindrance.is_some()).await;
+    let why = candidate().hindrance.unwrap_or_default();
     assert!(why.contains("the lease kube-system/tidegate cannot be acquired: 403"), "{why}");
     let can_lead = || {
         let conditions = cluster.status_of("edge-1")["conditions"].clone();
@@ -52,9 +52,9 @@ async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more
     cluster.server.faults().clear();
     until("a leader", || gateway.leads()).await;
     until("an address", || cluster.ingress("web").is_some()).await;
-    until("all of it to be well", || standing().hindrance.is_none() && can_lead()["status"] == "True").await;
+    until("all of it to be well", || candidate().hindrance.is_none() && can_lead()["status"] == "True").await;
     let two = cluster.gateway("edge-2");
-    let of_two = || two.writer.counts().standing();
+    let of_two = || two.writer.counts().candidate();
     until("it to know who leads", || of_two().leader.as_deref() == Some("edge-1")).await;
     assert_eq!(of_two().hindrance, None);
 }

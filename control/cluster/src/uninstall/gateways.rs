@@ -84,7 +84,7 @@ impl Gateways {
         let begin = Instant::now();
         let mut running: BTreeMap<String, Option<String>> =
             before.into_iter().filter(Gateway::may_run).map(|one| (one.name, one.heartbeat)).collect();
-        let mut told = false;
+        let mut has_logged = false;
         loop {
             let all = self.list().await?;
             let loud: Vec<&Gateway> =
@@ -92,10 +92,10 @@ impl Gateways {
             if loud.is_empty() {
                 break;
             }
-            if !told {
+            if !has_logged {
                 let names: Vec<&str> = loud.iter().map(|one| one.name.as_str()).collect();
                 say(&format!("waiting for the gateways to stop writing: {}", names.join(", ")));
-                told = true;
+                has_logged = true;
             }
             if begin.elapsed() >= LIVE {
                 // A gateway whose heartbeat has not changed is dead.

@@ -27,12 +27,12 @@ impl Writer {
             Done::Write(target, name, result) => self.write_ended(&target, &name, &result, now),
             Done::Gateways(poll, result) => self.gateways_listed(poll, result, now),
             Done::Marked(name, result) => log_marked(&name, result),
-            Done::NamesakeTold(result) => self.namesake_told(result),
+            Done::NamesakeInformed(result) => self.namesake_told(result),
             Done::Forgotten(gone, result) => log_forgotten(&gone, result),
             // Otherwise the lease was lost in the meantime.
             Done::Term(number, result) if self.holds_lease(now) => self.term_answered(number, result, now),
             Done::Term(..) => {}
-            Done::Silence(result) => self.status.fell_silent(&result, now),
+            Done::LastStatus(result) => self.status.last_status_written(&result, now),
             Done::Status(status, result) => self.status_written(*status, result, now),
         }
     }
@@ -107,13 +107,13 @@ impl Writer {
             self.peer_poll.hasten(now);
         }
         let taken = self.namesake.taken().map(str::to_owned);
-        let standing = match (&taken, self.namesake.is_free()) {
+        let candidacy = match (&taken, self.namesake.is_free()) {
             (Some(_), _) => Candidacy::Cut,
             (None, true) => Candidacy::Candidate,
             (None, false) => Candidacy::NotYet,
         };
         let is_news =
-            self.outputs.standing.send_if_modified(|last| std::mem::replace(last, standing) != standing);
+            self.outputs.candidacy.send_if_modified(|last| std::mem::replace(last, candidacy) != candidacy);
         let Some(who) = taken else { return };
         if is_news {
             tracing::error!(
@@ -129,7 +129,7 @@ impl Writer {
         if self.namesake.begin_report() {
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
             let node = self.identity.node.as_deref().unwrap_or_default();
-            self.requests.tell_namesake(namesake::described(&self.identity.instance, node, &addresses));
+            self.requests.report_to_namesake(namesake::described(&self.identity.instance, node, &addresses));
         }
     }
 

@@ -51,8 +51,8 @@ pub(super) struct Inputs {
 
 /// The outputs of the task.
 pub(super) struct Outputs {
-    pub(super) fleet: watch::Sender<PeerReleases>,
-    pub(super) standing: watch::Sender<Candidacy>,
+    pub(super) peer_releases: watch::Sender<PeerReleases>,
+    pub(super) candidacy: watch::Sender<Candidacy>,
     /// Set if another gateway has the same name.
     pub(super) name_taken: watch::Sender<Option<String>>,
     /// Asks the source to list the Services.
@@ -125,13 +125,13 @@ impl Writer {
             }
         }
         self.queue.clear();
-        self.counts.stands(false, 0);
+        self.counts.set_leadership(false, 0);
         // The next leader may begin as soon as the lease is released, so none of our writes may arrive after that.
-        let standing = match self.requests.end(WRITES_END_MAX).await {
+        let candidacy = match self.requests.end(WRITES_END_MAX).await {
             true => Candidacy::Gone,
             false => Candidacy::Cut,
         };
-        self.outputs.standing.send_replace(standing);
+        self.outputs.candidacy.send_replace(candidacy);
         let Some(status) = self.status.farewell() else { return };
         if let Err(error) = self.requests.farewell(&status).await {
             tracing::debug!(%error, "cannot write the last GatewayStatus of this gateway");
@@ -142,7 +142,7 @@ impl Writer {
     fn work(&mut self) -> Instant {
         let now = Instant::now();
         self.term(now);
-        self.stand(now);
+        self.report_candidate(now);
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if self.planning.is_due(now) {
             self.plan(now);
@@ -156,7 +156,7 @@ impl Writer {
             self.queue.clear();
         }
         if is_due(self.peer_poll.due()) {
-            self.look(now);
+            self.poll_peers(now);
         }
         let next = if leads { self.send_all(now) } else { None };
         let (is_uninstalled, is_asked) = {
@@ -164,11 +164,11 @@ impl Writer {
             (leadership.is_uninstalled(), leadership.is_asked)
         };
         if is_uninstalled {
-            self.fall_silent(now);
+            self.write_last_status(now);
         } else if is_asked && self.namesake.is_free() && is_due(self.status.due()) {
             self.heartbeat(now);
         }
-        self.counts.stands(leads, self.queue.len());
+        self.counts.set_leadership(leads, self.queue.len());
         let until = self.inputs.leadership.borrow().until.filter(|until| *until > now);
         let others = [next, until, self.peer_poll.due(), self.status.due(), self.term.ask_at()];
         let earliest = self.planning.times().into_iter().chain(others).flatten().filter(|at| *at > now).min();
@@ -176,7 +176,7 @@ impl Writer {
     }
 
     /// Updates this gateway's candidacy in the election.
-    fn stand(&mut self, now: Instant) {
+    fn report_candidate(&mut self, now: Instant) {
         let (holder, is_uninstalled, trouble) = {
             let leadership = self.inputs.leadership.borrow();
             (leadership.holder.clone(), leadership.is_uninstalled(), leadership.trouble.clone())
@@ -197,7 +197,7 @@ impl Writer {
         let leader = holder.filter(|_| hindrance.is_none());
         // The identity ends with a suffix for the run: see `run`.
         let leader = leader.and_then(|holder| Some(holder.rsplit_once('_')?.0.to_owned()));
-        self.counts.candidate(Candidate { leader, hindrance: hindrance.clone() });
+        self.counts.set_candidate(Candidate { leader, hindrance: hindrance.clone() });
         if self.hindrance != hindrance {
             self.hindrance = hindrance;
             self.planning.soon();
@@ -237,7 +237,7 @@ impl Writer {
         let leads = self.leads(now);
         let withdrawn = self.peer_poll.peers.withdrawn();
         let observation = self.observation();
-        self.tell_fleet(leads, withdrawn, observation.as_ref());
+        self.publish_peer_releases(leads, withdrawn, observation.as_ref());
         let Some(observation) = observation else { return };
         let peers = self.peer_poll.peers.live();
         let situation = Situation {
@@ -253,7 +253,7 @@ impl Writer {
         };
         let written = &self.status.written;
         let (plan, status) = self.planning.plan(&situation, leads, written, &self.counts, now);
-        self.status.stands(&status, now);
+        self.status.set(&status, now);
         let Plan { writes, events, waits_for_peers, again_at: _ } = plan;
         let jobs = writes.into_iter().filter_map(|write| {
             let seen = match &write {
@@ -276,21 +276,22 @@ impl Writer {
 
     /// Passes the required information about the other gateways to the rounds. Progress that nothing waits for is not
     /// passed on.
-    fn tell_fleet(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
+    fn publish_peer_releases(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
         let decides_since = self.term.version().filter(|_| leads).unwrap_or(0);
         let addresses = self.peer_poll.peers.addresses();
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
-        self.outputs.fleet.send_if_modified(|told| {
-            let is_progress = withdrawn > told.withdrawn;
-            let is_same = (told.leads, told.decides_since) == (leads, decides_since)
-                && *told.addresses == addresses
-                && (withdrawn == told.withdrawn || is_progress && !waits);
+        self.outputs.peer_releases.send_if_modified(|published| {
+            let is_progress = withdrawn > published.withdrawn;
+            let is_same = (published.leads, published.decides_since) == (leads, decides_since)
+                && *published.addresses == addresses
+                && (withdrawn == published.withdrawn || is_progress && !waits);
             if is_same {
                 return false;
             }
-            (told.leads, told.withdrawn, told.decides_since) = (leads, withdrawn, decides_since);
-            if *told.addresses != addresses {
-                told.addresses = Arc::new(addresses);
+            (published.leads, published.withdrawn, published.decides_since) =
+                (leads, withdrawn, decides_since);
+            if *published.addresses != addresses {
+                published.addresses = Arc::new(addresses);
             }
             true
         });
@@ -308,7 +309,7 @@ impl Writer {
     }
 
     /// Polls the other gateways.
-    fn look(&mut self, now: Instant) {
+    fn poll_peers(&mut self, now: Instant) {
         self.peer_poll.begin(now);
         let own_applied =
             self.inputs.observations.borrow().as_ref().map_or(0, |o| o.forwarding.version_applied);
@@ -334,8 +335,8 @@ impl Writer {
     }
 
     /// Writes the last status before this gateway stops writing, if it is still to be written.
-    fn fall_silent(&mut self, now: Instant) {
-        if let Some(status) = self.status.fall_silent(now) {
+    fn write_last_status(&mut self, now: Instant) {
+        if let Some(status) = self.status.last(now) {
             self.requests.silence(status);
         }
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::counts::Counts;
 use crate::crd::GatewayStatusStatus;
-use crate::modest::giving_way;
+use crate::low_priority::at_low_priority;
 use crate::plan::{Memory, Plan, Situation, gateway_status, plan, plan_compared};
 
 /// The shortest time between two plans.
@@ -72,7 +72,7 @@ impl Planning {
         // A gateway that does not lead has nothing to compare. A new leader does not begin with a comparison.
         let compares = is_due && situation.leads;
         let memory = &mut self.memory;
-        let (planned, took) = giving_way(|| {
+        let (planned, took) = at_low_priority(|| {
             let (plan, differences) = match compares {
                 true => plan_compared(situation, memory),
                 false => (plan(situation, memory), Vec::new()),

@@ -28,12 +28,12 @@ pub(super) enum Done {
     /// The conditions of a gateway without a heartbeat were set to `Unknown`.
     Marked(String, Result<(), RequestError>),
     /// The conflict was reported to the gateway with our name.
-    NamesakeTold(Result<(), RequestError>),
+    NamesakeInformed(Result<(), RequestError>),
     /// The answer to the request of the term with this number.
     Term(u64, Result<u64, RequestError>),
     Status(Box<GatewayStatusStatus>, Written),
     /// The last status before this gateway stops writing.
-    Silence(Written),
+    LastStatus(Written),
 }
 
 /// The state of this gateway when a poll of the others began.
@@ -136,10 +136,10 @@ impl Requests {
     }
 
     /// Informs the gateway with our name of the conflict. `who` describes this gateway.
-    pub(super) fn tell_namesake(&mut self, who: String) {
+    pub(super) fn report_to_namesake(&mut self, who: String) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {
-            Done::NamesakeTold(peer_poll::tell_namesake(&connector, &name, &who).await)
+            Done::NamesakeInformed(peer_poll::report_to_namesake(&connector, &name, &who).await)
         });
     }
 
@@ -162,7 +162,7 @@ impl Requests {
     pub(super) fn silence(&mut self, status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {
-            Done::Silence(own_status::write(&connector, &name, Over::Whatever, &status).await)
+            Done::LastStatus(own_status::write(&connector, &name, Over::Whatever, &status).await)
         });
     }
 

@@ -77,7 +77,7 @@ pub struct HealthStatus {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdicts {
-    standings: Arc<BTreeMap<Target, HealthStatus>>,
+    statuses: Arc<BTreeMap<Target, HealthStatus>>,
     failing: usize,
     damped: usize,
 }
@@ -86,7 +86,7 @@ impl Verdicts {
     /// The state of a target.
     #[must_use]
     pub fn of(&self, target: &Target) -> HealthStatus {
-        self.standings.get(target).copied().unwrap_or_default()
+        self.statuses.get(target).copied().unwrap_or_default()
     }
 
     /// Whether the target fails.
@@ -103,7 +103,7 @@ impl Verdicts {
 
     /// The targets that fail, sorted.
     pub fn failing(&self) -> impl Iterator<Item = &Target> {
-        self.standings.iter().filter(|(_, standing)| standing.failure.is_some()).map(|(target, _)| target)
+        self.statuses.iter().filter(|(_, status)| status.failure.is_some()).map(|(target, _)| target)
     }
 
     /// The number of targets that fail.
@@ -121,34 +121,34 @@ impl Verdicts {
     /// The targets whose state differs between the two. Results that depend on these must be recomputed.
     #[must_use]
     pub fn differing(&self, other: &Self) -> BTreeSet<Target> {
-        if Arc::ptr_eq(&self.standings, &other.standings) {
+        if Arc::ptr_eq(&self.statuses, &other.statuses) {
             return BTreeSet::new();
         }
         let differs = |(target, _): &(&Target, &HealthStatus)| self.of(target) != other.of(target);
-        let both = self.standings.iter().chain(other.standings.iter());
+        let both = self.statuses.iter().chain(other.statuses.iter());
         both.filter(differs).map(|(target, _)| target.clone()).collect()
     }
 
     /// Sets the state of a target.
-    pub fn set(&mut self, target: &Target, standing: HealthStatus) {
-        let standings = Arc::make_mut(&mut self.standings);
-        let before = if standing == HealthStatus::default() {
-            standings.remove(target)
+    pub fn set(&mut self, target: &Target, status: HealthStatus) {
+        let statuses = Arc::make_mut(&mut self.statuses);
+        let before = if status == HealthStatus::default() {
+            statuses.remove(target)
         } else {
-            standings.insert(target.clone(), standing)
+            statuses.insert(target.clone(), status)
         };
         let before = before.unwrap_or_default();
-        self.failing += usize::from(standing.failure.is_some());
+        self.failing += usize::from(status.failure.is_some());
         self.failing -= usize::from(before.failure.is_some());
-        self.damped += usize::from(standing.damping > 0);
+        self.damped += usize::from(status.damping > 0);
         self.damped -= usize::from(before.damping > 0);
     }
 }
 
 impl FromIterator<(Target, HealthStatus)> for Verdicts {
-    fn from_iter<I: IntoIterator<Item = (Target, HealthStatus)>>(standings: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = (Target, HealthStatus)>>(statuses: I) -> Self {
         let mut verdicts = Self::default();
-        standings.into_iter().for_each(|(target, standing)| verdicts.set(&target, standing));
+        statuses.into_iter().for_each(|(target, status)| verdicts.set(&target, status));
         verdicts
     }
 }
@@ -156,8 +156,8 @@ impl FromIterator<(Target, HealthStatus)> for Verdicts {
 /// The given targets fail, each with a timeout.
 impl FromIterator<Target> for Verdicts {
     fn from_iter<I: IntoIterator<Item = Target>>(targets: I) -> Self {
-        let standing = HealthStatus { failure: Some(Failure::Timeout), ..HealthStatus::default() };
-        targets.into_iter().map(|target| (target, standing)).collect()
+        let status = HealthStatus { failure: Some(Failure::Timeout), ..HealthStatus::default() };
+        targets.into_iter().map(|target| (target, status)).collect()
     }
 }
 

@@ -61,11 +61,11 @@ impl<'a> Circumstances<'a> {
 /// Computes the decision for the first packet of a flow.
 #[must_use]
 pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -> Explanation {
-    let mut told = Draft::new(snapshot, packet);
-    if let Err((verdict, reason)) = decide(snapshot, about, packet, &mut told) {
-        told.end(verdict, reason);
+    let mut draft = Draft::new(snapshot, packet);
+    if let Err((verdict, reason)) = decide(snapshot, about, packet, &mut draft) {
+        draft.end(verdict, reason);
     }
-    told.0
+    draft.0
 }
 
 /// Why the destination port of the packet is not programmed, or has no backend because of its traffic policy, if a
@@ -89,53 +89,53 @@ fn decide(
     snapshot: &Snapshot,
     about: Circumstances<'_>,
     packet: &Packet,
-    told: &mut Draft,
+    draft: &mut Draft,
 ) -> Result<(), (PacketVerdict, &'static str)> {
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
     let (proto, port) = (packet.protocol.0.number(), packet.destination.port());
     if src.is_v4() != dst.is_v4() {
-        told.step("source", "a packet has addresses of one family".to_owned());
+        draft.step("source", "a packet has addresses of one family".to_owned());
         return Err((PacketVerdict::Drop, "bad_source"));
     }
     let kind = snapshot.address(&dst);
-    told.step("destination", text::address(packet.destination.ip(), kind, snapshot));
+    draft.step("destination", text::address(packet.destination.ip(), kind, snapshot));
 
     let hash = Snapshot::hash_service(&dst, proto, port);
     let Some(service) = snapshot.service(hash, &dst, proto, port) else {
-        told.step("service", text::no_service(packet, about.refused));
-        return Err(unserved(snapshot, &src, packet, kind, told));
+        draft.step("service", text::no_service(packet, about.refused));
+        return Err(unserved(snapshot, &src, packet, kind, draft));
     };
     let info = snapshot.service_info(service.id).expect("a service in the snapshot has its info");
-    told.0.service = Some(info.label());
-    told.0.mode = Some(service.mode.to_string());
-    told.step("service", text::service(service, info));
+    draft.0.service = Some(info.label());
+    draft.0.mode = Some(service.mode.to_string());
+    draft.step("service", text::service(service, info));
 
     if let Some(fault) = snapshot.source_fault(&src) {
-        told.step("source", text::source_fault(&src, fault));
+        draft.step("source", text::source_fault(&src, fault));
         return Err((PacketVerdict::Drop, Refusal::BadSource.as_str()));
     }
     if src.is_link_local() {
         if !snapshot.answers_on_link(&src, service.mode) {
-            told.step("source", text::source_fault(&src, SourceFault::LinkLocal));
+            draft.step("source", text::source_fault(&src, SourceFault::LinkLocal));
             return Err((PacketVerdict::Drop, Refusal::BadSource.as_str()));
         }
-        told.step("source", text::link_local(&src));
+        draft.step("source", text::link_local(&src));
     }
-    told.step("source range", text::source_range(info, &src));
+    draft.step("source range", text::source_range(info, &src));
     if !snapshot.admits(service, &src) {
         return Err((PacketVerdict::Drop, Refusal::SourceRange.as_str()));
     }
 
-    let backend = choose(snapshot, about, packet, (service, info), told)?;
-    told.0.backend = Some(SocketAddr::new(backend.address.ip(), backend.port));
+    let backend = choose(snapshot, about, packet, (service, info), draft)?;
+    draft.0.backend = Some(SocketAddr::new(backend.address.ip(), backend.port));
     if service.mode == ForwardingMode::Nat && backend.address == src {
         let snat = snapshot.snat_addresses(backend.family);
-        told.step("hairpin", text::hairpin(&src, snat));
+        draft.step("hairpin", text::hairpin(&src, snat));
         if snat.is_empty() {
             return Err((PacketVerdict::Drop, Refusal::Hairpin.as_str()));
         }
     }
-    deliver(snapshot, about, packet, (service, backend), told)
+    deliver(snapshot, about, packet, (service, backend), draft)
 }
 
 /// The verdict on a packet that is not for a service port.
@@ -144,7 +144,7 @@ fn unserved(
     src: &Addr,
     packet: &Packet,
     kind: Option<AddressKind>,
-    told: &mut Draft,
+    draft: &mut Draft,
 ) -> (PacketVerdict, &'static str) {
     let to_group = matches!(
         snapshot.source_fault(&packet.destination.ip().into()),
@@ -156,7 +156,7 @@ fn unserved(
         // Hosts without an address send packets to the kernel.
         Some(SourceFault::NotOneHost) if !gateways_alone => {}
         Some(fault) if !to_group => {
-            told.step("source", text::source_fault(src, fault));
+            draft.step("source", text::source_fault(src, fault));
             return (PacketVerdict::Drop, Refusal::BadSource.as_str());
         }
         Some(_) => {}
@@ -165,7 +165,7 @@ fn unserved(
     let hash = Snapshot::hash_endpoint(src, proto, packet.source.port());
     if snapshot.endpoint(hash, src, proto, packet.source.port()).is_some() {
         let who = packet.source;
-        told.step(
+        draft.step(
             "flow",
             format!("{who} is a backend: a packet of one of its flows would go back to the client"),
         );
@@ -194,10 +194,10 @@ fn choose<'s>(
     about: Circumstances<'_>,
     packet: &Packet,
     (service, info): (&Service, &ServiceInfo),
-    told: &mut Draft,
+    draft: &mut Draft,
 ) -> Result<&'s Backend, (PacketVerdict, &'static str)> {
     let pinned = about.known_flow.and_then(|flow| find(snapshot, info, flow.backend));
-    told.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
+    draft.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
 
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
     let hash = if service.affinity_ms == 0 {
@@ -217,14 +217,14 @@ fn choose<'s>(
     {
         let backend = listed(info, at).filter(|listed| listed.state == BackendState::Active);
         let backend = backend.and_then(|listed| snapshot.backend(listed.id));
-        told.step("affinity", text::affinity(&src, at, backend.is_some()));
+        draft.step("affinity", text::affinity(&src, at, backend.is_some()));
         if let Some(backend) = backend {
-            told.step("backend", text::pinned(backend));
+            draft.step("backend", text::pinned(backend));
             return Ok(backend);
         }
     }
     if service.selector().is_empty() && pinned.is_none() {
-        told.step("backend", text::no_backend(info, about.refused));
+        draft.step("backend", text::no_backend(info, about.refused));
         return Err(match service.no_endpoints {
             NoEndpoints::Reject => (PacketVerdict::Transmit, TransmitReason::NoEndpoints.as_str()),
             // Offline, no Service has been removed.
@@ -232,33 +232,33 @@ fn choose<'s>(
         });
     }
     if let Some(backend) = pinned {
-        told.step("backend", text::pinned(backend));
+        draft.step("backend", text::pinned(backend));
         return Ok(backend);
     }
     match service.selector() {
         Selector::Rendezvous(seats) => {
             if let Some(place) = seats.place(hash) {
                 let count = seats.seats().count();
-                told.0.choice = Some(BackendChoice::Seat {
+                draft.0.choice = Some(BackendChoice::Seat {
                     seat: place.seat,
                     deck: place.deck,
                     rank: place.rank,
                     seats: u32::try_from(count).unwrap_or(u32::MAX),
                 });
-                told.step("seat", text::seat(service, seats, &place, count, hash));
+                draft.step("seat", text::seat(service, seats, &place, count, hash));
             }
         }
         Selector::Maglev(slots) => {
             let slot = slots.slot_of(hash);
-            told.0.choice = Some(BackendChoice::Slot { slot, slots: slots.len() });
-            told.step("slot", text::slot(service, slots, slot, hash));
+            draft.0.choice = Some(BackendChoice::Slot { slot, slots: slots.len() });
+            draft.step("slot", text::slot(service, slots, slot, hash));
         }
     }
     let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
-        told.step("backend", "none has the seat or slot".to_owned());
+        draft.step("backend", "none has the seat or slot".to_owned());
         return Err((PacketVerdict::Drop, Refusal::NoEndpoints.as_str()));
     };
-    told.step("backend", text::backend(snapshot, service, info, backend));
+    draft.step("backend", text::backend(snapshot, service, info, backend));
     Ok(backend)
 }
 
@@ -280,27 +280,27 @@ fn deliver(
     about: Circumstances<'_>,
     packet: &Packet,
     (service, backend): (&Service, &Backend),
-    told: &mut Draft,
+    draft: &mut Draft,
 ) -> Result<(), (PacketVerdict, &'static str)> {
     let neighbors = about.neighbors;
-    told.step("mode", text::mode(snapshot, service, backend, packet));
+    draft.step("mode", text::mode(snapshot, service, backend, packet));
     let interface = snapshot.interface(backend.interface);
     let name = interface.map_or("?", |i| i.name.as_str());
     let hop = neighbors.key(backend.neighbor).map(|(_, addr)| addr.ip());
     let state = neighbors.state(backend.neighbor);
-    told.step("next hop", text::next_hop(name, hop, backend, state));
+    draft.step("next hop", text::next_hop(name, hop, backend, state));
 
     let link_mtu = interface.map_or(0, |i| i.mtu);
     let overhead = overhead(service, backend);
     let path = neighbors.path_mtus().get(&backend.address, about.now);
     let path = path.filter(|&path| service.mode == ForwardingMode::DsrIpip && path < link_mtu);
     let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
-    told.0.way = Some(Way { interface: name.to_owned(), next_hop: hop, mtu });
-    told.step("mtu", text::mtu(name, link_mtu, path, overhead));
+    draft.0.way = Some(Way { interface: name.to_owned(), next_hop: hop, mtu });
+    draft.step("mtu", text::mtu(name, link_mtu, path, overhead));
     if state == NeighborState::Unresolved {
         return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));
     }
-    told.end(PacketVerdict::Transmit, TransmitReason::Forward.as_str());
+    draft.end(PacketVerdict::Transmit, TransmitReason::Forward.as_str());
     Ok(())
 }
 

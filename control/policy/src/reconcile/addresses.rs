@@ -118,10 +118,10 @@ impl Addresses {
         applicants.extend(authority_changed.into_iter().flatten());
         let applicant =
             |key: &ObjectKey, remembered: Option<&Holdings>| applicant(input, plans, key, remembered);
-        let told = self.allocator.update(applicants, applicant);
+        let affected = self.allocator.update(applicants, applicant);
         self.allocator.settle(applicant);
         let granted = self.allocator.granted();
-        moved.services.extend(told.into_iter().filter(|key| match regranted.get(key) {
+        moved.services.extend(affected.into_iter().filter(|key| match regranted.get(key) {
             Some(before) => before.as_ref() != granted.get(key),
             None => true,
         }));

@@ -119,19 +119,19 @@ fn candidates<'a>(
             unchecked.insert(ip);
         }
         let target = target.filter(|_| may_be_checked);
-        let told = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
+        let reported = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
         let weight = match node_weights {
             None => weights.of_endpoint(endpoint, &mut collector.findings),
             Some(weights) => {
-                let told = told.filter(|weight| *weight > 0);
-                told.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
+                let reported = reported.filter(|weight| *weight > 0);
+                reported.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
             }
         };
         Candidate {
             endpoint,
             is_chosen: chosen.contains(&(ip, number)),
             weight,
-            says_none: told == Some(0),
+            says_none: reported == Some(0),
             drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
             judged: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
         }

@@ -21,7 +21,7 @@ use crate::pools::Granted;
 
 /// A frontend of a Service that belongs to another Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Contest {
+pub(super) struct FrontendConflict {
     pub(super) frontend: Frontend,
     pub(super) owner: ObjectKey,
 }
@@ -32,7 +32,7 @@ pub(super) struct Contested {
     claims: HashMap<ServiceKey, BTreeSet<Claim>>,
     by_service: BTreeMap<ObjectKey, Claims>,
     /// By the Service that does not get the frontend.
-    contests: BTreeMap<ObjectKey, Vec<Contest>>,
+    conflicts: BTreeMap<ObjectKey, Vec<FrontendConflict>>,
 }
 
 /// A claim of a Service. The lowest one wins.
@@ -97,8 +97,8 @@ impl Claims {
 
 impl Contested {
     /// The frontends of a Service that belong to other Services.
-    pub(super) fn of(&self, service: &ObjectKey) -> &[Contest] {
-        self.contests.get(service).map_or(&[], Vec::as_slice)
+    pub(super) fn of(&self, service: &ObjectKey) -> &[FrontendConflict] {
+        self.conflicts.get(service).map_or(&[], Vec::as_slice)
     }
 
     /// Updates the claims of Services. Returns the Services whose result changed.
@@ -141,20 +141,20 @@ impl Contested {
     /// Determines which frontends of a Service belong to others. Returns whether the result changed.
     fn judge(&mut self, service: &ObjectKey) -> bool {
         let own = self.by_service.get(service).map_or(&[][..], |claims| &claims.own);
-        let contest = |(frontend, of_pool): &(Frontend, bool)| {
+        let conflict = |(frontend, of_pool): &(Frontend, bool)| {
             let owner = &self.claims[&frontend.key()].first().expect("its own claim is among them").service;
             // If a LoadBalancer address of the Service is also its cluster IP, it is served as the former.
             let contested = owner != service || *of_pool;
-            contested.then(|| Contest { frontend: *frontend, owner: owner.clone() })
+            contested.then(|| FrontendConflict { frontend: *frontend, owner: owner.clone() })
         };
-        let contests: Vec<Contest> = own.iter().filter_map(contest).collect();
-        if self.of(service) == contests {
+        let conflicts: Vec<FrontendConflict> = own.iter().filter_map(conflict).collect();
+        if self.of(service) == conflicts {
             return false;
         }
-        if contests.is_empty() {
-            self.contests.remove(service);
+        if conflicts.is_empty() {
+            self.conflicts.remove(service);
         } else {
-            self.contests.insert(service.clone(), contests);
+            self.conflicts.insert(service.clone(), conflicts);
         }
         true
     }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, Service, ServicePort};
 
-use super::contested::{Contest, Contested};
+use super::contested::{Contested, FrontendConflict};
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, cluster_ips, own_frontends};
 use super::settings::Settings;
@@ -23,7 +23,7 @@ pub(super) struct Frontends<'a> {
     /// The gateway's own addresses that serve node ports.
     node_port_vips: Vec<IpAddr>,
     cluster_ips: &'a [IpAddr],
-    contests: &'a [Contest],
+    conflicts: &'a [FrontendConflict],
     service: &'a ObjectKey,
 }
 
@@ -38,14 +38,14 @@ impl<'a> Frontends<'a> {
             granted,
             node_port_vips: settings.node_port_vips(),
             cluster_ips: cluster_ips(settings, service),
-            contests: contested.of(&service.meta.key),
+            conflicts: contested.of(&service.meta.key),
             service: &service.meta.key,
         }
     }
 
     /// The maximum number of addresses of a port.
     pub(super) fn addresses_of(&self, port: &ServicePort) -> usize {
-        let Self { granted, node_port_vips, cluster_ips, contests: _, service: _ } = self;
+        let Self { granted, node_port_vips, cluster_ips, conflicts: _, service: _ } = self;
         let node_ports = if port.node_port.is_some() { node_port_vips.len() } else { 0 };
         granted.load_balancer.len() + granted.external.len() + node_ports + cluster_ips.len()
     }
@@ -75,14 +75,14 @@ impl<'a> Frontends<'a> {
             found.push((frontend(assigned.address, port.port, VipKind::ExternalIp), served));
         }
         for own in own_frontends(&self.node_port_vips, self.cluster_ips, port) {
-            let contest = self.contests.iter().find(|contest| contest.frontend == own);
-            let by_itself = contest.is_some_and(|contest| contest.owner == *self.service);
+            let conflict = self.conflicts.iter().find(|conflict| conflict.frontend == own);
+            let by_itself = conflict.is_some_and(|conflict| conflict.owner == *self.service);
             // An address that is also a LoadBalancer address or an external IP is served in that capacity.
             if by_itself && found.iter().any(|(frontend, _)| frontend.key() == own.key()) {
                 continue;
             }
             let refusal = if by_itself { taken_by_itself } else { taken };
-            found.push((own, contest.is_none().then_some(()).ok_or_else(refusal)));
+            found.push((own, conflict.is_none().then_some(()).ok_or_else(refusal)));
         }
         found.sort_by_key(|(frontend, _)| (frontend.vip, frontend.port, frontend.via));
         found
@@ -121,7 +121,7 @@ impl<'a> Frontends<'a> {
     /// Adds findings about ports that belong to other Services.
     pub(super) fn findings(&self, service: &Service, findings: &mut Vec<Finding>) {
         let meta = &service.meta;
-        for Contest { frontend, owner } in self.contests {
+        for FrontendConflict { frontend, owner } in self.conflicts {
             if self.is_served_of_pool(service, frontend) {
                 continue;
             }

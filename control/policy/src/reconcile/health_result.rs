@@ -54,8 +54,8 @@ impl TcpEvidence {
 pub(super) struct HealthResult {
     /// Its check, if it has its own.
     pub(super) target: Option<Target>,
-    standing: HealthStatus,
-    by_witnesses: bool,
+    status: HealthStatus,
+    by_tcp_evidence: bool,
 }
 
 impl HealthResult {
@@ -67,20 +67,21 @@ impl HealthResult {
         ip: IpAddr,
         verdicts: &Verdicts,
     ) -> Self {
-        let standing = target.as_ref().map_or_else(HealthStatus::default, |target| verdicts.of(target));
-        let by_witnesses = target.is_none() && protocol == Protocol::Udp && evidence.all_fail(ip, verdicts);
-        Self { target, standing, by_witnesses }
+        let status = target.as_ref().map_or_else(HealthStatus::default, |target| verdicts.of(target));
+        let by_tcp_evidence =
+            target.is_none() && protocol == Protocol::Udp && evidence.all_fail(ip, verdicts);
+        Self { target, status, by_tcp_evidence }
     }
 
     /// Whether its check fails, or all ports that decide for it fail.
     pub(super) fn fails(&self) -> bool {
-        self.standing.failure.is_some() || self.by_witnesses
+        self.status.failure.is_some() || self.by_tcp_evidence
     }
 
     /// Why it fails, for display.
     pub(super) fn failure(&self) -> Option<String> {
         let beside = || "the TCP ports beside it fail".to_owned();
-        self.standing.failure.map(|why| why.to_string()).or_else(|| self.by_witnesses.then(beside))
+        self.status.failure.map(|why| why.to_string()).or_else(|| self.by_tcp_evidence.then(beside))
     }
 
     /// The view for `backends`.
@@ -92,7 +93,7 @@ impl HealthResult {
                 (None, false) => HealthState::Unchecked,
             },
             failure: self.failure(),
-            damping: self.standing.damping,
+            damping: self.status.damping,
         }
     }
 }

@@ -25,16 +25,16 @@ impl Weights<'_> {
         let node = endpoint.node.as_ref().and_then(|name| self.objects.nodes.get(name));
         let both =
             [pod.map(|pod| (ObjectKind::Pod, &pod.meta)), node.map(|node| (ObjectKind::Node, &node.meta))];
-        both.into_iter().flatten().find_map(|(kind, meta)| said(kind, meta, findings)).unwrap_or(WEIGHT)
+        both.into_iter().flatten().find_map(|(kind, meta)| decoded(kind, meta, findings)).unwrap_or(WEIGHT)
     }
 
     /// The weight of a node that is a backend itself.
     pub(super) fn of_node(&self, node: &Node, findings: &mut Vec<Finding>) -> u16 {
-        said(ObjectKind::Node, &node.meta, findings).unwrap_or(WEIGHT)
+        decoded(ObjectKind::Node, &node.meta, findings).unwrap_or(WEIGHT)
     }
 }
 
-fn said(kind: ObjectKind, meta: &Metadata, findings: &mut Vec<Finding>) -> Option<u16> {
+fn decoded(kind: ObjectKind, meta: &Metadata, findings: &mut Vec<Finding>) -> Option<u16> {
     let value = meta.annotations.get(key::WEIGHT)?;
     if let Ok(weight) = value.trim().parse() {
         return Some(weight);

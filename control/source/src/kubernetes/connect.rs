@@ -77,7 +77,7 @@ struct State {
     /// When the credentials were last rejected.
     refused: Option<Instant>,
     /// The last reported reason why the last valid client stays in use.
-    told: Option<ConnectError>,
+    logged: Option<ConnectError>,
 }
 
 struct Current {
@@ -144,7 +144,7 @@ impl Connector {
     pub async fn connection(&self) -> Result<Connection, ConnectError> {
         let (connection, host) = self.current().await?;
         if let Some(host) = host {
-            self.found.look(host).await;
+            self.found.resolve(host).await;
         }
         Ok(connection)
     }
@@ -163,16 +163,16 @@ impl Connector {
                 if state.current.as_ref().is_some_and(Current::files_differ) {
                     self.changed.notify_waiters();
                 }
-                (state.given_up, state.told) = (false, None);
+                (state.given_up, state.logged) = (false, None);
                 return Ok(state.current.insert(made).connection());
             }
             Err(error) => error,
         };
         let last = state.current.as_ref().filter(|current| !state.given_up && !current.has_expired());
         let Some(connection) = last.map(Current::connection) else { return Err(error) };
-        if state.told.as_ref() != Some(&error) {
+        if state.logged.as_ref() != Some(&error) {
             tracing::warn!(%error, "cannot reload the kubeconfig: keeping the previous API connection");
-            state.told = Some(error);
+            state.logged = Some(error);
         }
         Ok(connection)
     }

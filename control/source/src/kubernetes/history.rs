@@ -71,7 +71,7 @@ impl Heard {
     }
 
     /// Records that the API server has sent everything up to this version.
-    pub(super) fn tell(&mut self, version: u64, now: Instant) {
+    pub(super) fn observe_version(&mut self, version: u64, now: Instant) {
         self.point.version = self.point.version.max(version);
         self.at = now;
     }

@@ -207,7 +207,7 @@ async fn run(
             }
         }
     }
-    let (events, told) = mpsc::channel(EVENTS_MAX);
+    let (events, received) = mpsc::channel(EVENTS_MAX);
     // The tasks end with this task, even while they wait.
     let mut tasks = JoinSet::new();
     let (pulse, asking) = Pulse::new(connector.clone(), tuning.pulse);
@@ -224,7 +224,7 @@ async fn run(
         tasks.spawn(reflector.run());
     }
     drop(events);
-    hub.run(told).await;
+    hub.run(received).await;
 }
 
 /// The location of the API server for display: the kubeconfig, as far as it is configured.

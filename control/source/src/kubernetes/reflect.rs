@@ -87,12 +87,12 @@ pub(super) struct Reflector {
 }
 
 /// The hub has ended and receives no more events.
-struct Unheard;
+struct HubClosed;
 
 /// Why one attempt ended.
 enum End {
     Fault(Fault, Option<u64>),
-    Unheard,
+    HubClosed,
     /// The API server does not have the kind.
     Absent,
     /// A watch ended normally.
@@ -101,9 +101,9 @@ enum End {
     Refresh,
 }
 
-impl From<Unheard> for End {
-    fn from(_: Unheard) -> Self {
-        Self::Unheard
+impl From<HubClosed> for End {
+    fn from(_: HubClosed) -> Self {
+        Self::HubClosed
     }
 }
 
@@ -171,7 +171,7 @@ impl Reflector {
             }
             let mut pause = Duration::ZERO;
             match end {
-                End::Unheard => return,
+                End::HubClosed => return,
                 End::Absent => pause = self.tuning.absent,
                 End::Refresh => version = None,
                 // A watch that lasted has ended in the usual way, and is resumed at once.
@@ -186,18 +186,18 @@ impl Reflector {
                     }
                     pause = pause.max(self.backoff.next());
                     pause = pause.max(self.after(&fault, serial).await);
-                    let told = if self.kind.optional && fault.is_forbidden() {
+                    let outcome = if self.kind.optional && fault.is_forbidden() {
                         pause = pause.max(self.tuning.absent);
-                        self.tell(Event::Forbidden(self.index, fault.to_string())).await
+                        self.send(Event::Forbidden(self.index, fault.to_string())).await
                     } else if fault.is_other_history() {
                         tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");
-                        self.tell(Event::OtherHistory(self.index)).await
+                        self.send(Event::OtherHistory(self.index)).await
                     } else if fault.is_expired() {
                         Ok(())
                     } else {
                         self.tell_down(&fault).await
                     };
-                    if told.is_err() {
+                    if outcome.is_err() {
                         return;
                     }
                 }
@@ -227,12 +227,12 @@ impl Reflector {
         }
     }
 
-    async fn tell_down(&self, fault: &Fault) -> Result<(), Unheard> {
-        self.tell(Event::Down(self.index, format!("{}: {fault}", self.kind.path))).await
+    async fn tell_down(&self, fault: &Fault) -> Result<(), HubClosed> {
+        self.send(Event::Down(self.index, format!("{}: {fault}", self.kind.path))).await
     }
 
-    async fn tell(&self, event: Event) -> Result<(), Unheard> {
-        self.events.send(event).await.map_err(|_| Unheard)
+    async fn send(&self, event: Event) -> Result<(), HubClosed> {
+        self.events.send(event).await.map_err(|_| HubClosed)
     }
 
     async fn connection(&self) -> Result<Connection, End> {
@@ -252,12 +252,12 @@ impl Reflector {
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
                 self.newest = None;
                 items.iter().for_each(|i| Newest::note(&mut self.newest, &i.key, i.version, true));
-                self.tell(Event::Listed(self.index, items, point)).await?;
+                self.send(Event::Listed(self.index, items, point)).await?;
                 Ok(version)
             }
             Err(fault) if fault.is_absence(self.kind) => {
                 let point = Point { cluster: self.cluster.clone(), version: 0 };
-                self.tell(Event::Absent(self.index, connection.server, point)).await?;
+                self.send(Event::Absent(self.index, connection.server, point)).await?;
                 Err(End::Absent)
             }
             Err(fault) => Err(End::Fault(fault.of_old_server(self.kind), Some(serial))),
@@ -312,8 +312,8 @@ impl Reflector {
     }
 
     /// Records the newest change.
-    fn note(&mut self, told: &WatchEvent) {
-        match told {
+    fn note(&mut self, outcome: &WatchEvent) {
+        match outcome {
             WatchEvent::Applied(received) => {
                 Newest::note(&mut self.newest, &received.key, received.version, true);
             }
@@ -346,12 +346,12 @@ impl Reflector {
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
         let mut watch = opened.map_err(fault)?;
         self.lost = None;
-        self.tell(Event::Up(self.index, connection.server.clone())).await?;
+        self.send(Event::Up(self.index, connection.server.clone())).await?;
         let explained_by = Instant::now() + self.tuning.explanation;
         loop {
             let serial = connection.serial;
-            let told = tokio::select! {
-                told = watch.next(self.tuning.silence) => told.map_err(fault)?,
+            let outcome = tokio::select! {
+                outcome = watch.next(self.tuning.silence) => outcome.map_err(fault)?,
                 () = tokio::time::sleep_until(explained_by), if unexplained.is_some() => {
                     let newest = unexplained.take().expect("looked at just now");
                     return Err(fault(forgotten(&newest)));
@@ -359,8 +359,8 @@ impl Reflector {
                 () = self.pulse.lost(serial) => return Err(fault(Fault::Dead)),
                 () = refreshed(self.refresh.as_deref()) => return Err(End::Refresh),
             };
-            let Some(told) = told else { return Ok(()) };
-            let now = told.version();
+            let Some(outcome) = outcome else { return Ok(()) };
+            let now = outcome.version();
             if now != 0 && now < before {
                 return Err(fault(Fault::Backwards { before, now }));
             }
@@ -368,11 +368,11 @@ impl Reflector {
                 *version = now.to_string();
             }
             *useless = 0;
-            if unexplained.as_ref().is_some_and(|newest| told.key() == Some(&newest.key)) {
+            if unexplained.as_ref().is_some_and(|newest| outcome.key() == Some(&newest.key)) {
                 unexplained = None;
             }
-            self.note(&told);
-            self.tell(Event::Watched(self.index, told)).await?;
+            self.note(&outcome);
+            self.send(Event::Watched(self.index, outcome)).await?;
         }
     }
 }

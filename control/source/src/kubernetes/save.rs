@@ -68,7 +68,7 @@ impl Saver {
     }
 
     /// Collects the result of a finished save. After a failure the objects count as unsaved.
-    fn look(&mut self, now: Instant) {
+    fn check(&mut self, now: Instant) {
         let Some(thread) = self.under_way.take_if(|thread| thread.is_finished()) else { return };
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("the save ended early")));
         self.ended(ended, now);
@@ -122,7 +122,7 @@ impl Saver {
 
     /// Saves the changes if a save is due, or confirms that the objects on disk are still current.
     pub(super) fn save(&mut self, connected: bool, now: Instant, contents: impl FnOnce() -> Contents) {
-        self.look(now);
+        self.check(now);
         if self.under_way.is_some() {
             return;
         }

@@ -234,7 +234,7 @@ pub(super) struct Watch {
     response: Response<Body>,
     buffer: Vec<u8>,
     /// The positions in `buffer` up to which events were returned, and up to which no further line end was found.
-    told: usize,
+    parsed: usize,
     searched: usize,
 }
 
@@ -255,7 +255,7 @@ impl Watch {
         ];
         let accept = if kind.only.is_some() { METADATA_EVENT } else { JSON };
         let response = send(connection, uri(kind, &query), accept, wait).await?;
-        Ok(Self { kind, response, buffer: Vec::new(), told: 0, searched: 0 })
+        Ok(Self { kind, response, buffer: Vec::new(), parsed: 0, searched: 0 })
     }
 
     /// The next event; `None` if the API server ended the watch normally. A truncated event is sent again in the next
@@ -264,15 +264,15 @@ impl Watch {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
                 let end = self.searched + at;
-                let told = parse_event(self.kind, &self.buffer[self.told..end]);
-                (self.told, self.searched) = (end + 1, end + 1);
-                match told? {
-                    Some(told) => return Ok(Some(told)),
+                let event = parse_event(self.kind, &self.buffer[self.parsed..end]);
+                (self.parsed, self.searched) = (end + 1, end + 1);
+                match event? {
+                    Some(event) => return Ok(Some(event)),
                     None => continue,
                 }
             }
-            self.buffer.drain(..self.told);
-            self.told = 0;
+            self.buffer.drain(..self.parsed);
+            self.parsed = 0;
             self.searched = self.buffer.len();
             if self.searched > EVENT_BYTES_MAX {
                 return Err(Fault::Garbled(format!("an event of more than {EVENT_BYTES_MAX} bytes")));

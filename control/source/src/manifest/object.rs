@@ -53,7 +53,7 @@ impl Object {
 const FAULTS_MAX: usize = 8;
 
 /// The faults of a stored object that are reported.
-fn told(report: &Report, name: &str) -> Vec<Diagnostic> {
+fn sorted_diagnostics(report: &Report, name: &str) -> Vec<Diagnostic> {
     let mut faults: Vec<Diagnostic> = report.iter().take(FAULTS_MAX).cloned().collect();
     if report.len() > FAULTS_MAX {
         let what = format!("{name} has {} errors; the first {FAULTS_MAX} are reported", report.len());
@@ -76,7 +76,7 @@ impl Object {
         if report.is_empty() {
             return (Some(self), report);
         }
-        let all = told(&report, self.kind());
+        let all = sorted_diagnostics(&report, self.kind());
         const NEW: &str = "the object was read just now, nobody else has it";
         let left = match &mut self {
             Self::Service(service) => {

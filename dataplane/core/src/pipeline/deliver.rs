@@ -152,7 +152,7 @@ impl Pipeline {
         let at = usize::from(*frame);
         let way = match way_by_slot(&burst.view, backend.interface, backend.neighbor) {
             Ok(way) => way,
-            Err(no_way) => return no_way.tell(burst, at),
+            Err(no_way) => return no_way.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
         // A small packet passes every path, so nothing is looked up for it.
@@ -249,7 +249,7 @@ impl Pipeline {
         let (at, mut h) = (usize::from(*frame), *before);
         let way = match way_of(&burst.view, destination) {
             Ok(way) => way,
-            Err(no_way) => return no_way.tell(burst, at),
+            Err(no_way) => return no_way.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
         if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
@@ -339,7 +339,7 @@ impl NoWay {
 
     /// Sets the verdict of the frame, and requests the resolution of the next hop.
     #[cold]
-    fn tell<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
+    fn report<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
         if let Some((interface, addr)) = self.wanted {
             burst.out.wants(at, interface, addr);
         }

@@ -44,7 +44,7 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
             }
             _ => Sighting::Announcement { overrides: true },
         };
-        if let Err(refusal) = hear(burst, packet.sender_ip.into(), Some(packet.sender_mac), how) {
+        if let Err(refusal) = learn_neighbor(burst, packet.sender_ip.into(), Some(packet.sender_mac), how) {
             return burst.set(at, refusal);
         }
     }
@@ -222,18 +222,18 @@ fn hear_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: 
         Ndp::Solicitation { target, source_mac } => {
             let ours = burst.view.snapshot.address(&Addr::from(target)).is_some();
             let how = if ours { Sighting::Request } else { Sighting::Announcement { overrides: true } };
-            hear(burst, h.src, source_mac, how)
+            learn_neighbor(burst, h.src, source_mac, how)
         }
         Ndp::Advertisement { target, target_mac, solicited, overrides, .. } => {
             let how =
                 if solicited { Sighting::Answer { overrides } } else { Sighting::Announcement { overrides } };
-            hear(burst, target.into(), target_mac, how)
+            learn_neighbor(burst, target.into(), target_mac, how)
         }
     }
 }
 
 /// Reports what a packet says about a neighbour, if that is new. Returns an error if the packet's claim is invalid.
-fn hear<F: Frame>(
+fn learn_neighbor<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     addr: Addr,
     mac: Option<MacAddr>,
@@ -249,7 +249,7 @@ fn hear<F: Frame>(
         if own {
             return Ok(());
         }
-        burst.out.tell(NeighborEvent::Conflict { interface, addr, mac });
+        burst.out.report_neighbor(NeighborEvent::Conflict { interface, addr, mac });
         return Err(Refusal::AddressConflict);
     }
     let is_news = match (burst.view.neighbors.peek(interface, &addr), how) {
@@ -261,7 +261,7 @@ fn hear<F: Frame>(
         (Some(known), _) => mac.is_some() && known != mac,
     };
     if is_news {
-        burst.out.tell(NeighborEvent::Seen { interface, addr, mac, how });
+        burst.out.report_neighbor(NeighborEvent::Seen { interface, addr, mac, how });
     }
     Ok(())
 }

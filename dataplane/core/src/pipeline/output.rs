@@ -167,12 +167,12 @@ impl BurstOutput {
     /// Records that the frame at this position cannot be sent because the link address is not known.
     #[cold]
     pub(super) fn wants(&mut self, at: usize, interface: InterfaceIndex, addr: Addr) {
-        self.tell(NeighborEvent::Wanted { interface, addr });
+        self.report_neighbor(NeighborEvent::Wanted { interface, addr });
         // A frame is delivered once, so there is room. Its position is below `BURST`.
         let _ = self.unresolved.try_push(Unresolved { frame: at as u8, interface, addr });
     }
 
-    pub(super) fn tell(&mut self, event: NeighborEvent) {
+    pub(super) fn report_neighbor(&mut self, event: NeighborEvent) {
         // If the list is full, the event is dropped: the next packet creates it again.
         let _ = self.events.try_push(event);
     }

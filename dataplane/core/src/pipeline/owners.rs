@@ -100,7 +100,7 @@ impl Pipeline {
         match arrival {
             _ if owner == self.worker => Ok(()),
             Arrival::Wire(_) => Err(Verdict::HandOver(owner)),
-            Arrival::HandedOver(_) | Arrival::HandedOn(..) => Err(Refusal::HandOverLoop.into()),
+            Arrival::HandedOver(_) | Arrival::HandedOverAgain(..) => Err(Refusal::HandOverLoop.into()),
         }
     }
 

@@ -25,7 +25,7 @@ pub enum Arrival {
     HandedOver(InterfaceIndex),
     /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
     /// worker saw, and ICMP errors about a flow that any worker may hold, are handed over more than once.
-    HandedOn(InterfaceIndex, u8),
+    HandedOverAgain(InterfaceIndex, u8),
 }
 
 impl Arrival {
@@ -33,7 +33,9 @@ impl Arrival {
     #[must_use]
     pub fn interface(self) -> InterfaceIndex {
         match self {
-            Self::Wire(interface) | Self::HandedOver(interface) | Self::HandedOn(interface, _) => interface,
+            Self::Wire(interface) | Self::HandedOver(interface) | Self::HandedOverAgain(interface, _) => {
+                interface
+            }
         }
     }
 
@@ -43,7 +45,7 @@ impl Arrival {
         match self {
             Self::Wire(_) => 0,
             Self::HandedOver(_) => 1,
-            Self::HandedOn(_, hand_overs) => hand_overs,
+            Self::HandedOverAgain(_, hand_overs) => hand_overs,
         }
     }
 
@@ -52,8 +54,10 @@ impl Arrival {
     pub fn handed_over(self) -> Self {
         match self {
             Self::Wire(interface) => Self::HandedOver(interface),
-            Self::HandedOver(interface) => Self::HandedOn(interface, 2),
-            Self::HandedOn(interface, hand_overs) => Self::HandedOn(interface, hand_overs.saturating_add(1)),
+            Self::HandedOver(interface) => Self::HandedOverAgain(interface, 2),
+            Self::HandedOverAgain(interface, hand_overs) => {
+                Self::HandedOverAgain(interface, hand_overs.saturating_add(1))
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use tidegate_model::objects::Labels;
 use super::value::{AliasValue, boolean};
 
 pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    said(boolean(value), "true, false")
+    translated(boolean(value), "true, false")
 }
 
 /// AWS treated `0.0.0.0/0`, and later every value except `false`, as yes.
@@ -15,7 +15,7 @@ pub(super) fn aws<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
         "0.0.0.0/0" => AliasValue::Internal,
         "" => AliasValue::Nothing,
-        _ => said(boolean(value), "true, false"),
+        _ => translated(boolean(value), "true, false"),
     }
 }
 
@@ -25,7 +25,7 @@ pub(super) fn gcp<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
         "external" => Some(false),
         _ => None,
     };
-    said(internal, "Internal, External")
+    translated(internal, "Internal, External")
 }
 
 pub(super) fn ibm<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
@@ -34,7 +34,7 @@ pub(super) fn ibm<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
         "public" => Some(false),
         _ => None,
     };
-    said(internal, "private, public")
+    translated(internal, "private, public")
 }
 
 pub(super) fn alibaba<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
@@ -43,7 +43,7 @@ pub(super) fn alibaba<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
         "internet" => Some(false),
         _ => None,
     };
-    said(internal, "intranet, internet")
+    translated(internal, "intranet, internet")
 }
 
 /// Tencent's annotation names a subnet. Any subnet is an internal one.
@@ -51,7 +51,7 @@ pub(super) fn tke<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     if value.is_empty() { AliasValue::Nothing } else { AliasValue::Internal }
 }
 
-fn said(internal: Option<bool>, accepted: &'static str) -> AliasValue<'static> {
+fn translated(internal: Option<bool>, accepted: &'static str) -> AliasValue<'static> {
     match internal {
         Some(true) => AliasValue::Internal,
         Some(false) => AliasValue::Nothing,

@@ -43,7 +43,7 @@ impl Found {
     }
 
     /// Resolves the API server's host, unless that was done recently.
-    pub(super) async fn look(&self, host: Host) {
+    pub(super) async fn resolve(&self, host: Host) {
         let now = Instant::now();
         {
             let mut state = self.state();

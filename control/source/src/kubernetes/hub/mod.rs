@@ -175,10 +175,10 @@ impl Hub {
         let kept = self.stores[index].retain.kept().len();
         match &event {
             Event::Listed(SERVICE, _, point) => self.publication.listed(point.version, now),
-            Event::Watched(SERVICE, told) => self.publication.watched(told.version(), now),
+            Event::Watched(SERVICE, watched) => self.publication.watched(watched.version(), now),
             _ => {}
         }
-        self.believe(event, now);
+        self.handle(event, now);
         // The report about kept objects, and how long each is kept, may change without a change of an object.
         if self.stores[index].retain.kept().len() != kept {
             self.publication.changed(now);
@@ -186,11 +186,11 @@ impl Hub {
         }
     }
 
-    fn believe(&mut self, event: Event, now: Instant) {
-        if let Event::Watched(index, told) = &event
+    fn handle(&mut self, event: Event, now: Instant) {
+        if let Event::Watched(index, watched) = &event
             && let Some(heard) = &mut self.stores[*index].heard
         {
-            heard.tell(told.version(), now);
+            heard.observe_version(watched.version(), now);
         }
         match event {
             Event::Listed(index, received, point) => self.listed(index, received, point, now),
@@ -256,7 +256,7 @@ impl Hub {
     fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
         if self.stores[index].retain.all().next().is_none() {
             self.listed(index, Vec::new(), point, now);
-            self.believe(Event::Up(index, server), now);
+            self.handle(Event::Up(index, server), now);
             return;
         }
         if !std::mem::replace(&mut self.stores[index].listed, true) {
@@ -265,7 +265,7 @@ impl Hub {
         self.stores[index].forbidden = None;
         let kind = &KINDS[index];
         let why = format!("{}: the API server no longer has a definition of {}", kind.path, kind.name);
-        self.believe(Event::Down(index, why), now);
+        self.handle(Event::Down(index, why), now);
     }
 
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {

@@ -26,7 +26,7 @@ fn writes() -> impl Strategy<Value = Vec<Write>> {
 }
 
 /// An event of a watch: the object, its version, its uid, and its value or `None` for a deletion.
-type Told = (u8, u64, String, Option<u32>);
+type WatchEvent = (u8, u64, String, Option<u32>);
 
 /// The existing objects: version, value and uid by name.
 type There = BTreeMap<u8, (u64, u32, String)>;
@@ -49,7 +49,7 @@ fn no_uid(_: u8, _: u64) -> String {
 }
 
 /// The events of writes from `version` on, and the final state.
-fn history(writes: &[Write], version: u64, uid: Uid) -> (Vec<Told>, There) {
+fn history(writes: &[Write], version: u64, uid: Uid) -> (Vec<WatchEvent>, There) {
     let mut there = There::new();
     let mut events = Vec::new();
     for (at, write) in (version + 1..).zip(writes) {
@@ -73,7 +73,7 @@ fn item(version: u64, uid: &str, value: u32) -> Item<u32> {
     Item { version, uid: uid.into(), value }
 }
 
-fn tell(retain: &mut Retain<u32>, (k, version, uid, value): &Told) -> bool {
+fn tell(retain: &mut Retain<u32>, (k, version, uid, value): &WatchEvent) -> bool {
     match value {
         Some(value) => retain.applied(&key(*k), item(*version, uid, *value)),
         None => retain.deleted(&key(*k), uid, *version),
@@ -115,7 +115,7 @@ proptest! {
     #[test]
     fn events_twice_and_out_of_order_come_to_the_same(writes in writes(), seed in any::<u64>()) {
         let (events, there) = history(&writes, 0, anew);
-        let mut twice: Vec<Told> = events.iter().chain(&events).cloned().collect();
+        let mut twice: Vec<WatchEvent> = events.iter().chain(&events).cloned().collect();
         let mut random = seed | 1;
         for i in (1..twice.len()).rev() {
             random ^= random << 13;

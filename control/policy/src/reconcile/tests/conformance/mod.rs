@@ -35,7 +35,7 @@ pub(super) struct Both {
 }
 
 /// A finding without its place.
-type Said = (ObjectKey, Reason, Severity, String, Option<String>);
+type Reported = (ObjectKey, Reason, Severity, String, Option<String>);
 
 impl Both {
     pub(super) fn new(yaml: &str) -> Self {
@@ -103,7 +103,7 @@ impl Both {
     }
 }
 
-fn said(outcome: &Outcome) -> BTreeSet<Said> {
+fn said(outcome: &Outcome) -> BTreeSet<Reported> {
     let of = |f: &Finding| {
         let Diagnostic { severity, what, accepted, .. } = &f.diagnostic;
         (f.object.clone(), f.reason, *severity, what.clone(), accepted.clone())

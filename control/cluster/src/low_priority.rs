@@ -20,7 +20,7 @@ const NICE: i32 = 10;
 ///
 /// # Panics
 /// Outside of a Tokio runtime, and if `work` does.
-pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Duration) {
+pub(super) fn at_low_priority<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Duration) {
     let timed = move || {
         let before = cpu_time();
         let result = work();
@@ -32,15 +32,14 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Durati
     block_in_place(|| {
         let mut work = Some(timed);
         let done = thread::scope(|scope| {
-            let modest = || {
+            let run = || {
                 // On Linux this affects only the calling thread. If it fails, the work is done at normal priority. A
                 // process that already has a lower priority keeps it.
                 let own = rustix::process::getpriority_process(None).unwrap_or(0);
                 let _ = rustix::process::setpriority_process(None, own.max(NICE));
                 work.take().map(|work| work())
             };
-            let thread =
-                thread::Builder::new().name("tg-plan".to_owned()).spawn_scoped(scope, modest).ok()?;
+            let thread = thread::Builder::new().name("tg-plan".to_owned()).spawn_scoped(scope, run).ok()?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         // If no thread can be created, the work has not begun.
@@ -62,7 +61,7 @@ mod tests {
     async fn the_work_is_done_by_a_thread_that_gives_way_and_ours_stays_as_it_is() {
         let nice = || rustix::process::getpriority_process(None).expect("of this thread");
         let before = nice();
-        let there = tokio::spawn(async move { giving_way(nice).0 }).await.expect("it does not panic");
+        let there = tokio::spawn(async move { at_low_priority(nice).0 }).await.expect("it does not panic");
         assert_eq!(there, NICE.max(before));
         assert_eq!(nice(), before);
     }
@@ -70,13 +69,14 @@ mod tests {
     #[tokio::test]
     async fn on_a_runtime_of_one_thread_it_is_done_at_once() {
         let here = thread::current().id();
-        assert_eq!(giving_way(|| thread::current().id()).0, here);
+        assert_eq!(at_low_priority(|| thread::current().id()).0, here);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn time_in_which_the_work_waits_is_not_counted() {
         let waits = || thread::sleep(Duration::from_secs(1));
-        let ((), took) = tokio::spawn(async move { giving_way(waits) }).await.expect("it does not panic");
+        let ((), took) =
+            tokio::spawn(async move { at_low_priority(waits) }).await.expect("it does not panic");
         assert!(took < Duration::from_millis(500), "{took:?}");
     }
 }
