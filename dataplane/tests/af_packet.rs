@@ -1,9 +1,9 @@
-//! A gateway on a real kernel link: `net_af_packet` over veth in namespaces of its own, two workers with two queues.
+//! A gateway on a real kernel link: `net_af_packet` over veth in separate namespaces, two workers with two queues.
 //!
-//! The test makes two namespaces and runs itself again in each: as the gateway, and as the LAN with a client and a
-//! server. Needs root, iproute2 and ethtool; says so where they are missing. Traps seen to here: checksums that
-//! veth leaves to hardware that is not there (`ethtool -K tx off`), and a kernel that answers on the port as well as
-//! on the tap (`punt::silence`).
+//! The test creates two namespaces and runs itself again in each: as the gateway, and as the LAN with a client and a
+//! server. It needs root, iproute2 and ethtool, and reports if they are missing. Two settings are essential: veth must
+//! not leave checksums to hardware that does not exist (`ethtool -K tx off`), and the kernel must not answer on the
+//! port as well as on the tap (`punt::silence`).
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -31,7 +31,7 @@ fn two_workers_on_two_queues_serve_real_tcp_and_the_kernel_answers_once() {
     }
 }
 
-/// The two namespaces, gone when this is dropped.
+/// The two namespaces. They are deleted when this is dropped.
 struct Lab {
     gateway: String,
     lan: String,
@@ -88,7 +88,7 @@ impl Drop for Lab {
     }
 }
 
-/// Ended when dropped, so that a failing test leaves no process behind.
+/// The process is ended when this is dropped, so that a failing test leaves none behind.
 struct Gateway(Child);
 
 impl Drop for Gateway {
@@ -113,7 +113,7 @@ fn outside() {
     let lan = lab.again(&lab.lan, "lan").output().unwrap();
     assert!(lan.status.success(), "the LAN is unhappy:\n{}", text(&lan));
 
-    // The end of its input is the gateway's sign to stop; its last lines are its counts.
+    // The gateway stops at the end of its input. Its last lines are its counters.
     drop(gateway.0.stdin.take());
     let rest: Vec<String> = told.collect();
     assert!(gateway.0.wait().unwrap().success(), "{rest:?}");
@@ -203,7 +203,7 @@ fn gateway() {
     gateway.stop();
 }
 
-/// The client and the server, on one link with the gateway.
+/// Runs the client and the server, on one link with the gateway.
 fn lan() {
     for address in ["192.0.2.10:80", "[2001:db8::10]:80"] {
         let listener = TcpListener::bind(address).unwrap();
@@ -235,7 +235,7 @@ fn lan() {
     }
 }
 
-/// The kernel puts IPv4 fragments together before the port sees them, and gives IPv6 fragments one by one.
+/// The kernel reassembles IPv4 before the port receives a packet, but it passes IPv6 fragments on individually.
 fn large_datagrams_come_back_whole(server: &str, vip: &str) {
     let echo = UdpSocket::bind(server).unwrap();
     std::thread::spawn(move || {
@@ -263,7 +263,8 @@ fn large_datagrams_come_back_whole(server: &str, vip: &str) {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Datagrams to the gateway's own address come to the kernel there by the tap, each once, and its answers come back.
+/// Datagrams to the gateway's own address reach its kernel by the tap, each exactly once, and the kernel's answers
+/// return.
 fn asked_once_answered_once(own: &str, n: u8) {
     let socket = UdpSocket::bind(if n == 0 { "192.0.2.50:0" } else { "[2001:db8::10]:0" }).unwrap();
     socket.connect(own).unwrap();

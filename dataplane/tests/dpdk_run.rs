@@ -1,4 +1,4 @@
-//! The real worker on real DPDK ports without NICs (`net_ring`, `net_null`, plain pages): every mbuf comes home.
+//! The real worker on real DPDK ports without NICs (`net_ring`, `net_null`, plain pages): every mbuf is returned.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -102,7 +102,8 @@ fn frames_cross_a_ring_port_and_every_mbuf_comes_home() {
 fn a_flood_beyond_every_queue_leaks_nothing() {
     let pool = pool();
     let level = Level::of(&pool);
-    // net_null makes frames of zeroes as fast as they are taken: all of them are the kernel's, which has no tap here.
+    // net_null produces frames of zeros as fast as they are received. All of them are for the kernel, which has no tap
+    // here.
     let mut port = Port::attach(testing::eal(), "net_null,size=60").unwrap();
     let mut worker_pool = worker_pool(&mut port, &pool);
     wait_until("a flood", || worker_pool.stats().interfaces[0].rx_packets > 20_000);

@@ -1,5 +1,5 @@
-//! The real worker and fragments: those that come before their first one are held, at whichever worker they arrive, and
-//! are given up in time.
+//! The real worker and fragments: fragments that arrive before the first one are held, whichever worker receives them,
+//! and given up after a time limit.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -20,7 +20,7 @@ use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::worker::fragment_room::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
 use tidegate_dataplane::worker::{Forwarding, Worker};
 
-/// Workers that the test turns itself, and their time.
+/// Workers that the test runs step by step, and their time.
 struct Bench {
     wire: MemoryPort,
     workers: Vec<Worker<MemoryQueue>>,
@@ -44,7 +44,7 @@ impl Bench {
         Self { wire, workers, now: Now(1_000_000), _publisher: publisher }
     }
 
-    /// Every worker takes what it has; gives what they sent.
+    /// Runs every worker once, and returns the frames that they sent.
     fn turn(&mut self) -> Vec<MemoryFrame> {
         let mut sent = Vec::new();
         for _ in 0..4 {

@@ -1,8 +1,9 @@
-//! Sleep and wake-up of a worker under loom: no order of steps loses what was put in while the worker fell asleep.
+//! Sleep and wake-up of a worker under loom: no interleaving loses an item that is added while the worker falls asleep.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p tidegate-dataplane --test loom_mailbox --release`. A lost wake-up is
-//! a deadlock here, for under loom a sleep has no end of its own; in the real one it costs a millisecond. Loom does not
-//! see why the fences are there: its queues are locked boxes, which order more than crossbeam's do.
+//! a deadlock here, because a sleep under loom has no time limit; with the real one, it costs a millisecond. Loom does
+//! not verify that the fences are necessary: its queues are boxes with a lock, which order more than crossbeam's
+//! queues.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 

@@ -1,7 +1,7 @@
-//! The publish protocol under loom: every interleaving of small bodies, every order that the memory model allows.
+//! The publish protocol under loom: every interleaving of small bodies, and every order that the memory model allows.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p tidegate-dataplane --test loom_publish --release`. Values count
-//! their drops by the thread they happen on: none on a worker while the publisher lives.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p tidegate-dataplane --test loom_publish --release`. Values count their
+//! drops by thread: a worker drops none while the publisher lives.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use tidegate_dataplane::publish::Publisher;
 
-/// A value that says where it was dropped.
+/// A value that records where it was dropped.
 struct Value {
     generation: u64,
     home: thread::ThreadId,

@@ -1,5 +1,5 @@
-//! The slow path, its resolver and the table that workers read, under floods from an attacker on the link: neighbours in
-//! use stay resolved all the time, and what the flood left behind is given up afterwards.
+//! The slow path, its resolver and the table that workers read, during floods from an attacker on the link: neighbours
+//! in use stay resolved all the time, and the entries of the flood are removed afterwards.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -64,7 +64,7 @@ impl Link {
         self.exchange.news.report(NeighborEvent::Seen { interface: 0, addr, mac: Some(mac), how });
     }
 
-    /// Runs the slow path until it has read its queues; the stations of `here` answer what is asked of them.
+    /// Runs the slow path until its queues are empty. The stations in `here` answer requests for them.
     fn run(&mut self, now: Now, here: &[(Addr, MacAddr)]) -> usize {
         let mut sent = 0;
         for _ in 0..64 {
@@ -110,13 +110,13 @@ fn neighbours_in_use_stay_resolved_through_a_flood_whose_slots_come_back() {
         for _ in 0..2_000 {
             let v6 = |n: u64| Addr::v6((0x2001_0db8_u128 << 96 | u128::from(n)).to_be_bytes());
             let v4 = |n: u64| Addr::v4([10, (n >> 40) as u8, (n >> 48) as u8, (n >> 56) as u8]);
-            // Sources that nobody has, requests in their names, and answers that nobody asked for.
+            // Unused source addresses, requests with such sources, and unsolicited answers.
             link.wants(v6(next()));
             link.wants(v4(next()));
             link.hears(v6(next()), ATTACKER, Sighting::Request);
             link.hears(v4(next()), ATTACKER, Sighting::Answer { overrides: true });
         }
-        // Nor does it help to speak for those in use, as long as the override flag is not set.
+        // Announcements for neighbours in use have no effect either, as long as the override flag is not set.
         link.hears(backend, ATTACKER, Sighting::Announcement { overrides: false });
         let sent = link.run(now, &here);
         assert!(sent < 2_600, "{sent} frames in a second");

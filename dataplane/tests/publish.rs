@@ -1,4 +1,5 @@
-//! Publishing with real threads: what loom cannot see (crossbeam's queues, sleeping and panicking workers).
+//! Publishing with real threads, for the parts that loom cannot test (crossbeam's queues, sleeping and panicking
+//! workers).
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_dataplane::publish::Publisher;
 
-/// A value whose parts must agree, that counts its drops and those away from home.
+/// A value whose parts must agree. It counts its drops, and those on the wrong thread.
 struct Value {
     generation: u64,
     parts: Vec<u64>,

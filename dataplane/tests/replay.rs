@@ -1,4 +1,4 @@
-//! Replay: a capture in, verdicts and a capture out, the same every time.
+//! Replay: the same capture always results in the same verdicts and the same output capture.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 

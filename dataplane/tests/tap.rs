@@ -1,6 +1,8 @@
-//! The way to the kernel and back, with a real tap: a network namespace of its own, ports in memory for the wire.
+//! The path to the kernel and back with a real tap, in a separate network namespace, with ports in memory instead of
+//! the wire.
 //!
-//! The test runs itself again under `unshare --net`; needs root, util-linux and iproute2, and says so.
+//! The test runs itself again under `unshare --net`. It needs root, util-linux and iproute2, and reports if they are
+//! missing.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
@@ -78,7 +80,7 @@ fn inside() {
         ("10.0.0.0/24", "192.0.2.1"),
         ("::/0", "2001:db8::1"),
     ]);
-    // Neighbours that the dataplane knows.
+    // Neighbours that are known to the dataplane.
     let known = ["192.0.2.60", "2001:db8::60"].map(|ip| ip.parse::<IpAddr>().unwrap());
     first.network.neighbors.extend(known.map(|ip| NeighborSpec { ip, mac: BACKEND }));
     let queues = ends.into_iter().map(|end| vec![end]).collect();
@@ -100,7 +102,7 @@ fn inside() {
     assert_eq!((&buffer[..count], from.to_string().as_str()), (&b"hello"[..], "192.0.2.51:4000"));
 
     server.send_to(b"welcome", from).unwrap();
-    // The kernel asks for the client first; the wire answers in the client's name.
+    // The kernel requests the client's link address first, and the test answers for the client.
     let asked = sent(&wire, |parsed| matches!(parsed, Parsed::Arp(packet) if packet.target_ip == client()));
     assert_eq!(ethernet::destination(asked.bytes()), MacAddr::BROADCAST);
     let answer = ArpPacket {
@@ -116,7 +118,7 @@ fn inside() {
     assert_eq!((ethernet::destination(back.bytes()), ethernet::source(back.bytes())), (CLIENT, GATEWAY));
     assert!(back.bytes().ends_with(b"welcome"));
 
-    // What the dataplane knows, the kernel need not ask the wire for.
+    // The kernel does not have to request addresses that the dataplane knows.
     for (n, to) in (9..).zip(known) {
         let host = UdpSocket::bind(if to.is_ipv4() { "192.0.2.2:0" } else { "[2001:db8::2]:0" }).unwrap();
         wait_until("a way to the neighbour", || host.send_to(b"check", (to, n)).is_ok());
@@ -139,7 +141,7 @@ fn inside() {
     assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the worker pool");
 }
 
-/// The kernel has the routes of the first forwarding state, and then those of the next ones.
+/// Checks that the kernel has the routes of the first forwarding state, and then those of the next ones.
 fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &SnapshotSpec) {
     let has = |arguments: &[&str], wanted: &str| iproute(arguments).contains(wanted);
     wait_until("the first routes", || {
@@ -148,7 +150,7 @@ fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &Snap
             && has(&["route"], "10.0.0.0/24 via 192.0.2.1 dev tg-uplink")
             && has(&["-6", "route"], "default via 2001:db8::1 dev tg-uplink")
     });
-    // A route of the host's own, which nobody here may take away.
+    // A route of the host itself, which the dataplane must not remove.
     iproute(&["route", "add", "10.9.0.0/16", "via", "192.0.2.77", "dev", "tg-uplink"]);
     let mut next = SnapshotSpec { generation: 2, ..first.clone() };
     let node = |n: u32| (format!("10.244.{n}.0/24"), format!("192.0.2.{}", 100 + n % 100));
@@ -181,12 +183,12 @@ fn iproute(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A client that the dataplane has no link address of.
+/// A client whose link address the dataplane does not know.
 fn client() -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, 51)
 }
 
-/// The first frame sent that is what is looked for; all frames carry the tag.
+/// The first sent frame that matches. All frames carry the tag.
 fn sent(wire: &MemoryPort, is: impl Fn(&Parsed) -> bool) -> MemoryFrame {
     let mut found = None;
     wait_until("the frame looked for", || {

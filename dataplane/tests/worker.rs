@@ -1,4 +1,4 @@
-//! The real worker and the real pipeline over ports in memory: what becomes of frames when queues are full, when
+//! The real worker and the real pipeline with ports in memory: the treatment of frames when queues are full, when
 //! another worker holds the flow, when the forwarding state changes, and at the end.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
@@ -42,7 +42,7 @@ impl Bench {
         self.workers[worker].turn(Now(millis * 1_000_000));
     }
 
-    /// The resolver has found this neighbour.
+    /// Records that the resolver has found this neighbour.
     fn learn(&self, address: &str, mac: MacAddr) {
         let slot = self.neighbors.intern(0, ip(address).into()).unwrap();
         assert!(self.neighbors.learn(slot, mac));
@@ -148,7 +148,7 @@ fn a_flood_for_the_kernel_is_limited_and_answers_to_the_host_pass_it() {
         assert!(bench.wire.offer(0, &answer));
         bench.turn_at(0, milli);
         bench.turn_at(0, milli);
-        // The kernel takes a few frames at a time.
+        // The kernel accepts a few frames at a time.
         (0..8).for_each(|_| drop(bench.exchange.punts.pop(PuntClass::Other)));
         answered += u64::from(bench.exchange.punts.pop(PuntClass::Answer).is_some());
     }
@@ -159,8 +159,8 @@ fn a_flood_for_the_kernel_is_limited_and_answers_to_the_host_pass_it() {
     assert!(limited > 28_000 && full > 1_000 && limited + full + counters.passed.value() == 40_000);
 }
 
-/// Sends SYNs by a worker's queue until the worker holds the flow of one, and returns the client's port and the one that
-/// it left from.
+/// Sends SYNs to a worker's queue until one begins a flow on that worker. Returns the client's port and the local port
+/// of the flow.
 fn open_fullnat(bench: &mut Bench, worker: usize) -> (u16, u16) {
     let mut try_port = |port: u16| {
         assert!(bench.wire.offer(worker, &syn(port, VIP_FULLNAT)));
@@ -168,7 +168,7 @@ fn open_fullnat(bench: &mut Bench, worker: usize) -> (u16, u16) {
         bench.wire.take(worker).map(|sent| (port, sent))
     };
     let (client, sent) = (5000..5100).find_map(&mut try_port).expect("half of the flows are its own");
-    // What it handed over to the other one meanwhile.
+    // Remove the frames that it handed over to the other worker.
     bench.turn(1 - worker);
     while bench.wire.take(1 - worker).is_some() {}
     let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
@@ -280,7 +280,7 @@ fn a_reply_to_an_unresolved_client_waits_too() {
     spec.network.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
     let mut bench = Bench::of(&spec, 2, 64);
     let (_, port) = open_fullnat(&mut bench, 1);
-    // It comes to the other worker first, and waits where its flow is.
+    // It arrives at the other worker first, and waits at the worker with its flow.
     assert!(bench.wire.offer(0, &reply(port)));
     bench.turn_at(0, 2);
     bench.turn_at(1, 2);
@@ -401,7 +401,7 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
 
 #[test]
 fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
-    // Deeper than all that is offered: nothing is dropped for lack of room.
+    // The queue is longer than the number of offered frames, so none is dropped for lack of room.
     let (wire, worker_pool) = worker_pool(2, 8192, None);
     let mut offered = 0_u64;
     let mut taken = 0_u64;
@@ -468,7 +468,7 @@ fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() 
     let services = worker_pool.service_stats();
     let translated = services.iter().find(|service| service.name == "translated").unwrap();
     assert_eq!(ports[0].backend, translated.backends[0].id);
-    // Who does not wait gets the last count, and the next one is of now again.
+    // A caller that does not wait gets the last count. The next count is current again.
     assert_eq!(worker_pool.snat_ports(std::time::Duration::ZERO), ports);
     assert_eq!(worker_pool.snat_ports(std::time::Duration::from_secs(20)), ports);
 }
@@ -490,7 +490,7 @@ fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many_of_its_cli
     assert_eq!(worker_pool.flows(&of_service, 1000, timeout).0.len(), 100);
     let to_backend = FlowFilter { backends: Some([all[0].backend].into()), ..of_service };
     assert_eq!(worker_pool.flows(&to_backend, 1000, timeout).0.len(), 100);
-    // However many flows its client has, one is found within a limit of one.
+    // Each flow is found with a limit of one, however many flows its client has.
     for flow in &all {
         let one = FlowFilter {
             client: Some(flow.client),
@@ -516,7 +516,7 @@ fn stopping_ends_every_thread_and_frees_what_waits() {
     worker_pool.stop();
 }
 
-/// A queue whose driver fails at the third look.
+/// A queue whose driver fails at the third poll.
 struct Broken(Arc<AtomicU64>);
 
 impl PortQueue for Broken {
@@ -564,13 +564,13 @@ fn turns_with_work_are_recorded_by_each_worker_and_turns_without_are_not() {
     });
     let turns = turns();
     assert_eq!(turns.len(), 2);
-    // Each frame was offered alone; a turn may also have had a snapshot to check flows against.
+    // Each frame was offered alone. A turn may also have checked flows against a new snapshot.
     assert!((1..=u64::from(frames) + 2).contains(&turns[0].count()), "{:?}", turns[0]);
     assert!(turns[1].count() <= 2, "the other worker had nothing to do: {:?}", turns[1]);
     for one in &turns {
         let least = one.buckets().first().map_or(0, |&(nanos, _)| nanos);
         let greatest = one.buckets().last().map_or(0, |&(nanos, _)| nanos);
-        // Buckets are up to 1/32 above what they count.
+        // The values of buckets are up to 1/32 above the counted values.
         assert!(one.sum() <= greatest * one.count() && one.sum() * 32 >= least * one.count() * 31 - 64);
     }
 }
@@ -581,7 +581,7 @@ fn the_time_that_each_frame_for_the_kernel_waits_for_the_slow_path_is_recorded()
     for _ in 0..20 {
         assert!(wire.offer(0, &stray()));
     }
-    // There is no tap: the slow path takes them and drops them.
+    // There is no tap, so the slow path drops the frames.
     wait_until("taken", || worker_pool.stats().slow_path.to_kernel_dropped == 20);
     let waits = worker_pool.stats().punt_queue;
     assert_eq!(waits.count(), 20);

@@ -13,14 +13,15 @@ use crate::mempool::PktPool;
 use crate::port::Port;
 use crate::ring::Ring;
 
-/// The EAL of this process: plain pages, no PCI, errors logged only. Started by the first caller.
+/// The EAL of this process: plain pages, no PCI, only errors logged. The first caller starts it.
 ///
 /// # Panics
-/// When DPDK does not start: a test that needs it fails then, and says why.
+/// If DPDK does not start. A test that needs it then fails with the reason.
 pub fn eal() -> &'static Eal {
     static EAL: OnceLock<Eal> = OnceLock::new();
     EAL.get_or_init(|| {
-        // On a thread of its own: the one that starts the EAL becomes its main lcore, with a cache in each pool.
+        // On a separate thread, because the thread that starts the EAL becomes its main lcore, with a cache in each
+        // pool.
         let start = || {
             Eal::init(&EalConfig {
                 memory: Memory::NoHuge { mib: 512 },
@@ -35,20 +36,20 @@ pub fn eal() -> &'static Eal {
     })
 }
 
-/// For tests that must not run beside others that hold this too.
+/// A lock for tests that must not run at the same time as others that hold it.
 pub fn serial() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
     SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Two ports back to back: what one sends on queue i, the other receives on queue i. Each direction of each queue
-/// holds `depth` frames; a queue that is full takes no more.
+/// Two connected ports: frames sent on queue i of one are received on queue i of the other. Each direction of each
+/// queue holds `depth` frames; a full queue accepts no more.
 ///
 /// # Errors
-/// As [`Port::attach`].
+/// See [`Port::attach`].
 ///
 /// # Panics
-/// When there is no memory for the rings.
+/// If there is no memory for the rings.
 pub fn port_pair(eal: &Eal, queues: u16, depth: u32) -> Result<(Port, Port), PortError> {
     let rings = || -> Vec<Arc<Ring>> {
         (0..queues)
@@ -59,7 +60,7 @@ pub fn port_pair(eal: &Eal, queues: u16, depth: u32) -> Result<(Port, Port), Por
     Ok((Port::of_rings(eal, &back, &there)?, Port::of_rings(eal, &there, &back)?))
 }
 
-/// A pool's level, to be compared later: the proof that no mbuf was lost.
+/// The level of a pool, for a later comparison that shows that no mbuf was lost.
 ///
 /// ```
 /// use dpdk::{PktPool, PoolConfig, testing};
@@ -79,22 +80,22 @@ pub struct Level {
 }
 
 impl Level {
-    /// The level now.
+    /// Records the current level.
     #[must_use]
     pub fn of(pool: &PktPool) -> Self {
         Self { pool: pool.clone(), available: pool.available() }
     }
 
-    /// How many fewer are available now.
+    /// The number of mbufs that are missing now.
     #[must_use]
     pub fn missing(&self) -> i64 {
         i64::from(self.available) - i64::from(self.pool.available())
     }
 
-    /// Checks that as many are available as at the beginning.
+    /// Checks that as many mbufs are available as at the beginning.
     ///
     /// # Panics
-    /// When not.
+    /// If mbufs were lost or freed twice.
     #[track_caller]
     pub fn assert_restored(&self) {
         assert_eq!(self.missing(), 0, "mbufs lost (negative: freed twice)");

@@ -1,4 +1,4 @@
-//! The EAL from its start to its clean-up, in a process of its own: it starts only once in each.
+//! The EAL from its start to its clean-up, in a separate process, because it can start only once in each.
 
 use dpdk::{Burst, Eal, EalConfig, EalError, LogLevel, Memory, PktPool, PoolConfig, Port, PortConfig};
 
@@ -13,7 +13,7 @@ fn ports_and_frames_work_on_after_the_handles_on_the_eal_and_the_pool_are_droppe
     let eal = Eal::init(&config).unwrap();
     let pool = PktPool::new(&eal, &PoolConfig { mbufs: 511, ..PoolConfig::default() }).unwrap();
 
-    // Made by the EAL at its start, adopted here.
+    // The EAL creates it at its start; the test attaches it here.
     let mut port = Port::attach(&eal, "net_null0").unwrap();
     drop(eal);
     let mut queues = port.start(&PortConfig::default(), &pool).unwrap();
@@ -23,8 +23,8 @@ fn ports_and_frames_work_on_after_the_handles_on_the_eal_and_the_pool_are_droppe
     burst[0].append(10).unwrap().fill(1);
     assert_eq!((burst[0].len(), burst[31].len()), (110, 100));
 
-    // All mbufs come home, then the last that holds the port, the pool and the EAL goes: they are closed, freed and
-    // cleaned up, in that order.
+    // All mbufs are returned. Then the last holder of the port, the pool and the EAL is dropped: they are closed, freed
+    // and cleaned up, in that order.
     drop(burst);
     drop(queues);
     assert!(matches!(Eal::init(&config), Err(EalError::AlreadyInitialised)));

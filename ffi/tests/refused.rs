@@ -1,4 +1,4 @@
-//! An EAL that does not start, in a process of its own.
+//! An EAL that does not start, in a separate process.
 
 use dpdk::{Eal, EalConfig, EalError, LogLevel, Memory};
 

@@ -1,5 +1,5 @@
-//! Flow tables take all their memory at construction: nothing that a worker does with them allocates, at the
-//! bound, beyond it, or while ageing.
+//! Flow tables allocate all their memory at construction. No operation of a worker on them allocates, at the limit,
+//! beyond it, or during ageing.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use tidegate_core::now::Now;
 use tidegate_core::wire::Addr;
 use tidegate_core::wire::tcp::flags::{ACK, FIN, SYN};
 
-/// Three times the bound of flows, half of them established, with hits, endings and ageing among them.
+/// Processes three times as many flows as the limit. Half of them are established, and there are hits, endings and
+/// ageing among them.
 fn work(tables: &mut FlowTables, bound: u32) {
     let idle = IdleTimeout::new(Duration::from_secs(30));
     for n in 0..3 * bound {

@@ -1,7 +1,8 @@
-//! Every reason for which this crate drops a frame has a frame here that makes its counter 1: reason -> lab and frame.
+//! For every reason with which this crate drops a frame, there is a frame here that sets its counter to 1: reason ->
+//! lab and frame.
 //!
-//! A reason that is added without a line in [`refused_by_dsr_l2`] or [`broken`] does not compile; one that can no longer be
-//! produced fails. Only what the drivers count, which this crate never does, is excused, by name.
+//! A new reason without a line in [`refused_by_dsr_l2`] or [`broken`] does not compile, and a reason that can no longer
+//! occur fails the test. Only the reasons that the drivers count, and this crate never does, are listed as exceptions.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spe
 use tidegate_core::verdict::{DropReason, Refusal, Verdict};
 use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
-/// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
+/// The reasons that the crate `tidegate-dataplane` counts, because it has the queues and the buffers.
 const OF_THE_DRIVERS: [Refusal; 7] = [
     Refusal::NotContiguous,
     Refusal::NoBuffer,
@@ -68,7 +69,7 @@ fn lab(mode: ForwardingMode) -> Lab {
     Lab::new(all.iter().flat_map(|&p| [one(mode, p, VIP), one(mode, p, VIP6)]).collect())
 }
 
-/// The same, and what it does not know it answers with nothing.
+/// The same gateway, but it does not answer packets of unknown flows.
 fn silent(mode: ForwardingMode) -> Lab {
     let mut lab = lab(mode);
     lab.change(|spec| {
@@ -86,13 +87,13 @@ fn to_gateway(builder: Builder) -> Vec<u8> {
     builder.mac(ROUTER_MAC, GATEWAY_MAC).build()
 }
 
-/// An ICMP error about an answer of the VIP: one is never answered with another (RFC 1122 3.2.2).
+/// An ICMP error about an answer of the VIP. It is never answered with another error (RFC 1122 3.2.2).
 fn error_about_an_answer(len: usize) -> Builder {
     let quoted = Builder::udp(VIP, CLIENT).payload_len(len).packet();
     Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 3, [0; 4]).payload(&quoted)
 }
 
-/// The second of two workers, and a frame whose flow the first holds.
+/// The second of two workers, and a frame whose flow the first one holds.
 fn of_the_other_worker() -> (Lab, Vec<u8>) {
     let spec = SnapshotSpec { services: vec![one(ForwardingMode::Nat, Protocol::Udp, VIP).into()], ..spec() };
     let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
@@ -212,14 +213,14 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
     }
 }
 
-/// Sends datagrams of many clients, all answered, until one is refused.
+/// Sends datagrams of many clients, which are all answered, until one is refused.
 fn first_of_many(mut lab: Lab, refusal: Refusal) -> (Lab, Vec<u8>) {
     for n in 0..65_000u32 {
         let [_, b, c, d] = n.to_be_bytes();
         let frame = to_gateway(Builder::udp((ip(&format!("198.{b}.{c}.{d}")), 999), VIP));
         let fate = lab.receive(&frame);
         if fate.verdict == refusal.into() {
-            // Counted already: the same again in the same lab, with fresh counters.
+            // It is already counted: send it again in the same lab with new counters.
             lab.counters = Default::default();
             return (lab, frame);
         }
@@ -228,7 +229,7 @@ fn first_of_many(mut lab: Lab, refusal: Refusal) -> (Lab, Vec<u8>) {
     panic!("{refusal} does not come")
 }
 
-/// Answers a frame as the backend that it was sent to does.
+/// Answers a frame like the backend that it was sent to.
 fn answer(lab: &mut Lab, sent: &[u8]) {
     if let Ok(Parsed::Ip(h)) = parse(sent) {
         let to = (h.src.ip(), h.src_port);
@@ -236,7 +237,8 @@ fn answer(lab: &mut Lab, sent: &[u8]) {
     }
 }
 
-/// A client whose ports all have flows to a backend, through one service port, and a datagram to another one.
+/// A client with flows to a backend from all its ports, through one service port, and a datagram to another service
+/// port.
 fn every_port_of_a_client_taken() -> (Lab, Vec<u8>) {
     let of = |vip| one(ForwardingMode::Nat, Protocol::Udp, vip);
     let mut lab = Lab::new(vec![of(VIP), of("203.0.113.5:5353")]).with_entries(100_000);
@@ -306,7 +308,7 @@ fn raw_error(quoted: &[u8]) -> Builder {
     Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 4, [0; 4]).payload(quoted)
 }
 
-/// What is left of a neighbour solicitation to a VIP with this hop limit and so many bytes behind its first words.
+/// A truncated neighbour solicitation to a VIP with this hop limit and this many bytes after its first words.
 fn solicitation(hop_limit: u8, len: usize) -> Builder {
     Builder::icmp(ip("2001:db8::7"), ip("2001:db8:1::5"), 135, 0, [0; 4])
         .ttl(hop_limit)

@@ -1,7 +1,7 @@
-//! The claim of the crate that a frame never allocates, measured: a counting allocator around `Pipeline::process`
-//! and `Pipeline::age`, for every mode and both families, with new flows, known ones, replies, answers and refusals.
+//! Measures that no frame causes an allocation. A counting allocator surrounds `Pipeline::process` and `Pipeline::age`,
+//! for every mode and both families, with new and known flows, replies, answers and refusals.
 //!
-//! The frames, their buffers and the output are made before the measurement, as a driver does.
+//! The frames, their buffers and the output are created before the measurement, as in a driver.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tidegate_core::wire::{arp, ndp};
 
 const VIPS: [&str; 2] = ["203.0.113.5:80", "[2001:db8:1::5]:80"];
 
-/// Processes bursts and returns how many allocations that took, and how many frames were transmitted.
+/// Processes bursts. Returns the number of allocations and the number of transmitted frames.
 fn allocations(lab: &mut Lab, frames: &[Vec<u8>]) -> (u64, usize) {
     let mut bursts: Vec<Vec<MemoryFrame>> = frames
         .chunks(BURST)
@@ -41,7 +41,7 @@ fn allocations(lab: &mut Lab, frames: &[Vec<u8>]) -> (u64, usize) {
     (counted.count_total, sent)
 }
 
-/// `count` clients of a service on `vip`, each with a packet of its own port.
+/// Packets of `count` clients of a service on `vip`, each from its own port.
 fn clients(vip: &str, protocol: Protocol, flags: u8, count: u16) -> Vec<Vec<u8>> {
     let vip: SocketAddr = vip.parse().expect("a VIP with its port");
     let client = ip(if vip.is_ipv4() { "198.51.100.7" } else { "2001:db8::7" });

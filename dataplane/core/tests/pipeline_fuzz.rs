@@ -1,7 +1,8 @@
-//! A short fuzz run on every test run: seeded inputs into the harness that `make fuzz` drives for hours, and every
-//! input that ever broke a promise (`regressions/`), so that none comes back.
+//! A short fuzz run with every test run. It feeds seeded inputs to the harness that `make fuzz` drives for hours, and
+//! repeats every input that ever failed (`regressions/`).
 //!
-//! What is thrown and what must hold is in `tidegate_core::testing::fuzz`; here is only where inputs come from.
+//! `tidegate_core::testing::fuzz` has the generated frames and the checked properties. This file only supplies the
+//! inputs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,12 +11,12 @@ use std::sync::Mutex;
 use tidegate_core::capture::BLOCK_LEN_MAX;
 use tidegate_core::testing::fuzz;
 
-/// Inputs of each kind; `TIDEGATE_FUZZ_RUNS` makes it another number.
+/// The number of inputs of each kind. `TIDEGATE_FUZZ_RUNS` replaces it.
 fn runs(usual: u64) -> u64 {
     std::env::var("TIDEGATE_FUZZ_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// SplitMix64 (Steele 2014): the seed's number in, as many bytes as asked for out.
+/// SplitMix64 (Steele 2014): returns `len` bytes for a seed.
 fn input(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
     let mut next = || {
@@ -27,7 +28,7 @@ fn input(seed: u64, len: usize) -> Vec<u8> {
     (0..len.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(len).collect()
 }
 
-/// Runs each seed and names the one that fails, with the input to put into `regressions/`.
+/// Runs each seed, and names the failing one with the input for `regressions/`.
 fn each_seed(prefix: &str, count: u64, run: impl Fn(&[u8])) {
     for seed in 0..count {
         let bytes = input(seed, 200 + (seed % 12) as usize * 150);
@@ -51,7 +52,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         }
     });
     let reached = reached.into_inner().expect("a run that failed ends the test");
-    // What this run would have to be cleverer or longer for; `drop_reasons.rs` has a frame for each.
+    // A run of this kind and length does not reach these reasons. `drop_reasons.rs` has a frame for each.
     let beyond = [
         "frame_too_long",
         "fragment_beyond_end",

@@ -1,11 +1,12 @@
-//! The pipeline against a slow and obvious model, over random traces: SYN, data, FIN, RST, datagrams and replies, while
-//! backends come, drain, go down and go, and time passes; every mode, both families, with and without affinity.
+//! Compares the pipeline with a slow and simple model, over random traces: SYN, data, FIN, RST, datagrams and replies,
+//! while backends are added, drained, marked down and removed, and time passes. It covers every mode, both families,
+//! with and without affinity.
 //!
-//! The model keeps flows and affinity in maps and says of each packet which backend it goes to, whether its flow is
-//! known, or how it is refused, one after the other also where they arrive in one burst; compared are verdict, note, and the addresses and ports of what is sent. It takes from
-//! the gateway only which backend owns a hash (the choice has its own tests) and which free local port `fullnat` chose,
-//! and checks that this is nobody else's. The rules are those of `BackendState`, `tcp_state` and
-//! `docs/kubernetes.md`, section 2.
+//! The model keeps flows and affinity in maps. For each packet it predicts the backend, whether the flow is known, or
+//! the refusal. It processes the packets of a burst one after the other. The test compares the verdict, the note, and
+//! the addresses and ports of sent packets. The model takes only two values from the gateway: the backend that owns a
+//! hash (the choice has its own tests), and the free local port that `fullnat` chose, which the model checks to be
+//! unused. The rules are those of `BackendState`, `tcp_state` and `docs/kubernetes.md`, section 2.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -34,7 +35,7 @@ enum Segment {
 }
 
 impl Segment {
-    /// What the client's end sends; the server's first answers a SYN with SYN and ACK.
+    /// The flags of a segment of the client. The server's first segment answers a SYN with SYN and ACK.
     fn flags(self, server: bool) -> u8 {
         match self {
             Self::Syn if server => flags::SYN | flags::ACK,
@@ -73,12 +74,12 @@ enum Step {
     },
 }
 
-/// How far one side is.
+/// The state of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Closed,
     Opening,
-    /// It did not begin with a SYN.
+    /// The first segment was not a SYN.
     Stray,
     Closing,
     Established,
@@ -113,7 +114,7 @@ impl Side {
     }
 }
 
-/// A backend over its life: one that is removed and added again is another.
+/// A backend during its life. A backend that is removed and added again is a different one.
 type Identity = (u8, u32);
 
 #[derive(Debug, Clone, Copy)]
@@ -121,14 +122,14 @@ struct Flow {
     backend: Identity,
     client: Side,
     server: Side,
-    /// Seconds, of the last packet of either side.
+    /// The time of the last packet of either side in seconds.
     seen: u64,
     local: Option<SocketAddr>,
 }
 
 type Client = (u8, u16);
 
-/// What the model says of a packet.
+/// The result that the model expects for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Forward { backend: Identity, note: FlowNote, local: Option<SocketAddr> },
@@ -158,7 +159,7 @@ impl Model {
         self.backends.get(&n).filter(|(known, _)| *known == life).map(|(_, state)| *state)
     }
 
-    /// Whether both sides have ended a TCP flow, or one did before it was established.
+    /// Whether both sides have ended a TCP flow, or one side did before it was established.
     fn is_over(&self, flow: &Flow) -> bool {
         let (client, server) = (flow.client, flow.server);
         if self.mode.is_dsr() {
@@ -168,13 +169,14 @@ impl Model {
         refused || client.has_ended() && server.has_ended()
     }
 
-    /// Whether a SYN begins another connection: the flow is over, or the server has ended it and the client agrees.
+    /// Whether a SYN begins another connection: the flow is over, or the server has ended it and the client confirms
+    /// that.
     fn begins_again(&self, flow: &Flow) -> bool {
         self.is_over(flow) || !self.mode.is_dsr() && flow.server.has_ended()
     }
 
     fn timeout(&self, flow: &Flow) -> u64 {
-        // With DSR the gateway sees one side.
+        // With DSR, the gateway sees only one side.
         let sides = if self.mode.is_dsr() { [flow.client; 2] } else { [flow.client, flow.server] };
         let any = |side| sides.contains(&side);
         match () {
@@ -201,7 +203,7 @@ impl Model {
         self.affinity.retain(|_, (_, seen)| now - *seen < AFFINITY_S);
     }
 
-    /// `owner` is who owns the hash of the packet, or of its client where affinity asks for that.
+    /// `owner` is the owner of the packet's hash, or of its client's hash with affinity.
     fn request(&mut self, from: Client, segment: Segment, owner: Option<u8>) -> Expected {
         self.forget_what_is_over();
         let opening = self.tcp() && segment == Segment::Syn;
@@ -240,7 +242,7 @@ impl Model {
             let silent = tcp && segment == Segment::Rst;
             return if silent { Expected::Refused(Refusal::NoEndpoints) } else { Expected::Answer };
         };
-        // A reset of a connection that nobody knows is passed on and not remembered.
+        // A reset of an unknown connection is forwarded, but begins no flow.
         if !(self.mode.is_dsr() && tcp && segment == Segment::Rst) {
             let client = if tcp { Side::first(segment) } else { Side::Opening };
             let flow = Flow { backend, client, server: Side::Opening, seen: now, local: None };
@@ -289,7 +291,7 @@ impl Model {
     }
 }
 
-/// Model and gateway side by side.
+/// The model and the gateway, side by side.
 struct Run {
     model: Model,
     lab: Lab,
@@ -315,7 +317,7 @@ impl Run {
             flows: HashMap::new(),
             affinity: HashMap::new(),
         };
-        // Resets of unknown flows are limited, which the model is not to count.
+        // Resets of unknown flows are rate limited, which is not part of the model.
         let policy = Policy { reset_unknown_flows: false, ..Policy::default() };
         let lab = Lab::with_spec(lab::spec_with(vec![spec.into()], |network| network.policy = policy));
         Self { model, lab, v6 }
@@ -348,7 +350,7 @@ impl Run {
         self.lab.change(|spec| spec.services[0].backends = backends);
     }
 
-    /// Which backend the packet's hash chooses.
+    /// The backend that the packet's hash selects.
     fn owner(&self, from: Client) -> Option<u8> {
         let (client, vip) = (self.client(from), self.vip());
         let src = client.ip().into();
@@ -448,7 +450,7 @@ impl Run {
                 assert_eq!(ends(&h), (self.vip(), self.client(client)));
                 assert_eq!(ethernet::destination(&fate.frame), ROUTER_MAC);
             }
-            // Over the limit of answers, which the model does not count.
+            // The limit on answers, which is not part of the model, is exceeded.
             Expected::Answer if fate.verdict == Refusal::NoEndpoints.into() => {
                 assert!(self.lab.pipeline.suppressed_answers().iter().any(|count| *count > 0));
             }

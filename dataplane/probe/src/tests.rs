@@ -1,4 +1,5 @@
-//! Probes without a kernel: packets as its sockets send and expect them, and frames as backends get and send them.
+//! Tests of probes without a kernel: packets as its sockets send and expect them, and frames as backends receive and
+//! send them.
 
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::neighbors::NeighborTable;
@@ -50,13 +51,13 @@ fn parsed(bytes: &[u8]) -> Headers {
     }
 }
 
-/// A frame around a packet that was given to the kernel.
+/// A frame around a packet that was passed to the kernel.
 fn framed(packet: &[u8]) -> Vec<u8> {
     let kind: [u8; 2] = if packet[0] >> 4 == 6 { [0x86, 0xdd] } else { [8, 0] };
     [&[0; 12][..], &kind, packet].concat()
 }
 
-/// Sends a packet of the kernel's outward; the frame that leaves, with what was noted.
+/// Sends a packet of the kernel. Returns the frame that leaves, with its headers.
 fn outward(probes: &Probes, packet: &Builder) -> Option<(Vec<u8>, Headers)> {
     let mut frame = MemoryFrame::new(&packet.build());
     let mut noted = None;
@@ -162,7 +163,7 @@ fn what_is_of_no_probe_stays_as_it_came() {
     for other in [(40_001, 81), (40_002, 80)] {
         assert!(outward(&probes, &Builder::tcp(socket(near, other.0), socket(far, other.1))).is_none());
     }
-    // The host's own packets to the VIP have nothing to do with probes.
+    // The host's own packets to the VIP are independent of probes.
     assert!(outward(&probes, &Builder::tcp((ip("192.0.2.2"), 40_001), (ip(VIP), 80))).is_none());
 }
 

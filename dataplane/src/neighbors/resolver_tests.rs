@@ -1,4 +1,5 @@
-//! Stories about neighbours: who is asked, believed and given up, and when.
+//! Tests of neighbour resolution: which addresses are requested, which answers are accepted, and when an entry is given
+//! up.
 
 use super::*;
 use tidegate_core::wire::{ArpPacket, Parsed, ethernet, ndp, parse};
@@ -76,7 +77,7 @@ fn pinned(address: IpAddr, mac: MacAddr) -> Resolver {
     resolver
 }
 
-/// A neighbour that a packet wanted and that has answered.
+/// A neighbour that a packet needed and that has answered.
 fn on_demand(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr) {
     resolver.wanted(now, 0, address);
     run(resolver, now);
@@ -229,7 +230,7 @@ fn neighbours_in_use_do_not_make_room_and_idle_ones_do() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let room = u32::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
-    // Not faster than requests may be sent.
+    // Not faster than the rate limit of requests.
     for (n, client) in (0..).zip(hosts([10, 0, 0, 1], room)) {
         on_demand(&mut resolver, at(1_000 + n), client, OTHER);
     }
@@ -478,7 +479,7 @@ fn a_link_that_comes_back_is_told_our_addresses_and_asked_for_its_neighbours() {
     answer(&mut resolver, at(1), ip("192.0.2.1"), ROUTER);
     run(&mut resolver, at(60_000));
     assert!(resolver.due().is_some_and(|due| due > at(60_000)));
-    // The router answered meanwhile, the other one never did and is asked for every half minute by now.
+    // The router has answered in the meantime. The other one never did and is requested every half minute by now.
     answer(&mut resolver, at(60_000), ip("192.0.2.1"), ROUTER);
     resolver.link_up(at(60_001), 0);
     let actions = resolver.tick(at(60_001), &UNUSED);

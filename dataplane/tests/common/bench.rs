@@ -1,4 +1,4 @@
-//! Workers that a test turns itself, with one port in memory between them and the test.
+//! Workers that a test runs step by step, with one port in memory between them and the test.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::topology::Idle;
 use tidegate_dataplane::worker::{Exchange, Forwarding, Worker, WorkerParts};
 
-/// See the module.
+/// Workers that a test runs step by step.
 pub struct Bench {
     /// The test's end of the port.
     pub wire: MemoryPort,
     pub workers: Vec<Worker<MemoryQueue>>,
     pub exchange: Arc<Exchange<MemoryFrame>>,
     pub neighbors: Arc<NeighborTable>,
-    /// The workers end with it.
+    /// The workers end when this is dropped.
     pub publisher: Publisher<Forwarding>,
 }
 
 impl Bench {
-    /// Workers that forward by `spec`; each queue of their port takes `depth` frames.
+    /// Creates workers that forward by `spec`. Each queue of their port holds `depth` frames.
     pub fn of(spec: &SnapshotSpec, workers: u8, depth: usize) -> Self {
         let neighbors = Arc::new(NeighborTable::new());
         let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).unwrap();

@@ -1,4 +1,4 @@
-//! A small gateway for tests: one link, a VIP per mode, two backends, everyone a fixed neighbour.
+//! A small gateway for tests: one link, a VIP per mode, two backends, and only configured neighbours.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses its part of this")]
 
 pub mod bench;
@@ -86,7 +86,7 @@ pub fn syn(port: u16, vip: &str) -> Vec<u8> {
     Builder::tcp(from.as_str(), to.as_str()).mac(CLIENT, GATEWAY).flags(tcp::flags::SYN).build()
 }
 
-/// A frame of no protocol that we know: for the kernel.
+/// A frame of an unknown protocol, which goes to the kernel.
 pub fn stray() -> Vec<u8> {
     let mut frame = vec![0; 60];
     frame[..6].copy_from_slice(&GATEWAY.0);

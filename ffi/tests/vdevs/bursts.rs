@@ -1,11 +1,11 @@
-//! Frames through queues: contents, order, full rings, and who owns what after.
+//! Frames through queues: contents, order, full rings, and ownership afterwards.
 
 use dpdk::testing::{self, Level};
 use dpdk::{Burst, Port, PortConfig, RxQueue, TxQueue};
 
 use super::{bytes, frames, pool};
 
-/// One queue each way between two ports, started.
+/// Two started ports that are connected by one queue in each direction.
 fn wire(pool: &dpdk::PktPool, depth: u32) -> (Port, Port, TxQueue, RxQueue) {
     let (mut left, mut right) = testing::port_pair(testing::eal(), 1, depth).unwrap();
     let tx = left.start(&PortConfig::default(), pool).unwrap().tx.remove(0);
@@ -177,7 +177,7 @@ fn capture_file_comes_in_and_goes_out_as_it_is() {
     let directory = std::env::temp_dir().join(format!("dpdk-pcap-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let (input, output) = (directory.join("in.pcap"), directory.join("out.pcap"));
-    // The third is longer than an mbuf and comes in several segments.
+    // The third frame is longer than an mbuf and arrives in several segments.
     let contents: Vec<Vec<u8>> = [60, 1514, 5000].iter().map(|&length| bytes(length, length)).collect();
     std::fs::write(&input, pcap(&contents)).unwrap();
 
@@ -212,7 +212,7 @@ fn capture_file_comes_in_and_goes_out_as_it_is() {
     assert!(rest.is_empty());
 }
 
-/// A capture file with those frames (draft-ietf-opsawg-pcap, little-endian, Ethernet).
+/// A capture file with these frames (draft-ietf-opsawg-pcap, little-endian, Ethernet).
 fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut file = Vec::new();
     for word in [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65535, 1] {

@@ -1,7 +1,7 @@
 //! The wrappers on real DPDK drivers that need no NIC: net_ring, net_null and net_pcap, on plain pages.
 //!
-//! One process, many threads, one EAL; each test has ports and a pool of its own. Most tests are about ownership:
-//! after whatever happened the pool's level is what it was before.
+//! One process, many threads, one EAL. Each test has its own ports and pool. Most tests are about ownership: after each
+//! operation, the pool's level must be as before.
 #![expect(clippy::unwrap_used, reason = "in tests a panic is the report")]
 
 mod bursts;
@@ -17,12 +17,12 @@ fn pool() -> PktPool {
     PktPool::new(testing::eal(), &PoolConfig { mbufs: 511, ..PoolConfig::default() }).unwrap()
 }
 
-/// A frame that is unlike the others: `length` bytes that count up from `seed`.
+/// A distinct frame: `length` bytes that count up from `seed`.
 fn bytes(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|index| u8::try_from((seed + index) % 251).unwrap()).collect()
 }
 
-/// A burst of `count` frames, of 60 bytes and more, with contents by `bytes`.
+/// A burst of `count` frames of at least 60 bytes, with contents from `bytes`.
 fn frames<const N: usize>(pool: &PktPool, count: usize) -> Burst<N> {
     let mut burst = Burst::new();
     for seed in 0..count {

@@ -1,4 +1,4 @@
-//! Room in mbufs: every bound holds, and what is refused changes nothing.
+//! Room in mbufs: every limit holds, and a refused operation changes nothing.
 
 use dpdk::testing::Level;
 use dpdk::{Burst, Checksum, Mbuf, NoRoom};
@@ -6,7 +6,7 @@ use dpdk::{Burst, Checksum, Mbuf, NoRoom};
 use super::{bytes, pool};
 
 dpdk::mbuf_newtype! {
-    /// Any other crate's name for a frame.
+    /// A frame type of another crate.
     struct Frame;
 }
 

@@ -1,4 +1,4 @@
-//! Pools: their bounds, their end, and rings between threads.
+//! Pools: their limits, their end, and rings between threads.
 
 use dpdk::testing::{self, Level};
 use dpdk::{Burst, PktPool, PoolConfig, PoolExhausted, ring};
@@ -60,7 +60,7 @@ fn small_pools_and_odd_rooms_work() {
 #[test]
 fn pools_give_their_memory_back() {
     let _serial = testing::serial();
-    // Some 19 MiB each: 512 MiB would be gone after 27.
+    // About 19 MiB each: 512 MiB would be exhausted after 27.
     for _ in 0..100 {
         let pool =
             PktPool::new(testing::eal(), &PoolConfig { mbufs: 8191, ..PoolConfig::default() }).unwrap();
@@ -75,7 +75,7 @@ fn an_mbuf_may_outlive_its_pool() {
     let burst: Burst = frames(&pool, 5);
     drop(pool);
     mbuf.append(60).unwrap().copy_from_slice(&bytes(1, 60));
-    // Whatever another pool is given, it is not this one's memory.
+    // Another pool never allocates the memory of this one.
     let other = super::pool();
     let mut all = Burst::<256>::new();
     other.fill(&mut all).unwrap();

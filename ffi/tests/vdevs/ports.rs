@@ -1,4 +1,4 @@
-//! Ports: what is accepted and refused, their life, what they tell of themselves.
+//! Ports: accepted and refused settings, their life, and their information about themselves.
 
 use dpdk::testing::{self, Level};
 use dpdk::{Burst, PktPool, PoolConfig, Port, PortConfig, PortError, RssConfig, RssHash};

@@ -28,8 +28,8 @@ fn a_thread_registers_once_and_pins_only_where_it_may() {
     .unwrap();
 }
 
-/// One thread makes frames and sends them, a second reflects, the first takes them back: 20,000 of them through
-/// small rings, so that they are full and empty many times.
+/// One thread creates and sends frames, a second one returns them, and the first one receives them: 20,000 frames
+/// through small rings, so that the rings are full and empty many times.
 #[test]
 fn frames_go_between_workers_and_none_is_lost() {
     const FRAMES: usize = 20_000;
@@ -53,7 +53,7 @@ fn frames_go_between_workers_and_none_is_lost() {
                 while far.tx[0].tx(&mut burst) == 0 && !burst.is_empty() {
                     thread::yield_now();
                 }
-                // What was not sent has been marked already; send it before any more is received.
+                // Frames that were not sent are already marked. Send them before receiving more.
                 while !burst.is_empty() {
                     far.tx[0].tx(&mut burst);
                     thread::yield_now();
