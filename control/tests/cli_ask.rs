@@ -292,7 +292,7 @@ fn namespaces_and_names_choose_and_what_is_not_there_is_an_error() {
 }
 
 #[test]
-fn backends_say_what_they_are_given_and_why() {
+fn backends_report_their_state_and_the_reason() {
     let lab = Lab::new();
     assert_eq!(
         lab.shown("backends web"),
@@ -378,7 +378,7 @@ fn flows_are_listed_filtered_and_cut_with_a_note() {
 }
 
 #[test]
-fn drains_are_told_as_kubectl_tells_them() {
+fn drains_are_reported_in_kubectl_wording() {
     let lab = Lab::new();
     assert_eq!(
         lab.shown("drain 10.0.0.1:8080"),

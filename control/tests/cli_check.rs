@@ -204,7 +204,7 @@ fn policy_local_with_endpoints_only_elsewhere_is_a_warning_with_the_node() {
 }
 
 #[test]
-fn a_vip_as_an_endpoint_is_told_at_the_endpoint() {
+fn a_vip_as_an_endpoint_is_reported_at_the_endpoint() {
     let slice = web_slice().replace("10.0.0.2", "203.0.113.1");
     let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
     let said = warned(&site, &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"]);
@@ -212,7 +212,7 @@ fn a_vip_as_an_endpoint_is_told_at_the_endpoint() {
 }
 
 #[test]
-fn a_slice_with_an_empty_service_name_is_told_at_the_label() {
+fn a_slice_with_an_empty_service_name_is_reported_at_the_label() {
     let slice = web_slice().replace("service-name: web", "service-name: \"\"");
     let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
     let said = warned(&site, &["EndpointSlice default/web-v4 belongs to no Service", "is empty"]);
@@ -248,7 +248,7 @@ fn bytes_that_are_not_utf8_are_told_at_their_line_and_column() {
 }
 
 #[test]
-fn a_second_address_in_a_status_is_told() {
+fn a_second_address_in_a_status_is_reported() {
     let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2}]}}\n";
     let site = Site::new(GATEWAY, &[("web.yaml", &(web() + status)), ("slice.yaml", &web_slice())]);
     let said = warned(&site, &["address 203.0.113.2 in the status of Service default/web is not served"]);

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cycle_is_what_the_rate_says_even_after_years() {
+    fn a_cycle_matches_the_rate_even_after_years() {
         let clock = Clock { origin: 1_000, ..Clock::new(2_000_000_000) };
         assert_eq!(clock.at(3_000), Now(1_000));
         assert_eq!(clock.at(500), Now(0), "a core that is a little behind does not wrap");

@@ -114,7 +114,7 @@ mod tests {
     const NOW: Now = Now(5_000_000_000);
 
     #[test]
-    fn a_path_mtu_that_is_learnt_or_expires_is_told_once_and_a_burst_of_them_together() {
+    fn a_learnt_or_expired_path_mtu_is_logged_once_and_a_burst_together() {
         let (paths, mut log) = (PathMtus::default(), PathMtuLog::default());
         assert_eq!(log.changes(NOW, &paths), []);
         paths.learn(addr(1), 1400, NOW);

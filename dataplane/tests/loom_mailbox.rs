@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidegate_dataplane::worker::Mailbox;
 
 #[test]
-fn a_worker_that_falls_asleep_is_woken_by_what_is_put_in() {
+fn a_worker_that_falls_asleep_is_woken_by_a_new_item() {
     loom::model(|| {
         let mailbox = Arc::new(Mailbox::<u8>::with_capacity(2, 2));
         let theirs = Arc::clone(&mailbox);

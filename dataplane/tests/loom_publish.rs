@@ -81,7 +81,7 @@ fn applied_generation_means_that_the_old_value_has_come_home() {
 }
 
 #[test]
-fn a_worker_that_dies_holds_nothing_up() {
+fn a_dead_worker_does_not_block_anything() {
     loom::model(|| {
         let (away, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let mut publisher = Publisher::new(1, value(1, &away, &dropped));

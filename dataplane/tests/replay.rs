@@ -82,7 +82,7 @@ fn neighbours_that_are_not_given_are_a_drop_with_its_reason() {
 }
 
 #[test]
-fn what_is_no_capture_is_refused_with_its_place() {
+fn a_file_that_is_not_a_capture_is_refused_with_its_place() {
     let (_, summary, _) = run(&spec(1), b"not a capture at all, surely");
     assert!(matches!(summary, Err(ReplayError::Input(_))), "{summary:?}");
 }

@@ -71,7 +71,7 @@ fn a_frame_goes_to_its_backend_and_is_counted_on_its_way() {
 }
 
 #[test]
-fn what_a_full_transmit_queue_does_not_take_is_dropped_and_counted() {
+fn frames_beyond_a_full_transmit_queue_are_dropped_and_counted() {
     let mut bench = bench(1, 8);
     for burst in 0..3 {
         for n in 0..8 {
@@ -102,7 +102,7 @@ fn frames_for_a_port_without_link_are_dropped_by_their_own_reason_and_flows_go_o
 }
 
 #[test]
-fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
+fn a_full_punt_queue_drops_and_counts_further_frames() {
     let mut bench = bench(1, 64);
     let (room, extra) = (PuntClass::Other.queue_max(), 50);
     for _ in 0..room + extra {
@@ -183,7 +183,7 @@ fn reply(port: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_reply_that_comes_to_the_wrong_worker_is_handed_to_the_one_that_holds_the_flow() {
+fn a_reply_at_the_wrong_worker_is_handed_over_to_the_worker_with_the_flow() {
     let mut bench = bench(2, 64);
     let (client, port) = open_fullnat(&mut bench, 1);
     let received = bench.workers[1].shared().counters.interface(0).rx_packets.value();
@@ -205,7 +205,7 @@ fn a_reply_that_comes_to_the_wrong_worker_is_handed_to_the_one_that_holds_the_fl
 }
 
 #[test]
-fn a_full_ring_between_workers_drops_what_comes_after_and_counts_it() {
+fn a_full_ring_between_workers_drops_and_counts_further_frames() {
     let mut bench = bench(2, 64);
     let (_, port) = open_fullnat(&mut bench, 1);
     let extra = 40;
@@ -537,7 +537,7 @@ impl PortQueue for Broken {
 }
 
 #[test]
-fn a_worker_that_panics_is_noticed_told_and_holds_nothing_up() {
+fn a_panicking_worker_is_detected_reported_and_does_not_block_anything() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let listener = Arc::clone(&heard);
     let on_failure: OnFailure = Arc::new(move |failure| listener.lock().unwrap().push(failure.clone()));

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_whose_heartbeat_moves_is_taken_and_one_that_stands_still_is_free() {
+    fn a_name_with_a_moving_heartbeat_is_taken_and_one_without_is_free() {
         let start = Instant::now();
         let mut living = Namesake::new("b");
         living.seen(Some(&of("a", "1", false)), false, start);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_taken_for_dead_while_nobody_can_look() {
+    fn no_gateway_counts_as_dead_while_polls_fail() {
         let start = Instant::now();
         let mut peers = peers(start);
         peers.listed(vec![status("a", Some("2026-01-01T00:00:00Z"), "5")], 9, start);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_counts_and_who_does_not_say_what_it_has_applied_is_the_slowest() {
+    fn the_slowest_gateway_counts_and_one_without_an_applied_version_is_the_slowest() {
         let start = Instant::now();
         let mut peers = peers(start);
         let beat = Some("2026-01-01T00:00:00Z");

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_throttled_queue_is_silent_as_long_as_it_was_told() {
+    fn a_throttled_queue_is_silent_for_the_requested_time() {
         let now = Instant::now();
         let mut queue = Queue::default();
         queue.replace((0..3).map(|n| job(n, true)));

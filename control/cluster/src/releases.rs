@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_to_lead_waits_for_what_was_given_back_before() {
+    fn a_new_leader_waits_for_addresses_released_before() {
         let follows = PeerReleases::default();
         let tracker = seen(&[(&[(1, 1)], 10, &follows), (&[], 20, &follows)]);
         assert_eq!(tracker.authority(&follows), Authority::Follows);

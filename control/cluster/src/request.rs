@@ -251,7 +251,7 @@ mod tests {
     use tidegate_model::objects::ObjectKey;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_finalizer_that_comes_too_late_for_a_deleted_service_is_no_failure() {
+    async fn a_finalizer_that_is_too_late_for_a_deleted_service_is_not_an_error() {
         let server = TestApiServer::start(Options::default()).expect("a free port on loopback");
         let directory = tempfile::tempdir().expect("a directory");
         let connector = Connector::new(Some(server.kubeconfig(directory.path()).expect("a file")));

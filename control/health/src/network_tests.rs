@@ -250,7 +250,7 @@ async fn a_udp_check_fails_by_port_unreachable_alone() {
 }
 
 #[tokio::test]
-async fn a_nodes_health_check_node_port_tells_its_weight_with_503_too() {
+async fn a_nodes_health_check_node_port_reports_its_weight_with_503_too() {
     let answers = |status: &'static str, weight: &'static str| async move {
         let head = format!(
             "HTTP/1.1 {status}\r\nContent-Length: 0\r\nX-Load-Balancing-Endpoint-Weight: {weight}\r\n\r\n"

@@ -181,7 +181,7 @@ async fn a_fault_of_the_gateway_says_nothing_about_the_target() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_panics_ends_nobody_elses() {
+async fn a_check_that_panics_does_not_end_other_checks() {
     let scripted = Scripted::default();
     let (cursed, other) = (target("192.0.2.1:80", 1000), target("192.0.2.2:80", 1000));
     scripted.script().cursed = Some(cursed.address);
@@ -252,7 +252,7 @@ async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_time_out_nothing_piles_up_and_everyone_has_a_turn() {
+async fn when_all_checks_time_out_none_pile_up_and_every_target_has_a_turn() {
     let scripted = Scripted::default();
     scripted.script().silent = true;
     let limits = Limits { plain_max: 1000, ..Limits::default() };
@@ -456,7 +456,7 @@ async fn a_changed_probe_keeps_the_verdict_until_it_has_decided() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_target_is_not_checked() {
+async fn removed_targets_are_not_checked() {
     let scripted = Scripted::default();
     let gone = target("192.0.2.1:80", 100);
     scripted.answer(&gone, REFUSED);

@@ -137,7 +137,7 @@ fn made(kinds: &[(u32, u8)]) -> Targets {
 
 proptest! {
     #[test]
-    fn whatever_happens_nobody_is_asked_twice_at_once_or_forgotten_and_the_bounds_hold(
+    fn under_any_steps_no_target_is_checked_twice_at_once_or_forgotten_and_limits_hold(
         steps in prop::collection::vec(step(), 1..200),
     ) {
         let limits = Limits { plain_max: 3, tls_max: 1, per_second_max: 8 };
@@ -199,7 +199,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn what_comes_begins_as_what_is_known_of_its_address(
+    fn a_new_target_starts_with_the_known_state_of_its_address(
         // (IP, port, kind, fails) of the old targets, of which the first `gone` are removed.
         were in prop::collection::btree_map((0_u8..3, 0_u16..3, 0_u8..3), any::<bool>(), 0..12),
         gone in 0_usize..12,

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_a_second_that_are_short_are_taken_from_who_asks_for_the_most() {
+    fn the_largest_namespace_loses_checks_when_the_rate_limit_is_reached() {
         let mut shares = Shares::<()>::default();
         let stretches = |shares: &Shares<()>| [0, 1, 2].map(|index| shares.stretch(index));
         for (n, asked) in [(0, 10), (1, 400), (2, 6_000)] {

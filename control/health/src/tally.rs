@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_tally_does_what_the_rule_says_over_the_whole_history(
+        fn a_tally_follows_the_rule_over_the_whole_history(
             healthy in 1_u32..4,
             unhealthy in 1_u32..4,
             // Runs of equal results, so that thresholds are reached.

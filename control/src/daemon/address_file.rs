@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_cannot_be_written_is_told_and_tried_again() {
+    async fn an_unwritable_directory_is_reported_and_retried() {
         let directory = tempfile::tempdir().expect("a directory");
         let blocked = directory.path().join("blocked");
         fs::write(&blocked, "").expect("ours");

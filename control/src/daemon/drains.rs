@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_that_is_not_kept_is_told_and_kept_as_soon_as_the_disk_can() {
+    async fn an_unsaved_drain_is_reported_and_saved_as_soon_as_the_disk_allows() {
         let directory = tempfile::tempdir().expect("a directory");
         let state = directory.path().join("state");
         fs::write(&state, "").expect("ours");

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_at_the_start_is_named() {
+    fn parts_created_at_the_start_are_named() {
         let changed = config("  idle: poll\nadmin: {listen: '127.0.0.1:9999'}\n");
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
     }

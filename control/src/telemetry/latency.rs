@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_recorded_is_zero() {
+    fn unrecorded_values_are_zero() {
         let none = Latency::merge([]);
         assert_eq!((none.count(), none.quantile(0.99), none.max()), (0, Duration::ZERO, Duration::ZERO));
         assert!(none.reading(PUBLICATION).cumulative.iter().all(|&(_, count)| count == 0));

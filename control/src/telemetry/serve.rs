@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_panics_is_a_500_and_the_listener_goes_on() {
+    async fn a_page_that_panics_is_a_500_and_the_listener_continues() {
         let made = AtomicU32::new(0);
         let render = move || {
             assert!(made.fetch_add(1, Ordering::Relaxed) > 0, "the first page, on purpose");

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_write_owns_what_it_changed() {
+    fn a_plain_write_owns_the_fields_that_it_changed() {
         let resource = service();
         let one = apply(&resource, &Value::Null, &port(80, "http"), &writer("one"), false).expect("first");
         let mut new = one.clone();

@@ -343,7 +343,7 @@ reportingInstance: edge-1
 }
 
 #[test]
-fn a_namespace_goes_with_what_is_in_it_and_takes_nothing_new() {
+fn a_deleted_namespace_removes_its_objects_and_accepts_no_new_ones() {
     let kubectl = Kubectl::new();
     kubectl.says("create namespace shop");
     kubectl.file(

@@ -78,7 +78,7 @@ fn udp_flow_of_a_dead_backend_goes_to_a_live_one() {
 }
 
 #[test]
-fn a_reload_changes_the_check_and_a_check_that_all_fail_takes_nobody_out() {
+fn a_reload_changes_the_check_and_a_check_that_all_fail_removes_no_backend() {
     let _turn = alone();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let paths = all_paths();

@@ -148,7 +148,7 @@ fn sysctl(lab: &Lab, family: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_tap_that_is_deleted_is_made_anew_and_one_that_is_set_down_is_told() {
+fn a_deleted_tap_is_created_again_and_one_that_is_down_is_reported() {
     let _turn = alone();
     let world = world();
     for _ in 0..2 {
@@ -235,7 +235,7 @@ fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
 }
 
 #[test]
-fn addresses_and_routes_that_somebody_takes_from_the_tap_are_given_back() {
+fn addresses_and_routes_removed_from_the_tap_are_restored() {
     let _turn = alone();
     let options = GatewayOptions {
         routes: vec![("10.244.0.0/16".to_owned(), server(Family::V4, 1))],

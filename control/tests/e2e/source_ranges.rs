@@ -39,7 +39,7 @@ fn clients_outside_the_source_ranges_get_nothing_and_are_counted() {
 }
 
 #[test]
-fn a_change_of_the_source_ranges_ends_the_flows_of_who_is_left_out_and_no_other() {
+fn a_change_of_the_source_ranges_ends_only_the_flows_of_excluded_clients() {
     let _turn = alone();
     let world = World::start(2, GatewayOptions::default(), &ranged(&[FIRST, BOTH]));
     let (mut left_out, mut stay) = (Vec::new(), Vec::new());

@@ -23,7 +23,7 @@ fn accepted(world: &World) -> Option<(String, String)> {
 }
 
 #[test]
-fn a_faulty_address_pool_says_so_and_who_has_an_address_of_it_keeps_it() {
+fn a_faulty_address_pool_reports_it_and_its_services_keep_their_addresses() {
     needs!(Needs::PastValidation);
     let mut world = World::new();
     world.apply(&pool("203.0.113.0/28"));

@@ -67,7 +67,7 @@ fn needed(request: &Logged) -> Option<Right> {
 
 /// The gateway is configured to use the weights of Pods, but does not have the right to read Pods.
 #[test]
-fn a_gateway_that_may_not_read_pods_serves_all_the_same_and_says_so() {
+fn a_gateway_that_may_not_read_pods_still_serves_and_reports_it() {
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     let setting = Setting { source: "    podWeights: true".into(), ..Setting::default() };

@@ -41,7 +41,7 @@ fn gateway_status(world: &World, name: &str) -> Value {
 }
 
 #[test]
-fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_after_a_minute() {
+fn a_failed_publication_is_reported_everywhere_and_makes_the_gateway_unhealthy_after_a_minute() {
     let mut world = shop();
     assert_eq!(world.http(10_001, "/healthz").map(|(code, _)| code), Some(200));
     // More routes than the tables can hold: the dataplane refuses the whole state.

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_forgets_what_would_end_first() {
+    fn a_full_bucket_evicts_the_flow_that_would_end_first() {
         let paths = PathMtus::default();
         let place = |n: &u32| std::ptr::from_ref(&paths.bucket(&backend(*n))[0]);
         let first = place(&1);

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_stands_still_or_goes_back_gives_nothing() {
+    fn time_that_stops_or_goes_back_adds_no_tokens() {
         let mut limit = ReplyLimit::new(1);
         passed(&mut limit, KIND, &client(1), Now(5_000_000_000));
         assert!(!limit.take(KIND, &client(1), Now(5_000_000_000)));

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_admit_what_they_hold_and_nobody_of_the_other_family() {
+    fn prefixes_admit_only_their_own_addresses_and_family() {
         let set = set(&["198.51.100.0/25", "198.51.100.128/25", "10.0.0.7/32"]);
         for (client, inside) in [
             ("198.51.99.255", false),

@@ -143,7 +143,7 @@ fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
 }
 
 #[test]
-fn what_is_of_no_probe_stays_as_it_came() {
+fn packets_of_no_probe_are_not_changed() {
     let probes = probes(None);
     let way = || probes.way(ip(VIP), ip("192.0.2.9"), ForwardingMode::DsrL2).expect("it is on the link");
     let Ends { near, far } = way().ends();

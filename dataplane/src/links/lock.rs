@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_had_once_and_is_free_when_its_lock_is_dropped() {
+    fn a_device_is_locked_once_and_free_after_its_lock_is_dropped() {
         let name = format!("test-{}", std::process::id());
         let lock = DeviceLock::take(&name).expect("nobody has it");
         let refused = DeviceLock::take(&name).expect_err("it is taken");

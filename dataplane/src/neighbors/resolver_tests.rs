@@ -93,7 +93,7 @@ fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
 }
 
 #[test]
-fn a_wanted_neighbour_is_asked_for_and_its_answer_learnt() {
+fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let hold = Action::Hold { interface: 0, address: ip("192.0.2.1") };
@@ -144,7 +144,7 @@ fn what_is_told_about_neighbours_that_nobody_wants_changes_nothing() {
 }
 
 #[test]
-fn who_asks_for_us_is_known_before_its_first_packet_and_asked_for_once_it_is_used() {
+fn a_host_that_requests_our_address_is_known_before_its_first_packet_and_probed_once_used() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let client = ip("192.0.2.77");
@@ -173,7 +173,7 @@ fn a_neighbour_that_is_not_used_is_not_probed_and_released_in_the_end() {
 }
 
 #[test]
-fn a_flood_of_addresses_that_nobody_has_evicts_no_neighbour_that_is_known() {
+fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
     let mut resolver = Resolver::default();
     let backend = ip("192.0.2.10");
     resolver.configure(at(0), Surroundings { next_hops: [backend].into(), ..around() });
@@ -248,7 +248,7 @@ fn neighbours_in_use_do_not_make_room_and_idle_ones_do() {
 }
 
 #[test]
-fn a_dead_address_is_asked_for_ever_less_often_while_packets_want_it() {
+fn a_dead_address_is_requested_less_and_less_often_while_packets_need_it() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let mut sent = Vec::new();
@@ -301,7 +301,7 @@ fn only_an_answer_that_was_asked_for_makes_a_neighbour_reachable() {
 }
 
 #[test]
-fn an_advertisement_without_override_replaces_nothing_and_has_the_neighbour_probed() {
+fn an_advertisement_without_override_only_triggers_a_probe() {
     let router = ip("2001:db8::1");
     let mut resolver = pinned(router, ROUTER);
     for overrides in [Sighting::Announcement { overrides: false }, Sighting::Answer { overrides: false }] {
@@ -312,7 +312,7 @@ fn an_advertisement_without_override_replaces_nothing_and_has_the_neighbour_prob
 }
 
 #[test]
-fn a_move_told_unasked_is_followed_probed_and_not_repeated_within_a_second() {
+fn an_unsolicited_move_is_followed_probed_and_not_repeated_within_a_second() {
     let router = ip("192.0.2.1");
     let mut resolver = pinned(router, ROUTER);
     let moved = told(&mut resolver, at(1_000), router, OTHER, ANNOUNCEMENT);
@@ -428,7 +428,7 @@ fn a_neighbour_that_moves_is_followed_but_never_to_a_group_or_to_ourselves() {
 }
 
 #[test]
-fn fixed_neighbours_are_told_at_once_and_nobody_talks_them_away() {
+fn fixed_neighbours_are_published_at_once_and_cannot_be_replaced() {
     let mut resolver = Resolver::default();
     let fixed = vec![(ip("192.0.2.1"), ROUTER)];
     let next_hops = [ip("192.0.2.1")].into();
@@ -471,7 +471,7 @@ fn new_vips_are_announced_a_few_times_and_old_ones_are_not() {
 }
 
 #[test]
-fn a_link_that_comes_back_is_told_our_addresses_and_asked_for_its_neighbours() {
+fn a_restored_link_gets_our_announcements_and_requests_for_its_neighbours() {
     let mut resolver = Resolver::default();
     let (owned, next_hops) = ([ip("192.0.2.100")].into(), [ip("192.0.2.1"), ip("192.0.2.7")].into());
     resolver.configure(at(0), Surroundings { owned, next_hops, ..around() });

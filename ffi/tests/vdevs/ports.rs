@@ -198,7 +198,7 @@ fn scaling_that_was_asked_for_is_in_force_and_told() {
 }
 
 #[test]
-fn a_port_without_scaling_says_so_and_starts_all_the_same() {
+fn a_port_without_scaling_reports_it_and_still_starts() {
     let pool = pool();
     let mut port = Port::attach(testing::eal(), "net_ring").unwrap();
     let queues = port.start(&PortConfig { queues: 4, ..PortConfig::default() }, &pool).unwrap();

@@ -340,7 +340,7 @@ fn reasons(events: &[Event]) -> Vec<&str> {
 }
 
 #[test]
-fn a_service_that_nobody_leads_for_is_told_why_by_those_that_cannot_lead() {
+fn a_service_without_a_leader_gets_the_reason_from_gateways_that_cannot_lead() {
     let mut cluster = Cluster::new([service("web")]);
     (cluster.leads, cluster.hindrance) = (false, Some("the lease cannot be had: 403".to_owned()));
     let first = cluster.round();
@@ -369,7 +369,7 @@ fn a_service_that_nobody_leads_for_is_told_why_by_those_that_cannot_lead() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_makes_nobody_wait_for_longer() {
+fn a_clock_that_is_set_back_does_not_prolong_any_wait() {
     let hour = SignedDuration::from_hours(1);
     let soon = |cluster: &Cluster, plan: &Plan| {
         plan.again_at.is_some_and(|at| at <= cluster.now + SignedDuration::from_mins(2))
@@ -566,7 +566,7 @@ fn a_service_that_may_have_no_address_any_more_is_held_until_every_gateway_has_s
 }
 
 #[test]
-fn nobody_is_let_go_while_the_version_of_the_services_is_not_known() {
+fn no_service_is_released_while_the_version_of_the_services_is_unknown() {
     let mut cluster = Cluster::new([service("web")]);
     cluster.settle();
     cluster.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
@@ -576,7 +576,7 @@ fn nobody_is_let_go_while_the_version_of_the_services_is_not_known() {
 }
 
 #[test]
-fn a_gateway_tells_what_it_serves_where_it_is_and_how_far_it_is() {
+fn a_gateway_reports_its_services_its_node_and_its_progress() {
     let mut cluster = Cluster::new([service("web"), service("gone")]);
     cluster.settle();
     cluster.edit("gone", |gone| gone.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));

@@ -149,7 +149,7 @@ async fn more_than_1024_vips() {
 }
 
 #[tokio::test]
-async fn an_address_of_another_gateway_is_given_to_nobody_and_honoured_for_nobody() {
+async fn an_address_of_another_gateway_is_neither_assigned_nor_honoured() {
     let cluster = Cluster::new();
     let at = |address: &str| {
         let mut settings = settings_of("203.0.113.4/30");
@@ -198,7 +198,7 @@ async fn a_gateway_that_is_gone_for_good_is_forgotten_by_the_leader_and_no_other
 }
 
 #[tokio::test]
-async fn a_restarted_gateway_goes_on_counting_the_events_that_it_told_before() {
+async fn a_restarted_gateway_continues_the_counts_of_its_earlier_events() {
     let cluster = Cluster::new();
     cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
     let told = |cluster: &Cluster| {

@@ -26,7 +26,7 @@ async fn a_new_leader_lists_the_services_once_and_waits_for_no_bookmark() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more_when_it_can() {
+async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
     let cluster = Cluster::new();
     cluster.server.faults().on("/leases/", Fault::ServerError(403));
     cluster.service("web", &json!({}));

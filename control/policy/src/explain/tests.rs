@@ -181,7 +181,7 @@ fn a_tunnel_takes_its_header_off_the_mtu() {
 }
 
 #[test]
-fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_told() {
+fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
     let mut spec = spec(vec![web]);
     let flow = ("198.51.100.7:40000", "203.0.113.1:80");
@@ -245,7 +245,7 @@ fn a_backend_that_is_its_own_client_is_masqueraded_or_refused_by_name() {
 }
 
 #[test]
-fn a_forged_source_is_refused_and_told_why() {
+fn a_forged_source_is_refused_with_the_reason() {
     let mut spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let to = "0.0.0.0/0".parse().expect("a net");
     spec.network.routes.push(RouteSpec { to, via: "192.0.2.1".parse().expect("an address") });

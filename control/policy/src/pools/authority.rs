@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_decides_trusts_its_memory_of_external_ips_and_who_follows_what_is_recorded() {
+    fn the_leader_trusts_its_memory_of_external_ips_and_followers_the_record() {
         let mut service = service(&[], &[]);
         let written = external("198.51.100.1", &[(Protocol::Tcp, 80)]);
         service.stored.conditions = vec![tidegate_model::objects::Condition {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_decides_trusts_its_memory_and_who_follows_trusts_the_status() {
+    fn the_leader_trusts_its_memory_and_followers_trust_the_status() {
         let service = service(&["203.0.113.5"], &["tidegate"]);
         let memory = Some("203.0.113.9");
         assert_eq!(had(&service, memory, &Authority::default()), ["203.0.113.9"]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_a_stranger_wrote_does_not_move_who_remembers_better() {
+    fn a_status_of_another_writer_does_not_override_memory() {
         let foreign = service(&["192.0.2.1"], &["someone-else"]);
         assert_eq!(had(&foreign, Some("203.0.113.9"), &Authority::Follows), ["203.0.113.9"]);
         assert_eq!(had(&foreign, None, &Authority::Follows), ["192.0.2.1"]);

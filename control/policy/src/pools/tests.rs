@@ -294,7 +294,7 @@ fn who_follows_gives_nothing_out_and_keeps_what_status_says() {
 }
 
 #[test]
-fn an_address_that_is_given_back_is_nobodys_until_it_is_let_go() {
+fn a_released_address_is_not_assigned_until_no_gateway_serves_it() {
     let old = Service { ingress_ips: vec![ip("203.0.113.7")], ..service("default", "old") };
     let new = created(service("default", "new"), 9);
     let pools = [pool("one", &["203.0.113.7/32"])];
@@ -309,7 +309,7 @@ fn an_address_that_is_given_back_is_nobodys_until_it_is_let_go() {
 }
 
 #[test]
-fn an_address_that_another_gateway_still_serves_is_given_to_nobody() {
+fn an_address_that_another_gateway_still_serves_is_not_assigned() {
     let web = service("default", "web");
     let pools = [pool("two", &["203.0.113.6/31"])];
     let authority = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.6")]) };

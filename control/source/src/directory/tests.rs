@@ -492,7 +492,7 @@ fn objects_that_are_refused_are_listed_unless_an_earlier_state_is_in_use() {
 }
 
 #[test]
-fn a_file_that_is_not_utf8_is_told_at_its_line_and_keeps_its_last_good_objects() {
+fn a_file_that_is_not_utf8_is_reported_with_its_line_and_keeps_its_last_good_objects() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     write(&a, &service("web", 80));

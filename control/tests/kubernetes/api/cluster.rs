@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_in_which_somebody_uses_tidegate_is_refused_and_nothing_in_it_changes() {
+    fn a_cluster_that_already_uses_tidegate_is_refused_and_not_changed() {
         let (server, _directory, admin) = cluster();
         server.apply(SERVICE).expect("legal");
         let before = server.resource_version();

@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_of_one_side_lowers_the_worth_of_a_flow_and_not_its_life() {
+    fn the_packets_of_one_side_lower_the_rank_of_a_flow_and_not_its_timeout() {
         let idle = IdleTimeout::new(Duration::from_secs(900));
         let both = |a, b| State::of_both(a, b, idle);
         use State::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};

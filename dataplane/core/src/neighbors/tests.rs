@@ -135,7 +135,7 @@ fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
 }
 
 #[test]
-fn a_next_hop_that_nobody_holds_gives_its_slot_up_and_takes_its_address_along() {
+fn an_unused_next_hop_releases_its_slot_and_its_address() {
     let table = NeighborTable::with_capacity(2);
     for n in 0..100_000 {
         let slot = table.intern(0, addr(n)).expect("the others have been released");

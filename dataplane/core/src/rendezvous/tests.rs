@@ -138,7 +138,7 @@ fn several_decks_answer_with_the_earliest_time() {
 }
 
 #[test]
-fn nobody_has_no_seat() {
+fn an_empty_set_has_no_seat() {
     for members in [vec![], weighted(&[0, 0])] {
         let rendezvous = build(&members);
         assert!(rendezvous.is_empty());

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cut_is_left() {
+    fn unsplittable_frames_are_not_changed() {
         let whole = udp(100).build();
         assert_eq!(Cut::new(&whole, 14, 27), None, "no room for 8 bytes");
         assert_eq!(Cut::new(&whole[..60], 14, 68), None, "the packet is longer than the frame");

@@ -115,7 +115,7 @@ fn ensuring_load_balancer_ip_allocated_and_ensured_load_balancer_tell_how_a_serv
 }
 
 #[test]
-fn allocation_failed_tells_why_there_is_no_address() {
+fn allocation_failed_explains_why_there_is_no_address() {
     let mut both = Both::new(&balanced("web", "", HTTP, "  loadBalancerIP: 192.0.2.1\n"));
     let events = both.settle();
     assert_eq!(
@@ -143,7 +143,7 @@ fn prefer_dual_stack_falls_back_with_an_event() {
 }
 
 #[test]
-fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_by_its_condition() {
+fn a_local_service_that_loses_client_addresses_gets_an_event_and_a_condition() {
     let local = format!("{FIVE}  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n");
     let mut both = Both::new(&(balanced("web", "", HTTP, &local) + ENDPOINT));
     let events = both.settle();
@@ -585,7 +585,7 @@ fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
 }
 
 #[test]
-fn a_gateway_that_does_not_follow_the_services_does_not_serve_what_is_new() {
+fn a_gateway_that_does_not_follow_the_services_serves_no_new_ones() {
     let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| {
         cluster.peers = vec![Peer { applied: 3, is_connected: false, ..peer("edge-2") }];
     });
@@ -725,7 +725,7 @@ fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
 }
 
 #[test]
-fn an_address_whose_pool_nobody_knows_any_more_is_allocated_and_not_denied() {
+fn an_address_of_an_unknown_former_pool_is_allocated_and_not_denied() {
     let mut both = Both::new(&web(""));
     both.settle();
     // The status does not name the pool of the address, and no pool contains it any more.

@@ -166,7 +166,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn an_allocator_with_a_history_gives_what_a_new_one_gives(
+    fn an_allocator_with_a_history_equals_a_new_one(
         quota in proptest::option::of(1_u32..4),
         rounds in proptest::collection::vec((proptest::collection::vec(step(), 0..4), any::<bool>()), 1..16),
     ) {
@@ -211,7 +211,7 @@ proptest! {
 }
 
 #[test]
-fn a_service_that_comes_or_goes_gives_nobody_else_a_turn() {
+fn a_created_or_deleted_service_reprocesses_no_other_service() {
     let services: Vec<Service> = (0..200).map(|i| service("default", &format!("s{i}"))).collect();
     let pools = vec![pool("public", &["203.0.113.0/24"])];
     let mut allocator = Allocator::new(pools, BTreeMap::new(), Authority::default());

@@ -55,7 +55,7 @@ fn where_no_mode_keeps_clients_addresses_a_local_service_is_served_with_a_warnin
 }
 
 #[test]
-fn a_mode_that_somebody_names_is_taken_without_a_warning() {
+fn an_explicit_mode_is_used_without_a_warning() {
     let named = annotated(local(80), "tidegate.dev/forwarding", "fullnat");
     let outcome = world(named, Some(Nat)).look();
     assert_eq!((only(&outcome).mode, lost(&outcome)), (FullNat, false));

@@ -62,7 +62,7 @@ fn a_service_that_got_no_address_because_its_change_was_missed_is_a_difference_o
 }
 
 #[test]
-fn a_round_that_is_kept_stays_as_it_was_while_the_reconciler_goes_on() {
+fn a_kept_outcome_does_not_change_while_the_reconciler_continues() {
     let (mut world, mut reconciler) = two_services();
     let outcome = Arc::new(reconciler.reconcile(&world.input()));
     let kept = reconciler.round(&world.input(), &outcome);

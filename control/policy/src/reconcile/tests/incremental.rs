@@ -87,7 +87,7 @@ fn mixed() -> World {
 }
 
 #[test]
-fn nobody_is_taken_up_whom_a_change_cannot_touch() {
+fn no_service_is_reprocessed_that_a_change_cannot_affect() {
     let mut world = mixed();
     let mut reconciler = Reconciler::default();
     let mut taken_up = |world: &mut World, change: &dyn Fn(&mut World)| {

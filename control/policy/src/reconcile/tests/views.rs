@@ -88,7 +88,7 @@ fn modes_kinds_types_and_protocols_are_their_names_in_json_and_a_refusal_is_its_
 }
 
 #[test]
-fn a_name_in_json_that_nothing_has_is_refused_with_those_that_are_accepted() {
+fn an_unknown_name_in_json_is_refused_with_the_accepted_ones() {
     let view = service_view(None, vec![], vec![port_view(Protocol::Tcp, ForwardingMode::Nat, None)]);
     let mut json = serde_json::to_value(&view).expect("JSON");
     json["ports"][0]["mode"] = json!("dsr-l3");

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_what_is_asked_of_it_and_gets_its_environment() {
+    fn it_gets_its_exec_info_and_its_environment() {
         let script = r#"
             case "$KUBERNETES_EXEC_INFO" in *'"interactive":false'*) ;; *) exit 3;; esac
             [ "$SECRET" = hush ] || exit 4
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_told_with_the_hint_of_the_kubeconfig() {
+    fn a_missing_program_is_reported_with_the_hint_of_the_kubeconfig() {
         let mut exec = plugin("");
         exec.command = Some("/nowhere/login".to_owned());
         exec.install_hint = Some("ask the admins for it\n".to_owned());
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_that_hangs_is_ended_with_what_it_started() {
+    fn a_plugin_that_hangs_is_ended_with_its_child_processes() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("pid");
         let script = format!("sleep 600 & echo $! > {}; wait", file.display());

@@ -100,7 +100,7 @@ impl World {
 const FAR: &str = "2999-01-01T00:00:00Z";
 
 #[tokio::test]
-async fn a_client_certificate_in_the_kubeconfig_or_in_files_says_who_we_are() {
+async fn a_client_certificate_in_the_kubeconfig_or_in_files_authenticates_us() {
     let world = World::new();
     let issued =
         world.server.client_certificate(User::named("system:node:a")).expect("issued").expect("with TLS");
@@ -150,7 +150,7 @@ async fn a_token_file_may_end_in_a_line_feed_and_is_read_again_when_it_changes()
 }
 
 #[tokio::test]
-async fn a_plugin_is_asked_once_until_what_it_gave_expires() {
+async fn a_plugin_is_called_once_until_its_credential_expires() {
     let world = World::new();
     world.write(world.plugin(FAR), &json!({}));
     let (code, serial) = world.status().await;
@@ -187,7 +187,7 @@ async fn a_token_that_is_refused_makes_a_plugin_give_another_but_not_at_every_re
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_is_told_with_its_last_words_and_not_asked_at_every_request() {
+async fn a_failing_plugin_is_reported_with_its_last_output_and_not_called_for_every_request() {
     let world = World::new();
     let user = world.plugin(FAR);
     world.file("broken", "");
@@ -315,7 +315,7 @@ async fn the_api_server_is_reached_through_the_proxy_of_its_kubeconfig() {
 }
 
 #[tokio::test]
-async fn a_proxy_gets_its_password_and_is_told_when_it_refuses() {
+async fn a_proxy_gets_its_password_and_its_refusal_is_reported() {
     // "me:p@ss" in base64.
     let (world, proxy) = (World::new(), HttpProxy::start(Some("bWU6cEBzcw==")).await);
     let named = |user: &str| json!({"proxy-url": format!("http://{user}{}", proxy.address)});

@@ -179,7 +179,7 @@ async fn a_save_that_fails_is_told_and_tried_again_and_the_older_file_is_never_n
 }
 
 #[tokio::test]
-async fn a_file_that_somebody_removed_is_written_anew() {
+async fn a_removed_file_is_written_again() {
     let world = World::new();
     saved(&world).await;
     let source = world.start();

@@ -314,7 +314,7 @@ proptest! {
 }
 
 #[test]
-fn a_field_that_cannot_be_used_is_named_with_its_object_and_costs_nothing_else() {
+fn an_unusable_field_is_reported_with_its_object_and_affects_nothing_else() {
     let object = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"ports": [{"name": "a", "port": 0}, {"name": "b", "port": 80}], "newField": 1},

@@ -132,7 +132,7 @@ async fn watch_breaks_and_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn watch_ends_in_order_and_nothing_is_told() {
+async fn watch_ends_normally_and_nothing_is_reported() {
     let world = World::new();
     world.apply_web();
     let source = world.start();

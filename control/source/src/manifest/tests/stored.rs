@@ -122,7 +122,7 @@ fn metadata_finalizers_deletion_and_status_survive_every_fault() {
 }
 
 #[test]
-fn a_bad_field_costs_that_field_and_is_told() {
+fn a_bad_field_affects_only_itself_and_is_reported() {
     type Check = fn(&Service) -> bool;
     let rows: [(&str, Value, Check, &str); 20] = [
         (
@@ -336,7 +336,7 @@ fn nodes_pods_namespaces_and_pools_keep_what_is_sound() {
 }
 
 #[test]
-fn a_pool_whose_limits_cannot_be_read_gives_nothing_to_anybody() {
+fn a_pool_with_unreadable_limits_assigns_no_address() {
     let labels: tidegate_model::objects::Labels = [("team".to_owned(), "a".to_owned())].into();
     let whole = json!({
         "metadata": {"name": "p"},

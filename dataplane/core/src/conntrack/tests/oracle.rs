@@ -360,7 +360,7 @@ proptest! {
 
     /// A table that is too small for its flows: every accepted flow is present or counted as removed.
     #[test]
-    fn what_a_small_table_forgets_is_counted(steps in steps(), seed: u64, bound in 1usize..8) {
+    fn flows_that_a_small_table_evicts_are_counted(steps in steps(), seed: u64, bound in 1usize..8) {
         let mut tables = FlowTables::new(bound, seed);
         let (mut inserted, mut refused, mut now) = (0, 0, at(0));
         for step in steps {

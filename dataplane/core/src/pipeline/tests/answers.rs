@@ -316,7 +316,7 @@ fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
 }
 
 #[test]
-fn what_is_not_ours_is_the_kernels() {
+fn packets_that_are_not_ours_go_to_the_kernel() {
     let mut lab = Lab::new(services());
     for frame in [
         Builder::udp("10.0.0.7:68", "255.255.255.255:67"),

@@ -113,7 +113,7 @@ fn after_a_restart_established_connections_find_their_backend() {
 }
 
 #[test]
-fn a_packet_that_would_not_fit_the_tunnel_is_answered_with_what_would() {
+fn a_packet_that_does_not_fit_the_tunnel_is_answered_with_the_size_that_does() {
     let mut lab = Lab::new(vec![
         service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]),
         service(ForwardingMode::DsrIpip, Protocol::Udp, "[2001:db8:1::5]:53", &["[fd00::1]:53"]),

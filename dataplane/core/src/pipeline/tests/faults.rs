@@ -68,7 +68,7 @@ fn malformed_frames_are_dropped_by_their_own_name() {
 }
 
 #[test]
-fn a_packet_whose_next_hop_is_not_resolved_is_left_for_a_later_try_and_the_resolver_told() {
+fn a_packet_with_an_unresolved_next_hop_waits_for_a_retry_and_is_reported_to_the_resolver() {
     let mut spec = spec();
     spec.network.neighbors.clear();
     spec.services =

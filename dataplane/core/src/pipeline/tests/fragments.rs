@@ -105,7 +105,7 @@ fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kern
 }
 
 #[test]
-fn a_fragment_before_its_first_may_wait_and_goes_on_when_it_comes_again() {
+fn a_fragment_before_the_first_one_may_wait_and_continues_when_processed_again() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode);
         let parts = cut(Builder::udp("198.51.100.7:40000", VIP).payload_len(1200), 77);

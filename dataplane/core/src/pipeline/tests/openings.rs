@@ -150,7 +150,7 @@ fn a_flood_at_one_service_costs_no_handshake_with_another() {
 }
 
 #[test]
-fn a_handshake_that_the_backend_answered_outranks_those_that_nobody_did() {
+fn a_handshake_that_the_backend_answered_outranks_unanswered_ones() {
     for mode in NAT {
         let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
             let _ = Talk::knock(lab, anywhere(n), SHOP);
@@ -202,7 +202,7 @@ fn a_dsr_handshake_under_a_flood_at_another_service_becomes_an_established_flow(
 }
 
 #[test]
-fn a_dsr_flow_whose_entry_made_way_goes_on_to_the_same_backend() {
+fn a_dsr_flow_whose_entry_was_evicted_keeps_its_backend() {
     // 3,000 flows of the Service under attack, so that the flood evicts many of them.
     let mut lab = lab(ForwardingMode::DsrL2);
     let segment = |n: u32, flags| Builder::tcp(genuine(n), SHOP).flags(flags);

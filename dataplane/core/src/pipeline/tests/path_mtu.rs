@@ -104,7 +104,7 @@ fn a_path_mtu_is_of_one_backend_and_known_to_every_worker() {
 }
 
 #[test]
-fn a_router_that_tells_no_mtu_makes_it_fall_step_by_step() {
+fn an_error_without_an_mtu_lowers_the_path_mtu_step_by_step() {
     let mut lab = lab(VIP, "10.0.0.1:80");
     for (ip_len, next) in [(1480, 1492), (1472, 1006), (986, 576)] {
         let sent = lab.send(segment(CLIENT, VIP, ip_len)).sent(TransmitReason::Forward).to_vec();
@@ -136,7 +136,7 @@ fn an_mtu_below_the_minimum_of_the_outer_family_is_not_believed() {
 }
 
 #[test]
-fn an_error_that_quotes_what_was_not_sent_changes_nothing() {
+fn an_error_about_a_packet_that_was_not_sent_changes_nothing() {
     let mut lab = lab(VIP, "10.0.0.1:80");
     let sent = lab.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
     let packet = &sent[ethernet::HEADER_LEN..];

@@ -210,7 +210,7 @@ fn a_connection_that_begins_anew_keeps_the_clients_port() {
 }
 
 #[test]
-fn a_handshake_that_nobody_answers_gives_the_clients_port_up() {
+fn an_unanswered_handshake_releases_the_clients_port() {
     let mut lab = shared(Protocol::Tcp);
     Talk::knock(&mut lab, client(1), VIP).unwrap();
     lab.wait(Duration::from_secs(1));

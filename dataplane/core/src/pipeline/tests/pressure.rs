@@ -38,7 +38,7 @@ fn go_on(lab: &mut Lab, time: Duration) {
 }
 
 #[test]
-fn a_datagram_flow_that_nobody_answers_is_kept_for_30_seconds() {
+fn an_unanswered_datagram_flow_is_kept_for_30_seconds() {
     for mode in MODES {
         let mut lab = lab(mode, 4096);
         let silent = Talk::ask(&mut lab, client(1), DNS).unwrap();

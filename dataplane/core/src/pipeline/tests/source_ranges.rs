@@ -49,7 +49,7 @@ fn clients_outside_the_source_ranges_are_refused_and_leave_nothing_behind() {
 }
 
 #[test]
-fn ranges_of_one_family_admit_nobody_of_the_other() {
+fn ranges_of_one_family_do_not_admit_the_other() {
     let nets = ["198.51.100.0/24"];
     let services =
         vec![closed(ForwardingMode::FullNat, VIP, &nets), closed(ForwardingMode::FullNat, VIP6, &nets)];

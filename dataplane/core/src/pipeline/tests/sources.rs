@@ -305,7 +305,7 @@ fn a_packet_to_one_host_in_a_frame_to_a_group_is_refused() {
 }
 
 #[test]
-fn redirects_are_the_kernels_or_nobodys() {
+fn redirects_go_to_the_kernel_or_are_dropped() {
     let mut lab = gateway(ForwardingMode::FullNat);
     let client = "198.51.100.7:40000";
     let h = headers(lab.send(Builder::udp(client, "203.0.113.5:53")).sent(TransmitReason::Forward));

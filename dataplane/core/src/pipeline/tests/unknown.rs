@@ -38,7 +38,7 @@ fn reset(fate: &Fate, why: TransmitReason) -> (u8, u32, u32) {
 }
 
 #[test]
-fn after_a_restart_both_ends_of_a_translated_connection_are_told_that_it_is_lost() {
+fn after_a_restart_both_ends_of_a_translated_connection_get_a_reset() {
     for mode in TRANSLATED {
         for [client, vip, backend] in ENDS {
             let mut lab = Lab::new(vec![web(mode, vip, &[backend])]);

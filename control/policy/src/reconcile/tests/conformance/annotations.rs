@@ -394,7 +394,7 @@ fn weight_is_said_on_a_pod_or_an_endpoints_node_and_zero_takes_no_new_flows() {
 }
 
 #[test]
-fn a_weight_that_is_not_understood_is_said_at_the_pod_and_at_the_node_that_say_it() {
+fn an_invalid_weight_is_reported_at_its_pod_or_node() {
     for odd in ["-1", "65536", "much"] {
         let [directory, api] = weighed(odd).each();
         let odd_one = only(&directory).backends.last().expect("four");

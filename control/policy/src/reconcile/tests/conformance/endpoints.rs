@@ -238,7 +238,7 @@ fn node_hints_come_before_zone_hints_where_every_ready_endpoint_carries_them_and
 }
 
 #[test]
-fn a_port_that_no_slice_has_is_told_with_what_both_have() {
+fn a_port_that_no_slice_has_is_reported_with_the_ports_of_both() {
     for (ports, has, wants) in [
         ("[{name: web, port: 8080}]", "web/8080", "http"),
         ("[{port: 8080}]", "(no name)/8080", "http"),

@@ -157,7 +157,7 @@ fn any_service_type_may_carry_external_ips_and_the_port_is_the_service_port() {
 }
 
 #[test]
-fn ports_of_one_external_ip_belong_to_who_came_first() {
+fn ports_of_one_external_ip_belong_to_the_first_service() {
     let service = |name: &str, created: &str, ports: &str| {
         external("198.51.100.1", "")
             .replace("{name: web}", &format!("{{name: {name}, creationTimestamp: '{created}'}}"))

@@ -141,7 +141,7 @@ fn given_back(finalizer: &str) -> Both {
 }
 
 #[test]
-fn an_address_is_nobodys_while_the_finalizer_of_ours_is_on_its_service() {
+fn an_address_stays_reserved_while_our_finalizer_is_on_its_service() {
     let mut both = given_back("tidegate.dev/cleanup");
     let outcome = both.step();
     assert!(outcome.spec.services.is_empty(), "what is deleted is served no more");
@@ -175,7 +175,7 @@ fn an_address_is_reused_only_when_every_gateway_has_withdrawn_it() {
 }
 
 #[test]
-fn the_leader_decides_on_addresses_and_who_follows_serves_what_status_says() {
+fn the_leader_decides_on_addresses_and_followers_serve_the_status() {
     let with_status = |name: &str| {
         service_with(&format!("name: {name}"), "status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}\n")
     };

@@ -157,7 +157,7 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
 }
 
 #[test]
-fn an_address_in_the_status_that_is_not_served_beside_another_is_told() {
+fn an_unserved_second_address_in_the_status_is_reported() {
     let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.5}, {ip: 203.0.113.6}]}}\n---\n";
     let both = Both::new(&web("").replace("---\n", status));
     let outcome = both.look();

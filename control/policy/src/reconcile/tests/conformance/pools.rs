@@ -409,7 +409,7 @@ fn a_full_pool_leaves_the_service_pending_until_an_address_is_free() {
 }
 
 #[test]
-fn an_address_of_a_pool_that_is_a_nodes_is_given_to_nobody() {
+fn a_pool_address_that_belongs_to_a_node_is_not_assigned() {
     let node = node_yaml("n7", &["203.0.113.4"], "");
     let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(many(16) + &node)).step();
     let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
