@@ -1,4 +1,4 @@
-//! What the rounds exchange with the writer to the cluster: each round, and what is known about the other gateways.
+//! The exchange between the rounds and the cluster writer: each round, and the known state of the other gateways.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::telemetry::Generations;
 /// this one reports a withdrawal.
 const APPLY_AGAIN: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The daemon's side of the cluster writer.
 pub(super) struct Cluster {
     /// The writer, if the objects come from an API server.
     writer: Option<ClusterWriter>,
@@ -76,7 +76,7 @@ impl Cluster {
         generations: Generations,
         observation: impl FnOnce(bool, Option<u64>) -> Observation,
     ) {
-        // Also where nobody is told: what is shown of the Services follows.
+        // This also runs without a writer: the status of the Services depends on it.
         let is_behind = generations.applied < generations.desired;
         self.offer_at = is_behind.then(|| Instant::now() + APPLY_AGAIN);
         if let Some(writer) = &self.writer {

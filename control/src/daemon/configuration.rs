@@ -1,4 +1,4 @@
-//! The configuration in force, and its replacement by a reload.
+//! The configuration in use, and its replacement by a reload.
 
 use std::path::{Path, PathBuf};
 
@@ -12,24 +12,24 @@ use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::logging;
 
-/// See the module.
+/// The configuration in use, and the path of its file.
 pub(super) struct Configuration {
     path: PathBuf,
     pub(super) config: GatewayConfig,
-    /// What the rounds need of it. The other gateways are set before each round.
+    /// The settings for the rounds. The state of the other gateways is set before each round.
     pub(super) settings: Settings,
 }
 
 /// The result of a reload.
 pub(super) struct Reloaded {
-    /// For whoever asked.
+    /// The answer to the request.
     pub(super) answer: ReloadAnswer,
     /// Why the new configuration is not in use.
     pub(super) refused: Option<String>,
 }
 
 impl Configuration {
-    /// The configuration of the file at `path`.
+    /// Creates the value for the configuration of the file at `path`.
     pub(super) fn new(path: &Path, config: GatewayConfig, dataplane: &Dataplane) -> Self {
         let settings = settings(&config, dataplane);
         Self { path: path.to_owned(), config, settings }

@@ -1,5 +1,5 @@
-//! Computes the desired state of each round from that of the last one, and has it compared from time to time with one
-//! from scratch.
+//! Computes the desired state of each round from that of the last one, and compares it at intervals with one from
+//! scratch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tokio::time::Instant;
 use super::configuration::Configuration;
 use super::self_check::{Comparisons, Layer, SelfCheck, Subject};
 
-/// See the module.
+/// The computation of the desired state.
 pub(super) struct Desired {
     reconciler: Reconciler,
     /// Addresses and draining flows.
     pub(super) memory: Memory,
     self_check: SelfCheck,
     started: Instant,
-    /// When the state changes by itself, since `started`.
+    /// When the state changes by itself, relative to `started`.
     reconcile_at: Option<Duration>,
 }
 
@@ -42,7 +42,7 @@ impl Desired {
         self.self_check.ends()
     }
 
-    /// Comparisons that were due so far.
+    /// The number of comparisons that were due so far.
     pub(super) fn comparisons_due(&self) -> u64 {
         self.self_check.due_count()
     }

@@ -1,4 +1,4 @@
-//! The listeners of health-check node ports, which a kube-proxy on the same node serves instead.
+//! The listeners of health-check node ports. If a kube-proxy runs on the same node, it serves the ports instead.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::Finding;
 use tokio::sync::watch;
 
-/// See the module.
+/// The health-check node ports of the gateway.
 pub(super) struct NodePorts {
     listeners: HealthCheckNodePorts,
     /// The last settings of the listeners.
     listening: Arc<[HealthCheckNodePort]>,
-    /// The node has a kube-proxy, which serves these ports.
+    /// Whether the node has a kube-proxy, which then serves these ports.
     has_kube_proxy: bool,
 }
 
 impl NodePorts {
-    /// Without ports yet; `health` is that of the gateway.
+    /// Starts without ports. `health` returns the health of the gateway.
     pub(super) fn new(bind: &Bind, health: impl Fn() -> HealthReport + Send + Sync + 'static) -> Self {
         let listeners = HealthCheckNodePorts::start(bind, health);
         Self { listeners, listening: Arc::default(), has_kube_proxy: false }

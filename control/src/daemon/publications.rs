@@ -1,4 +1,4 @@
-//! What is known about the publication of desired states, for status and metrics.
+//! The state of the publication of desired states, for status and metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -26,7 +26,7 @@ impl std::fmt::Display for PublishFailure {
     }
 }
 
-/// See the module.
+/// The state of publications.
 #[derive(Debug, Default)]
 pub(super) struct Publications {
     desired: AtomicU64,
@@ -45,7 +45,7 @@ impl Publications {
         self.desired.store(generation, Ordering::Relaxed);
     }
 
-    /// Publications that failed.
+    /// The number of failed publications.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }

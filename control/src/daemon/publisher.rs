@@ -1,4 +1,4 @@
-//! Publishes desired states to the workers, and knows which of them every worker has applied.
+//! Publishes desired states to the workers, and records which of them every worker has applied.
 //!
 //! Invariant: a state that cannot be published changes nothing; the last good state stays in use.
 
@@ -21,20 +21,21 @@ const APPLY_MAX: Duration = Duration::from_millis(500);
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
 
-/// See the module.
+/// Publishes desired states to the workers.
 pub(super) struct Publisher {
     dataplane: Arc<Dataplane>,
     state: Arc<State>,
-    /// The round whose spec was last given to the workers.
+    /// The round whose spec was last published to the workers.
     published: Option<Arc<Outcome>>,
     generation: u64,
-    /// Since when the workers have a snapshot that is not known to be applied by each of them.
+    /// The time since which the workers have a snapshot that is not known to be applied by all of them.
     handed_over: Option<std::time::Instant>,
     /// The last round that every worker has applied.
     applied: Option<Arc<Outcome>>,
     /// The version of the newest Services that all workers have applied.
     version_applied: u64,
-    /// The snapshot in use was revised wrongly: the next one is compiled from scratch, though its spec says the same.
+    /// Whether the next snapshot is compiled from scratch although its spec is equal, because the snapshot in use was
+    /// revised incorrectly.
     recompiles: bool,
 }
 
@@ -63,12 +64,12 @@ impl Publisher {
         self.version_applied
     }
 
-    /// The next snapshot is compiled from scratch.
+    /// Requests that the next snapshot is compiled from scratch.
     pub(super) fn recompile(&mut self) {
         self.recompiles = true;
     }
 
-    /// The snapshot in use, and the outcome that it was made of.
+    /// The snapshot in use, and the outcome that it was compiled from.
     pub(super) fn in_use(&self) -> Option<(KeptSnapshot, Arc<Outcome>)> {
         let published = self.published.as_ref()?;
         Some((self.dataplane.keep_snapshot(), Arc::clone(published)))
@@ -79,7 +80,7 @@ impl Publisher {
     pub(super) async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
         if self.is_published(spec) && !self.recompiles {
-            // What could not be published is no longer asked for.
+            // A state whose publication failed is no longer wanted.
             self.state.published();
             return None;
         }
@@ -145,7 +146,7 @@ impl Publisher {
 
     async fn wait_for_workers(&self) {
         let began = Instant::now();
-        // A worker that is busy comes by within microseconds, one that sleeps within a millisecond.
+        // A busy worker applies it within microseconds, a sleeping one within a millisecond.
         while began.elapsed() < APPLY_SOON {
             if self.dataplane.applied_generation() >= self.generation {
                 return;

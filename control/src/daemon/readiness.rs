@@ -10,7 +10,7 @@ use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 /// sync period, as for kube-proxy.
 const UPDATE_MAX: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The time-dependent state of the gateway's health.
 #[derive(Debug)]
 pub(super) struct Readiness {
     health: ProxyHealth,

@@ -14,12 +14,12 @@ use super::fault_log::FaultLog;
 use super::node_ports::unopened;
 use crate::logging;
 
-/// What has been logged.
+/// The faults that have been logged.
 #[derive(Default)]
 pub(super) struct RoundLog {
     /// The faults that still exist, and the budget of lines of each namespace.
     faults: FaultLog,
-    /// What that was made of.
+    /// The inputs from which the faults were determined.
     findings: Arc<[Finding]>,
     report: Arc<Report>,
     unbound: Vec<BindFailure>,

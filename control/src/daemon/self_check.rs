@@ -90,7 +90,7 @@ struct Done {
     snapshot: Option<KeptSnapshot>,
 }
 
-/// Makes the comparisons.
+/// Runs the comparisons.
 #[derive(Debug)]
 pub(super) struct SelfCheck {
     counts: Arc<Comparisons>,

@@ -48,7 +48,7 @@ pub(super) struct Round {
     pub(super) ended: Timestamp,
 }
 
-/// See the module.
+/// The state that other tasks read.
 #[derive(Debug)]
 pub(super) struct State {
     /// `metadata.name` of the configuration.
@@ -71,11 +71,11 @@ pub(super) struct State {
     /// Why the addresses of Services and the drained targets are not saved on disk.
     unsaved: RwLock<(Option<String>, Option<String>)>,
     source: watch::Receiver<SourceState>,
-    /// What is known of the cluster, if the objects come from an API server.
+    /// The state of the cluster, if the objects come from an API server.
     cluster: OnceLock<ClusterState>,
 }
 
-/// What the writer to the cluster knows.
+/// The state of the cluster writer.
 #[derive(Debug)]
 struct ClusterState {
     counts: Arc<tidegate_cluster::Counts>,

@@ -36,10 +36,10 @@ pub(crate) struct Device {
     _eal: Eal,
 }
 
-// SAFETY: ethdev's calls may come from any thread; `Device` hands out those that change something only through
-// `&mut self`, but for the address, where the caller has the port mutably.
+// SAFETY: ethdev's calls may come from any thread. `Device` offers the calls that change something only through `&mut
+// self`, except for the address, where the caller has mutable access to the port.
 unsafe impl Send for Device {}
-// SAFETY: as for Send; what is left through `&self` are the burst functions, one thread a queue, and reads.
+// SAFETY: as for Send; through `&self` there are only reads, and the burst functions with one thread per queue.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -333,8 +333,8 @@ impl Drop for Device {
         let _ = self.stop();
         let mut claimed = claimed();
         claimed.retain(|&id| id != self.id);
-        // SAFETY: attached, stopped, and no handle is out. The bus device is unplugged only if this was its only
-        // port; it is still there, for whoever unplugs it would have to have been its last port.
+        // SAFETY: attached, stopped, and no handle is out. The bus device is unplugged only if this was its only port.
+        // The bus device still exists, because only the close of its last port unplugs it.
         unsafe {
             sys::rte_eth_dev_close(self.id);
             if !self.bus_device.is_null() && !ports().any(|id| bus_device(id) == self.bus_device) {
