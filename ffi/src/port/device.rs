@@ -36,8 +36,8 @@ pub(crate) struct Device {
     _eal: Eal,
 }
 
-// SAFETY: ethdev's calls may come from any thread. `Device` offers the calls that change something only through `&mut
-// self`, except for the address, where the caller has mutable access to the port.
+// SAFETY: ethdev's calls may come from any thread. `Device` offers the calls that change something only through
+// `&mut self`, except for the address, where the caller has mutable access to the port.
 unsafe impl Send for Device {}
 // SAFETY: as for Send; through `&self` there are only reads, and the burst functions with one thread per queue.
 unsafe impl Sync for Device {}

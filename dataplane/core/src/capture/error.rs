@@ -1,24 +1,24 @@
-//! What is wrong with a capture, and where.
+//! The faults of a capture, and their places.
 
 use std::io;
 
-/// What is wrong with a capture, and where.
+/// A fault of a capture, and its place.
 #[derive(Debug, thiserror::Error)]
 #[error("capture, byte {offset}: {fault}")]
 pub struct PcapError {
-    /// Offset in the file of the record that is at fault.
+    /// The offset of the faulty record in the file.
     pub offset: u64,
-    /// What is wrong.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// What may be wrong with a capture.
+/// The possible faults of a capture.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// Neither magic number.
+    /// The file has neither magic number.
     #[error("not a capture; accepted: pcap and pcapng")]
     NotACapture,
-    /// A version we do not know.
+    /// An unknown version.
     #[error("version {0}.{1}; accepted: pcap 2.x, pcapng 1.0 and 1.2")]
     Version(u16, u16),
     /// Another link type.
@@ -27,10 +27,10 @@ pub enum Fault {
     /// The file ends inside a record.
     #[error("the file ends inside a {0}")]
     Truncated(&'static str),
-    /// A length that cannot be.
+    /// An invalid length.
     #[error("{what} of {len} bytes; accepted: {accepted}")]
     Length {
-        /// Whose length.
+        /// The name of the field.
         what: &'static str,
         /// The value in the file.
         len: u32,

@@ -3,13 +3,14 @@
 /// One packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Nanoseconds since the epoch. A pcapng simple packet has no time and takes that of the packet before it.
+    /// Nanoseconds since the epoch. A pcapng simple packet has no time and takes that of the previous packet.
     pub timestamp_ns: u64,
-    /// Which interface, as an index into [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which knows only one.
+    /// The interface, as an index into [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which has only
+    /// one.
     pub interface: u32,
-    /// Bytes on the wire; more than `data.len()` when the capture cut the packet.
+    /// The length on the wire in bytes. It exceeds `data.len()` if the capture truncated the packet.
     pub original_len: u32,
-    /// The frame, Ethernet header first.
+    /// The frame, beginning with the Ethernet header.
     pub data: Vec<u8>,
 }
 
@@ -18,15 +19,15 @@ pub struct Packet {
 pub struct Interface {
     /// `if_name` of pcapng.
     pub name: Option<String>,
-    /// Of its timestamps.
+    /// The resolution of its timestamps.
     pub(super) resolution: Resolution,
     /// Seconds to add to each timestamp (`if_tsoffset` of pcapng).
     pub(super) offset_s: i64,
-    /// Longest part of a packet that was captured; 0 is no limit.
+    /// The maximum captured length of a packet; 0 for no limit.
     pub(super) snap_len: u32,
 }
 
-/// What a unit of a timestamp is.
+/// The unit of a timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resolution {
     /// 10 to the minus n seconds.
@@ -36,7 +37,7 @@ pub(super) enum Resolution {
 }
 
 impl Interface {
-    /// The timestamp of a packet in nanoseconds since the epoch, limited to what 64 bits hold.
+    /// The timestamp of a packet in nanoseconds since the epoch, limited to 64 bits.
     pub(super) fn timestamp_ns(&self, units: u64) -> u64 {
         let units = u128::from(units);
         let ns = match self.resolution {

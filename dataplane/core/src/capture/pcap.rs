@@ -6,15 +6,15 @@ use super::error::{Fault, PcapError};
 use super::packet::{Interface, Packet, Resolution};
 use super::source::{Endian, LINK_TYPE_ETHERNET, Source};
 
-/// What the header of a file says.
+/// The content of a file header.
 #[derive(Debug)]
 pub(super) struct Pcap {
     endian: Endian,
-    /// The only one.
+    /// The only interface.
     pub(super) interface: Interface,
 }
 
-/// Byte order and resolution of a file that begins with `magic`; `None` when it is no pcap.
+/// The byte order and resolution of a file that begins with `magic`; `None` if it is not pcap.
 fn kind(magic: [u8; 4]) -> Option<(Endian, Resolution)> {
     match magic {
         [0xd4, 0xc3, 0xb2, 0xa1] => Some((Endian::Little, Resolution::Decimal(6))),
@@ -26,7 +26,7 @@ fn kind(magic: [u8; 4]) -> Option<(Endian, Resolution)> {
 }
 
 impl Pcap {
-    /// Reads the file header, whose first four bytes, `magic`, are read.
+    /// Reads the rest of the file header. Its first four bytes, `magic`, have already been read.
     pub(super) fn begin<R: Read>(magic: [u8; 4], source: &mut Source<R>) -> Result<Self, PcapError> {
         let Some((endian, resolution)) = kind(magic) else { return Err(source.fail(Fault::NotACapture)) };
         let h: [u8; 20] = source.array("file header")?;
@@ -34,7 +34,7 @@ impl Pcap {
         if major != 2 {
             return Err(source.fail(Fault::Version(major, minor)));
         }
-        // The upper bits tell of a frame check sequence (draft-ietf-opsawg-pcap, section 4).
+        // The upper bits describe a frame check sequence (draft-ietf-opsawg-pcap, section 4).
         let link_type = endian.u32([h[16], h[17], h[18], h[19]]) & 0xffff;
         if link_type != LINK_TYPE_ETHERNET {
             return Err(source.fail(Fault::LinkType(link_type)));

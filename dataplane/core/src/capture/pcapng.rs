@@ -7,7 +7,7 @@ use super::error::{Fault, PcapError};
 use super::packet::{Interface, Packet, Resolution};
 use super::source::{BLOCK_LEN_MAX, Endian, LINK_TYPE_ETHERNET, Source};
 
-/// The block type of a section header: a palindrome, so that it needs no byte order.
+/// The block type of a section header. It is a palindrome, so it is the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -24,12 +24,12 @@ const OPTION_IF_TSOFFSET: u16 = 14;
 #[derive(Debug)]
 pub(super) struct PcapNg {
     endian: Endian,
-    /// Those described so far.
+    /// The interfaces described so far.
     pub(super) interfaces: Vec<Interface>,
     last_timestamp_ns: u64,
 }
 
-/// Reads the rest of a section header, whose block type is read: the byte order of the section.
+/// Reads the rest of a section header after its block type. Returns the byte order of the section.
 fn section_header<R: Read>(source: &mut Source<R>) -> Result<Endian, PcapError> {
     let len: [u8; 4] = source.array("section header")?;
     let endian = match source.array("section header")? {
@@ -40,14 +40,14 @@ fn section_header<R: Read>(source: &mut Source<R>) -> Result<Endian, PcapError> 
     let len = block_len(endian.u32(len), 28, source)?;
     let body = block_body(endian, len, 12, source)?;
     let (major, minor) = (endian.u16([body[0], body[1]]), endian.u16([body[2], body[3]]));
-    // The draft: 1.2 was written by some and is to be read as 1.0.
+    // The draft says that some programs wrote 1.2, and that it is read as 1.0.
     if major != 1 || !matches!(minor, 0 | 2) {
         return Err(source.fail(Fault::Version(major, minor)));
     }
     Ok(endian)
 }
 
-/// The length of a block, `len`, which is at least `min`.
+/// Checks the length of a block, which is at least `min`.
 fn block_len<R: Read>(len: u32, min: u32, source: &Source<R>) -> Result<u32, PcapError> {
     if len < min || len > BLOCK_LEN_MAX || !len.is_multiple_of(4) {
         let accepted = "a multiple of 4, with room for the fixed part, at most 16 MiB";
@@ -56,7 +56,7 @@ fn block_len<R: Read>(len: u32, min: u32, source: &Source<R>) -> Result<u32, Pca
     Ok(len)
 }
 
-/// What follows the `read` first bytes of a block of `len`, without the second length, which is checked.
+/// The rest of a block of length `len` after its first `read` bytes, without the second length, which is checked.
 fn block_body<R: Read>(
     endian: Endian,
     len: u32,
@@ -71,7 +71,7 @@ fn block_body<R: Read>(
     Ok(body)
 }
 
-/// The first `len` bytes of what is left of a block.
+/// The first `len` bytes of the rest of a block.
 fn packet_data<R: Read>(padded: &[u8], len: u32, source: &Source<R>) -> Result<Vec<u8>, PcapError> {
     source.check_packet_len(len)?;
     match padded.get(..len as usize) {
@@ -84,7 +84,7 @@ fn packet_data<R: Read>(padded: &[u8], len: u32, source: &Source<R>) -> Result<V
 }
 
 impl PcapNg {
-    /// Reads the section header that a file begins with, whose block type is read.
+    /// Reads the section header at the beginning of a file, after its block type.
     pub(super) fn begin<R: Read>(source: &mut Source<R>) -> Result<Self, PcapError> {
         Ok(Self { endian: section_header(source)?, interfaces: Vec::new(), last_timestamp_ns: 0 })
     }
@@ -97,7 +97,7 @@ impl PcapNg {
         while let Some(kind) = source.record_start::<4>("block")? {
             if kind == SECTION_HEADER {
                 self.endian = section_header(source)?;
-                // The numbers of interfaces are those of the section.
+                // The numbers of interfaces are relative to the section.
                 self.interfaces.clear();
                 continue;
             }
@@ -174,7 +174,7 @@ impl PcapNg {
         Ok(interface)
     }
 
-    /// Enhanced, or old, packet block; they differ in the first word. `body` has at least 20 bytes.
+    /// An enhanced or old packet block. They differ in the first word. `body` has at least 20 bytes.
     fn timed_packet<R: Read>(
         &mut self,
         body: &[u8],
@@ -193,7 +193,7 @@ impl PcapNg {
         Ok(Packet { timestamp_ns, interface, original_len: self.word(body, 16), data })
     }
 
-    /// Simple packet block, always of interface 0. `body` has at least 4 bytes.
+    /// A simple packet block, which always belongs to interface 0. `body` has at least 4 bytes.
     fn simple_packet<R: Read>(&self, body: &[u8], source: &Source<R>) -> Result<Packet, PcapError> {
         let Some(description) = self.interfaces.first() else {
             return Err(source.fail(Fault::UnknownInterface(0)));

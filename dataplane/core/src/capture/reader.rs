@@ -9,7 +9,7 @@ use super::pcap::Pcap;
 use super::pcapng::{PcapNg, SECTION_HEADER};
 use super::source::Source;
 
-/// Which of the two formats, and what was read of the file to interpret its packets.
+/// The format, and the parts of the file that are needed to interpret its packets.
 #[derive(Debug)]
 enum Format {
     Pcap(Pcap),
@@ -36,10 +36,10 @@ pub struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the header of the file. Hand in something buffered.
+    /// Reads the header of the file. The source should be buffered.
     ///
     /// # Errors
-    /// [`PcapError`] when this is not a capture of Ethernet frames.
+    /// [`PcapError`] if this is not a capture of Ethernet frames.
     pub fn new(inner: R) -> Result<Reader<R>, PcapError> {
         let mut source = Source::new(inner);
         let format = match source.record_start::<4>("file header")? {
@@ -53,7 +53,7 @@ impl<R: Read> Reader<R> {
     /// The next packet, `None` at the end of the file.
     ///
     /// # Errors
-    /// [`PcapError`]; reading on after one makes no sense.
+    /// [`PcapError`]. Do not read any further after an error.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, PcapError> {
         match &mut self.format {
             Format::Pcap(pcap) => pcap.next_packet(&mut self.source),
@@ -63,7 +63,7 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R> Reader<R> {
-    /// The interfaces described so far; pcapng may describe more as it goes on.
+    /// The interfaces described so far. Later blocks of pcapng may describe more.
     pub fn interfaces(&self) -> &[Interface] {
         match &self.format {
             Format::Pcap(pcap) => std::slice::from_ref(&pcap.interface),

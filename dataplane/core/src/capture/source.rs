@@ -4,9 +4,9 @@ use std::io::{self, Read};
 
 use super::error::{Fault, PcapError};
 
-/// The longest packet read: what tcpdump and Wireshark allow for Ethernet.
+/// The maximum length of a packet, the same as in tcpdump and Wireshark for Ethernet.
 pub const PACKET_LEN_MAX: u32 = 262_144;
-/// The longest pcapng block read; blocks of packets are far shorter, those of statistics or secrets may be long.
+/// The maximum length of a pcapng block. Packet blocks are far shorter; those of statistics or secrets may be long.
 pub const BLOCK_LEN_MAX: u32 = 16 << 20;
 
 /// The link type of Ethernet in both formats.
@@ -42,7 +42,7 @@ impl Endian {
     }
 }
 
-/// Bytes with the offset of the next one and of the record being read.
+/// The bytes of a capture, with the offsets of the next byte and of the current record.
 pub(super) struct Source<R> {
     inner: R,
     pub(super) next: u64,
@@ -54,12 +54,12 @@ impl<R: Read> Source<R> {
         Self { inner, next: 0, record: 0 }
     }
 
-    /// An error at the record being read.
+    /// An error in the current record.
     pub(super) fn fail(&self, fault: Fault) -> PcapError {
         PcapError { offset: self.record, fault }
     }
 
-    /// Fills `buf`; the number of bytes read is short only at the end of the file.
+    /// Fills `buf`. Returns the number of bytes read, which is smaller only at the end of the file.
     fn fill(&mut self, buf: &mut [u8]) -> Result<usize, PcapError> {
         let mut done = 0;
         while done < buf.len() {
@@ -74,7 +74,7 @@ impl<R: Read> Source<R> {
         Ok(done)
     }
 
-    /// `None` when the file ends before the first byte: the record does not exist.
+    /// Reads the start of a record. `None` if the file ends before its first byte.
     pub(super) fn record_start<const N: usize>(
         &mut self,
         what: &'static str,

@@ -14,7 +14,7 @@ impl<W: Write> Writer<W> {
     /// Writes the header of the file.
     ///
     /// # Errors
-    /// What `inner` says.
+    /// The write to `inner` failed.
     pub fn new(mut inner: W) -> io::Result<Writer<W>> {
         let mut header = Vec::with_capacity(24);
         header.extend(0xa1b2_3c4du32.to_le_bytes());
@@ -30,7 +30,8 @@ impl<W: Write> Writer<W> {
     /// Writes one whole frame.
     ///
     /// # Errors
-    /// `InvalidInput` for times past the year 2106 and frames longer than [`PACKET_LEN_MAX`]; what `inner` says.
+    /// `InvalidInput` for times after the year 2106 and for frames longer than [`PACKET_LEN_MAX`]; otherwise the error
+    /// of `inner`.
     pub fn write(&mut self, timestamp_ns: u64, frame: &[u8]) -> io::Result<()> {
         let refuse = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let seconds = u32::try_from(timestamp_ns / 1_000_000_000)
@@ -39,7 +40,7 @@ impl<W: Write> Writer<W> {
             .ok()
             .filter(|len| *len <= PACKET_LEN_MAX)
             .ok_or_else(|| refuse("the frame is longer than a capture may hold"))?;
-        // Fits: the remainder is below 10 to the 9.
+        // The conversion is exact, because the remainder is below 10^9.
         let nanoseconds = (timestamp_ns % 1_000_000_000) as u32;
         let mut header = [0; 16];
         for (at, word) in [seconds, nanoseconds, len, len].into_iter().enumerate() {
@@ -49,10 +50,10 @@ impl<W: Write> Writer<W> {
         self.inner.write_all(frame)
     }
 
-    /// Flushes and hands back what was written to.
+    /// Flushes and returns the inner writer.
     ///
     /// # Errors
-    /// What `inner` says.
+    /// The write to `inner` failed.
     pub fn finish(mut self) -> io::Result<W> {
         self.inner.flush()?;
         Ok(self.inner)

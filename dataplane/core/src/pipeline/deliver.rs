@@ -25,25 +25,25 @@ use crate::wire::quote;
 use crate::wire::rewrite::Endpoint;
 use crate::wire::{Addr, Family, Headers, MacAddr};
 
-/// A next hop whose link address is known, and what may pass to it.
+/// A next hop whose link address is known, and the limits of packets to it.
 struct Way {
     interface: InterfaceIndex,
     link: Link,
     mtu: usize,
 }
 
-/// What happens to the length of a packet on its way to a backend.
+/// The change of a packet's length on its way to a backend.
 #[derive(Clone, Copy)]
 struct Growth {
     /// Bytes of the headers that are added.
     overhead: usize,
-    /// A packet that is no longer than this with them fits every path. For longer packets the MTU of the path is
-    /// looked up.
+    /// A packet whose length including them does not exceed this value fits every path. For longer packets the MTU of
+    /// the path is looked up.
     passes: usize,
 }
 
 impl Growth {
-    /// The packet stays as long as it is, and only the link limits it.
+    /// The length does not change, and only the link limits it.
     const NONE: Self = Self { overhead: 0, passes: usize::MAX };
 }
 
@@ -56,7 +56,7 @@ impl Way {
 }
 
 impl Pipeline {
-    /// Rewrites and sends what the stages before have decided.
+    /// Rewrites and sends the packets, as the previous stages have decided.
     #[inline(never)]
     pub(super) fn deliver<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         // By position: taking the array out of the burst would copy all of it.

@@ -1,4 +1,4 @@
-//! What a burst is processed with, and where it came from.
+//! The context of a burst, and its arrival.
 
 use crate::counters::Tallies;
 use crate::ids::InterfaceIndex;
@@ -16,12 +16,12 @@ pub struct View<'s> {
     pub tallies: &'s Tallies,
 }
 
-/// Where a burst came from.
+/// The arrival of a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// From the wire, by this interface.
+    /// From the wire, through this interface.
     Wire(InterfaceIndex),
-    /// From another worker, which received the burst by this interface.
+    /// From another worker, which received the burst through this interface.
     HandedOver(InterfaceIndex),
     /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
     /// worker saw, and ICMP errors about a flow that any worker may hold, are handed over more than once.

@@ -1,4 +1,4 @@
-//! What the next compile carries on from a snapshot.
+//! The parts of a snapshot that the next compile reuses.
 
 use std::sync::Arc;
 
