@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_went_back_holds_nothing_up_for_ever() {
+    fn a_server_that_went_back_does_not_block_anything_forever() {
         let mut tracker = seen(&[(&[(1, 1)], 900, &leads(900)), (&[], 1000, &leads(900))]);
         tracker.see(&services(&[]), &Arc::default(), 100, &leads(100));
         assert_eq!((withheld(&tracker, &leads(100)), tracker.waits_for(&leads(100))), (Some(vec![]), None));
