@@ -53,7 +53,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The connection broke, or the answer is invalid.
-    #[error("the gateway's answer is not understood: {0}")]
+    #[error("the gateway's answer is invalid: {0}")]
     Protocol(String),
 }
 

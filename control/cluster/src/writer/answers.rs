@@ -144,7 +144,7 @@ impl Writer {
             is_new
         });
         if let Err(error) = result {
-            tracing::warn!(%error, "cannot tell the other gateway of this name that its name is taken");
+            tracing::warn!(%error, "cannot report the conflict of names to the other gateway");
         }
     }
 

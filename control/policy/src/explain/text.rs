@@ -48,20 +48,20 @@ pub(super) fn service(service: &Service, info: &ServiceInfo) -> String {
 
 pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
     match fault {
-        SourceFault::NotOneHost => format!("{src} cannot be answered: it is not one host's"),
-        SourceFault::Ours => format!("{src} is the gateway's own: a packet from the wire with it is forged"),
+        SourceFault::NotOneHost => format!("{src} cannot be answered: it is not the address of one host"),
+        SourceFault::Ours => {
+            format!("{src} is an address of the gateway: a packet with this source is forged")
+        }
         SourceFault::NotOneHostOfNetwork => {
             format!(
-                "{src} cannot be answered: it is the network's or broadcast address of a connected network"
+                "{src} cannot be answered: it is the network address or the broadcast address of a connected network"
             )
         }
         SourceFault::Router => format!(
             "{src} is the next hop of a default route, which is no client (dataplane.routersAsClients: true serves it)"
         ),
         SourceFault::LinkLocal => {
-            format!(
-                "{src} is link-local, and of no network that is connected: answers would have to go to a router"
-            )
+            format!("{src} is link-local, but in no connected network: answers would have to go to a router")
         }
     }
 }
@@ -100,13 +100,13 @@ pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
 pub(super) fn flow(known: Option<KnownFlow>, still_there: bool, silent_workers: usize) -> String {
     match known {
         None if silent_workers > 0 => format!(
-            "not known to the workers that answered, {silent_workers} did not in time: taken as the first packet of a \
-             flow, ask again to be sure"
+            "not known to the workers that answered; {silent_workers} did not answer in time: treated as the first \
+             packet of a flow, ask again to be sure"
         ),
-        None => "not known: taken as the first packet of a flow (TCP: the SYN)".to_owned(),
+        None => "not known: treated as the first packet of a flow (TCP: the SYN)".to_owned(),
         Some(flow) if still_there => format!("known, and pinned to {}", flow.backend),
         Some(flow) => {
-            format!("known, but its backend {} no longer keeps it: a new backend is chosen", flow.backend)
+            format!("known, but no longer tied to its backend {}: a new backend is chosen", flow.backend)
         }
     }
 }

@@ -93,12 +93,12 @@ impl Allocation {
                 let names: Vec<&str> = self.pools.iter().map(|p| p.name.as_str()).collect();
                 let none = "no pool is configured".to_owned();
                 (
-                    format!("Service {key} asks for pool {name:?}, which is not configured"),
+                    format!("Service {key} requests pool {name:?}, which is not configured"),
                     if names.is_empty() { none } else { names.join(", ") },
                 )
             }
             WantedPool::Internal => (
-                format!("Service {key} asks for an internal address, and there is not {wanted}"),
+                format!("Service {key} requests an internal address, but there is not {wanted}"),
                 "tidegate.dev/address-pool with the name of a pool, or that label on one".to_owned(),
             ),
         }

@@ -49,7 +49,7 @@ impl Allocation {
             match refused {
                 Ok(pool) => self.give(applicant, granted, pool, *ip),
                 Err((why, accepted)) => {
-                    let what = format!("address {ip} of Service {} is not given: {why}", applicant.key());
+                    let what = format!("address {ip} of Service {} is not assigned: {why}", applicant.key());
                     granted.pending = Some(what.clone());
                     granted.problems.push(failed(field.clone(), what, accepted));
                 }
@@ -81,7 +81,7 @@ impl Allocation {
             let name = &self.pools[first].name;
             return match &applicant.pool {
                 Some(wish) if !wish.wanted.is(&self.pools[first]) => Err((
-                    format!("it is in pool {name}, and the Service asks for {}", wish.wanted),
+                    format!("it is in pool {name}, but the Service requests {}", wish.wanted),
                     Some(format!("an address of {}", wish.wanted)),
                 )),
                 _ => Err((

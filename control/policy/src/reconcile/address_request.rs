@@ -57,7 +57,7 @@ impl AddressRequest {
 
     /// Records an invalid value: no new address is assigned.
     pub(super) fn invalid(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str, accepted: &str) {
-        let what = format!("annotation {annotation}: {value:?} is not understood, no new address is given");
+        let what = format!("annotation {annotation}: {value:?} is invalid: no new address is assigned");
         self.no_allocation = Some(what.clone());
         read.invalid_at(&annotation_field(annotation), what, accepted);
     }

@@ -277,7 +277,7 @@ fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedE
         if frontend.via == VipKind::ClusterIp { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
     let here = match own_node {
         Some(node) if !node.is_empty() => format!("node {node} has no endpoint"),
-        _ => "the gateway is on no node".to_owned(),
+        _ => "the gateway does not run on a node".to_owned(),
     };
     let nodes: BTreeSet<&str> = endpoints.iter().filter_map(|e| e.node.as_deref()).collect();
     let mut shown: Vec<&str> = nodes.iter().take(NODES_SHOWN).copied().collect();
@@ -285,7 +285,7 @@ fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedE
         shown.push("...");
     }
     let elsewhere = match shown.as_slice() {
-        [] => "all endpoints are on no known node".to_owned(),
+        [] => "the nodes of all endpoints are unknown".to_owned(),
         shown => format!("there are endpoints on {}", shown.join(", ")),
     };
     format!("{policy} Local: {here}, {elsewhere}; packets are dropped")

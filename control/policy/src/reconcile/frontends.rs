@@ -152,7 +152,7 @@ impl<'a> Frontends<'a> {
 }
 
 const TAKEN: &str = "another Service has this port on this address";
-const TAKEN_BY_ITSELF: &str = "the Service itself has this port on this address already, as another of its ports, as its \
+const TAKEN_BY_ITSELF: &str = "the Service already uses this port on this address: for another of its ports, as its \
     healthCheckNodePort, or on an address of a pool";
 
 fn taken() -> PortRefusal {

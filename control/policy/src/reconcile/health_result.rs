@@ -80,7 +80,7 @@ impl HealthResult {
 
     /// Why it fails, for display.
     pub(super) fn failure(&self) -> Option<String> {
-        let beside = || "the TCP ports beside it fail".to_owned();
+        let beside = || "the TCP ports of the same endpoint fail".to_owned();
         self.status.failure.map(|why| why.to_string()).or_else(|| self.by_tcp_evidence.then(beside))
     }
 

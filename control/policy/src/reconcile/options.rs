@@ -285,7 +285,7 @@ impl Reader<'_> {
     fn refuse(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
         let value = written.as_deref().unwrap_or(value);
-        let what = format!("annotation {annotation}: {value:?} is not supported yet, no port is programmed");
+        let what = format!("annotation {annotation}: {value:?} is not supported yet: no port is programmed");
         let message = format!("{annotation}: {value} is not supported yet");
         options.refused.push(PortRefusal::new(RefusalReason::NotSupported, message));
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
@@ -293,8 +293,8 @@ impl Reader<'_> {
 
     /// Records an invalid value whose default could include what the value should exclude.
     fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
-        let what = format!("annotation {annotation}: {value:?} is not understood, no port is programmed");
-        let message = format!("{annotation}: {value} is not understood");
+        let what = format!("annotation {annotation}: {value:?} is invalid: no port is programmed");
+        let message = format!("{annotation}: {value} is invalid");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }

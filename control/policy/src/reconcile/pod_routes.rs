@@ -47,8 +47,10 @@ pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<
                     routes.insert(cidr, (&node.meta.key.name, via));
                 }
                 Err((why, accepted)) => {
-                    let what =
-                        format!("Pods of node {} in {cidr} get no route of their own: {why}", node.meta.key);
+                    let what = format!(
+                        "Pods of node {} in {cidr} get no route through the node: {why}",
+                        node.meta.key
+                    );
                     let diagnostic = Diagnostic::warning(what).accepting(accepted);
                     let field = format!("spec.podCIDRs[{i}]");
                     let reason = Reason::PodRouteRefused;
@@ -67,7 +69,7 @@ fn next_hop(
     taken: Option<&str>,
 ) -> Result<IpAddr, (String, &'static str)> {
     if let Some(owner) = taken {
-        return Err((format!("node {owner} has it as well"), "a podCIDR that no other node has"));
+        return Err((format!("node {owner} has the same podCIDR"), "a podCIDR that no other node has"));
     }
     let family = IpFamily::of(cidr.addr());
     let Some(via) = node.internal_ip(family) else {

@@ -21,7 +21,7 @@ impl Reader<'_> {
     pub(super) fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
         let value = written.as_deref().unwrap_or(value);
-        let what = format!("annotation {annotation}: {value:?} is not understood, the default is used");
+        let what = format!("annotation {annotation}: {value:?} is invalid: the default is used");
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 

@@ -20,7 +20,7 @@ impl TooLarge {
         let Demand { frontends, backends, slots } = max;
         Self {
             why: format!(
-                "all Services together ask for more than the gateway's tables hold, and namespace {namespace} for \
+                "all Services together need more than the gateway's tables hold, and namespace {namespace} needs \
                  the most: its newest Services are not programmed"
             ),
             field: "spec.ports".to_owned(),
@@ -43,8 +43,7 @@ impl TooLarge {
                  namespace {namespace} are larger than its share: those of its newest Services are not kept"
             ),
             NotKept::Awaited => {
-                "its EndpointSlices were too large, fit again, and are being read: at most 60 s from now"
-                    .to_owned()
+                "its EndpointSlices were too large; they fit again and will be read within 60 s".to_owned()
             }
         };
         Self {

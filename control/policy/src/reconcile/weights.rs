@@ -39,7 +39,7 @@ fn decoded(kind: ObjectKind, meta: &Metadata, findings: &mut Vec<Finding>) -> Op
     if let Ok(weight) = value.trim().parse() {
         return Some(weight);
     }
-    let what = format!("annotation {}: {value:?} is not understood, the default is used", key::WEIGHT);
+    let what = format!("annotation {}: {value:?} is invalid: the default is used", key::WEIGHT);
     let diagnostic = Diagnostic::error(what).accepting("a number, 0 (no new flows) to 65535");
     findings.push(Finding::of(kind, meta, &annotation_field(key::WEIGHT), Reason::InvalidValue, diagnostic));
     None

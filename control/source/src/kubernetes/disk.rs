@@ -272,5 +272,5 @@ fn hashed(hash: u64, line: &[u8]) -> u64 {
 }
 
 fn parse<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(line).map_err(|e| format!("a line is not understood: {e}"))
+    serde_json::from_slice(line).map_err(|e| format!("a line is invalid: {e}"))
 }

@@ -59,7 +59,7 @@ pub(super) enum Fault {
     #[error("{0}")]
     Broken(String),
     /// The answer does not conform to the API.
-    #[error("the answer is not understood: {0}")]
+    #[error("the answer is invalid: {0}")]
     Garbled(String),
     /// The watch reported a version before its start.
     #[error("the API server went back in time: version {now} after {before}")]

@@ -121,12 +121,12 @@ fn allocation_failed_explains_why_there_is_no_address() {
     assert_eq!(
         told(&events),
         [
-            "Warning AllocationFailed: address 192.0.2.1 of Service default/web is not given: it is in no pool; accepted: \
+            "Warning AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: it is in no pool; accepted: \
           public (203.0.113.0-203.0.113.15)"
         ]
     );
     let condition =
-        "False AllocationFailed: address 192.0.2.1 of Service default/web is not given: it is in no pool";
+        "False AllocationFailed: address 192.0.2.1 of Service default/web is not assigned: it is in no pool";
     assert_eq!(both.condition("web", "Allocated"), condition);
     assert!(both.of("web").stored.ingress.is_empty() && !both.of("web").stored.is_finalized_by_us());
 }
@@ -494,7 +494,7 @@ fn external_ip_denied_is_an_event_and_a_service_that_is_not_load_balancer_gets_c
 }
 
 #[test]
-fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
+fn an_invalid_value_is_an_event_at_the_object_that_has_it() {
     let weight = "annotations: {tidegate.dev/weight: heavy}";
     let objects = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, namespace: default, uid: u-pod, {weight}}}\n---\napiVersion: \
@@ -513,9 +513,9 @@ fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
         .filter(|e| e.reason == Reason::InvalidValue.as_str())
         .map(|e| (e.regarding.kind.as_str(), e.regarding.uid.as_str(), e.note.as_str()))
         .collect();
-    let weight = "annotation tidegate.dev/weight: \"heavy\" is not understood, the default is used; accepted: a number, 0 \
+    let weight = "annotation tidegate.dev/weight: \"heavy\" is invalid: the default is used; accepted: a number, 0 \
                   (no new flows) to 65535";
-    let size = "annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: a prime \
+    let size = "annotation tidegate.dev/table-size: \"many\" is invalid: the default is used; accepted: a prime \
                 from 251 to 655373 such as 65537";
     let expected = [
         (ObjectKind::Node, "u-node", weight),

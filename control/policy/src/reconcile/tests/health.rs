@@ -71,7 +71,7 @@ fn udp_ports_without_a_check_of_their_own_are_judged_by_the_checked_tcp_ports_be
     world.verdicts = world.look().targets.into_iter().take(1).collect();
     assert_eq!(of_protocol(&world.look(), Udp), ["10.0.1.1:5353 down", "10.0.1.2:5353 active"]);
     let view = &world.look().services[0].ports[1].backends[0];
-    assert_eq!(view.health.failure.as_deref(), Some("the TCP ports beside it fail"));
+    assert_eq!(view.health.failure.as_deref(), Some("the TCP ports of the same endpoint fail"));
 
     let mut own = dns(&[("protocol", "udp")]);
     own.verdicts = own.look().targets.into_iter().take(1).collect();

@@ -447,7 +447,7 @@ fn a_value_of_an_alias_that_is_not_understood_is_named_and_nothing_unsafe_is_don
         let outcome = compat(&[(annotation, value)], &[vendor]).look();
         let (reason, what, said) = finding(&outcome);
         assert_eq!(reason, Reason::InvalidValue, "{annotation}");
-        assert!(what.contains(&format!("{annotation}: {value:?} is not understood")), "{what}");
+        assert!(what.contains(&format!("{annotation}: {value:?} is invalid")), "{what}");
         assert!(said.contains(accepted), "{annotation}: {said}");
         let view = &outcome.services[0];
         match serves {
@@ -486,7 +486,7 @@ fn internal_chooses_a_pool_labelled_scope_internal_and_never_another() {
             .with(|world| world.settings.pools.retain(|pool| pool.name != "internal"));
         let outcome = both.look();
         assert!(outcome.services[0].vips.is_empty(), "a public address for an internal Service is unsafe");
-        let what = "Service default/web asks for an internal address, and there is not a pool labelled scope: internal";
+        let what = "Service default/web requests an internal address, but there is not a pool labelled scope: internal";
         let accepted = "tidegate.dev/address-pool with the name of a pool, or that label on one";
         assert_eq!(finding(&outcome), (Reason::AllocationFailed, what, accepted));
         let named = [(*annotation, *value), (key::ADDRESS_POOL, "public")];

@@ -71,7 +71,7 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
 ];
 
 #[test]
-fn a_value_that_is_not_understood_names_key_value_and_accepted_and_the_default_goes_on() {
+fn an_invalid_value_names_key_value_and_accepted_and_the_default_is_used() {
     let plain = plain();
     for (key, value, accepted) in NOT_UNDERSTOOD {
         let outcome = annotated_with(key, value);
@@ -119,7 +119,7 @@ fn a_message_has_the_line_of_the_value_or_names_the_object() {
                 maglev\n    tidegate.dev/table-size: 'many'\nspec:\n  type: LoadBalancer\n  \
                 allocateLoadBalancerNodePorts: false\n  ports: [{port: 80}]\n";
     let [directory, api] = Both::new(yaml).each();
-    let said = "error: annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: \
+    let said = "error: annotation tidegate.dev/table-size: \"many\" is invalid: the default is used; accepted: \
                 a prime from 251 to 655373 such as 65537";
     let message = messages(&directory)[0].clone();
     assert!(message.ends_with(&format!("objects.yaml:8:30: {said}")), "{message}");
@@ -245,7 +245,7 @@ fn load_balancer_ips_address_pool_and_allow_shared_ip_choose_the_address() {
     let outcome = annotated_with(key::ADDRESS_POOL, "edge");
     assert_eq!(outcome.services[0].vips[0].pool, "edge", "though it is not automatic");
     let outcome = annotated_with(key::ADDRESS_POOL, "egde");
-    let what = "Service default/web asks for pool \"egde\", which is not configured";
+    let what = "Service default/web requests pool \"egde\", which is not configured";
     assert_eq!(finding(&outcome), (Reason::AllocationFailed, what, "public, edge"));
     assert_eq!(pending(&outcome, "web"), Some(what));
     let other = service_with("name: other, annotations: {tidegate.dev/allow-shared-ip: k}", "")
@@ -403,7 +403,7 @@ fn an_invalid_weight_is_reported_at_its_pod_or_node() {
             api.findings.iter().map(|f| (f.kind, f.diagnostic.to_string())).collect();
         let message = |object: &str| {
             format!(
-                "{object}: error: annotation tidegate.dev/weight: {odd:?} is not understood, the default is used; \
+                "{object}: error: annotation tidegate.dev/weight: {odd:?} is invalid: the default is used; \
                  accepted: a number, 0 (no new flows) to 65535"
             )
         };

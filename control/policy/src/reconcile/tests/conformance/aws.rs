@@ -66,10 +66,7 @@ fn health_checks_have_the_ranges_of_aws() {
             let outcome = aws(&[(&key, value)]).look();
             let (reason, what, said) = finding(&outcome);
             assert_eq!((reason, said), (Reason::InvalidValue, accepted));
-            assert_eq!(
-                what,
-                format!("annotation {AWS}{key}: {value:?} is not understood, the default is used")
-            );
+            assert_eq!(what, format!("annotation {AWS}{key}: {value:?} is invalid: the default is used"));
             let rules = rules(&outcome);
             assert_eq!((rules.interval.as_secs(), rules.timeout.as_secs()), (10, 5), "the default is AWS'");
             assert_eq!((rules.healthy_threshold, rules.unhealthy_threshold), (2, 6));

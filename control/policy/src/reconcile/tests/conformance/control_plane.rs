@@ -99,22 +99,22 @@ fn what_cannot_be_a_route_is_said_at_the_node_and_the_others_stay() {
     let expected = [
         (
             "b",
-            "Pods of node b in 10.1.0.0/24 get no route of their own: node a has it as well",
+            "Pods of node b in 10.1.0.0/24 get no route through the node: node a has the same podCIDR",
             "a podCIDR that no other node has",
         ),
         (
             "far",
-            "Pods of node far in 10.1.3.0/24 get no route of their own: 172.16.0.1 is on none of the gateway's links",
+            "Pods of node far in 10.1.3.0/24 get no route through the node: 172.16.0.1 is on none of the gateway's links",
             "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",
         ),
         (
             "other",
-            "Pods of node other in 2001:db8:4::/64 get no route of their own: the node has no IPv6 InternalIP",
+            "Pods of node other in 2001:db8:4::/64 get no route through the node: the node has no IPv6 InternalIP",
             "an InternalIP of the same family",
         ),
         (
             "ours",
-            "Pods of node ours in 10.1.5.0/24 get no route of their own: 10.0.0.1 is an address of the gateway itself",
+            "Pods of node ours in 10.1.5.0/24 get no route through the node: 10.0.0.1 is an address of the gateway itself",
             "node.name with the name of this node",
         ),
     ];

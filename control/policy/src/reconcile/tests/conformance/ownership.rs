@@ -253,7 +253,7 @@ fn an_edit_that_is_not_understood_takes_no_address_away_and_gives_none() {
     for _ in 0..2 {
         let outcome = both.step();
         assert_eq!((vips(&outcome), outcome.services[0].pending.as_deref()), (had.clone(), None));
-        let says = "annotation tidegate.dev/load-balancer-ips: \"203.0.113.x\" is not understood, no new address is given";
+        let says = "annotation tidegate.dev/load-balancer-ips: \"203.0.113.x\" is invalid: no new address is assigned";
         assert!(
             outcome.findings.iter().any(|f| f.diagnostic.what.contains(says)),
             "{:?}",
