@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::snapshot::{ServiceKey, SnapshotSpec};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_dataplane::topology::WorkerPlace;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
@@ -24,16 +23,7 @@ pub fn worker_pool(core: usize) -> Result<(WorkerPool<MemoryFrame>, MemoryPort)>
     let cpus = std::thread::available_parallelism()?.get();
     let others: Vec<usize> = (0..cpus).filter(|&cpu| cpu != core).collect();
     pin(&others);
-    let config = WorkerPoolConfig {
-        places: vec![WorkerPlace { worker: 0, core, numa: None }],
-        idle: Idle::Adaptive,
-        flow_entries: 65_536,
-        flow_service_percent: 50,
-        steering: Steering::Single,
-        seed: 7,
-        announce: false,
-        main_cpus: others,
-    };
+    let config = WorkerPoolConfig { main_cpus: others, ..WorkerPoolConfig::one_worker(core, 65_536) };
     let (wire, ends) = memory::port(1, 4096);
     let first = SnapshotSpec { network: world::settings().network, ..SnapshotSpec::default() };
     let enter = |place: &WorkerPlace| {

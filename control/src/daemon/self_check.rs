@@ -225,13 +225,10 @@ fn log(layer: Layer, difference: &Difference) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tidegate_core::forward::snat_ports::Steering;
     use tidegate_core::frame::MemoryFrame;
     use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
     use tidegate_core::testing::lab;
-    use tidegate_dataplane::drivers::memory::{self, Heap};
-    use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-    use tidegate_dataplane::topology::{Idle, WorkerPlace};
+    use tidegate_dataplane::gateway::WorkerPool;
     use tidegate_model::health::Verdicts;
     use tidegate_model::objects::{Metadata, ObjectKey, Objects, Service, ServiceType};
     use tidegate_policy::reconcile::{Input, Memory, Reconciler, Settings};
@@ -304,22 +301,8 @@ mod tests {
         assert_eq!(counts.read(), [("reconcile", 2, 0), ("allocation", 2, 1), ("snapshot", 0, 0)]);
     }
 
-    /// A gateway without ports that uses this spec.
     fn worker_pool(first: &SnapshotSpec) -> WorkerPool<MemoryFrame> {
-        let config = WorkerPoolConfig {
-            places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
-            idle: Idle::Adaptive,
-            flow_entries: 1024,
-            flow_service_percent: 50,
-            steering: Steering::Single,
-            seed: 7,
-            announce: false,
-            main_cpus: Vec::new(),
-        };
-        let (_wire, mut ends) = memory::port(1, 64);
-        let enter = |_: &WorkerPlace| Ok::<(), String>(());
-        WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], first, enter, None)
-            .expect("it starts")
+        WorkerPool::in_memory(first).expect("it starts")
     }
 
     /// One service port with these backends.
@@ -351,11 +334,7 @@ mod tests {
         // The workers have got a newer one meanwhile.
         let newer = SnapshotSpec { generation: 2, services: Vec::new(), ..lab::spec() };
         pool.publish(&newer).expect("it compiles");
-        let is_applied = |_| {
-            thread::sleep(Duration::from_millis(1));
-            pool.applied_generation() == 2
-        };
-        assert!((0..10_000).any(is_applied), "the worker takes it");
+        assert!(pool.wait_applied(2, Duration::from_secs(10)), "the worker takes it");
         pool.reclaim();
         let before = pool.neighbors().usage().next_hops;
         let (result, ended) = oneshot::channel();

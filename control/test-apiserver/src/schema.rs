@@ -5,6 +5,8 @@
 //! type everywhere, no `$ref`). Only the form of `x-kubernetes-validations` (CEL) is checked. `oneOf`, `anyOf`, `allOf`
 //! and `not` are accepted but not evaluated.
 
+mod parse;
+
 use std::collections::BTreeMap;
 
 use regex::Regex;
@@ -17,43 +19,37 @@ pub(crate) struct Schema {
     properties: BTreeMap<String, Schema>,
     additional: Option<Box<Schema>>,
     items: Option<Box<Schema>>,
-    required: Vec<String>,
     default: Option<Value>,
-    one_of: Option<Vec<Value>>,
-    pattern: Option<Regex>,
-    minimum: Option<f64>,
-    maximum: Option<f64>,
-    exclusive_minimum: bool,
-    exclusive_maximum: bool,
-    length_min: Option<u64>,
-    length_max: Option<u64>,
     nullable: bool,
     preserve_unknown: bool,
     int_or_string: bool,
     embedded: bool,
+    limits: Limits,
     /// How server-side apply merges lists and maps.
     pub(crate) list_type: Option<String>,
     pub(crate) list_keys: Vec<String>,
     pub(crate) map_atomic: bool,
 }
 
+/// The values that a node accepts.
+#[derive(Debug, Default)]
+struct Limits {
+    required: Vec<String>,
+    one_of: Option<Vec<Value>>,
+    pattern: Option<Regex>,
+    minimum: Option<f64>,
+    maximum: Option<f64>,
+    exclusive_minimum: bool,
+    exclusive_maximum: bool,
+    /// Of a text, a list or an object, whichever the node is.
+    length_min: Option<u64>,
+    length_max: Option<u64>,
+}
+
 /// A fault: (field path, message).
 pub(crate) type Fault = (String, String);
 
 impl Schema {
-    /// Parses an `openAPIV3Schema`. `at` is its path for messages.
-    ///
-    /// # Errors
-    /// Returns every violation of the structural rules, in the wording of the API server where it has one.
-    pub(crate) fn parse(document: &Value, at: &str) -> Result<Self, Vec<Fault>> {
-        let mut faults = Vec::new();
-        let schema = parse(document, at, &mut faults);
-        if !schema.preserve_unknown && schema.kind != "object" {
-            faults.push((format!("{at}.type"), "Required value: must be object at the root".into()));
-        }
-        if faults.is_empty() { Ok(schema) } else { Err(faults) }
-    }
-
     /// The schema of a property, for walking a schema and a value together.
     pub(crate) fn property(&self, name: &str) -> Option<&Self> {
         self.properties.get(name).or(self.additional.as_deref())
@@ -145,7 +141,7 @@ impl Schema {
             ));
             return;
         }
-        if let Some(allowed) = &self.one_of
+        if let Some(allowed) = &self.limits.one_of
             && !allowed.contains(value)
         {
             let words: Vec<String> = allowed.iter().map(ToString::to_string).collect();
@@ -182,7 +178,7 @@ impl Schema {
 
     fn validate_object(&self, map: &serde_json::Map<String, Value>, at: &str, faults: &mut Vec<Fault>) {
         let join = |name: &str| if at.is_empty() { name.to_string() } else { format!("{at}.{name}") };
-        for name in &self.required {
+        for name in &self.limits.required {
             if !map.contains_key(name) {
                 faults.push((join(name), "Required value".into()));
             }
@@ -220,7 +216,7 @@ impl Schema {
     }
 
     fn validate_text(&self, text: &str, at: &str, faults: &mut Vec<Fault>) {
-        if let Some(pattern) = &self.pattern
+        if let Some(pattern) = &self.limits.pattern
             && !pattern.is_match(text)
         {
             faults
@@ -231,24 +227,24 @@ impl Schema {
 
     fn check_length(&self, length: usize, what: &str, at: &str, faults: &mut Vec<Fault>) {
         let length = length as u64;
-        if let Some(min) = self.length_min.filter(|min| length < *min) {
+        if let Some(min) = self.limits.length_min.filter(|min| length < *min) {
             let words = format!("Invalid value: {length}: {at} in body should be at least {min} {what}");
             faults.push((at.into(), words));
         }
-        if let Some(max) = self.length_max.filter(|max| length > *max) {
+        if let Some(max) = self.limits.length_max.filter(|max| length > *max) {
             faults.push((at.into(), format!("Too long: may not be more than {max} {what}")));
         }
     }
 
     fn validate_number(&self, number: f64, at: &str, faults: &mut Vec<Fault>) {
-        let below = |min: f64| number < min || (self.exclusive_minimum && number <= min);
-        if let Some(min) = self.minimum.filter(|min| below(*min)) {
+        let below = |min: f64| number < min || (self.limits.exclusive_minimum && number <= min);
+        if let Some(min) = self.limits.minimum.filter(|min| below(*min)) {
             let words =
                 format!("Invalid value: {number}: {at} in body should be greater than or equal to {min}");
             faults.push((at.into(), words));
         }
-        let above = |max: f64| number > max || (self.exclusive_maximum && number >= max);
-        if let Some(max) = self.maximum.filter(|max| above(*max)) {
+        let above = |max: f64| number > max || (self.limits.exclusive_maximum && number >= max);
+        if let Some(max) = self.limits.maximum.filter(|max| above(*max)) {
             let words =
                 format!("Invalid value: {number}: {at} in body should be less than or equal to {max}");
             faults.push((at.into(), words));
@@ -273,113 +269,6 @@ fn shown(value: &Value) -> String {
         Value::Object(_) | Value::Array(_) => format!("{:?}", type_name(value)),
         other => other.to_string(),
     }
-}
-
-fn parse(document: &Value, at: &str, faults: &mut Vec<Fault>) -> Schema {
-    let Some(node) = document.as_object() else {
-        faults.push((at.into(), "Required value: schemas are required".into()));
-        return Schema::default();
-    };
-    let flag = |name: &str| document[name] == Value::Bool(true);
-    let mut schema = Schema {
-        kind: document["type"].as_str().unwrap_or_default().into(),
-        default: node.get("default").cloned(),
-        one_of: document["enum"].as_array().cloned(),
-        minimum: document["minimum"].as_f64(),
-        maximum: document["maximum"].as_f64(),
-        exclusive_minimum: flag("exclusiveMinimum"),
-        exclusive_maximum: flag("exclusiveMaximum"),
-        nullable: flag("nullable"),
-        preserve_unknown: flag("x-kubernetes-preserve-unknown-fields"),
-        int_or_string: flag("x-kubernetes-int-or-string"),
-        embedded: flag("x-kubernetes-embedded-resource"),
-        list_type: document["x-kubernetes-list-type"].as_str().map(Into::into),
-        map_atomic: document["x-kubernetes-map-type"] == "atomic",
-        ..Schema::default()
-    };
-    let first = |names: [&str; 3]| names.iter().find_map(|name| document[*name].as_u64());
-    schema.length_min = first(["minLength", "minItems", "minProperties"]);
-    schema.length_max = first(["maxLength", "maxItems", "maxProperties"]);
-    let words = |name: &str| -> Vec<String> {
-        document[name]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|word| word.as_str().map(Into::into))
-            .collect()
-    };
-    schema.required = words("required");
-    schema.list_keys = words("x-kubernetes-list-map-keys");
-    if let Some(pattern) = document["pattern"].as_str() {
-        match Regex::new(pattern) {
-            Ok(regex) => schema.pattern = Some(regex),
-            Err(error) => {
-                faults.push((format!("{at}.pattern"), format!("Invalid value: {pattern:?}: {error}")));
-            }
-        }
-    }
-    for forbidden in [
-        "$ref",
-        "definitions",
-        "dependencies",
-        "deprecated",
-        "discriminator",
-        "id",
-        "readOnly",
-        "writeOnly",
-        "xml",
-        "uniqueItems",
-    ] {
-        if node.contains_key(forbidden) && document[forbidden] != Value::Bool(false) {
-            faults.push((
-                format!("{at}.{forbidden}"),
-                "Forbidden: not supported in a structural schema".into(),
-            ));
-        }
-    }
-    if schema.kind.is_empty() && !schema.preserve_unknown && !schema.int_or_string {
-        faults.push((
-            format!("{at}.type"),
-            "Required value: must not be empty for specified object fields".into(),
-        ));
-    }
-    if !matches!(schema.kind.as_str(), "" | "object" | "array" | "string" | "boolean" | "integer" | "number")
-    {
-        faults.push((format!("{at}.type"), format!("Unsupported value: {:?}", schema.kind)));
-    }
-    if schema.kind == "array" && node.get("items").is_none_or(|items| !items.is_object()) {
-        faults.push((format!("{at}.items"), "Required value: must be specified".into()));
-    }
-    if schema.list_type.as_deref() == Some("map") && schema.list_keys.is_empty() {
-        faults.push((
-            format!("{at}.x-kubernetes-list-map-keys"),
-            "Required value: must not be empty if x-kubernetes-list-type is map".into(),
-        ));
-    }
-    for (index, rule) in document["x-kubernetes-validations"].as_array().into_iter().flatten().enumerate() {
-        if rule["rule"].as_str().is_none_or(str::is_empty) {
-            faults.push((format!("{at}.x-kubernetes-validations[{index}].rule"), "Required value".into()));
-        }
-    }
-    for (name, property) in document["properties"].as_object().into_iter().flatten() {
-        let parsed = if matches!(name.as_str(), "metadata") && at.ends_with("openAPIV3Schema") {
-            Schema { preserve_unknown: true, ..Schema::default() }
-        } else {
-            parse(property, &format!("{at}.properties[{name}]"), faults)
-        };
-        schema.properties.insert(name.clone(), parsed);
-    }
-    match document.get("additionalProperties") {
-        Some(more) if more.is_object() => {
-            schema.additional = Some(Box::new(parse(more, &format!("{at}.additionalProperties"), faults)));
-        }
-        Some(Value::Bool(true)) => schema.preserve_unknown = true,
-        _ => {}
-    }
-    if let Some(items) = node.get("items").filter(|items| items.is_object()) {
-        schema.items = Some(Box::new(parse(items, &format!("{at}.items"), faults)));
-    }
-    schema
 }
 
 #[cfg(test)]

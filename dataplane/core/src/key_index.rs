@@ -38,9 +38,10 @@ impl KeyIndex {
         let lines = (len * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
         let mut lines = vec![Line([0; SLOTS_PER_LINE]); lines];
         let mask = lines.len() * SLOTS_PER_LINE - 1;
-        let mut edit = Edit::of(&mut lines);
-        let mut slots = Slots { lines: &mut edit, mask };
-        entries.for_each(|(hash, position)| slots.put(hash, position));
+        for (hash, position) in entries {
+            let at = free_slot(&lines, mask, hash);
+            lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] = slot(hash, position);
+        }
         Self { mask, lines: lines.into(), len }
     }
 
@@ -110,7 +111,7 @@ impl KeyIndex {
     }
 }
 
-/// The slots during a build or an edit.
+/// The slots during an edit.
 struct Slots<'a, 'b> {
     lines: &'a mut Edit<'b, Line>,
     /// Same as [`KeyIndex::mask`].
@@ -119,13 +120,8 @@ struct Slots<'a, 'b> {
 
 impl Slots<'_, '_> {
     fn put(&mut self, hash: u64, position: usize) {
-        let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
-        let position = position.expect("positions are within the limits of a snapshot");
-        let mut at = hash as usize & self.mask;
-        while self.get(at) != 0 {
-            at = (at + 1) & self.mask;
-        }
-        self.set(at, tag(hash) | position);
+        let at = free_slot(self.lines, self.mask, hash);
+        self.set(at, slot(hash, position));
     }
 
     /// Empties the slot of an entry, and moves the entries behind it that could not be found any more.
@@ -156,6 +152,21 @@ impl Slots<'_, '_> {
     fn set(&mut self, at: usize, slot: u32) {
         self.lines.get_mut(at / SLOTS_PER_LINE).0[at % SLOTS_PER_LINE] = slot;
     }
+}
+
+/// The first empty slot from the one at which the probe begins.
+fn free_slot(lines: &[Line], mask: usize, hash: u64) -> usize {
+    let mut at = hash as usize & mask;
+    while lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] != 0 {
+        at = (at + 1) & mask;
+    }
+    at
+}
+
+/// The slot of an entry.
+fn slot(hash: u64, position: usize) -> u32 {
+    let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
+    tag(hash) | position.expect("positions are within the limits of a snapshot")
 }
 
 /// The occupied bit and the 9 bits of the hash that do not determine where the probe begins.

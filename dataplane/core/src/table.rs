@@ -122,7 +122,7 @@ impl<T: Clone> Past<T> {
 
 impl<'a, T> Edit<'a, T> {
     /// An edit of a table that is not built yet.
-    pub(crate) fn of(places: &'a mut [T]) -> Self {
+    fn of(places: &'a mut [T]) -> Self {
         Self { places, changed: Vec::new() }
     }
 

@@ -65,19 +65,14 @@ impl<F> WorkerPool<F> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::thread;
     use std::time::Duration;
 
-    use tidegate_core::forward::snat_ports::Steering;
     use tidegate_core::frame::MemoryFrame;
     use tidegate_core::ids::BackendId;
     use tidegate_core::snapshot::{CompileError, ForwardingMode, Problem, Protocol, RouteSpec};
     use tidegate_core::testing::lab;
 
     use super::*;
-    use crate::drivers::memory::{self, Heap};
-    use crate::gateway::WorkerPoolConfig;
-    use crate::topology::{Idle, WorkerPlace};
 
     /// One service port with these backends.
     fn spec(generation: u64, hosts: &[&str]) -> SnapshotSpec {
@@ -88,20 +83,7 @@ mod tests {
     }
 
     fn worker_pool(first: &SnapshotSpec) -> WorkerPool<MemoryFrame> {
-        let config = WorkerPoolConfig {
-            places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
-            idle: Idle::Adaptive,
-            flow_entries: 1024,
-            flow_service_percent: 50,
-            steering: Steering::Single,
-            seed: 7,
-            announce: true,
-            main_cpus: Vec::new(),
-        };
-        let (_wire, mut ends) = memory::port(1, 64);
-        let enter = |_: &WorkerPlace| Ok::<(), String>(());
-        WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], first, enter, None)
-            .expect("it starts")
+        WorkerPool::in_memory(first).expect("it starts")
     }
 
     fn parts(found: Option<Vec<Difference>>) -> Vec<String> {
@@ -143,11 +125,7 @@ mod tests {
         let healed = backends(&pool);
         assert_eq!(healed[0], first[0], "flows of the backend that stays go on");
         assert_eq!(healed[1].0, "10.0.0.2");
-        let is_applied = |_| {
-            thread::sleep(Duration::from_millis(1));
-            pool.applied_generation() == 3
-        };
-        assert!((0..10_000).any(is_applied), "the worker takes it");
+        assert!(pool.wait_applied(3, Duration::from_secs(10)), "the worker takes it");
         assert_eq!(parts(pool.keep_snapshot().compare(&third)), Vec::<String>::new());
     }
 
@@ -188,11 +166,7 @@ mod tests {
         let next_hops = || pool.neighbors().usage().next_hops;
         let before = next_hops();
         pool.publish(&empty(2)).expect("no publication waits for it");
-        let is_applied = |_| {
-            thread::sleep(Duration::from_millis(1));
-            pool.applied_generation() == 2
-        };
-        assert!((0..10_000).any(is_applied), "the worker takes it");
+        assert!(pool.wait_applied(2, Duration::from_secs(10)), "the worker takes it");
         pool.reclaim();
         assert_eq!(next_hops(), before, "the comparison looks at them");
         assert_eq!(parts(kept.compare(&spec(1, &["10.0.0.1", "10.0.0.77"]))), Vec::<String>::new());

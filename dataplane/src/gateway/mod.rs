@@ -34,6 +34,7 @@ pub mod config;
 pub mod error;
 pub mod kept_snapshot;
 mod ledger;
+mod slow_path_handle;
 pub mod snat_usage;
 pub mod stats;
 mod window;

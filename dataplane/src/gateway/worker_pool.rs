@@ -7,17 +7,15 @@
 //! and the callback has been called with its message. Invariant: after [`WorkerPool::stop`] no thread is left and
 //! every frame has been returned to its pool.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::queue::ArrayQueue;
 use tidegate_core::conntrack::FlowView;
 use tidegate_core::forward::dsr_ipip;
 use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::MemoryFrame;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
@@ -27,9 +25,11 @@ use tidegate_probe::Probes;
 
 use super::error::{PublishError, WorkerPoolError};
 use super::ledger::Ledger;
+use super::slow_path_handle::SlowPathHandle;
 use super::snat_usage::SnatUsage;
-use super::worker_handle::{OnFailure, WorkerHandle, WorkerState, confine, join, spawn};
+use super::worker_handle::{OnFailure, WorkerHandle, WorkerState};
 use crate::clock::Clock;
+use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
 use crate::links::Links;
 use crate::probe_device::ProbeDevice;
@@ -64,6 +64,23 @@ pub struct WorkerPoolConfig {
     pub main_cpus: Vec<usize>,
 }
 
+impl WorkerPoolConfig {
+    /// One worker on this core, with flow tables of this size, for tests and benches.
+    #[must_use]
+    pub fn one_worker(core: usize, flow_entries: usize) -> Self {
+        Self {
+            places: vec![WorkerPlace { worker: 0, core, numa: None }],
+            idle: Idle::Adaptive,
+            flow_entries,
+            flow_service_percent: 50,
+            steering: Steering::Single,
+            seed: 7,
+            announce: false,
+            main_cpus: Vec::new(),
+        }
+    }
+}
+
 /// The result of a publication.
 #[derive(Debug)]
 pub struct Published {
@@ -78,12 +95,11 @@ pub struct Published {
 /// The threads of a gateway. `F` is the driver's frame type.
 ///
 /// ```
-/// use tidegate_core::forward::snat_ports::Steering;
 /// use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 /// use tidegate_core::wire::MacAddr;
 /// use tidegate_dataplane::drivers::memory::{self, Heap};
 /// use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-/// use tidegate_dataplane::topology::{Idle, WorkerPlace};
+/// use tidegate_dataplane::topology::WorkerPlace;
 ///
 /// let interface = InterfaceSpec {
 ///     name: "uplink".into(),
@@ -94,16 +110,7 @@ pub struct Published {
 /// };
 /// let network = NetworkSpec { interfaces: vec![interface], ..NetworkSpec::default() };
 /// let first = SnapshotSpec { network: network.into(), ..SnapshotSpec::default() };
-/// let config = WorkerPoolConfig {
-///     places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
-///     idle: Idle::Adaptive,
-///     flow_entries: 1024,
-///     flow_service_percent: 50,
-///     steering: Steering::Single,
-///     seed: 7,
-///     announce: false,
-///     main_cpus: vec![],
-/// };
+/// let config = WorkerPoolConfig::one_worker(0, 1024);
 /// let (wire, mut ends) = memory::port(1, 64);
 /// let enter = |_: &WorkerPlace| Ok::<(), String>(());
 /// let mut worker_pool = WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], &first, enter, None)?;
@@ -115,12 +122,8 @@ pub struct Published {
 pub struct WorkerPool<F> {
     exchange: Arc<Exchange<F>>,
     handles: Vec<WorkerHandle>,
-    slow_path: Option<JoinHandle<()>>,
-    slow_path_alive: Arc<AtomicBool>,
-    slow_path_counters: Arc<SlowPathCounters>,
+    slow_path: SlowPathHandle,
     stop: Arc<AtomicBool>,
-    stop_slow_path: Arc<AtomicBool>,
-    outside: Arc<ArrayQueue<Outside>>,
     pub(super) neighbors: Arc<NeighborTable>,
     links: Arc<Links>,
     probes: Arc<Probes>,
@@ -181,22 +184,17 @@ impl<F> WorkerPool<F> {
         let mut worker_pool = Self {
             exchange: Arc::new(Exchange::new(config.places.len())),
             handles: Vec::new(),
-            slow_path: None,
-            slow_path_alive: Arc::new(AtomicBool::new(true)),
-            slow_path_counters: Arc::default(),
+            slow_path: SlowPathHandle::new(outside.clone()),
             stop: Arc::default(),
-            stop_slow_path: Arc::default(),
-            outside: Arc::new(ArrayQueue::new(1)),
             neighbors,
             links: Arc::new(Links::new(first.network.interfaces.iter().map(|one| one.name.as_str()))),
             probes,
             ports,
             announce: config.announce,
-            control: Mutex::new(Control { publisher, ledger, outside: Arc::new(outside.clone()) }),
+            control: Mutex::new(Control { publisher, ledger, outside: Arc::new(outside) }),
             snat_usage: SnatUsage::default(),
             clock: Clock::calibrated(),
         };
-        worker_pool.outside.force_push(outside);
         for (place, queues) in config.places.iter().zip(queues) {
             worker_pool.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
         }
@@ -286,7 +284,7 @@ impl<F> WorkerPool<F> {
             .ok()
         });
         self.probes.set_device(probe_device.as_ref().map(ProbeDevice::name));
-        let mut slow_path = SlowPath {
+        let slow_path = SlowPath {
             exchange: Arc::clone(&self.exchange),
             probes: Arc::clone(&self.probes),
             probe_device,
@@ -294,24 +292,11 @@ impl<F> WorkerPool<F> {
             taps,
             links: Arc::clone(&self.links),
             table: Arc::clone(&self.neighbors),
-            outside: Arc::clone(&self.outside),
-            counters: Arc::clone(&self.slow_path_counters),
+            outside: self.slow_path.outside(),
+            counters: self.slow_path.shared_counters(),
             clock: self.clock,
         };
-        let (stop, alive) = (Arc::clone(&self.stop_slow_path), Arc::clone(&self.slow_path_alive));
-        let body = move || {
-            if let Err(error) = confine(&cpus) {
-                tracing::warn!(?cpus, %error, "cannot keep the slow path off the cores of the workers");
-            }
-            let end = catch_unwind(AssertUnwindSafe(|| slow_path.run(&stop)));
-            if let Ok(Err(error)) = &end {
-                tracing::error!(%error, "the slow path thread ended: no packets are punted and no neighbors are resolved");
-            }
-            if !matches!(end, Ok(Ok(()))) {
-                alive.store(false, Ordering::Release);
-            }
-        };
-        self.slow_path = Some(spawn("tg-slow-path", body)?);
+        self.slow_path.start(slow_path, cpus)?;
         Ok(())
     }
 
@@ -347,7 +332,7 @@ impl<F> WorkerPool<F> {
         if !same_outside {
             let outside = Outside::of(spec, self.announce);
             if *control.outside != outside {
-                self.outside.force_push(outside.clone());
+                self.slow_path.tell(outside.clone());
                 control.outside = Arc::new(outside);
             }
         }
@@ -358,6 +343,20 @@ impl<F> WorkerPool<F> {
     #[must_use]
     pub fn applied_generation(&self) -> u64 {
         self.control().publisher.applied_generation()
+    }
+
+    /// Waits until every live worker forwards by this generation or a later one, at most for `most`. Returns whether
+    /// they do. It blocks the thread: for tests and benches.
+    #[must_use]
+    pub fn wait_applied(&self, generation: u64, most: Duration) -> bool {
+        let deadline = Instant::now() + most;
+        while self.applied_generation() < generation {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
     }
 
     /// Frees, on this thread, the states that all workers have released. The next publication does it too.
@@ -374,8 +373,7 @@ impl<F> WorkerPool<F> {
     /// Whether every worker is in its loop and the slow path is running.
     #[must_use]
     pub fn healthy(&self) -> bool {
-        self.handles.iter().all(|handle| handle.state() == WorkerState::Running)
-            && self.slow_path_alive.load(Ordering::Acquire)
+        self.handles.iter().all(|handle| handle.state() == WorkerState::Running) && self.slow_path.is_alive()
     }
 
     /// The state of each worker.
@@ -415,7 +413,7 @@ impl<F> WorkerPool<F> {
     /// The counters of the slow path.
     #[must_use]
     pub fn slow_path_counters(&self) -> &SlowPathCounters {
-        &self.slow_path_counters
+        self.slow_path.counters()
     }
 
     /// The queues between threads.
@@ -464,8 +462,7 @@ impl<F> WorkerPool<F> {
             mailbox.wake();
             handle.join();
         }
-        self.stop_slow_path.store(true, Ordering::Release);
-        join(self.slow_path.take());
+        self.slow_path.stop();
         self.exchange.drain();
         self.control().publisher.reclaim();
     }
@@ -484,6 +481,19 @@ impl<F> WorkerPool<F> {
 
     pub(super) fn handles(&self) -> &[WorkerHandle] {
         &self.handles
+    }
+}
+
+impl WorkerPool<MemoryFrame> {
+    /// A gateway without a wire, for tests: one worker, with one port in memory, that forwards by this state.
+    ///
+    /// # Errors
+    /// [`WorkerPoolError`].
+    pub fn in_memory(first: &SnapshotSpec) -> Result<Self, WorkerPoolError> {
+        let config = WorkerPoolConfig { announce: true, ..WorkerPoolConfig::one_worker(0, 1024) };
+        let (_wire, ends) = memory::port(1, 64);
+        let enter = |_: &WorkerPlace| Ok::<(), String>(());
+        Self::start(&config, vec![ends], Heap, vec![None], first, enter, None)
     }
 }
 

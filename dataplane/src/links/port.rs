@@ -158,9 +158,7 @@ impl WatchedPort {
                 Life::Open(mut port) => {
                     if let Some(state) = self.state(&port, found) {
                         let short = self.short_mtu(&mut port, interface, kernel, found.flatten(), links);
-                        links.set_short_mtu(interface, short);
-                        self.gates.iter().for_each(|gate| gate.set_link(state == LinkState::Up));
-                        links.set_port(interface, state, None);
+                        self.report(interface, state, short, links);
                         self.life = Life::Open(port);
                         return false;
                     }
@@ -178,31 +176,10 @@ impl WatchedPort {
                         sysctl_guard.forget();
                     }
                 }
-                Life::Closed => {
-                    let found = found.flatten();
-                    let is_there = found.is_some() || matches!(self.device, Device::Made(_));
-                    if !is_there {
-                        links.set_port(interface, LinkState::Gone, None);
-                        self.retry_at = None;
-                        return false;
-                    }
-                    if self.retry_at.is_some_and(|at| now < at) {
-                        return false;
-                    }
-                    self.retry_at = Some(now + RETRY);
-                    match self.open(ground) {
-                        Ok(port) => {
-                            self.bound = found.map(|link| link.index);
-                            self.life = Life::Opening(port);
-                        }
-                        Err(fault) => {
-                            // The kernel may use the interface until the next attempt.
-                            self.sysctl_guard = None;
-                            links.set_port(interface, LinkState::Gone, Some(fault));
-                            return false;
-                        }
-                    }
-                }
+                Life::Closed => match self.reopen(interface, found.flatten(), links, ground, now) {
+                    Some(port) => self.life = Life::Opening(port),
+                    None => return false,
+                },
                 Life::Opening(port) => {
                     if !self.gates.iter().all(|gate| gate.is_held()) {
                         self.life = Life::Opening(port);
@@ -219,6 +196,47 @@ impl WatchedPort {
     }
 
     /// The link state of an open port; `None` if the port's device is gone.
+    /// Tells workers and `links` about an open port.
+    fn report(&self, interface: usize, state: LinkState, short_mtu: Option<(u32, u16)>, links: &Links) {
+        links.set_short_mtu(interface, short_mtu);
+        self.gates.iter().for_each(|gate| gate.set_link(state == LinkState::Up));
+        links.set_port(interface, state, None);
+    }
+
+    /// Opens a closed port if its device is there and an attempt is due. `found` is the device's interface of the
+    /// kernel.
+    fn reopen(
+        &mut self,
+        interface: usize,
+        found: Option<KernelLink>,
+        links: &Links,
+        ground: &Ground,
+        now: Instant,
+    ) -> Option<Port> {
+        let is_there = found.is_some() || matches!(self.device, Device::Made(_));
+        if !is_there {
+            links.set_port(interface, LinkState::Gone, None);
+            self.retry_at = None;
+            return None;
+        }
+        if self.retry_at.is_some_and(|at| now < at) {
+            return None;
+        }
+        self.retry_at = Some(now + RETRY);
+        match self.open(ground) {
+            Ok(port) => {
+                self.bound = found.map(|link| link.index);
+                Some(port)
+            }
+            Err(fault) => {
+                // The kernel may have the interface until the next attempt.
+                self.sysctl_guard = None;
+                links.set_port(interface, LinkState::Gone, Some(fault));
+                None
+            }
+        }
+    }
+
     fn state(&mut self, port: &Port, found: Option<Option<KernelLink>>) -> Option<LinkState> {
         match found {
             // If a driver cannot report its link, the link counts as up.

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
-use tidegate_core::counters::{Tallies, WorkerCounters};
 use tidegate_core::fragments::FragmentKey;
 use tidegate_core::frame::Frame;
 use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
@@ -25,84 +24,35 @@ use tidegate_core::limits::BURST;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View};
-use tidegate_core::snapshot::Snapshot;
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::cut::Cut;
 
 use crate::clock::{Clock, cycles};
 use crate::drivers::{FrameBatch, PortQueue};
 use crate::publish::Reader;
-use crate::punt::class::{PuntClass, PuntRates, Punted, Punts};
-use crate::punt::own::OwnConnections;
+use crate::punt::class::{PuntClass, PuntRates, Punted};
 use crate::topology::Idle;
 
 pub mod counters;
+pub mod exchange;
 pub mod fragment_room;
 pub mod idle;
 pub mod mailbox;
 pub mod news;
 pub mod pending_neighbor;
 pub mod questions;
+mod transmit;
 
 pub use counters::LoopCounters;
+pub use exchange::{Exchange, Forwarding, Shared};
 pub use mailbox::Mailbox;
 pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
-use news::{News, Recent};
+use news::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
-
-/// The data published to workers: one forwarding state, and the tallies of each worker.
-#[derive(Debug)]
-pub struct Forwarding {
-    /// The compiled tables.
-    pub snapshot: Snapshot,
-    /// Per-service and per-backend counts, one set for each worker. They are replaced when the snapshot needs larger
-    /// ones.
-    pub tallies: Vec<Arc<Tallies>>,
-}
-
-/// The queues between workers and all other threads. All workers share one set.
-#[derive(Debug)]
-pub struct Exchange<F> {
-    /// One for each worker.
-    pub mailboxes: Vec<Mailbox<F>>,
-    /// Frames for the kernel.
-    pub punts: Punts<F>,
-    /// The host's own connections. The slow path writes them.
-    pub own: OwnConnections,
-    /// Reports for the resolver.
-    pub news: News,
-}
-
-impl<F> Exchange<F> {
-    /// Empty queues for this number of workers.
-    #[must_use]
-    pub fn new(workers: usize) -> Self {
-        Self {
-            mailboxes: (0..workers).map(|_| Mailbox::new()).collect(),
-            punts: Punts::default(),
-            own: OwnConnections::default(),
-            news: News::default(),
-        }
-    }
-
-    /// Frees all waiting frames, after the threads have ended.
-    pub fn drain(&self) {
-        self.punts.drain();
-        self.mailboxes.iter().for_each(Mailbox::drain);
-    }
-}
-
-/// The data of a running worker that any thread may read.
-#[derive(Debug, Default)]
-pub struct Shared {
-    /// The verdicts on frames.
-    pub counters: WorkerCounters,
-    /// The use of time.
-    pub turns: LoopCounters,
-}
+use transmit::{Sending, TxBatch};
 
 /// The resources of a worker.
 #[derive(Debug)]
@@ -173,24 +123,6 @@ struct HeldFragment<F> {
     verdict: Verdict,
 }
 
-/// Frames for one port, and how each is counted.
-#[derive(Debug)]
-struct TxBatch<F> {
-    frames: FrameBatch<F>,
-    why: ArrayVec<Sending, BURST>,
-}
-
-/// The kind of a frame to be sent.
-#[derive(Debug, Clone, Copy)]
-enum Sending {
-    /// A received frame, sent for this reason.
-    Received(TransmitReason),
-    /// A fragment of a frame that does not fit its link, which is counted as a whole.
-    Piece,
-    /// A frame of the kernel or the resolver, which has no verdict.
-    Injected,
-}
-
 /// A frame that does not fit its link.
 #[derive(Debug)]
 struct TooLong<F> {
@@ -204,8 +136,7 @@ impl<Q: PortQueue> Worker<Q> {
     /// A worker that has not started.
     #[must_use]
     pub fn new(parts: WorkerParts<Q>) -> Self {
-        let batch = || TxBatch { frames: FrameBatch::new(), why: ArrayVec::new() };
-        let sending = parts.ports.iter().map(|_| batch()).collect();
+        let sending = parts.ports.iter().map(|_| TxBatch::new()).collect();
         let punt_rates = PuntRates::new(parts.exchange.mailboxes.len());
         Self {
             parts,
@@ -436,33 +367,8 @@ impl<Q: PortQueue> Worker<Q> {
     #[inline]
     fn flush(&mut self, port: usize) -> bool {
         let batch = &mut self.sending[port];
-        if batch.frames.is_empty() {
-            return true;
-        }
-        let shared = &self.parts.shared;
-        let lengths: ArrayVec<usize, BURST> = batch.frames.iter().map(|frame| frame.bytes().len()).collect();
-        let sent = self.parts.ports[port].tx(&mut batch.frames);
-        let interface = index_of(port);
-        let counters = shared.counters.interface(interface);
-        let refusal = match self.parts.ports[port].can_send() {
-            true => Refusal::TxQueueFull,
-            false => Refusal::LinkDown,
-        };
-        counters.tx_packets.add(sent as u64);
-        counters.tx_bytes.add(lengths[..sent].iter().map(|&len| len as u64).sum());
-        for (n, why) in batch.why.drain(..).enumerate() {
-            match why {
-                Sending::Received(why) if n < sent => {
-                    shared.counters.record(Verdict::Transmit { interface, why });
-                }
-                Sending::Received(_) => shared.counters.record(refusal.into()),
-                Sending::Piece => {}
-                Sending::Injected if n < sent => shared.turns.injected.add(1),
-                Sending::Injected => shared.turns.injected_dropped.add(1),
-            }
-        }
-        batch.frames.clear();
-        sent == lengths.len()
+        batch.frames.is_empty()
+            || batch.flush(&mut self.parts.ports[port], index_of(port), &self.parts.shared)
     }
 
     #[inline]

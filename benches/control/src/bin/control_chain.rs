@@ -19,12 +19,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use test_apiserver::{Options, TestApiServer};
 use tidegate_control_bench::cluster::{self, Variant};
-use tidegate_control_bench::gateway::{Gateway, worker_pool};
+use tidegate_control_bench::gateway::{Gateway, Stages, worker_pool};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
 use tidegate_model::config::{KubernetesConfig, LOAD_BALANCER_CLASS};
 use tidegate_model::objects::Objects;
+use tidegate_source::SourceUpdate;
 use tidegate_source::kubernetes::KubernetesSource;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
 use world::Size;
 
 /// The same allocator as in the daemon, for the same reasons.
@@ -150,28 +153,15 @@ fn gateway(plan: &Plan) -> Result<()> {
     let (worker_pool, wire) = worker_pool(plan.core)?;
     let began = weight::anonymous()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let config = KubernetesConfig {
-        kubeconfig: Some(directory.path().join("kubeconfig")),
-        load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
-        default: true,
-        api_loss_grace: Duration::from_secs(300),
-        pod_weights: false,
-        state_directory: Some(directory.path().to_owned()),
-        lease_namespace: "kube-system".to_owned(),
-        endpoint_slices_mib: tidegate_model::config::ENDPOINT_SLICES_MIB,
-    };
     let mut gateway = Gateway::new(Objects::default(), &worker_pool);
     let asked = Instant::now();
     let source = {
         let _inside = runtime.enter();
-        KubernetesSource::start(&config, "bench")
+        KubernetesSource::start(&config(directory.path()), "bench")
     };
     let mut updates = source.updates();
-    let wait = |updates: &mut tokio::sync::watch::Receiver<_>, most| {
-        runtime.block_on(async { tokio::time::timeout(most, updates.changed()).await }).is_ok()
-    };
     while updates.borrow().revision == 0 {
-        if !wait(&mut updates, Duration::from_secs(60)) {
+        if !wait(&runtime, &mut updates, Duration::from_secs(60)) {
             bail!("no first list within a minute: {:?}", source.state().borrow());
         }
     }
@@ -190,17 +180,57 @@ fn gateway(plan: &Plan) -> Result<()> {
 
     let traffic = Traffic::start(wire, gateway.vips(), plan.packets);
     // Wait until the API server's watches are quiet.
-    while wait(&mut updates, Duration::from_secs(3)) {
+    while wait(&runtime, &mut updates, Duration::from_secs(3)) {
         gateway.objects = Objects::clone(&updates.borrow_and_update().objects);
         gateway.round()?;
     }
+    let (applied, rounds) = follow(plan, &runtime, &mut server, &mut updates, &mut gateway)?;
+    let counts = traffic.stop();
+    print_latencies(plan, &mut server, &applied)?;
+    print_rounds(&rounds);
+    let stats = worker_pool.stats();
+    let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
+    println!("packets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
+    println!("memory of the process at the end: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);
+    println!("resident in all, flow tables included: {:.1} MB", weight::resident()? as f64 / 1e6);
+    Ok(())
+}
+
+/// The API server's kubeconfig is in this directory.
+fn config(directory: &Path) -> KubernetesConfig {
+    KubernetesConfig {
+        kubeconfig: Some(directory.join("kubeconfig")),
+        load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
+        default: true,
+        api_loss_grace: Duration::from_secs(300),
+        pod_weights: false,
+        state_directory: Some(directory.to_owned()),
+        lease_namespace: "kube-system".to_owned(),
+        endpoint_slices_mib: tidegate_model::config::ENDPOINT_SLICES_MIB,
+    }
+}
+
+/// Waits for the next update, at most for `most`. Returns whether there is one.
+fn wait(runtime: &Runtime, updates: &mut watch::Receiver<SourceUpdate>, most: Duration) -> bool {
+    runtime.block_on(async { tokio::time::timeout(most, updates.changed()).await }).is_ok()
+}
+
+/// Has the API server make the changes, and runs a round for each update, as the daemon does. Returns when each change
+/// was applied by the worker, and the stages of the rounds.
+fn follow(
+    plan: &Plan,
+    runtime: &Runtime,
+    server: &mut Server,
+    updates: &mut watch::Receiver<SourceUpdate>,
+    gateway: &mut Gateway<'_>,
+) -> Result<(BTreeMap<usize, Duration>, Vec<Stages>)> {
     let numbers: BTreeMap<IpAddr, usize> =
         (0..plan.changes).map(|n| (world::pod_ip(replacement(plan.size, n)), n)).collect();
     let (mut applied, mut rounds) = (BTreeMap::new(), Vec::new());
     writeln!(server.stdin, "go")?;
     let mut next = Instant::now();
     while applied.len() < plan.changes {
-        if !wait(&mut updates, Duration::from_secs(20)) {
+        if !wait(runtime, updates, Duration::from_secs(20)) {
             bail!("{} of {} changes came", applied.len(), plan.changes);
         }
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -219,7 +249,11 @@ fn gateway(plan: &Plan) -> Result<()> {
         }
         next = Instant::now() + began.elapsed().clamp(PAUSE_MIN, PAUSE_MAX);
     }
-    let counts = traffic.stop();
+    Ok((applied, rounds))
+}
+
+/// The API server says when it wrote each change.
+fn print_latencies(plan: &Plan, server: &mut Server, applied: &BTreeMap<usize, Duration>) -> Result<()> {
     let mut latencies = Vec::with_capacity(plan.changes);
     for _ in 0..plan.changes {
         let line = server.lines.next().context("the API server ended")??;
@@ -237,14 +271,12 @@ fn gateway(plan: &Plan) -> Result<()> {
         at(990),
         at(1000)
     );
+    Ok(())
+}
+
+fn print_rounds(rounds: &[Stages]) {
     let mut times: Vec<Duration> = rounds.iter().map(|s| s.reconcile + s.publish + s.applied).collect();
     times.sort_unstable();
     let round = |per_mille: usize| times[(times.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3;
     println!("\n{} rounds, {:.1} ms at the median, {:.1} at p99", times.len(), round(500), round(990));
-    let stats = worker_pool.stats();
-    let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
-    println!("packets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
-    println!("memory of the process at the end: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);
-    println!("resident in all, flow tables included: {:.1} MB", weight::resident()? as f64 / 1e6);
-    Ok(())
 }

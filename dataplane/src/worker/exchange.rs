@@ -1,0 +1,63 @@
+//! What a worker has in common with other threads: the published state, the queues, and the counters.
+
+use std::sync::Arc;
+
+use tidegate_core::counters::{Tallies, WorkerCounters};
+use tidegate_core::snapshot::Snapshot;
+
+use super::counters::LoopCounters;
+use super::mailbox::Mailbox;
+use super::news::News;
+use crate::punt::class::Punts;
+use crate::punt::own::OwnConnections;
+
+/// The data published to workers: one forwarding state, and the tallies of each worker.
+#[derive(Debug)]
+pub struct Forwarding {
+    /// The compiled tables.
+    pub snapshot: Snapshot,
+    /// Per-service and per-backend counts, one set for each worker. They are replaced when the snapshot needs larger
+    /// ones.
+    pub tallies: Vec<Arc<Tallies>>,
+}
+
+/// The queues between workers and all other threads. All workers share one set.
+#[derive(Debug)]
+pub struct Exchange<F> {
+    /// One for each worker.
+    pub mailboxes: Vec<Mailbox<F>>,
+    /// Frames for the kernel.
+    pub punts: Punts<F>,
+    /// The host's own connections. The slow path writes them.
+    pub own: OwnConnections,
+    /// Reports for the resolver.
+    pub news: News,
+}
+
+impl<F> Exchange<F> {
+    /// Empty queues for this number of workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        Self {
+            mailboxes: (0..workers).map(|_| Mailbox::new()).collect(),
+            punts: Punts::default(),
+            own: OwnConnections::default(),
+            news: News::default(),
+        }
+    }
+
+    /// Frees all waiting frames, after the threads have ended.
+    pub fn drain(&self) {
+        self.punts.drain();
+        self.mailboxes.iter().for_each(Mailbox::drain);
+    }
+}
+
+/// The data of a running worker that any thread may read.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// The verdicts on frames.
+    pub counters: WorkerCounters,
+    /// The use of time.
+    pub turns: LoopCounters,
+}
