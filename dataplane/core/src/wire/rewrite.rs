@@ -177,22 +177,6 @@ fn translate_icmp(
     i[2..4].copy_from_slice(&check.to_be_bytes());
 }
 
-/// Decrements TTL or hop limit. Returns false, and changes nothing, if that would make it zero: the packet ends here
-/// and may be answered with time exceeded.
-///
-/// # Panics
-/// When `h` does not belong to this frame.
-#[inline]
-#[must_use]
-pub fn decrement_hop_limit(frame: &mut [u8], h: &mut Headers) -> bool {
-    if h.ttl <= 1 {
-        return false;
-    }
-    take_hop(&mut frame[usize::from(h.l3)..], h);
-    h.ttl -= 1;
-    true
-}
-
 /// Decrements TTL or hop limit of the packet at the beginning of `packet`, whatever offset `h` has for it. `h` does not
 /// change. The hop limit must be above 1.
 ///
@@ -210,25 +194,4 @@ pub fn take_hop(packet: &mut [u8], h: &Headers) {
         }
         Family::V6 => packet[7] = h.ttl.wrapping_sub(1),
     }
-}
-
-/// Sets TOS or traffic class, DSCP and ECN together.
-///
-/// # Panics
-/// When `h` does not belong to this frame.
-#[inline]
-pub fn set_traffic_class(frame: &mut [u8], h: &mut Headers, tos: u8) {
-    let l3 = usize::from(h.l3);
-    match h.family {
-        Family::V4 => {
-            let ip: &mut [u8; 20] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv4 header");
-            ip[1] = tos;
-            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.tos), u16::from(tos)));
-        }
-        Family::V6 => {
-            frame[l3] = 0x60 | (tos >> 4);
-            frame[l3 + 1] = (tos << 4) | (frame[l3 + 1] & 0x0f);
-        }
-    }
-    h.tos = tos;
 }
