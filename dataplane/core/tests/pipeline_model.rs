@@ -6,7 +6,7 @@
 //! the refusal. It processes the packets of a burst one after the other. The test compares the verdict, the note, and
 //! the addresses and ports of sent packets. The model takes only two values from the gateway: the backend that owns a
 //! hash (the choice has its own tests), and the free local port that `fullnat` chose, which the model checks to be
-//! unused. The rules are those of `BackendState`, `tcp_state` and `docs/kubernetes.md`, section 2.
+//! unused. The rules are those of `BackendState`, `flow_state` and `docs/kubernetes.md`, section 2.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};

@@ -9,7 +9,7 @@
 //! Invariant: the counts are exact after each change of an entry. Entries of session affinity are not opening
 //! entries.
 //!
-//! [`State::is_opening`]: super::tcp_state::State
+//! [`State::is_opening`]: super::flow_state::State
 
 use crate::ids::ServiceId;
 use crate::limits::{

@@ -8,9 +8,9 @@
 
 use super::answer::{First, Full};
 use super::eviction::{EvictionReason, FlowCounters};
+use super::flow_state::{IdleTimeout, Packet, Phase, State};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
 use super::table::{Entry, Place, Table};
-use super::tcp_state::{IdleTimeout, Packet, Phase, State};
 use super::view::{FlowKind, FlowView};
 use crate::ids::{BackendId, ServiceId};
 use crate::now::Now;

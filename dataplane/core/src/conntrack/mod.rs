@@ -23,11 +23,11 @@ mod answer;
 mod counts;
 mod dsr;
 mod eviction;
+mod flow_state;
 mod key;
 mod nat;
 mod room;
 mod table;
-mod tcp_state;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -35,9 +35,9 @@ mod view;
 pub use answer::{First, Full, PairError};
 pub use dsr::{DsrHit, DsrTable};
 pub use eviction::{EvictionReason, FlowCounters};
+pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use key::{FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
-pub use tcp_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use view::{FlowKind, FlowView};
 
 use crate::now::Now;

@@ -10,10 +10,10 @@
 use super::answer::{First, PairError};
 use super::dsr::by_family;
 use super::eviction::{EvictionReason, FlowCounters};
+use super::flow_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::room::NoRoom;
 use super::table::{Entry, Place, Table};
-use super::tcp_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::view::{FlowKind, FlowView};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits::DOUBTFUL_IDLE_MIN_MS;

@@ -25,9 +25,9 @@ use std::cmp::Reverse;
 
 use super::counts::{Heft, Load};
 use super::eviction::EvictionReason;
+use super::flow_state::{Phase, Worth};
 use super::key::{FlowHash, PackedKey};
 use super::table::{Place, Table, Vitality};
-use super::tcp_state::{Phase, Worth};
 use crate::limits::{
     DOUBTFUL_IDLE_MIN_MS, ESTABLISHED_IDLE_MIN_MS, EVICTION_SAMPLE, OPENING_FRESH_MS, OPENING_IDLE_MIN_MS,
 };

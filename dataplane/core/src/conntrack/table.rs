@@ -16,8 +16,8 @@
 use super::answer::First;
 use super::counts::{Counts, Load};
 use super::eviction::{EvictionReason, FlowCounters};
+use super::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
-use super::tcp_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
 use crate::now::Now;
 use crate::prefetch;

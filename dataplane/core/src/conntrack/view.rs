@@ -2,7 +2,7 @@
 //!
 //! Invariant: a view is a copy, and has no reference to a table.
 
-use super::tcp_state::Phase;
+use super::flow_state::Phase;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::wire::Addr;
 

@@ -6,8 +6,8 @@ mod oracle;
 use std::collections::HashSet;
 use std::time::Duration;
 
+use super::flow_state::State;
 use super::table::Table;
-use super::tcp_state::State;
 use super::*;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::wire::Addr;

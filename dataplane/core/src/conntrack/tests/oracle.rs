@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::super::tcp_state::{FlowStatus, State, Worth};
+use super::super::flow_state::{FlowStatus, State, Worth};
 use super::*;
 
 /// One step. Keys are from a small set, so that steps affect the same flows.
