@@ -90,6 +90,19 @@ fn inside() {
 
     the_kernels_routes_follow(&worker_pool, &first);
 
+    a_host_is_answered(&wire);
+    known_neighbors_need_no_request(&wire, known);
+
+    let waits = worker_pool.stats().punt_queue;
+    let stats = worker_pool.stats().slow_path;
+    assert!(waits.count() >= 2 && waits.sum() > 0, "{waits:?}");
+    assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
+    worker_pool.stop();
+    assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the worker pool");
+}
+
+/// A packet of a host on the link reaches a socket of the kernel, and the answer returns to the host.
+fn a_host_is_answered(wire: &MemoryPort) {
     let server = UdpSocket::bind("192.0.2.2:7").unwrap();
     let question = Builder::udp("192.0.2.51:4000", "192.0.2.2:7")
         .mac(CLIENT, GATEWAY)
@@ -103,7 +116,7 @@ fn inside() {
 
     server.send_to(b"welcome", from).unwrap();
     // The kernel requests the client's link address first, and the test answers for the client.
-    let asked = sent(&wire, |parsed| matches!(parsed, Parsed::Arp(packet) if packet.target_ip == client()));
+    let asked = sent(wire, |parsed| matches!(parsed, Parsed::Arp(packet) if packet.target_ip == client()));
     assert_eq!(ethernet::destination(asked.bytes()), MacAddr::BROADCAST);
     let answer = ArpPacket {
         operation: ArpOperation::Reply,
@@ -114,11 +127,13 @@ fn inside() {
         vlan: VlanId::new(VLAN),
     };
     assert!(wire.offer(0, &answer.frame(GATEWAY)));
-    let back = sent(&wire, |parsed| matches!(parsed, Parsed::Ip(headers) if headers.dst_port == 4000));
+    let back = sent(wire, |parsed| matches!(parsed, Parsed::Ip(headers) if headers.dst_port == 4000));
     assert_eq!((ethernet::destination(back.bytes()), ethernet::source(back.bytes())), (CLIENT, GATEWAY));
     assert!(back.bytes().ends_with(b"welcome"));
+}
 
-    // The kernel does not have to request addresses that the dataplane knows.
+/// The kernel does not have to request addresses that the dataplane knows.
+fn known_neighbors_need_no_request(wire: &MemoryPort, known: [IpAddr; 2]) {
     for (n, to) in (9..).zip(known) {
         let host = UdpSocket::bind(if to.is_ipv4() { "192.0.2.2:0" } else { "[2001:db8::2]:0" }).unwrap();
         wait_until("a way to the neighbour", || host.send_to(b"check", (to, n)).is_ok());
@@ -127,18 +142,11 @@ fn inside() {
             Parsed::Ip(h) => h.dst_port == n || to.is_ipv6() && h.icmp_type == 135,
             Parsed::Other => false,
         };
-        let first = sent(&wire, is_about);
+        let first = sent(wire, is_about);
         let Ok(Parsed::Ip(h)) = parse(first.bytes()) else { panic!("the kernel asked the wire") };
         assert_eq!((h.dst.ip(), h.dst_port), (to, n));
         assert_eq!(ethernet::destination(first.bytes()), BACKEND);
     }
-
-    let waits = worker_pool.stats().punt_queue;
-    let stats = worker_pool.stats().slow_path;
-    assert!(waits.count() >= 2 && waits.sum() > 0, "{waits:?}");
-    assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
-    worker_pool.stop();
-    assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the worker pool");
 }
 
 /// Checks that the kernel has the routes of the first forwarding state, and then those of the next ones.

@@ -284,7 +284,8 @@ fn recorded(nanos: &[u64]) -> Durations {
     recorder.read()
 }
 
-fn world() -> World {
+/// Counters of the dataplane, each with a value of its own.
+fn stats() -> Stats {
     let interface = |n: u64| InterfaceStats {
         rx_packets: n,
         rx_bytes: n + 1,
@@ -293,7 +294,7 @@ fn world() -> World {
         address_conflicts: n + 4,
     };
     let drops = DropReason::all().enumerate().map(|(at, why)| (why, at as u64));
-    let stats = Stats {
+    Stats {
         interfaces: vec![interface(10), interface(20)],
         drops: drops.collect(),
         transmits: TransmitReason::ALL.iter().map(|&why| (why, 100 + why.index() as u64)).collect(),
@@ -324,7 +325,11 @@ fn world() -> World {
             injected: 46,
             injected_dropped: 47,
         },
-    };
+    }
+}
+
+fn world() -> World {
+    let stats = stats();
     let timings = Timings::default();
     timings.observe_sync(Duration::from_micros(500));
     timings.observe_programming(Duration::from_millis(18));
@@ -445,7 +450,7 @@ fn every_promised_metric_is_on_the_page_with_its_kind() {
 }
 
 #[test]
-fn values_are_those_of_the_sample() {
+fn values_of_the_dataplane_are_those_of_the_sample() {
     let page = world().page();
     let check = |name: &str, labels: &[(&str, &str)], expected: f64| {
         assert_eq!(page.value(&format!("tidegate_{name}"), labels), expected, "{name} {labels:?}");
@@ -500,6 +505,14 @@ fn values_are_those_of_the_sample() {
     check("flows_refused_total", &[], 32.0);
     check("path_mtus_learnt_total", &[], 33.0);
     check("answers_suppressed_total", &[("kind", "time_exceeded")], 401.0);
+}
+
+#[test]
+fn values_of_the_control_plane_are_those_of_the_sample() {
+    let page = world().page();
+    let check = |name: &str, labels: &[(&str, &str)], expected: f64| {
+        assert_eq!(page.value(&format!("tidegate_{name}"), labels), expected, "{name} {labels:?}");
+    };
     check("snapshot_generation", &[("kind", "desired")], 8.0);
     check("snapshot_generation", &[("kind", "applied")], 7.0);
     check("health_checks_total", &[("result", "success")], 21.0);

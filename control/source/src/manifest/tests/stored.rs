@@ -121,10 +121,12 @@ fn metadata_finalizers_deletion_and_status_survive_every_fault() {
     }
 }
 
-#[test]
-fn a_bad_field_affects_only_itself_and_is_reported() {
-    type Check = fn(&Service) -> bool;
-    let rows: [(&str, Value, Check, &str); 20] = [
+/// Whether a Service is as it has to be.
+type Check = fn(&Service) -> bool;
+
+/// Fields with a value, what the Service then is, and a part of the report; empty where nothing is to be reported.
+fn stored_fields() -> [(&'static str, Value, Check, &'static str); 20] {
+    [
         (
             "spec.loadBalancerIP",
             json!("x"),
@@ -195,8 +197,12 @@ fn a_bad_field_affects_only_itself_and_is_reported() {
             |s| Some(s.ingress_ips.clone()) == ip("203.0.113.6").map(|ip| vec![ip]),
             "status.loadBalancer.ingress[0].ip: ",
         ),
-    ];
-    for (field, value, check, told) in rows {
+    ]
+}
+
+#[test]
+fn a_bad_field_affects_only_itself_and_is_reported() {
+    for (field, value, check, told) in stored_fields() {
         let (service, said) = service_of(&with(service_json(), field, value.clone()));
         assert!(check(&service), "{field}: {value}: {service:?}");
         match told {
