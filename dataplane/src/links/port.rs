@@ -195,7 +195,6 @@ impl WatchedPort {
         }
     }
 
-    /// The link state of an open port; `None` if the port's device is gone.
     /// Tells workers and `links` about an open port.
     fn report(&self, interface: usize, state: LinkState, short_mtu: Option<(u32, u16)>, links: &Links) {
         links.set_short_mtu(interface, short_mtu);
@@ -237,6 +236,7 @@ impl WatchedPort {
         }
     }
 
+    /// The link state of an open port; `None` if the port's device is gone.
     fn state(&mut self, port: &Port, found: Option<Option<KernelLink>>) -> Option<LinkState> {
         match found {
             // If a driver cannot report its link, the link counts as up.
