@@ -250,8 +250,8 @@ fn a_forged_source_is_refused_with_the_reason() {
     let to = "0.0.0.0/0".parse().expect("a net");
     spec.network.routes.push(RouteSpec { to, via: "192.0.2.1".parse().expect("an address") });
     for (source, why) in [
-        ("203.0.113.1:5", "203.0.113.1 is the gateway's own"),
-        ("192.0.2.3:5", "192.0.2.3 is the gateway's own"),
+        ("203.0.113.1:5", "203.0.113.1 is an address of the gateway"),
+        ("192.0.2.3:5", "192.0.2.3 is an address of the gateway"),
         ("192.0.2.255:5", "192.0.2.255 cannot be answered"),
         ("192.0.2.1:5", "192.0.2.1 is the next hop of a default route"),
     ] {
@@ -333,7 +333,7 @@ fn the_backend_that_a_client_has_by_session_affinity_is_told_and_not_the_one_of_
         assert!(found(&told, "affinity").contains(&at.to_string()));
     }
     let about = Circumstances { silent_workers: 1, ..of_files };
-    assert!(found(&explain(&snapshot, about, &packet), "flow").contains("1 did not in time"));
+    assert!(found(&explain(&snapshot, about, &packet), "flow").contains("1 did not answer in time"));
 }
 
 #[test]

@@ -7,14 +7,14 @@ use std::sync::Arc;
 ///
 /// ```
 /// # use tidegate_core::testing::lab;
-/// use tidegate_core::snapshot::{SharedService, SharedService};
+/// use tidegate_core::snapshot::Shared;
 /// # let spec = lab::service(
 /// #     tidegate_core::snapshot::ForwardingMode::Nat,
 /// #     tidegate_core::snapshot::Protocol::Tcp,
 /// #     "203.0.113.5:80",
 /// #     &["10.0.0.1:80"],
 /// # );
-/// let first = SharedService::from(spec);
+/// let first = Shared::from(spec);
 /// let mut second = first.clone();
 /// assert!(second.is_same(&first));
 /// second.backends[0].weight = 2;

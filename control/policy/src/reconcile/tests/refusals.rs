@@ -215,7 +215,7 @@ fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_a
     let findings: Vec<&Finding> =
         outcome.findings.iter().filter(|f| f.reason == Reason::LimitExceeded).collect();
     assert_eq!(findings.iter().map(|f| f.object.name.as_str()).collect::<Vec<_>>(), ["greedy-4", "greedy-5"]);
-    assert!(findings[0].diagnostic.what.contains("namespace greedy for the most"), "{findings:?}");
+    assert!(findings[0].diagnostic.what.contains("namespace greedy needs the most"), "{findings:?}");
     // There is room again after another Service is deleted.
     world.memory = outcome.memory.clone();
     world.objects.services.remove(&ObjectKey::new("greedy", "greedy-0"));
@@ -239,7 +239,7 @@ fn a_service_whose_slices_are_not_kept_is_refused_as_if_they_were_and_no_other_i
     assert_eq!(states(only(&left_out)), ["10.0.1.1:8080 active"]);
     for (why, words) in [
         (NotKept::NamespaceShare, "those of namespace default are larger than its share"),
-        (NotKept::Awaited, "are being read"),
+        (NotKept::Awaited, "will be read within 60 s"),
     ] {
         let small = http("huge", vec![endpoint("10.0.2.1")]).left_out(why);
         let outcome = World::new(services(), vec![small, http("web", vec![endpoint("10.0.1.1")])]).look();
