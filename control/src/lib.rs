@@ -1,8 +1,9 @@
 //! The control plane: compiles configuration and Kubernetes objects into the forwarding state of the dataplane.
 //!
 //! Layers that need no DPDK are separate crates below `control/`; each says in its `lib.rs` what it may depend on.
-//! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], [`demo`]. It may depend on all others,
-//! and is the only one that may use `tidegate-dataplane`. It does not process packets.
+//! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], [`demo`]. It does not process packets.
+//!
+//! May depend on: all other crates. It is the only one, except for benches, that may use `tidegate-dataplane`.
 
 pub mod admin;
 pub mod assemble;

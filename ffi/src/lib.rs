@@ -4,6 +4,8 @@
 //! sound. Must not know VIPs, flows, Kubernetes, or anything else that DPDK does not know. The `dpdk` driver of the
 //! dataplane calls it, and tests do.
 //!
+//! May depend on: `dpdk-sys`.
+//!
 //! Invariant: an mbuf has exactly one owner, in Rust or in C, and returns to its pool when that owner drops it.
 //! Invariant: [`RxQueue::rx`], [`TxQueue::tx`], [`PktPool::alloc`] and the drop of an [`Mbuf`] make no system call
 //! of their own, allocate nothing from the heap and take no lock (a driver such as `net_af_packet` may still enter

@@ -9,6 +9,8 @@
 //! `server` handles HTTP, `api` reads, `write` changes, and `store` holds the objects. A [`TestApiServer`] is the
 //! handle of a test.
 //!
+//! May depend on: nothing of Tidegate. Only tests and benches use it.
+//!
 //! ```
 //! use test_apiserver::{Options, TestApiServer};
 //!

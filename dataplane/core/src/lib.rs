@@ -6,6 +6,8 @@
 //! benches. [`capture`] is the one part that is not on the path of a packet: it reads and writes capture files through
 //! the `Read` and `Write` of its caller. The feature `testing` adds what tests, benches and fuzz runs share.
 //!
+//! May depend on: nothing of Tidegate.
+//!
 //! Invariant: a frame never panics, allocates or blocks; it gets a [`verdict::Verdict`] with a counted reason. The
 //! same snapshot, frames and times give the same verdicts, bytes and state.
 #![deny(unsafe_code)]

@@ -3,6 +3,8 @@
 //! Contains the functions, types and constants that the `dpdk` crate uses, by the lists in `build.rs`, and the offsets
 //! of the fields of `rte_mbuf`, which `wrapper.h` determines with `offsetof` so that every release fits. Must not
 //! contain logic. Only the `dpdk` crate calls this one.
+//!
+//! May depend on: nothing of Tidegate.
 #![no_std]
 #![allow(
     missing_docs,
