@@ -68,7 +68,7 @@ pub struct Stages {
     /// All stages, including the release of the previous state.
     pub all: Duration,
     /// The number of Services that reconcile processed again.
-    pub taken_up: usize,
+    pub recomputed: usize,
 }
 
 impl<'a> Gateway<'a> {
@@ -105,7 +105,7 @@ impl<'a> Gateway<'a> {
         self.memory = outcome.memory.clone();
         let reconciled = Instant::now();
         // As in the daemon.
-        if !self.last.as_ref().is_some_and(|last| last.spec.says_the_same(&outcome.spec)) {
+        if !self.last.as_ref().is_some_and(|last| last.spec.is_equivalent(&outcome.spec)) {
             self.generation += 1;
             let published = self.worker_pool.publish(&outcome.spec).context("not published")?;
             if let Some(problem) = published.problems.first() {
@@ -125,7 +125,7 @@ impl<'a> Gateway<'a> {
             publish: given - reconciled,
             applied: applied - given,
             all: start.elapsed(),
-            taken_up: self.reconciler.taken_up(),
+            recomputed: self.reconciler.recomputed(),
         })
     }
 

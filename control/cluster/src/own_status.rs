@@ -80,7 +80,7 @@ impl OwnStatus {
             return None;
         }
         self.due = None;
-        let status = self.farewell()?;
+        let status = self.final_status()?;
         self.is_under_way = true;
         Some(status)
     }
@@ -126,7 +126,7 @@ impl OwnStatus {
 
     /// The last status, after the daemon has withdrawn its addresses: other gateways no longer wait for this one.
     /// `None` if no status was ever written.
-    pub(super) fn farewell(&self) -> Option<GatewayStatusStatus> {
+    pub(super) fn final_status(&self) -> Option<GatewayStatusStatus> {
         if !self.exists {
             return None;
         }

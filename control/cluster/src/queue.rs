@@ -97,7 +97,7 @@ pub(super) enum Answer {
     /// The API server accepted it.
     Done,
     /// The object was removed or replaced: nothing is to be done until that is seen.
-    Moot,
+    Superseded,
     /// 429: no requests for this time.
     Throttled(Duration),
     /// The request is repeated after a pause.
@@ -230,7 +230,7 @@ impl Queue {
         let still_planned = self.still_planned.remove(target);
         self.pace(answer, now.duration_since(sent), now);
         match answer {
-            Answer::Done | Answer::Moot => {
+            Answer::Done | Answer::Superseded => {
                 self.pauses.remove(target);
                 if matches!(target, Target::Pool(_)) {
                     self.settling.retain(|_, not_before| now < *not_before);
@@ -256,7 +256,7 @@ impl Queue {
 impl Queue {
     /// Increases the rate while the API server keeps up.
     fn pace(&mut self, answer: &Answer, took: Duration, now: Instant) {
-        let keeps_up = matches!(answer, Answer::Done | Answer::Moot) && took < QUICK;
+        let keeps_up = matches!(answer, Answer::Done | Answer::Superseded) && took < QUICK;
         let interval = match keeps_up {
             true => (self.interval - self.interval / INTERVAL_STEP).max(INTERVAL_MIN),
             false => INTERVAL,

@@ -165,8 +165,8 @@ pub(super) fn judge(result: &Result<(), RequestError>) -> (Answer, Ended) {
     };
     match error.code() {
         // The object was removed, created again or modified: an update is on its way.
-        Some(404 | 409) => (Answer::Moot, Ended::Conflict),
-        _ if error.is_about_deletion() => (Answer::Moot, Ended::Conflict),
+        Some(404 | 409) => (Answer::Superseded, Ended::Conflict),
+        _ if error.is_about_deletion() => (Answer::Superseded, Ended::Conflict),
         Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
         _ => (Answer::Failed, Ended::Failed),
     }
@@ -266,6 +266,6 @@ mod tests {
         let write = Write::Finalizer { service: ObjectKey::new("shop", "web"), uid, present: true };
         let result = with_client(&connector, |client| send(client, write)).await;
         assert_eq!(result.as_ref().expect_err("it is deleted").code(), Some(422));
-        assert_eq!(judge(&result), (Answer::Moot, Ended::Conflict));
+        assert_eq!(judge(&result), (Answer::Superseded, Ended::Conflict));
     }
 }

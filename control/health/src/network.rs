@@ -24,7 +24,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use tidegate_core::wire::proto;
-use tidegate_probe::{Flow, Probes, Way};
+use tidegate_probe::{Flow, ProbePath, Probes};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;
@@ -108,7 +108,7 @@ impl NetworkProber {
     }
 
     /// The path to a target's VIP, if the target is checked there.
-    fn way(&self, target: &Target) -> Option<(&Probes, Way)> {
+    fn way(&self, target: &Target) -> Option<(&Probes, ProbePath)> {
         let (at, probes) = (target.at_vip.as_ref()?, self.probes.as_deref()?);
         Some((probes, probes.way(at.vip, target.address.ip(), at.mode)?))
     }
@@ -164,7 +164,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
 /// A TCP handshake with a VIP on one backend.
 async fn connect_at_vip(
     probes: &Probes,
-    way: Way,
+    way: ProbePath,
     port: u16,
 ) -> Result<(TcpStream, Option<Flow<'_>>), Fault> {
     let ends = way.ends();
@@ -187,7 +187,7 @@ fn bind_device(probes: &Probes, socket: &impl std::os::fd::AsFd) {
 }
 
 /// An empty datagram to a VIP on one backend.
-async fn datagram_at_vip(probes: &Probes, way: Way, port: u16) -> Result<(), Fault> {
+async fn datagram_at_vip(probes: &Probes, way: ProbePath, port: u16) -> Result<(), Fault> {
     let ends = way.ends();
     let ours = |_: io::Error| Fault::OURS;
     let socket = UdpSocket::bind(SocketAddr::new(ends.near, 0)).await.map_err(ours)?;

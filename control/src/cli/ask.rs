@@ -142,7 +142,7 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
             Question::Status(Common { socket, output }) => {
                 if let Some(kubeconfig) = socket.cluster() {
                     let count = cluster::status(kubeconfig, output.style(), out).await;
-                    told_if_empty(count.map_err(Failure::Cluster)?, None);
+                    report_if_empty(count.map_err(Failure::Cluster)?, None);
                     return Ok(out.flush()?);
                 }
                 let status = client(&socket).status().await?;
@@ -163,12 +163,12 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
             Question::Pools(Common { socket, output }) => {
                 if let Some(kubeconfig) = socket.cluster() {
                     let count = cluster::pools(kubeconfig, output.style(), out).await;
-                    told_if_empty(count.map_err(Failure::Cluster)?, None);
+                    report_if_empty(count.map_err(Failure::Cluster)?, None);
                     return Ok(out.flush()?);
                 }
                 let pools = client(&socket).pools().await?.pools;
                 output.style().print_list(out, &pools, || tables::pools(&pools))?;
-                told_if_empty(pools.len(), None);
+                report_if_empty(pools.len(), None);
             }
             Question::Drain(Target { target, common }) => {
                 common.socket.of_gateway("drains")?;
@@ -312,7 +312,7 @@ async fn flows(asked: Flows, out: &mut impl Write) -> Result<(), Failure> {
         return Ok(());
     }
     style.print(out, &answer, || tables::flows(&answer.flows))?;
-    told_if_empty(answer.flows.len(), None);
+    report_if_empty(answer.flows.len(), None);
     if answer.more {
         eprintln!("Showing the first {limit} flows only; use --limit, --count or a filter to see more");
     }
@@ -342,13 +342,13 @@ impl Listing {
         if !missing.is_empty() {
             return Err(Failure::NotFound(missing));
         }
-        told_if_empty(shown, self.namespace.as_deref());
+        report_if_empty(shown, self.namespace.as_deref());
         Ok(())
     }
 }
 
 /// Reports an empty list on standard error, like kubectl. An empty list is not an error.
-fn told_if_empty(shown: usize, namespace: Option<&str>) {
+fn report_if_empty(shown: usize, namespace: Option<&str>) {
     match (shown, namespace) {
         (0, Some(namespace)) => eprintln!("No resources found in {namespace} namespace."),
         (0, None) => eprintln!("No resources found"),

@@ -86,7 +86,7 @@ impl Desired {
             now: self.started.elapsed(),
         };
         let outcome = Arc::new(self.reconciler.reconcile(&input));
-        if self.reconciler.taken_up() > 0 {
+        if self.reconciler.recomputed() > 0 {
             self.self_check.changed();
         }
         let is_due = self.self_check.is_due(&configuration.config.self_check);

@@ -118,7 +118,7 @@ impl Publisher {
 
     /// Whether the workers already have an equal spec.
     fn is_published(&self, spec: &SnapshotSpec) -> bool {
-        self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec))
+        self.published.as_ref().is_some_and(|last| last.spec.is_equivalent(spec))
     }
 
     /// Records whether every worker has applied the round, whose Services are of this version. Returns the Services

@@ -248,13 +248,13 @@ mod tests {
         objects
     }
 
-    /// A round of a reconciler that was given the objects `seen`, while `true_` are the actual objects.
-    fn subject(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> Subject {
-        round(reconciler, seen, true_).0
+    /// A round of a reconciler that was given the objects `seen`, while `actual` are the actual objects.
+    fn subject(reconciler: &mut Reconciler, seen: &Objects, actual: &Objects) -> Subject {
+        round(reconciler, seen, actual).0
     }
 
     /// Like [`subject`], also with the outcome of the round.
-    fn round(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> (Subject, Arc<Outcome>) {
+    fn round(reconciler: &mut Reconciler, seen: &Objects, actual: &Objects) -> (Subject, Arc<Outcome>) {
         let (settings, verdicts) = (Settings::default(), Verdicts::default());
         let (drained, memory) = (BTreeSet::new(), Memory::default());
         let input = Input {
@@ -267,7 +267,7 @@ mod tests {
             now: Duration::ZERO,
         };
         let outcome = Arc::new(reconciler.reconcile(&input));
-        let round = reconciler.round(&Input { objects: true_, ..input }, &outcome);
+        let round = reconciler.round(&Input { objects: actual, ..input }, &outcome);
         (Subject { round, snapshot: None }, outcome)
     }
 

@@ -63,7 +63,7 @@ impl Ends {
 
 /// The path from an own address to a VIP on one backend.
 #[derive(Debug, Clone)]
-pub struct Way {
+pub struct ProbePath {
     vip: IpAddr,
     own: IpAddr,
     backend: Addr,
@@ -74,7 +74,7 @@ pub struct Way {
     tunnel: Option<TunnelPrefix>,
 }
 
-impl Way {
+impl ProbePath {
     /// The addresses that a socket of this probe binds to and connects to.
     #[must_use]
     pub fn ends(&self) -> Ends {
@@ -97,7 +97,7 @@ type Key = (Family, u8, u16);
 struct Entry {
     id: u64,
     port: u16,
-    way: Way,
+    way: ProbePath,
 }
 
 #[derive(Debug, Default)]
@@ -148,7 +148,7 @@ impl Probes {
     /// The path to a VIP on a backend by a DSR mode. `None` if there is no route, no own address of the VIP's family
     /// that answers can be sent to, or no tunnel source, or if the mode is not a DSR mode.
     #[must_use]
-    pub fn way(&self, vip: IpAddr, backend: IpAddr, mode: ForwardingMode) -> Option<Way> {
+    pub fn way(&self, vip: IpAddr, backend: IpAddr, mode: ForwardingMode) -> Option<ProbePath> {
         self.device()?;
         let net = Arc::clone(&lock(&self.net));
         let backend_addr = Addr::from(backend);
@@ -165,7 +165,7 @@ impl Probes {
         let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(IpNet::addr);
         let own =
             same_link.filter(fits).or_else(|| of(spec)).or_else(|| net.interfaces.iter().find_map(of))?;
-        Some(Way {
+        Some(ProbePath {
             vip,
             own,
             backend: backend_addr,
@@ -178,7 +178,7 @@ impl Probes {
     }
 
     /// Sends the packets of the socket with this near port along this path, to this port of the VIP, from now on.
-    pub fn open(&self, protocol: u8, near_port: u16, port: u16, way: Way) -> Flow<'_> {
+    pub fn open(&self, protocol: u8, near_port: u16, port: u16, way: ProbePath) -> Flow<'_> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let key = (family(way.vip), protocol, near_port);
         let mut flows = lock(&self.flows);
@@ -257,11 +257,11 @@ impl Probes {
         frame.bytes().get(l3..end)
     }
 
-    fn find(&self, h: &Headers, near_port: u16) -> Option<(Way, u16)> {
+    fn find(&self, h: &Headers, near_port: u16) -> Option<(ProbePath, u16)> {
         self.entry((h.family, h.proto, near_port))
     }
 
-    fn entry(&self, key: Key) -> Option<(Way, u16)> {
+    fn entry(&self, key: Key) -> Option<(ProbePath, u16)> {
         if !matches!(key.1, proto::TCP | proto::UDP) {
             return None;
         }

@@ -21,7 +21,7 @@ use crate::drivers::gate::Gate;
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
 use crate::links::record;
-use crate::links::{Device, Ground, Life, WatchThread, Watched, WatchedPort, open_port};
+use crate::links::{Device, Life, PortResources, WatchThread, Watched, WatchedPort, open_port};
 use crate::punt::class::PuntClass;
 use crate::punt::sysctl_guard::SysctlGuard;
 use crate::punt::tap::{Tap, TapConfig};
@@ -157,9 +157,9 @@ impl Dataplane {
         if let Some(tell) = config.on_link_change.clone() {
             worker_pool.links().on_change(Box::new(move || tell()));
         }
-        let ground = Ground { eal: eal.clone() };
+        let resources = PortResources { eal: eal.clone() };
         let links = Arc::clone(worker_pool.links());
-        let watched = Watched { ports: watched, taps: tap_names, links, ground };
+        let watched = Watched { ports: watched, taps: tap_names, links, resources };
         let watch = WatchThread::start(watched, main_cpus.clone()).map_err(StartError::Watch)?;
         Ok(Self { watch: Some(watch), worker_pool, interfaces, warnings, main_cpus, pool })
     }

@@ -19,7 +19,7 @@ mod port;
 pub mod record;
 mod watch;
 
-pub(crate) use port::{Device, Ground, Life, WatchedPort, open_port};
+pub(crate) use port::{Device, Life, PortResources, WatchedPort, open_port};
 pub(crate) use watch::{WatchThread, Watched};
 
 /// State of a port or a tap.

@@ -130,7 +130,7 @@ pub(crate) enum Life {
 
 /// The resources that a port is opened with.
 #[derive(Debug, Clone)]
-pub(crate) struct Ground {
+pub(crate) struct PortResources {
     pub(crate) eal: Eal,
 }
 
@@ -141,7 +141,7 @@ impl WatchedPort {
         interface: usize,
         kernel: &mut Kernel,
         links: &Links,
-        ground: &Ground,
+        resources: &PortResources,
         now: Instant,
     ) -> bool {
         let found = match self.device.kernel_name().map(|name| kernel.link(name)) {
@@ -176,7 +176,7 @@ impl WatchedPort {
                         sysctl_guard.forget();
                     }
                 }
-                Life::Closed => match self.reopen(interface, found.flatten(), links, ground, now) {
+                Life::Closed => match self.reopen(interface, found.flatten(), links, resources, now) {
                     Some(port) => self.life = Life::Opening(port),
                     None => return false,
                 },
@@ -209,7 +209,7 @@ impl WatchedPort {
         interface: usize,
         found: Option<KernelLink>,
         links: &Links,
-        ground: &Ground,
+        resources: &PortResources,
         now: Instant,
     ) -> Option<Port> {
         let is_there = found.is_some() || matches!(self.device, Device::Made(_));
@@ -222,7 +222,7 @@ impl WatchedPort {
             return None;
         }
         self.retry_at = Some(now + RETRY);
-        match self.open(ground) {
+        match self.open(resources) {
             Ok(port) => {
                 self.bound = found.map(|link| link.index);
                 Some(port)
@@ -276,7 +276,7 @@ impl WatchedPort {
         Some((short, self.mtu))
     }
 
-    fn open(&mut self, ground: &Ground) -> Result<Port, String> {
+    fn open(&mut self, resources: &PortResources) -> Result<Port, String> {
         if let (Device::Kernel(name), Some(lock)) = (&self.device, &self.lock)
             && SysctlGuard::is_needed(&self.devargs)
         {
@@ -284,7 +284,7 @@ impl WatchedPort {
             self.sysctl_guard = Some(sysctl_guard);
         }
         let failed = |error: PortError| error.to_string();
-        let mut port = Port::attach(&ground.eal, &self.devargs).map_err(failed)?;
+        let mut port = Port::attach(&resources.eal, &self.devargs).map_err(failed)?;
         let queues = open_port(&mut port, &self.config, &self.pool).map_err(failed)?;
         if port.mac().map_err(failed)? != self.mac.0 {
             port.set_mac(self.mac.0).map_err(failed)?;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::kernel::{Events, Kernel};
-use super::port::{Ground, WatchedPort};
+use super::port::{PortResources, WatchedPort};
 use super::{LinkState, Links};
 use crate::gateway::worker_handle::confine;
 
@@ -32,7 +32,7 @@ pub(crate) struct Watched {
     /// The names of the taps, by interface index.
     pub(crate) taps: Vec<Option<String>>,
     pub(crate) links: Arc<Links>,
-    pub(crate) ground: Ground,
+    pub(crate) resources: PortResources,
 }
 
 /// The watching thread.
@@ -104,7 +104,7 @@ impl Watched {
         let now = Instant::now();
         let mut soon = false;
         for (interface, port) in self.ports.iter_mut().enumerate() {
-            soon |= port.turn(interface, kernel, &self.links, &self.ground, now);
+            soon |= port.turn(interface, kernel, &self.links, &self.resources, now);
         }
         for (interface, tap) in self.taps.iter().enumerate() {
             if let Some(Ok(found)) = tap.as_ref().map(|tap| kernel.link(tap)) {

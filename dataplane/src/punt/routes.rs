@@ -18,10 +18,10 @@ use super::netlink::Netlink;
 use super::tap::Tap;
 
 /// The destination of a route: the interface, and the router on its link.
-pub type Way = (InterfaceIndex, IpAddr);
+pub type RouteTarget = (InterfaceIndex, IpAddr);
 
 /// Routes by prefix (without host bits).
-pub type Routes = BTreeMap<IpNet, Way>;
+pub type Routes = BTreeMap<IpNet, RouteTarget>;
 
 /// The number of changes made at once: some 5 ms.
 const CHANGES_PER_TURN: usize = 256;
@@ -38,8 +38,8 @@ pub struct TapRoutes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     /// Adds a route. It replaces another route to the same prefix.
-    Put(IpNet, Way),
-    Remove(IpNet, Way),
+    Put(IpNet, RouteTarget),
+    Remove(IpNet, RouteTarget),
 }
 
 impl TapRoutes {

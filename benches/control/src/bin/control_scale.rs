@@ -114,10 +114,10 @@ fn other_changes(gateway: &mut Gateway<'_>, size: Size, times: usize) -> Result<
         format!("{:.2} | {:.2}", at(500), at(990))
     };
     for ((what, _), rounds) in OTHERS.iter().zip(rounds) {
-        let taken_up = rounds.iter().map(|r| r.taken_up).max().unwrap_or_default();
+        let recomputed = rounds.iter().map(|r| r.recomputed).max().unwrap_or_default();
         let reconcile = spread(rounds.iter().map(|r| r.reconcile).collect());
         let publish = spread(rounds.iter().map(|r| r.publish).collect());
-        println!("| {what} | {taken_up} | {reconcile} | {publish} |");
+        println!("| {what} | {recomputed} | {reconcile} | {publish} |");
     }
     println!("| anything, from scratch | {} | {} | | |", size.services, spread(scratch));
     Ok(())

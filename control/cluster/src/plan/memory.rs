@@ -22,7 +22,7 @@ pub struct Memory {
     /// Services that release their addresses, by uid, with the version in which that was first seen.
     pub(super) leaving: BTreeMap<String, Leaving>,
     /// The requests of the owners of Services.
-    pub(super) asked: BTreeMap<ObjectKey, Asked>,
+    pub(super) asked: BTreeMap<ObjectKey, RequestState>,
     /// Services that wait for other gateways, each with the start of the wait.
     pub(super) waiting: BTreeMap<ObjectKey, Timestamp>,
     /// The time of the last plan.
@@ -72,7 +72,7 @@ pub(super) struct Leaving {
 
 /// The requests of the owner of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestState {
     pub(super) uid: String,
     /// A number for the requests.
     pub(super) what: u64,

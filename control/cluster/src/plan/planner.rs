@@ -8,7 +8,7 @@ use tidegate_model::objects::{Condition, ObjectKey, Service};
 use tidegate_model::time::whole_seconds;
 
 use super::condition::{NewCondition, PROGRAMMED};
-use super::memory::{Asked, Leaving, Memory};
+use super::memory::{Leaving, Memory, RequestState};
 use super::peer;
 use super::situation::Situation;
 use super::write::Plan;
@@ -39,7 +39,7 @@ impl<'a> Planner<'a> {
 
 impl Planner<'_> {
     /// Records the current requests of a Service's owner, with the version in which they were first seen.
-    pub(super) fn asked(&mut self, service: &Service) -> &mut Asked {
+    pub(super) fn asked(&mut self, service: &Service) -> &mut RequestState {
         let Situation { observation, now, .. } = self.situation;
         let what = peer::asked(service);
         // If our condition says so, it was served before, by whichever gateway was the leader.
@@ -48,7 +48,7 @@ impl Planner<'_> {
         if self.memory.asked.get(&service.meta.key).is_some_and(|asked| asked.uid != *uid) {
             self.memory.asked.remove(&service.meta.key);
         }
-        let asked = self.memory.asked.entry(service.meta.key.clone()).or_insert_with(|| Asked {
+        let asked = self.memory.asked.entry(service.meta.key.clone()).or_insert_with(|| RequestState {
             uid: uid.clone(),
             what,
             version: if is_served { 0 } else { observation.version },

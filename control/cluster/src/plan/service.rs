@@ -8,7 +8,7 @@ use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
-use super::memory::Asked;
+use super::memory::RequestState;
 use super::peer::Around;
 use super::planner::Planner;
 use super::situation::OfService;
@@ -127,7 +127,7 @@ impl Planner<'_> {
         // The API forbids entries unless the type is LoadBalancer, and they are ours only with our class.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(view, knows_ip_mode) } else { Vec::new() };
-        let Asked { what, version, since, .. } = *self.asked(service);
+        let RequestState { what, version, since, .. } = *self.asked(service);
         let (now, peers) = (self.situation.now, self.situation.peers);
         let mut contested = None;
         if !wanted.is_empty() {

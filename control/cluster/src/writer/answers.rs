@@ -45,7 +45,7 @@ impl Writer {
         }
         self.counts.ended(Ended::Failed);
         // The next plan contains another write for this target.
-        self.queue.ended(target, &Answer::Moot, now);
+        self.queue.ended(target, &Answer::Superseded, now);
         self.planning.soon();
     }
 

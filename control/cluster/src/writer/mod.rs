@@ -132,8 +132,8 @@ impl Writer {
             false => Candidacy::Cut,
         };
         self.outputs.candidacy.send_replace(candidacy);
-        let Some(status) = self.status.farewell() else { return };
-        if let Err(error) = self.requests.farewell(&status).await {
+        let Some(status) = self.status.final_status() else { return };
+        if let Err(error) = self.requests.write_final_status(&status).await {
             tracing::debug!(%error, "cannot write the last GatewayStatus of this gateway");
         }
     }
@@ -337,7 +337,7 @@ impl Writer {
     /// Writes the last status before this gateway stops writing, if it is still to be written.
     fn write_last_status(&mut self, now: Instant) {
         if let Some(status) = self.status.last(now) {
-            self.requests.silence(status);
+            self.requests.write_last_status(status);
         }
     }
 }

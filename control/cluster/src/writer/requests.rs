@@ -159,7 +159,7 @@ impl Requests {
     }
 
     /// Writes the last status before this gateway stops writing.
-    pub(super) fn silence(&mut self, status: GatewayStatusStatus) {
+    pub(super) fn write_last_status(&mut self, status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {
             Done::LastStatus(own_status::write(&connector, &name, Over::Whatever, &status).await)
@@ -167,7 +167,7 @@ impl Requests {
     }
 
     /// Writes the status with which this gateway shuts down, and waits for the answer.
-    pub(super) async fn farewell(&self, status: &GatewayStatusStatus) -> Written {
+    pub(super) async fn write_final_status(&self, status: &GatewayStatusStatus) -> Written {
         own_status::write(&self.connector, &self.name, Over::Whatever, status).await
     }
 }

@@ -65,7 +65,7 @@ pub struct Explanation {
     pub backend: Option<SocketAddr>,
     /// The way to the backend, if one was chosen.
     #[serde(flatten)]
-    pub way: Option<Way>,
+    pub way: Option<Egress>,
     /// The steps with their results, in order.
     pub steps: Vec<Step>,
 }
@@ -97,7 +97,7 @@ pub enum BackendChoice {
 /// The way from the gateway to the backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Way {
+pub struct Egress {
     /// The interface that the packet leaves by.
     pub interface: String,
     /// The next hop on that link.

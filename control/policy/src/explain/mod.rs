@@ -12,7 +12,7 @@ mod packet;
 mod tests;
 mod text;
 
-pub use explanation::{BackendChoice, Explanation, PacketVerdict, Step, Way};
+pub use explanation::{BackendChoice, Egress, Explanation, PacketVerdict, Step};
 pub use packet::{KnownFlow, Packet, Transport};
 
 use std::fmt;
@@ -295,7 +295,7 @@ fn deliver(
     let path = neighbors.path_mtus().get(&backend.address, about.now);
     let path = path.filter(|&path| service.mode == ForwardingMode::DsrIpip && path < link_mtu);
     let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
-    draft.0.way = Some(Way { interface: name.to_owned(), next_hop: hop, mtu });
+    draft.0.way = Some(Egress { interface: name.to_owned(), next_hop: hop, mtu });
     draft.step("mtu", text::mtu(name, link_mtu, path, overhead));
     if state == NeighborState::Unresolved {
         return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));

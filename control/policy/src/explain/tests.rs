@@ -177,7 +177,7 @@ fn a_tunnel_takes_its_header_off_the_mtu() {
     let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
     let told = ask(&spec(vec![web]), "203.0.113.1:80");
     let next_hop = Some("192.0.2.11".parse().expect("an address"));
-    assert_eq!(told.way, Some(Way { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
+    assert_eq!(told.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
 }
 
 #[test]

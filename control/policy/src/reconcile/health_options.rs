@@ -101,7 +101,7 @@ impl HealthOptions {
 
     /// The checks of a Service whose ports have these protocols. Contradictions are reported.
     pub(super) fn checks(mut self, read: &mut Reader<'_>, ports: impl Iterator<Item = Protocol>) -> Checks {
-        self.heed_operator(read);
+        self.apply_operator_limits(read);
         if self.rules.timeout > self.rules.interval {
             let annotation = self.timeout_said.as_deref().unwrap_or(key::HEALTH_INTERVAL);
             let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
@@ -139,7 +139,7 @@ impl HealthOptions {
     }
 
     /// Applies the operator's limits. Requests beyond them are reported.
-    fn heed_operator(&mut self, read: &mut Reader<'_>) {
+    fn apply_operator_limits(&mut self, read: &mut Reader<'_>) {
         let rules = &mut self.rules;
         let bounds = [
             (

@@ -79,7 +79,7 @@ struct Last {
     served: BTreeMap<ObjectKey, Entry>,
     shares: Shares,
     sums: Sums,
-    taken_up: usize,
+    recomputed: usize,
 }
 
 impl Reconciler {
@@ -98,7 +98,7 @@ impl Reconciler {
         let moved = last.allocate(input, &replanned, &mut dirty);
         dirty.services.extend(moved);
         last.serve(input, &dirty.services);
-        last.taken_up = dirty.services.len();
+        last.recomputed = dirty.services.len();
         let outcome = last.outcome(input);
         self.last = Some(last);
         outcome
@@ -111,8 +111,8 @@ impl Reconciler {
 
     /// The number of Services that the last call computed: only those that the changes could affect.
     #[must_use]
-    pub fn taken_up(&self) -> usize {
-        self.last.as_ref().map_or(0, |last| last.taken_up)
+    pub fn recomputed(&self) -> usize {
+        self.last.as_ref().map_or(0, |last| last.recomputed)
     }
 }
 
@@ -160,7 +160,7 @@ impl Last {
             served: BTreeMap::new(),
             shares: Shares::default(),
             sums: Sums::default(),
-            taken_up: 0,
+            recomputed: 0,
         }
     }
 

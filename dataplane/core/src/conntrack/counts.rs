@@ -19,17 +19,17 @@ use crate::limits::{
 /// How large a share of the opening entries the service and the network of a flow have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
-    /// A flow with a larger heft is evicted earlier.
-    pub(super) heft: Heft,
+    /// A flow with a higher priority is evicted earlier.
+    pub(super) priority: EvictionPriority,
     /// Whether the flow is probably one of a flood.
     pub(super) floods: bool,
 }
 
 /// Whether a flow's network floods, and how many opening entries its service has, by factors of four.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Heft(u8);
+pub(super) struct EvictionPriority(u8);
 
-impl Heft {
+impl EvictionPriority {
     const NETWORK: u8 = 1 << 4;
 
     fn new(network_floods: bool, opening: u32) -> Self {
@@ -38,12 +38,12 @@ impl Heft {
         Self(if network_floods { Self::NETWORK } else { 0 } | class)
     }
 
-    /// Whether this is the heft of a network that floods.
+    /// Whether this is the priority of a network that floods.
     pub(super) fn is_of_network(self) -> bool {
         self.0 & Self::NETWORK != 0
     }
 
-    /// Whether the other heft is at least two classes larger, so that its count is larger by a factor of more than
+    /// Whether the other priority is at least two classes larger, so that its count is larger by a factor of more than
     /// four.
     pub(super) fn is_far_below(self, other: Self) -> bool {
         self.0 + 1 < other.0
@@ -128,14 +128,14 @@ impl Counts {
         }
     }
 
-    /// The load of a flow: the heft from the counts of its network and its service, and whether either floods.
+    /// The load of a flow: the eviction priority from the counts of its network and its service, and whether either floods.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
         let network_floods = self.floods(slot(self.secret, client));
         let of_service = self.of_service.get(index(owner)).map_or(0, |counts| counts[OPENING]);
         let service_floods = of_service > self.opening / OPENING_SERVICE_SHARE;
         // If a network floods, the other clients of the service do not count as flooding.
         let floods = network_floods || service_floods && !self.floods(self.largest);
-        Load { heft: Heft::new(network_floods, of_service), floods }
+        Load { priority: EvictionPriority::new(network_floods, of_service), floods }
     }
 
     fn floods(&self, slot: usize) -> bool {

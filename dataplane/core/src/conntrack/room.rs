@@ -8,7 +8,7 @@
 //! own flows, or flows that are not established, or none ([`Table::admit`]).
 //!
 //! A flood must not end the handshakes of others, which are opening flows like its own. So the opening flows of the
-//! network and of the service that have the most of them are evicted first ([`Heft`]); among these, unanswered flows;
+//! network and of the service that have the most of them are evicted first ([`EvictionPriority`]); among these, unanswered flows;
 //! and among these, the oldest. If the two buckets of a new flow have no flow that clearly belongs to a flood, some
 //! other buckets are examined, and the least valuable flow of all is evicted. A new flow of a flood does not evict a
 //! flow of a service or network that has far fewer: it uses a free slot, or is refused.
@@ -23,7 +23,7 @@
 
 use std::cmp::Reverse;
 
-use super::counts::{Heft, Load};
+use super::counts::{EvictionPriority, Load};
 use super::eviction::EvictionReason;
 use super::flow_state::{Phase, Worth};
 use super::key::{FlowHash, PackedKey};
@@ -55,7 +55,7 @@ struct Newcomer {
 struct Rank {
     tier: Tier,
     /// Zero for flows that are not opening.
-    heft: Reverse<Heft>,
+    priority: Reverse<EvictionPriority>,
     worth: Worth,
     idle_ms: Reverse<u32>,
 }
@@ -81,21 +81,21 @@ impl Rank {
             Worth::Doubtful => Tier::Doubtful,
             Worth::Established => Tier::Established,
         };
-        let heft = if tier == Tier::Opening { load().heft } else { Heft::default() };
-        Self { tier, heft: Reverse(heft), worth: v.standing.worth, idle_ms: Reverse(v.idle_ms) }
+        let priority = if tier == Tier::Opening { load().priority } else { EvictionPriority::default() };
+        Self { tier, priority: Reverse(priority), worth: v.standing.worth, idle_ms: Reverse(v.idle_ms) }
     }
 
     /// Whether the flow is evicted for the new one without a search for a better one: it has ended, or has a larger
-    /// heft, or is, like the new one, probably part of a flood.
+    /// priority, or is, like the new one, probably part of a flood.
     fn makes_way_at_once(&self, new: Newcomer) -> bool {
-        let Reverse(heft) = self.heft;
+        let Reverse(priority) = self.priority;
         let of_the_same_flood = new.load.floods
-            && heft == new.load.heft
-            && (self.worth == Worth::Unanswered || heft.is_of_network())
+            && priority == new.load.priority
+            && (self.worth == Worth::Unanswered || priority.is_of_network())
             && self.idle_ms.0 >= new.fresh_ms;
         match self.tier {
             Tier::Over => true,
-            Tier::Opening => heft > new.load.heft || of_the_same_flood,
+            Tier::Opening => priority > new.load.priority || of_the_same_flood,
             Tier::Doubtful | Tier::Established => false,
         }
     }
@@ -103,11 +103,12 @@ impl Rank {
     /// Whether the flow is evicted for the new one although there may be a free slot: it is not established, its
     /// service or network does not have far fewer flows, and its handshake has not just begun.
     fn makes_way_before_free_slots(&self, new: Newcomer) -> bool {
-        let Reverse(heft) = self.heft;
+        let Reverse(priority) = self.priority;
         match self.tier {
             Tier::Over => true,
             Tier::Opening => {
-                heft > new.load.heft || !heft.is_far_below(new.load.heft) && self.idle_ms.0 >= new.fresh_ms
+                priority > new.load.priority
+                    || !priority.is_far_below(new.load.priority) && self.idle_ms.0 >= new.fresh_ms
             }
             Tier::Doubtful | Tier::Established => false,
         }
@@ -119,7 +120,7 @@ impl Rank {
         match self.tier {
             Tier::Over | Tier::Doubtful => true,
             Tier::Opening => {
-                !self.heft.0.is_far_below(new.load.heft) || self.idle_ms.0 >= OPENING_IDLE_MIN_MS
+                !self.priority.0.is_far_below(new.load.priority) || self.idle_ms.0 >= OPENING_IDLE_MIN_MS
             }
             Tier::Established => false,
         }

@@ -26,7 +26,7 @@ use crate::wire::rewrite::Endpoint;
 use crate::wire::{Addr, Family, Headers, MacAddr};
 
 /// A next hop whose link address is known, and the limits of packets to it.
-struct Way {
+struct NextHop {
     interface: InterfaceIndex,
     link: Link,
     mtu: usize,
@@ -47,7 +47,7 @@ impl Growth {
     const NONE: Self = Self { overhead: 0, passes: usize::MAX };
 }
 
-impl Way {
+impl NextHop {
     #[inline(always)]
     fn new(interface: &Interface, index: InterfaceIndex, destination: MacAddr) -> Self {
         let link = Link { source: interface.mac, destination, vlan: interface.vlan };
@@ -152,7 +152,7 @@ impl Pipeline {
         let at = usize::from(*frame);
         let way = match way_by_slot(&burst.view, backend.interface, backend.neighbor) {
             Ok(way) => way,
-            Err(no_way) => return no_way.report(burst, at),
+            Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
         // A small packet passes every path, so nothing is looked up for it.
@@ -183,13 +183,13 @@ impl Pipeline {
         h: &Headers,
         (service, backend): (&Service, &Backend),
         overhead: usize,
-        way: &Way,
+        way: &NextHop,
     ) -> bool {
         let mtu = mtu_to(&burst.view, backend, way.mtu, burst.now);
         if h.ttl > 1 && usize::from(h.ip_len()) + overhead <= mtu {
             return true;
         }
-        let way = Way { interface: way.interface, link: way.link, mtu };
+        let way = NextHop { interface: way.interface, link: way.link, mtu };
         let need_not_shrink =
             h.family == Family::V6 && h.ip_len() <= path_mtu::minimum(Family::V6) && overhead > 0;
         if h.ttl > 1 && need_not_shrink {
@@ -210,7 +210,7 @@ impl Pipeline {
         h: &Headers,
         service: &Service,
         backend: &Backend,
-        way: &Way,
+        way: &NextHop,
     ) {
         let Some(source) = burst.view.snapshot.tunnel_source(backend.family) else {
             return burst.set(at, Refusal::NoRoute);
@@ -249,7 +249,7 @@ impl Pipeline {
         let (at, mut h) = (usize::from(*frame), *before);
         let way = match way_of(&burst.view, destination) {
             Ok(way) => way,
-            Err(no_way) => return no_way.report(burst, at),
+            Err(no_next_hop) => return no_next_hop.report(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
         if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
@@ -284,7 +284,7 @@ impl Pipeline {
         at: usize,
         h: &Headers,
         overhead: usize,
-        way: &Way,
+        way: &NextHop,
     ) -> bool {
         // Room for the longest IPv4 header and 8 bytes of data.
         let room = way.mtu >= overhead + 60 + 8;
@@ -324,13 +324,13 @@ impl Pipeline {
 }
 
 /// Why there is no next hop to send to.
-struct NoWay {
+struct NoNextHop {
     refusal: Refusal,
     /// The next hop whose link address is not known.
     wanted: Option<(InterfaceIndex, Addr)>,
 }
 
-impl NoWay {
+impl NoNextHop {
     const NO_ROUTE: Self = Self { refusal: Refusal::NoRoute, wanted: None };
 
     fn unresolved(wanted: Option<(InterfaceIndex, Addr)>) -> Self {
@@ -349,7 +349,7 @@ impl NoWay {
 
 /// The next hop of a destination.
 #[inline(always)]
-fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<Way, NoWay> {
+fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
     match destination {
         Destination::Backend { backend, .. } => way_by_slot(view, backend.interface, backend.neighbor),
         Destination::Client { client, .. } => way_by_route(view, &client.addr),
@@ -418,24 +418,24 @@ fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usiz
 }
 
 #[inline(always)]
-fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Result<Way, NoWay> {
-    let interface = view.snapshot.interface(index).ok_or(NoWay::NO_ROUTE)?;
+fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Result<NextHop, NoNextHop> {
+    let interface = view.snapshot.interface(index).ok_or(NoNextHop::NO_ROUTE)?;
     match view.neighbors.mac(slot) {
-        Some(destination) => Ok(Way::new(interface, index, destination)),
-        None => Err(NoWay::unresolved(view.neighbors.key(slot))),
+        Some(destination) => Ok(NextHop::new(interface, index, destination)),
+        None => Err(NoNextHop::unresolved(view.neighbors.key(slot))),
     }
 }
 
 /// The next hop to a client: the router of a route, or the client itself if it is on-link.
-fn way_by_route(view: &View<'_>, client: &Addr) -> Result<Way, NoWay> {
-    let route = view.snapshot.route(client).ok_or(NoWay::NO_ROUTE)?;
+fn way_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
+    let route = view.snapshot.route(client).ok_or(NoNextHop::NO_ROUTE)?;
     if let Some(slot) = route.neighbor {
         return way_by_slot(view, route.interface, slot);
     }
     let addr = route.via.unwrap_or(*client);
-    let interface = view.snapshot.interface(route.interface).ok_or(NoWay::NO_ROUTE)?;
+    let interface = view.snapshot.interface(route.interface).ok_or(NoNextHop::NO_ROUTE)?;
     match view.neighbors.resolve(route.interface, &addr) {
-        Some(destination) => Ok(Way::new(interface, route.interface, destination)),
-        None => Err(NoWay::unresolved(Some((route.interface, addr)))),
+        Some(destination) => Ok(NextHop::new(interface, route.interface, destination)),
+        None => Err(NoNextHop::unresolved(Some((route.interface, addr)))),
     }
 }

@@ -29,7 +29,7 @@ pub struct SnapshotSpec {
 impl SnapshotSpec {
     /// Whether both specs request the same state. Generations are ignored.
     #[must_use]
-    pub fn says_the_same(&self, other: &Self) -> bool {
+    pub fn is_equivalent(&self, other: &Self) -> bool {
         self.network == other.network && self.services == other.services
     }
 }

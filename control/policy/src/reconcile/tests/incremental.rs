@@ -90,42 +90,42 @@ fn mixed() -> World {
 fn no_service_is_reprocessed_that_a_change_cannot_affect() {
     let mut world = mixed();
     let mut reconciler = Reconciler::default();
-    let mut taken_up = |world: &mut World, change: &dyn Fn(&mut World)| {
+    let mut recomputed = |world: &mut World, change: &dyn Fn(&mut World)| {
         change(world);
         let outcome = reconciler.reconcile(&world.input());
         world.memory = outcome.memory;
-        reconciler.taken_up()
+        reconciler.recomputed()
     };
     let node = |world: &mut World, change: &dyn Fn(&mut Node)| {
         let mut node = Node::clone(&world.objects.nodes["n0"]);
         change(&mut node);
         world.put_node(node);
     };
-    assert_eq!(taken_up(&mut world, &|_| ()), 12);
-    assert_eq!(taken_up(&mut world, &|_| ()), 0);
+    assert_eq!(recomputed(&mut world, &|_| ()), 12);
+    assert_eq!(recomputed(&mut world, &|_| ()), 0);
     let (of_n0, of_n1, to_nodes) = (3, 3, 3);
     let heartbeat = |w: &mut World| node(w, &|_| ());
-    assert_eq!(taken_up(&mut world, &heartbeat), 0, "the same again is no change");
+    assert_eq!(recomputed(&mut world, &heartbeat), 0, "the same again is no change");
     let annotated = |w: &mut World| node(w, &|n| drop(n.meta.annotations.insert("other".into(), "1".into())));
-    assert_eq!(taken_up(&mut world, &annotated), 0);
+    assert_eq!(recomputed(&mut world, &annotated), 0);
     let labelled = |w: &mut World| node(w, &|n| drop(n.meta.labels.insert("other".into(), "1".into())));
-    assert_eq!(taken_up(&mut world, &labelled), 0, "nobody there asks for labels");
+    assert_eq!(recomputed(&mut world, &labelled), 0, "nobody there asks for labels");
     let zone = |w: &mut World| {
         node(w, &|n| drop(n.meta.labels.insert("topology.kubernetes.io/zone".into(), "z1".into())));
     };
-    assert_eq!(taken_up(&mut world, &zone), of_n0 + to_nodes);
+    assert_eq!(recomputed(&mut world, &zone), of_n0 + to_nodes);
     let moved = |w: &mut World| node(w, &|n| n.internal_ips = vec![ip("10.0.2.9")]);
-    assert_eq!(taken_up(&mut world, &moved), to_nodes);
+    assert_eq!(recomputed(&mut world, &moved), to_nodes);
     let cidr = |w: &mut World| node(w, &|n| n.pod_cidrs = vec!["10.1.0.0/24".parse().expect("a net")]);
-    assert_eq!(taken_up(&mut world, &cidr), 0);
+    assert_eq!(recomputed(&mut world, &cidr), 0);
     let tier = |w: &mut World| {
         let mut n1 = Node::clone(&w.objects.nodes["n1"]);
         n1.meta.labels.insert("tier".into(), "odd".into());
         w.put_node(n1);
     };
-    assert_eq!(taken_up(&mut world, &tier), 1, "it has a node selector");
+    assert_eq!(recomputed(&mut world, &tier), 1, "it has a node selector");
     let drained = |w: &mut World| w.drained = BTreeSet::from([DrainTarget::Node("n1".into())]);
-    assert_eq!(taken_up(&mut world, &drained), of_n1 + to_nodes);
+    assert_eq!(recomputed(&mut world, &drained), of_n1 + to_nodes);
 
     let pod = |world: &mut World, name: &str, of_app: u8, weight: Option<&str>| {
         let mut meta = Metadata::new(ObjectKey::new("default", name));
@@ -135,25 +135,25 @@ fn no_service_is_reprocessed_that_a_change_cannot_affect() {
         let pod = Pod { meta, node_name: None, ips, ready: true, finished: false, container_ports: vec![] };
         world.objects.pods.insert(pod.meta.key.clone(), Arc::new(pod));
     };
-    assert_eq!(taken_up(&mut world, &|w| pod(w, "pod-4", 99, Some("2"))), 1);
-    assert_eq!(taken_up(&mut world, &|w| pod(w, "stranger", 99, Some("2"))), 0);
-    assert_eq!(taken_up(&mut world, &|w| pod(w, "pod-4", 98, Some("2"))), 0, "its labels are nobody's");
-    assert_eq!(taken_up(&mut world, &|w| pod(w, "new", 3, None)), 1, "it is selected");
+    assert_eq!(recomputed(&mut world, &|w| pod(w, "pod-4", 99, Some("2"))), 1);
+    assert_eq!(recomputed(&mut world, &|w| pod(w, "stranger", 99, Some("2"))), 0);
+    assert_eq!(recomputed(&mut world, &|w| pod(w, "pod-4", 98, Some("2"))), 0, "its labels are nobody's");
+    assert_eq!(recomputed(&mut world, &|w| pod(w, "new", 3, None)), 1, "it is selected");
 
     let namespace = |world: &mut World, edge: &str| {
         let mut meta = Metadata::new(ObjectKey::new("", "default"));
         meta.labels.insert("edge".into(), edge.into());
         world.objects.namespaces.insert("default".into(), Arc::new(Namespace { meta }));
     };
-    assert_eq!(taken_up(&mut world, &|w| namespace(w, "true")), 0, "no pool asks for labels");
+    assert_eq!(recomputed(&mut world, &|w| namespace(w, "true")), 0, "no pool asks for labels");
 
     let withheld = |w: &mut World| {
         w.settings.authority = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.1")]) };
     };
-    assert_eq!(taken_up(&mut world, &withheld), 0);
-    assert_eq!(taken_up(&mut world, &|w| w.put(service("new"))), 1);
+    assert_eq!(recomputed(&mut world, &withheld), 0);
+    assert_eq!(recomputed(&mut world, &|w| w.put(service("new"))), 1);
     let gone = |w: &mut World| drop(w.objects.services.remove(&ObjectKey::new("default", "new")));
-    assert_eq!(taken_up(&mut world, &gone), 1);
+    assert_eq!(recomputed(&mut world, &gone), 1);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn who_is_taken_up_and_comes_out_the_same_stays_the_same_value() {
     node.meta.annotations.insert("tidegate.dev/weight".into(), "1".into());
     world.put_node(node);
     let after = reconciler.reconcile(&world.input());
-    assert_eq!(reconciler.taken_up(), 6);
+    assert_eq!(reconciler.recomputed(), 6);
     assert!(before.services.iter().zip(&after.services).all(|(a, b)| Arc::ptr_eq(a, b)));
     assert!(before.spec.services.iter().zip(&after.spec.services).all(|(a, b)| a.is_same(b)));
 }

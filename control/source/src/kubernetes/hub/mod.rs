@@ -222,13 +222,13 @@ impl Hub {
                     self.publication.changed(now);
                 }
                 self.stores[index].set_up(true, now);
-                self.turn(None);
+                self.update_state(None);
             }
             Event::Down(index, why) => {
                 self.stores[index].set_up(false, now);
                 self.failed = true;
                 self.state.now.failures += 1;
-                self.turn(Some(why));
+                self.update_state(Some(why));
             }
         }
     }
@@ -248,7 +248,7 @@ impl Hub {
             self.publication.changed(now);
         }
         self.state.now.failures += 1;
-        self.turn(None);
+        self.update_state(None);
     }
 
     /// Records that the API server does not have the kind. If there never was an object of it, there are none.
@@ -453,7 +453,7 @@ impl Hub {
     }
 
     /// Updates the state of the source after a failed attempt (`why`), or when a watch is connected.
-    fn turn(&mut self, why: Option<String>) {
+    fn update_state(&mut self, why: Option<String>) {
         let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
         let forbidden = forbidden_kinds(&self.stores).next();
         self.state.set_connected(connected, why, forbidden);
