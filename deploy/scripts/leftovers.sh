@@ -1,6 +1,7 @@
 #!/bin/bash
 # Reports everything that a run has left behind: namespaces, links, processes, hugepages, run-time files. Called by
-# test.sh before and after everything else.
+# test.sh before and after everything else. Others may use the machine meanwhile, so only what is ours by its name
+# counts: all namespaces and links of the gateway, the labs and the tests begin with "tg".
 # Usage: leftovers.sh snapshot FILE | leftovers.sh compare FILE   (exit 1 if there is more than before)
 set -euo pipefail
 
@@ -19,11 +20,11 @@ processes() {
 }
 
 state() {
-  ip netns list | sed 's/^/namespace /; s/ (id.*//'
-  ip -o link | awk -F': ' '{print "link " $2}'
+  ip netns list | sed -n 's/ (id.*//; s/^tg/namespace tg/p'
+  ip -o link | awk -F': ' '$2 ~ /^tg/ {print "link " $2}'
   processes
   printf 'hugepages %s\n' "$(cat /proc/sys/vm/nr_hugepages)"
-  find /dev/hugepages /run/tidegate /run/dpdk /var/run/dpdk -mindepth 1 2>/dev/null | sed 's/^/file /' || true
+  find /run/tidegate -mindepth 1 2>/dev/null | sed 's/^/file /' || true
   find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'tidegate-lab-*' 2>/dev/null | sed 's/^/file /' || true
 }
 
