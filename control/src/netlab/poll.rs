@@ -24,7 +24,7 @@ pub fn timed_wait_for<T>(
             return Ok((value, begin.elapsed()));
         }
         if begin.elapsed() >= bound {
-            bail!("waited {bound:?} in vain for {what}");
+            bail!("waited {bound:?} for {what}, which did not happen");
         }
         thread::sleep(PROBE_INTERVAL);
     }

@@ -107,7 +107,7 @@ impl Scene {
             let (label, family) = (path.label(), path.family);
             let kept = wait_for("every port to have its backends", APPLIED, || {
                 let ports = self.world.ports_at(path.vip).ok()?;
-                // Ports that other Services requested in vain are also listed there.
+                // Ports that other Services requested and did not get are also listed there.
                 let mut own = ports.iter().filter(|port| port["refused"].is_null());
                 (own.clone().count() == PORTS && own.all(|port| active_of(port) == expected)).then_some(())
             });

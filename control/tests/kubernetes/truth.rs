@@ -199,7 +199,7 @@ fn kinds_in_another_etcd_are_watched_on_and_not_listed_again_and_again() {
             && !request.query.contains("limit=1&")
             && !request.query.ends_with("limit=1")
     });
-    assert_eq!(lists.count(), 0, "a watch that ends is taken up where it was");
+    assert_eq!(lists.count(), 0, "a watch that ends is resumed where it was");
 }
 
 #[test]

@@ -137,7 +137,11 @@ fn no_service_is_reprocessed_that_a_change_cannot_affect() {
     };
     assert_eq!(recomputed(&mut world, &|w| pod(w, "pod-4", 99, Some("2"))), 1);
     assert_eq!(recomputed(&mut world, &|w| pod(w, "stranger", 99, Some("2"))), 0);
-    assert_eq!(recomputed(&mut world, &|w| pod(w, "pod-4", 98, Some("2"))), 0, "its labels are nobody's");
+    assert_eq!(
+        recomputed(&mut world, &|w| pod(w, "pod-4", 98, Some("2"))),
+        0,
+        "no Service selects its labels"
+    );
     assert_eq!(recomputed(&mut world, &|w| pod(w, "new", 3, None)), 1, "it is selected");
 
     let namespace = |world: &mut World, edge: &str| {

@@ -306,7 +306,7 @@ fn a_service_that_leaves_keeps_its_flows_for_the_drain_timeout_and_has_them_agai
         gateways.now_is("");
         alive(&mut gateways, "gone");
         let new = segment(&mut gateways, 41_000, flags::SYN).verdict;
-        assert_eq!(new, Verdict::Punt(PuntReason::NotOurs), "{mode}: its address is nobody's");
+        assert_eq!(new, Verdict::Punt(PuntReason::NotOurs), "{mode}: no Service has its address");
         gateways.wait(Duration::from_secs(50));
         alive(&mut gateways, "gone for long");
         gateways.now_is(&here);
