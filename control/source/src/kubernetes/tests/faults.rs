@@ -659,7 +659,7 @@ fn the_end_waits_for_no_api_server() {
     let began = Instant::now();
     drop(source);
     drop(runtime);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
