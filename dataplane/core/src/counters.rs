@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ids::{BackendId, InterfaceIndex, ServiceId};
 use crate::limits::INTERFACES_MAX;
+use crate::loads::Load;
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 
 /// A number with one writer.
@@ -23,6 +24,12 @@ impl Counter {
     #[inline]
     pub fn add(&self, count: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+
+    /// Replaces the value. Only the worker that owns the counter may call this.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
     }
 
     /// The value a moment ago.
@@ -133,6 +140,9 @@ pub struct ServiceTally {
 pub struct Tallies {
     services: Box<[ServiceTally]>,
     connections: Box<[Counter]>,
+    /// The loads of backends in this worker's flow tables, for the other workers ([`Load::word`]). Only those that
+    /// schedulers compare are set.
+    loads: Box<[Counter]>,
 }
 
 impl Tallies {
@@ -142,6 +152,7 @@ impl Tallies {
         Self {
             services: std::iter::repeat_with(ServiceTally::default).take(services).collect(),
             connections: std::iter::repeat_with(Counter::default).take(backends).collect(),
+            loads: std::iter::repeat_with(Counter::default).take(backends).collect(),
         }
     }
 
@@ -166,6 +177,19 @@ impl Tallies {
         if let Some(connections) = self.connections.get(backend.index()) {
             connections.add(1);
         }
+    }
+
+    /// Tells the other workers the load of a backend.
+    pub fn share_load(&self, backend: BackendId, load: Load) {
+        if let Some(word) = self.loads.get(backend.index()) {
+            word.set(load.word());
+        }
+    }
+
+    /// The load of a backend that the worker told last.
+    #[must_use]
+    pub fn load(&self, backend: BackendId) -> Load {
+        self.loads.get(backend.index()).map_or(Load::default(), |word| Load::from_word(word.value()))
     }
 
     /// Packets and bytes of the service at this index since these tallies were created.

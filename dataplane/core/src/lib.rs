@@ -27,6 +27,7 @@ pub mod histogram;
 pub mod ids;
 mod key_index;
 pub mod limits;
+pub mod loads;
 pub mod maglev;
 pub mod neighbors;
 pub mod now;
@@ -45,5 +46,6 @@ pub mod source_ranges;
 mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod turns;
 pub mod verdict;
 pub mod wire;

@@ -30,6 +30,17 @@ pub const RENDEZVOUS_DECKS_MAX: usize = 64;
 /// larger, the weights are divided, and a problem is reported for that service. Other services are not affected.
 pub const RENDEZVOUS_SEATS_MAX: usize = 500_000;
 
+/// Turns in the ring of one service port with `scheduler: wrr`: 256 KB. If the sum of the weights is larger, they are
+/// divided, and a problem is reported for that service.
+pub const WRR_TURNS_MAX: usize = 1 << 17;
+
+/// How often a worker shares the loads of backends with the other workers, in milliseconds, if a service with
+/// `scheduler: lc`, `sed` or `nq` needs them.
+pub const LOADS_SHARED_MS: u32 = 10;
+
+/// Backends whose loads a worker shares in one turn: this takes some microseconds.
+pub const LOADS_SHARED_PER_TURN: usize = 256;
+
 /// Service ports of one snapshot.
 pub const SERVICES_MAX: usize = 1 << 20;
 

@@ -27,6 +27,7 @@ mod local;
 mod output;
 mod owners;
 mod reply_flows;
+mod schedule;
 mod service_flows;
 mod sources;
 mod state;

@@ -1,25 +1,33 @@
-//! Chooses the backend of a new flow of a service port, with seats or with a Maglev table.
+//! Chooses the backend of a new flow of a service port: with seats, with a Maglev table, in turn, or by load.
 //!
 //! The compile of a snapshot builds both, only from the backends that take new flows: backends that drain or are down
-//! are local history, and have no influence. Both return the id of the backend, so that no further look-up is needed.
+//! are local history, and have no influence. All return the id of the backend, so that no further look-up is needed.
 //!
-//! Invariant: gateways with the same desired state choose the same backend, whatever their history is.
+//! Invariant: gateways with the same desired state choose the same backend with seats and with a Maglev table, whatever
+//! their history is. A choice in turn or by load depends on the worker that makes it; `pipeline/schedule.rs` has its
+//! state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::hash::scale;
 use crate::ids::BackendId;
+use crate::loads::Loaded;
 use crate::prefetch;
 use crate::rendezvous::Rendezvous;
+use crate::turns::Turns;
 
 /// The data by which a service port chooses the backend of a new flow. A copy shares everything.
 #[derive(Debug, Clone)]
 pub enum Selector {
-    /// `scheduler: rendezvous`; also used if no backend takes new flows.
+    /// `scheduler: rendezvous`, `sh` and `dh`; also used if no backend takes new flows.
     Rendezvous(Rendezvous),
     /// `scheduler: maglev`.
     Maglev(Arc<Slots>),
+    /// `scheduler: wrr`.
+    Turns(Arc<Turns>),
+    /// `scheduler: lc`, `sed` and `nq`.
+    Loads(Arc<Loaded>),
 }
 
 /// A Maglev table with the ids of the owners of its slots.
@@ -38,13 +46,15 @@ impl Default for Selector {
 }
 
 impl Selector {
-    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows.
+    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice does
+    /// not follow from the hash ([`Self::is_of_worker`]).
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> Option<BackendId> {
         match self {
             Self::Rendezvous(seats) => seats.owner(hash),
             Self::Maglev(slots) => slots.owner(slots.slot_of(hash)),
+            Self::Turns(_) | Self::Loads(_) => None,
         }
     }
 
@@ -58,6 +68,7 @@ impl Selector {
                     prefetch::read(place);
                 }
             }
+            Self::Turns(_) | Self::Loads(_) => {}
         }
     }
 
@@ -68,10 +79,20 @@ impl Selector {
         match self {
             Self::Rendezvous(seats) => seats.is_empty(),
             Self::Maglev(slots) => slots.is_empty(),
+            Self::Turns(turns) => turns.is_empty(),
+            Self::Loads(loaded) => loaded.members.is_empty(),
         }
     }
 
-    /// The number of seats or slots of each backend that has any. For display.
+    /// Whether the choice depends on the state of the worker that makes it. Then only the flow table knows the backend
+    /// of a flow.
+    #[inline]
+    #[must_use]
+    pub fn is_of_worker(&self) -> bool {
+        matches!(self, Self::Turns(_) | Self::Loads(_))
+    }
+
+    /// The number of seats, slots or turns of each backend that has any, or its weight. For display.
     #[must_use]
     pub fn shares(&self) -> BTreeMap<BackendId, u32> {
         let mut shares = BTreeMap::new();
@@ -80,6 +101,10 @@ impl Selector {
             Self::Rendezvous(seats) => seats.seats().for_each(|(.., owner)| count(owner)),
             Self::Maglev(slots) => {
                 slots.table.iter().for_each(|&position| count(slots.owners[usize::from(position)]));
+            }
+            Self::Turns(turns) => turns.all().for_each(count),
+            Self::Loads(loaded) => {
+                shares.extend(loaded.members.iter().map(|member| (member.owner, u32::from(member.weight))));
             }
         }
         shares

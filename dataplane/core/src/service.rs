@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::chunked::Chunked;
-use crate::hash::key_hash;
+use crate::hash::{client_hash, key_hash, selection_hash};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
 use crate::selector::Selector;
@@ -26,8 +26,7 @@ pub struct Service {
     pub vip: Addr,
     /// Its id.
     pub id: ServiceId,
-    /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none. If it is set, the backend is chosen by
-    /// [`client_hash`](crate::hash::client_hash), otherwise by [`selection_hash`](crate::hash::selection_hash).
+    /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none.
     pub affinity_ms: u32,
     /// Idle time of an established TCP flow, in milliseconds, below 2^31.
     pub idle_tcp_ms: u32,
@@ -43,14 +42,44 @@ pub struct Service {
     pub mode: ForwardingMode,
     /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
+    /// What the choice of a backend is a function of.
+    pub basis: ChoiceBasis,
     /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
 
 const _: () = assert!(size_of::<Service>() == 64);
 
+/// The part of a packet that the hash for the choice of a backend covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChoiceBasis {
+    /// The 5-tuple: [`selection_hash`].
+    Flow,
+    /// The client's address, with `sessionAffinity: ClientIP` and `scheduler: sh`: [`client_hash`].
+    Client,
+    /// The VIP, with `scheduler: dh`: [`client_hash`] of the VIP.
+    Vip,
+}
+
 impl Service {
-    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows.
+    /// The hash for [`Self::select`] of a packet from a client to the service.
+    #[inline]
+    #[must_use]
+    pub fn choice_hash(
+        &self,
+        (src, src_port): (&Addr, u16),
+        (dst, dst_port): (&Addr, u16),
+        proto: u8,
+    ) -> u64 {
+        match self.basis {
+            ChoiceBasis::Flow => selection_hash(src, src_port, dst, dst_port, proto),
+            ChoiceBasis::Client => client_hash(src),
+            ChoiceBasis::Vip => client_hash(dst),
+        }
+    }
+
+    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice
+    /// depends on the worker ([`Selector::is_of_worker`]).
     #[inline]
     #[must_use]
     pub fn select(&self, hash: u64) -> Option<BackendId> {
@@ -174,6 +203,12 @@ impl Services {
         &self.by_key
     }
 
+    /// The services that compare the loads of their backends, in the order of their keys.
+    pub(crate) fn compared(&self) -> Arc<[ServiceId]> {
+        let compared = self.iter().filter(|(_, info)| info.scheduler.compares_loads());
+        compared.map(|(service, _)| service.id).collect()
+    }
+
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         self.index.prefetch(hash);
@@ -219,6 +254,7 @@ fn vacant_service() -> Service {
         protocol: Protocol::Tcp,
         mode: ForwardingMode::DsrL2,
         no_endpoints: NoEndpoints::Drop,
+        basis: ChoiceBasis::Flow,
         selector: Selector::default(),
     }
 }

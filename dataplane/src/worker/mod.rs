@@ -193,6 +193,8 @@ impl<Q: PortQueue> Worker<Q> {
             self.rechecking = self.parts.pipeline.recheck(snapshot, now);
             worked = true;
         }
+        let Forwarding { snapshot, tallies } = self.parts.forwarding.get();
+        self.parts.pipeline.share_loads(snapshot, tallies, now);
         for port in 0..self.parts.ports.len() {
             worked |= self.receive(now, port);
         }

@@ -150,10 +150,10 @@ pub const KEYS: &[Key] = &[
     key("services.defaults.target", "`pod`, `node`", Value("pod"), "node", Reload,
         "Whether backends are the endpoints or their nodes. With `node` in DSR modes, packets reach the node with VIP and port unchanged, and kube-proxy on the node serves them as they are. \
          With `node` in NAT modes, they reach the node port."),
-    key("services.defaults.scheduler", "`rendezvous`, `maglev`", Value("rendezvous"), "maglev", Reload,
+    key("services.defaults.scheduler", "`rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh`, `dh`", Value("rendezvous"), "maglev", Reload,
         "How the backend of a new flow is chosen ([selection.md](selection.md))."),
     key("services.defaults.tableSize", "prime from 251 to 655373", Value("65537"), "65521", Reload,
-        "The number of slots in a Maglev table. It has no effect with `rendezvous`."),
+        "The number of slots in a Maglev table. It has an effect with `maglev` only."),
     key("services.defaults.drainTimeout", "duration, 0s to 24h", Value("300s"), "1m30s", Reload,
         "How long existing flows continue after their backend or their Service is removed."),
     key("services.defaults.noEndpoints", "`reject`, `drop`", Value("reject"), "drop", Reload,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
+use tidegate_core::loads::LoadRule;
 use tidegate_core::maglev::is_prime;
 use tidegate_core::snapshot::Policy;
 pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints};
@@ -61,10 +62,11 @@ pub struct ServiceDefaults {
     pub forwarding_local: Option<ForwardingMode>,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
-    /// `scheduler`: how the backend of a new flow is chosen, `rendezvous` or `maglev`. Default `rendezvous`.
+    /// `scheduler`: how the backend of a new flow is chosen, `rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh` or
+    /// `dh`. Default `rendezvous`.
     pub scheduler: Scheduler,
-    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with `scheduler:
-    /// rendezvous`. Default `65537`.
+    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with another
+    /// scheduler than `maglev`. Default `65537`.
     pub table_size: u32,
     /// `drainTimeout`: how long flows of a removed backend continue, 0s to 24h. Default 300s.
     pub drain_timeout: Duration,
@@ -115,6 +117,29 @@ pub enum Scheduler {
     Rendezvous,
     /// The table of the Maglev paper, of a fixed size.
     Maglev,
+    /// Weighted round robin of each worker.
+    WeightedRoundRobin,
+    /// By the loads of the backends.
+    Loads(LoadRule),
+    /// Seat rendezvous by the client's address.
+    SourceHash,
+    /// Seat rendezvous by the VIP.
+    DestinationHash,
+}
+
+impl Scheduler {
+    /// The name in configuration and annotations.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rendezvous => "rendezvous",
+            Self::Maglev => "maglev",
+            Self::WeightedRoundRobin => "wrr",
+            Self::Loads(rule) => rule.as_str(),
+            Self::SourceHash => "sh",
+            Self::DestinationHash => "dh",
+        }
+    }
 }
 
 /// The treatment of the family that source ranges do not contain.
@@ -142,7 +167,7 @@ pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, nat, fullnat";
 /// The values that [`target`] accepts.
 pub const TARGET_ACCEPTED: &str = "pod, node";
 /// The values that [`scheduler`] accepts.
-pub const SCHEDULER_ACCEPTED: &str = "rendezvous, maglev";
+pub const SCHEDULER_ACCEPTED: &str = "rendezvous, maglev, wrr, lc, sed, nq, sh, dh";
 /// The number of slots of the smallest Maglev table.
 const TABLE_SIZE_MIN: u32 = 251;
 
@@ -172,7 +197,12 @@ pub fn scheduler(word: &str) -> Word<Scheduler> {
     match word {
         "rendezvous" => Word::Known(Scheduler::Rendezvous),
         "maglev" => Word::Known(Scheduler::Maglev),
-        "wrr" | "lc" | "sed" | "nq" | "sh" | "dh" => Word::NotYet,
+        "wrr" => Word::Known(Scheduler::WeightedRoundRobin),
+        "lc" => Word::Known(Scheduler::Loads(LoadRule::LeastConnections)),
+        "sed" => Word::Known(Scheduler::Loads(LoadRule::ShortestDelay)),
+        "nq" => Word::Known(Scheduler::Loads(LoadRule::NeverQueue)),
+        "sh" => Word::Known(Scheduler::SourceHash),
+        "dh" => Word::Known(Scheduler::DestinationHash),
         _ => Word::Unknown,
     }
 }

@@ -71,7 +71,7 @@ pub struct Explanation {
 }
 
 /// How the scheduler of the Service chose a backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum BackendChoice {
     /// With `scheduler: rendezvous`.
@@ -92,6 +92,13 @@ pub enum BackendChoice {
         /// The number of slots of the table.
         slots: u32,
     },
+    /// With `scheduler: wrr`, `lc`, `sed` and `nq`: the choice depends on the state of the worker.
+    OfWorker {
+        /// The scheduler.
+        scheduler: String,
+        /// The number of backends that it may choose.
+        candidates: usize,
+    },
 }
 
 /// The way from the gateway to the backend.
@@ -110,8 +117,8 @@ pub struct Egress {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// The name of the step: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat` or
-    /// `slot`, `backend`, `hairpin`, `mode`, `next hop`, `mtu`.
+    /// The name of the step: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat`,
+    /// `slot` or `scheduler`, `backend`, `hairpin`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// The result of the step.
     pub found: String,

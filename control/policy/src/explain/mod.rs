@@ -21,7 +21,6 @@ use std::sync::Arc;
 
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
-use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
 use tidegate_core::now::Now;
 use tidegate_core::selector::Selector;
@@ -200,17 +199,11 @@ fn choose<'s>(
     draft.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
 
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
-    let hash = if service.affinity_ms == 0 {
-        selection_hash(
-            &src,
-            packet.source.port(),
-            &dst,
-            packet.destination.port(),
-            packet.protocol.0.number(),
-        )
-    } else {
-        client_hash(&src)
-    };
+    let hash = service.choice_hash(
+        (&src, packet.source.port()),
+        (&dst, packet.destination.port()),
+        packet.protocol.0.number(),
+    );
     if pinned.is_none()
         && service.affinity_ms != 0
         && let Some(at) = about.affinity
@@ -253,6 +246,7 @@ fn choose<'s>(
             draft.0.choice = Some(BackendChoice::Slot { slot, slots: slots.len() });
             draft.step("slot", text::slot(service, slots, slot, hash));
         }
+        Selector::Turns(_) | Selector::Loads(_) => return one_of(snapshot, (service, info), draft),
     }
     let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
         draft.step("backend", "none has the seat or slot".to_owned());
@@ -260,6 +254,29 @@ fn choose<'s>(
     };
     draft.step("backend", text::backend(snapshot, service, info, backend));
     Ok(backend)
+}
+
+/// The choice of a scheduler that depends on the worker: it is known only if a single backend takes new flows.
+fn one_of<'s>(
+    snapshot: &'s Snapshot,
+    (service, info): (&Service, &ServiceInfo),
+    draft: &mut Draft,
+) -> Result<&'s Backend, (PacketVerdict, &'static str)> {
+    let shares = service.selector().shares();
+    let scheduler = info.scheduler.as_str().to_owned();
+    draft.0.choice = Some(BackendChoice::OfWorker { scheduler, candidates: shares.len() });
+    draft.step("scheduler", text::of_worker(info, shares.len()));
+    let mut owners = shares.keys();
+    match (owners.next().and_then(|&id| snapshot.backend(id)), owners.next()) {
+        (Some(backend), None) => {
+            draft.step("backend", text::backend(snapshot, service, info, backend));
+            Ok(backend)
+        }
+        _ => {
+            draft.step("backend", text::candidates(snapshot, &shares));
+            Err((PacketVerdict::Transmit, TransmitReason::Forward.as_str()))
+        }
+    }
 }
 
 /// The backend of a service by address and port, if its state keeps flows.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tidegate_core::hash::{client_hash, selection_hash};
+use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
     BackendSpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, Scheduler, ServiceKey,
     ServiceSpec, SnapshotSpec,
@@ -158,6 +160,37 @@ fn rendezvous_tells_seat_and_rank_and_maglev_the_slot() {
     let Some(BackendChoice::Slot { slot, slots: 251 }) = told.choice else { panic!("{told}") };
     assert!(found(&told, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{told}");
     assert!(found(&told, "backend").contains("owns the slot: weight 1, 12"), "{told}");
+}
+
+#[test]
+fn a_scheduler_of_the_worker_names_the_backends_it_may_choose_and_no_single_one() {
+    let ask_of = |scheduler, backends: &[(&str, u16, BackendState)]| {
+        let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, backends);
+        web.scheduler = scheduler;
+        ask(&spec(vec![web]), "203.0.113.1:80")
+    };
+    let two = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
+    for (scheduler, how) in [
+        (Scheduler::WeightedRoundRobin, "wrr: the worker that receives the packet gives its new flows"),
+        (Scheduler::Loads(LoadRule::LeastConnections), "lc: the worker that receives the packet compares"),
+    ] {
+        let told = ask_of(scheduler, &two);
+        let name = scheduler.as_str().to_owned();
+        assert_eq!(told.choice, Some(BackendChoice::OfWorker { scheduler: name, candidates: 2 }));
+        assert!(found(&told, "scheduler").starts_with(how), "{told}");
+        let named = "one of 10.0.0.1:80 (50.0 %), 10.0.0.2:80 (50.0 %) (share by weight)";
+        assert_eq!(found(&told, "backend"), named);
+        assert_eq!(
+            (told.verdict, told.reason.as_str(), told.backend),
+            (PacketVerdict::Transmit, "forward", None)
+        );
+        let one = ask_of(scheduler, &two[..1]);
+        assert_eq!(one.backend, Some("10.0.0.1:80".parse().expect("an address")), "{one}");
+    }
+    let source = ask_of(Scheduler::SourceHash, &two);
+    assert!(found(&source, "seat").ends_with("of the client's address alone"), "{source}");
+    let destination = ask_of(Scheduler::DestinationHash, &two);
+    assert!(found(&destination, "seat").ends_with("of the VIP alone"), "{destination}");
 }
 
 #[test]

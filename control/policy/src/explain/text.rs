@@ -1,16 +1,18 @@
 //! The texts of an explanation. Each function formats one step of `explain`; nothing is decided here.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::hash::{outer_hash, selection_hash};
+use tidegate_core::ids::BackendId;
 use tidegate_core::neighbors::NeighborState;
 use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
-use tidegate_core::service::{Service, ServiceInfo};
-use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot, TunnelPrefix};
+use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
+use tidegate_core::snapshot::{BackendState, ForwardingMode, Scheduler, Snapshot, TunnelPrefix};
 use tidegate_core::wire::{Addr, Family};
 
 use super::explanation::{Explanation, PacketVerdict};
@@ -165,12 +167,46 @@ pub(super) fn slot(service: &Service, slots: &Slots, slot: u32, hash: u64) -> St
     format!("{slot} of {}: hash {hash:#018x} of {}", slots.len(), hashed(service))
 }
 
+/// Why the backend does not follow from the packet.
+pub(super) fn of_worker(info: &ServiceInfo, candidates: usize) -> String {
+    let how = match info.scheduler {
+        Scheduler::Loads(_) => "compares the loads of the backends that it knows at that moment",
+        _ => "gives its new flows to the backends in turn",
+    };
+    let name = info.scheduler.as_str();
+    match candidates {
+        1 => format!("{name}: one backend takes new flows"),
+        n => format!(
+            "{name}: the worker that receives the packet {how}, so the packet does not tell which of {n} backends it is"
+        ),
+    }
+}
+
+/// The backends that a scheduler may choose, with their weights or turns.
+pub(super) fn candidates(snapshot: &Snapshot, shares: &BTreeMap<BackendId, u32>) -> String {
+    const SHOWN: usize = 8;
+    let sum = shares.values().map(|&share| f64::from(share)).sum::<f64>().max(1.0);
+    let mut listed: Vec<String> = shares
+        .iter()
+        .filter_map(|(&id, &share)| {
+            let backend = snapshot.backend(id)?;
+            let address = SocketAddr::new(backend.address.ip(), backend.port);
+            Some(format!("{address} ({:.1} %)", 100.0 * f64::from(share) / sum))
+        })
+        .take(SHOWN)
+        .collect();
+    if shares.len() > SHOWN {
+        listed.push(format!("{} others", shares.len() - SHOWN));
+    }
+    format!("one of {} (share by weight)", listed.join(", "))
+}
+
 /// The inputs of the hash of a flow.
 fn hashed(service: &Service) -> &'static str {
-    if service.affinity_ms == 0 {
-        "source, destination, ports and protocol"
-    } else {
-        "the client's address alone"
+    match service.basis {
+        ChoiceBasis::Flow => "source, destination, ports and protocol",
+        ChoiceBasis::Client => "the client's address alone",
+        ChoiceBasis::Vip => "the VIP alone",
     }
 }
 
@@ -189,6 +225,12 @@ pub(super) fn backend(
     let (unit, plural) = match service.selector() {
         Selector::Rendezvous(_) => ("seat", if share == 1 { "seat" } else { "seats" }),
         Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
+        Selector::Turns(_) | Selector::Loads(_) => {
+            return format!(
+                "{address}, weight {weight}, is the only one that takes new flows ({})",
+                states(info)
+            );
+        }
     };
     format!(
         "{address} owns the {unit}: weight {weight}, {share} {plural} ({percent:.1} %) beside {} ({})",

@@ -85,11 +85,11 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
             read.apply(&mut options, annotation, annotation, value);
         }
     }
-    if options.scheduler == config::Scheduler::Rendezvous
+    if options.scheduler != config::Scheduler::Maglev
         && annotations.get(key::TABLE_SIZE).is_some_and(|size| config::table_size(size.trim()).is_ok())
     {
-        let why = "scheduler rendezvous has no table";
-        read.ignored(key::TABLE_SIZE, why, "tidegate.dev/scheduler maglev, or no table size");
+        let why = format!("scheduler {} has no table", options.scheduler.as_str());
+        read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no table size");
     }
     if !options.mode_is_said {
         options.mode = client_address::mode(service, settings, options.target, read.findings);

@@ -287,6 +287,10 @@ fn service_spec(
         scheduler: match options.scheduler {
             config::Scheduler::Rendezvous => Scheduler::Rendezvous,
             config::Scheduler::Maglev => Scheduler::Maglev { slots: options.table_size },
+            config::Scheduler::WeightedRoundRobin => Scheduler::WeightedRoundRobin,
+            config::Scheduler::Loads(rule) => Scheduler::Loads(rule),
+            config::Scheduler::SourceHash => Scheduler::SourceHash,
+            config::Scheduler::DestinationHash => Scheduler::DestinationHash,
         },
         affinity: service.session_affinity,
         no_endpoints: if backends.only_elsewhere.is_some() {

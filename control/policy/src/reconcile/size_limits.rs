@@ -124,7 +124,7 @@ pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
 fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
     let slots = |scheduler, size: u32| match scheduler {
         Scheduler::Maglev => size as usize,
-        Scheduler::Rendezvous => 0,
+        _ => 0,
     };
     let default = slots(settings.services.defaults.scheduler, settings.services.defaults.table_size);
     slots(options.scheduler, options.table_size).saturating_sub(default)

@@ -289,6 +289,12 @@ impl State {
         !matches!(self, Self::DatagramOpening | Self::DatagramStream)
     }
 
+    /// Whether this direction has ended the connection.
+    #[inline]
+    pub(super) fn is_ended(self) -> bool {
+        matches!(self, Self::TcpClosing | Self::TcpClosed)
+    }
+
     /// Whether this direction has not shown that the flow is established.
     #[inline]
     pub(super) fn is_opening(self) -> bool {

@@ -20,6 +20,7 @@
 //! the secret of the hash is one of them.
 
 mod answer;
+mod backend_loads;
 mod counts;
 mod dsr;
 mod eviction;
@@ -40,7 +41,10 @@ pub use key::{FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use view::{FlowKind, FlowView};
 
+use crate::ids::BackendId;
+use crate::loads::Load;
 use crate::now::Now;
+use crate::wire::Family;
 
 /// All flows of one worker.
 ///
@@ -144,6 +148,31 @@ impl FlowTables {
             }
         }
         0
+    }
+
+    /// Counts the entries of backends in up to `buckets` more buckets of each table. Returns whether all are counted;
+    /// from then on, they stay counted. `exists` is whether an id is one of the snapshot in use.
+    pub fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
+        let counted = [
+            self.dsr.v4.count_loads(buckets, &exists),
+            self.dsr.v6.count_loads(buckets, &exists),
+            self.nat.v4.count_loads(buckets, &exists),
+            self.nat.v6.count_loads(buckets, &exists),
+        ];
+        counted.into_iter().all(|counted| counted)
+    }
+
+    /// The counted entries of a backend whose clients have this family, in the table of its mode. A DSR flow has one
+    /// entry, a NAT flow two.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, is_dsr: bool, clients: Family, backend: BackendId) -> Load {
+        match (is_dsr, clients) {
+            (true, Family::V4) => self.dsr.v4.load_of_backend(backend),
+            (true, Family::V6) => self.dsr.v6.load_of_backend(backend),
+            (false, Family::V4) => self.nat.v4.load_of_backend(backend),
+            (false, Family::V6) => self.nat.v6.load_of_backend(backend),
+        }
     }
 
     /// The number of flows. An affinity entry counts as one, and a NAT flow counts once.

@@ -14,10 +14,12 @@
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
 use super::answer::First;
+use super::backend_loads::BackendLoads;
 use super::counts::{Counts, Load};
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
+use crate::ids::BackendId;
 use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
 use crate::now::Now;
 use crate::prefetch;
@@ -33,6 +35,7 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     pub(super) bound: usize,
     pub(super) live: usize,
     counts: Counts,
+    loads: BackendLoads,
     /// Flows that one service may have once the table holds more than its bound.
     share: usize,
     /// The bucket that ageing examines next.
@@ -116,8 +119,20 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
         let (counts, counters) = (Counts::new(hasher.network_secret()), FlowCounters::default());
-        let mut table =
-            Self { words, first, buckets, bound, live: 0, counts, share: 0, cursor: 0, hasher, counters };
+        let loads = BackendLoads::new();
+        let mut table = Self {
+            words,
+            first,
+            buckets,
+            bound,
+            live: 0,
+            counts,
+            loads,
+            share: 0,
+            cursor: 0,
+            hasher,
+            counters,
+        };
         table.set_share(FLOW_SHARE_PERCENT);
         table
     }
@@ -373,6 +388,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
         let flow = new.peer.as_ref().filter(|_| new.key.tag & TWIN != 0).unwrap_or(&new.key);
         self.count_opening(flow, false, new.state.is_opening());
+        if place.0 < self.loads.end {
+            self.load_changes(new.key.tag, new.value, None, Some(new.state));
+        }
         let entry = self.entry_mut(place);
         entry[OWNER] = new.key.owner;
         entry[TAG] = new.key.tag | (new.state as u32) << STATE_SHIFT | new.idle.bits();
@@ -392,6 +410,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let was = self.state(place).is_some_and(State::is_opening);
         if was != state.is_opening() {
             self.recount_opening(place, was);
+        }
+        if place.0 < self.loads.end {
+            self.recount_load(place, Some(state));
         }
         let entry = self.entry_mut(place);
         entry[SEEN] = now.millis();
@@ -417,6 +438,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Moves an entry to an empty slot of its other bucket.
     pub(super) fn relocate(&mut self, from: Place, to: Place) {
         debug_assert!(!self.is_empty(from) && self.is_empty(to));
+        match (from.0 < self.loads.end, to.0 < self.loads.end) {
+            (true, false) => self.recount_load(from, None),
+            (false, true) => self.count_load(from),
+            (true, true) | (false, false) => {}
+        }
         *self.entry_mut(to) = *self.entry(from);
         *self.entry_mut(from) = [0; W];
     }
@@ -446,11 +472,73 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.count_opening(&flow, was, !was);
     }
 
+    /// Counts the change of an entry's state, or its end.
+    #[cold]
+    #[inline(never)]
+    fn recount_load(&mut self, place: Place, after: Option<State>) {
+        let (tag, value) = (self.entry(place)[TAG], self.value(place));
+        self.load_changes(tag, value, self.state(place), after);
+    }
+
+    /// Counts an entry that was not counted before.
+    fn count_load(&mut self, place: Place) {
+        let (tag, value) = (self.entry(place)[TAG], self.value(place));
+        self.load_changes(tag, value, None, self.state(place));
+    }
+
+    /// Counts an entry with this tag and backend whose state changes; `None` is that of an entry that is not there.
+    #[cold]
+    #[inline(never)]
+    fn load_changes(&mut self, tag: u32, backend: u32, before: Option<State>, after: Option<State>) {
+        let (before, after) = (before.map(State::is_ended), after.map(State::is_ended));
+        // An affinity entry is no flow.
+        if before == after || !Self::PAIRED && tag & TWIN != 0 {
+            return;
+        }
+        if let Some(ended) = before {
+            self.loads.ends(backend, ended);
+        }
+        if let Some(ended) = after {
+            self.loads.begins(backend, ended);
+        }
+    }
+
+    /// The counted entries of a backend.
+    #[inline]
+    pub(super) fn load_of_backend(&self, backend: BackendId) -> crate::loads::Load {
+        self.loads.of(backend)
+    }
+
+    /// Counts the entries of backends in up to `buckets` more buckets. Returns whether all are counted. `exists` is
+    /// whether an id is one of the snapshot in use.
+    pub(super) fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
+        let all = self.start(self.buckets);
+        if self.live == 0 {
+            self.loads.end = all;
+        }
+        for _ in 0..buckets {
+            if self.loads.end >= all {
+                break;
+            }
+            let start = self.loads.end.max(self.first);
+            for place in self.places(self.bucket_of(Place(start))) {
+                if !self.is_empty(place) && exists(BackendId::from_raw(self.value(place))) {
+                    self.count_load(place);
+                }
+            }
+            self.loads.end = start + B;
+        }
+        self.loads.end >= all
+    }
+
     /// Removes only this entry, and does not count it.
     pub(super) fn clear(&mut self, place: Place) {
         debug_assert!(!self.is_empty(place));
         if self.state(place).is_some_and(State::is_opening) {
             self.recount_opening(place, true);
+        }
+        if place.0 < self.loads.end {
+            self.recount_load(place, None);
         }
         let key = self.key(place);
         *self.entry_mut(place) = [0; W];

@@ -17,7 +17,6 @@ use super::service_flows::local_of;
 use super::state::Pipeline;
 use crate::conntrack::FlowKey;
 use crate::frame::Frame;
-use crate::hash::{client_hash, selection_hash};
 use crate::ids::BackendId;
 use crate::service::Service;
 use crate::snapshot::Snapshot;
@@ -73,7 +72,7 @@ impl Pipeline {
         let service = snapshot.service(hash, &quoted.src, quoted.proto, quoted.src_port)?;
         let owner = (self.workers > 1).then(|| {
             let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
-            self.owner_of_request(service.mode, client, vip, quoted.proto, Dealt::Otherwise)
+            self.owner_of_request(service, client, vip, quoted.proto, Dealt::Otherwise)
         });
         if let Some(Some(owner)) = owner
             && let Err(elsewhere) = self.at_home(owner, burst.arrival)
@@ -100,10 +99,8 @@ impl Pipeline {
         if known.is_none() && !snapshot.admits(service, &quoted.dst) {
             return Some(Err(Refusal::SourceRange.into()));
         }
-        let choice = || match service.affinity_ms {
-            0 => selection_hash(&quoted.dst, quoted.dst_port, &quoted.src, quoted.src_port, quoted.proto),
-            _ => client_hash(&quoted.dst),
-        };
+        let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
+        let choice = || service.choice_hash(client, vip, quoted.proto);
         let backend = snapshot.backend(known.or_else(|| service.select(choice()))?)?;
         let flow = if known.is_some() { FlowNote::Known } else { FlowNote::None };
         let note = note(service, backend.id, flow);

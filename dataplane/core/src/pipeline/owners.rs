@@ -13,13 +13,15 @@
 //!   and the fragmented datagrams of a flow would reach different workers and get two SNAT ports.
 //!
 //! DSR needs no state for equal decisions, so its packets stay on the worker that receives them, except for those
-//! that RSS distributes differently: their flow may be changing its backend.
+//! that RSS distributes differently: their flow may be changing its backend. With a scheduler whose choice depends on the
+//! worker, DSR is treated as `fullnat`.
 
 use super::state::Pipeline;
 use super::view::Arrival;
 use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::hash::{key_hash, scale};
 use crate::ids::WorkerIndex;
+use crate::service::Service;
 use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::verdict::{Refusal, Verdict};
 use crate::wire::{Addr, Family, Headers, ipv6};
@@ -54,14 +56,18 @@ impl Pipeline {
     #[inline]
     pub(super) fn owner_of_request(
         &self,
-        mode: ForwardingMode,
+        service: &Service,
         client: (&Addr, u16),
         vip: (&Addr, u16),
         proto: u8,
         dealt: Dealt,
     ) -> Option<WorkerIndex> {
-        match (self.snat_ports.steering(), mode) {
+        match (self.snat_ports.steering(), service.mode) {
             (_, ForwardingMode::Nat) | (Steering::Partition, ForwardingMode::FullNat) => {
+                Some(owner_of_client(client, proto, self.workers))
+            }
+            // Another worker would choose another backend.
+            (Steering::Partition, _) if service.selector().is_of_worker() => {
                 Some(owner_of_client(client, proto, self.workers))
             }
             (Steering::Rss(rss), _) if dealt == Dealt::Otherwise => Some(rss.queue(client, vip)),

@@ -17,10 +17,11 @@ use crate::backend::Backend;
 use crate::conntrack::{DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey};
 use crate::forward::snat_ports::Turn;
 use crate::frame::Frame;
-use crate::hash::{client_hash, key_hash, scale, selection_hash};
+use crate::hash::{key_hash, scale, selection_hash};
 use crate::ids::BackendId;
 use crate::limits::{BURST, OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN, SNAT_PORT_PROBES};
 use crate::now::Now;
+use crate::selector::Selector;
 use crate::service::Service;
 use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
@@ -106,7 +107,7 @@ impl Pipeline {
     ) -> Result<Request<'s>, Verdict> {
         if self.workers > 1 {
             let (client, vip) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
-            if let Some(owner) = self.owner_of_request(service.mode, client, vip, h.proto, Dealt::of(h)) {
+            if let Some(owner) = self.owner_of_request(service, client, vip, h.proto, Dealt::of(h)) {
                 self.at_home(owner, arrival)?;
             }
         }
@@ -139,10 +140,7 @@ impl Pipeline {
                 continue;
             }
             let (h, service) = (&burst.packets[request.index()].headers, request.service);
-            request.choice_hash = match service.affinity_ms {
-                0 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
-                _ => client_hash(&h.src),
-            };
+            request.choice_hash = choice_hash(service, h);
             service.prefetch_choice(request.choice_hash);
         }
     }
@@ -289,10 +287,15 @@ impl Pipeline {
         let local = match service.mode {
             ForwardingMode::DsrL2 | ForwardingMode::DsrIpip => {
                 // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
-                // only cost is that the flow may move when the owner of its slot changes. The table has counted that.
+                // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
+                // has counted that.
                 if h.tcp_flags & flags::RST == 0 {
                     let (key, hash) = (&request.key, request.flow_hash);
-                    let _ = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
+                    let inserted = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
+                    // Without an entry, the next packet could go to another backend.
+                    if inserted.is_err() && service.selector().is_of_worker() {
+                        return Err(Refusal::FlowTableFull);
+                    }
                 }
                 None
             }
@@ -321,13 +324,12 @@ impl Pipeline {
     ) -> Option<&'s Backend> {
         let service = request.service;
         // The hash was not computed for a known flow.
-        let choice_hash = match (service.affinity_ms, request.found) {
-            (0, Some(_)) => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
-            (_, Some(_)) => client_hash(&h.src),
-            (_, None) => request.choice_hash,
+        let choice_hash = match request.found {
+            Some(_) => choice_hash(service, h),
+            None => request.choice_hash,
         };
         if service.affinity_ms == 0 {
-            return snapshot.backend(service.select(choice_hash)?);
+            return snapshot.backend(self.select(service, choice_hash)?);
         }
         let key = FlowKey::affinity(service.id, h.src);
         let hash = self.flows.hash(&key);
@@ -337,11 +339,21 @@ impl Pipeline {
         {
             return Some(backend);
         }
-        let backend = snapshot.backend(service.select(choice_hash)?)?;
+        let backend = snapshot.backend(self.select(service, choice_hash)?)?;
         let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
         // If the table is full, the client's hash selects the same backend until the backends change.
         let _ = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
         Some(backend)
+    }
+
+    /// The backend that the scheduler of the service chooses.
+    #[inline]
+    fn select(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
+        match service.selector() {
+            Selector::Rendezvous(_) | Selector::Maglev(_) => service.select(choice_hash),
+            Selector::Turns(turns) => self.schedule.turn(service.id, turns),
+            Selector::Loads(loaded) => self.schedule.least(service, loaded, &mut self.flows),
+        }
     }
 
     /// Finds a local address and port for a new flow whose source is translated, such that replies arrive at this
@@ -501,6 +513,12 @@ impl Pipeline {
         let answered = burst.view.snapshot.policy().reset_unknown_flows && self.reset(burst, at, &h);
         burst.answer_or(at, answered, TransmitReason::NoFlow, Refusal::NoFlow);
     }
+}
+
+/// The hash for the choice of a backend.
+#[inline]
+fn choice_hash(service: &Service, h: &Headers) -> u64 {
+    service.choice_hash((&h.src, h.src_port), (&h.dst, h.dst_port), h.proto)
 }
 
 /// The result of stage 4 for one packet.

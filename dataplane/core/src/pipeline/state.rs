@@ -1,7 +1,11 @@
 //! What a worker's pipeline remembers between bursts.
 
+use std::sync::Arc;
+
 use super::admission::Recheck;
+use super::schedule::Schedule;
 use crate::conntrack::FlowTables;
+use crate::counters::Tallies;
 use crate::forward::dsr_ipip::Identifications;
 use crate::forward::snat_ports::{SnatPorts, Steering};
 use crate::fragments::Fragments;
@@ -39,6 +43,7 @@ pub struct Pipeline {
     pub(super) reply_limit: ReplyLimit,
     pub(super) path_mtu_updates: Bucket,
     pub(super) outer_identifications: Identifications,
+    pub(super) schedule: Schedule,
     recheck: Recheck,
 }
 
@@ -56,6 +61,7 @@ impl Pipeline {
             reply_limit: ReplyLimit::new(config.seed),
             path_mtu_updates: Bucket::default(),
             outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
+            schedule: Schedule::new(config.worker, config.workers, config.seed),
             recheck: Recheck::default(),
         }
     }
@@ -81,6 +87,15 @@ impl Pipeline {
     #[must_use]
     pub fn suppressed_answers(&self) -> &[u64; AnswerKind::COUNT] {
         self.reply_limit.suppressed()
+    }
+
+    /// Shares the loads of backends with the other workers, now and then, if the snapshot has services that compare
+    /// them. `tallies` are those of all workers. Call it in each turn.
+    #[inline]
+    pub fn share_loads(&mut self, snapshot: &Snapshot, tallies: &[Arc<Tallies>], now: Now) {
+        if !snapshot.compared().is_empty() {
+            self.schedule.share(snapshot, tallies, &mut self.flows, now);
+        }
     }
 
     /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to

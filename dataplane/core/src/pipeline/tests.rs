@@ -17,6 +17,7 @@ mod path_mtu;
 mod ports;
 mod pressure;
 mod same_choice;
+mod schedulers;
 mod source_ranges;
 mod sources;
 mod talk;

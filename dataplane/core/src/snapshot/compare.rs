@@ -114,6 +114,7 @@ impl<'a> Seen<'a> {
             protocol,
             mode,
             no_endpoints,
+            basis,
             ref selector,
         } = service;
         let names = (key, (namespace, name, port_name), shown_mode, scheduler);
@@ -124,7 +125,8 @@ impl<'a> Seen<'a> {
             port,
         );
         let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
-        let record = (vip, port, protocol, mode, no_endpoints);
+        let record = (vip, port, protocol, mode, no_endpoints, basis);
+        let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle_tcp_ms, idle_udp_ms);
         let asked = asked.as_ref().map(|ranges| ranges.nets());
         let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
@@ -132,7 +134,7 @@ impl<'a> Seen<'a> {
             backends.iter().map(|info| (self.shown(info), self.backend(id, info.id))).collect();
         let choice: Vec<_> = (0..FLOWS).map(|flow| selector.owner(mix(flow)).map(|at| self.at(at))).collect();
         let choices = (self.all_choices(selector), choice);
-        (names, is_found, record, times, (asked, admits), list, choices)
+        (names, (is_found, is_compared), record, times, (asked, admits), list, choices)
     }
 
     /// A backend of the service port `service` as packets use it.
@@ -172,7 +174,7 @@ impl<'a> Seen<'a> {
         self.snapshot.backend(id).map(|backend| (backend.address, backend.port))
     }
 
-    /// A number for all choices of a selector: the owner of each seat or slot.
+    /// A number for all choices of a selector: the owner of each seat, slot or turn, or the backends that are compared.
     fn all_choices(self, selector: &Selector) -> u64 {
         let mut hasher = DefaultHasher::new();
         match selector {
@@ -182,6 +184,12 @@ impl<'a> Seen<'a> {
             Selector::Maglev(slots) => {
                 slots.owners().iter().for_each(|owner| self.at(*owner).hash(&mut hasher));
                 slots.table().hash(&mut hasher);
+            }
+            Selector::Turns(turns) => turns.all().for_each(|owner| self.at(owner).hash(&mut hasher)),
+            Selector::Loads(loaded) => {
+                loaded.rule.hash(&mut hasher);
+                let members = loaded.members.iter();
+                members.for_each(|member| (self.at(member.owner), member.weight).hash(&mut hasher));
             }
         }
         hasher.finish()

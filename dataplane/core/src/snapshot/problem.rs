@@ -37,11 +37,10 @@ pub enum Problem {
         /// Backends that take new flows.
         backends: usize,
     },
-    /// The weights of a service with `scheduler: rendezvous` sum to more than the number of seats. All are divided, so
-    /// that shares are about as requested. A change of the divisor redistributes the flows of the service.
+    /// The weights of a service with seats or turns sum to more than their maximum number. All are divided, so that
+    /// shares are about as requested. With seats, a change of the divisor redistributes the flows of the service.
     #[error(
-        "{label} ({service}): the weights of its backends sum to {sum}, above {}, and are divided by {divisor}",
-        limits::RENDEZVOUS_SEATS_MAX
+        "{label} ({service}): the weights of its backends sum to {sum}, above {max}, and are divided by {divisor}"
     )]
     WeightsDivided {
         /// The service port.
@@ -50,6 +49,8 @@ pub enum Problem {
         label: String,
         /// Sum of the weights of the backends that take new flows.
         sum: u64,
+        /// The maximum number of seats or turns.
+        max: usize,
         /// The divisor of each weight.
         divisor: u32,
     },

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 
 use super::network_spec::NetworkSpec;
 use super::shared::Shared;
+use crate::loads::LoadRule;
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -147,6 +148,35 @@ pub enum Scheduler {
         /// and does not follow the number of backends.
         slots: u32,
     },
+    /// Weighted round robin of each worker: see [`turns`](crate::turns).
+    WeightedRoundRobin,
+    /// By the loads of the backends: see [`loads`](crate::loads).
+    Loads(LoadRule),
+    /// Seat rendezvous by the client's address alone.
+    SourceHash,
+    /// Seat rendezvous by the VIP alone.
+    DestinationHash,
+}
+
+impl Scheduler {
+    /// Whether it compares the loads of the backends.
+    #[must_use]
+    pub fn compares_loads(self) -> bool {
+        matches!(self, Self::Loads(_))
+    }
+
+    /// The name in configuration and annotations.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rendezvous => "rendezvous",
+            Self::Maglev { .. } => "maglev",
+            Self::WeightedRoundRobin => "wrr",
+            Self::Loads(rule) => rule.as_str(),
+            Self::SourceHash => "sh",
+            Self::DestinationHash => "dh",
+        }
+    }
 }
 
 /// (VIP, protocol, port): the key that packets are matched on, and the stable identity of a service port.

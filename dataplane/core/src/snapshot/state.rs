@@ -1,5 +1,7 @@
 //! The tables of a snapshot, and the look-ups in them.
 
+use std::sync::Arc;
+
 use super::carried::Carried;
 use super::interface::Interface;
 use super::lineage::Fresh;
@@ -39,6 +41,8 @@ pub struct Snapshot {
     pub(super) source_ranges: Sets,
     /// The generation in which a service's source ranges last changed.
     pub(super) admission: u64,
+    /// The service ports that compare the loads of their backends, in the order of their keys.
+    pub(super) compared: Arc<[ServiceId]>,
     pub(super) carried: Carried,
 }
 
@@ -89,6 +93,13 @@ impl Snapshot {
     #[must_use]
     pub fn admission(&self) -> u64 {
         self.admission
+    }
+
+    /// The service ports that compare the loads of their backends: `scheduler: lc`, `sed` and `nq`.
+    #[inline]
+    #[must_use]
+    pub fn compared(&self) -> &[ServiceId] {
+        &self.compared
     }
 
     /// Prefetches a backend.
@@ -254,7 +265,7 @@ impl Snapshot {
         self.services.info(id)
     }
 
-    /// The number of seats or Maglev slots of each backend of a service, in the order of [`ServiceInfo::backends`].
+    /// The number of seats, slots or turns, or the weight, of each backend of a service, in the order of [`ServiceInfo::backends`].
     #[must_use]
     pub fn shares(&self, service: &Service) -> Vec<u32> {
         let shares = service.selector().shares();
@@ -313,7 +324,7 @@ impl Snapshot {
     pub fn tables(&self) -> usize {
         let table = |service: &Service| match service.selector() {
             Selector::Maglev(slots) => Some(slots.table().as_ptr()),
-            Selector::Rendezvous(_) => None,
+            Selector::Rendezvous(_) | Selector::Turns(_) | Selector::Loads(_) => None,
         };
         let tables = self.services().filter_map(|(service, _)| table(service));
         tables.collect::<std::collections::HashSet<_>>().len()

@@ -201,12 +201,8 @@ const FAULTS: &[(&str, &str)] = &[
         "8:31: error: services.defaults.target: \"nod\" is not known (nearest: node, pod); accepted: pod, node",
     ),
     (
-        "services: {defaults: {scheduler: wrr}}",
-        "8:34: error: services.defaults.scheduler: wrr is not supported yet; accepted: rendezvous, maglev",
-    ),
-    (
-        "services: {defaults: {scheduler: rr}}",
-        "8:34: error: services.defaults.scheduler: \"rr\" is not known; accepted: rendezvous, maglev",
+        "services: {defaults: {scheduler: sticky}}",
+        "8:34: error: services.defaults.scheduler: \"sticky\" is not known; accepted: rendezvous, maglev, wrr, lc, sed, nq, sh, dh",
     ),
     (
         "services: {defaults: {tableSize: 65536}}",

@@ -170,9 +170,11 @@ fn assemble(
         fresh: ids.fresh,
         same_outside: false,
     };
+    let services = Services::build(ids.generations.services.len(), services);
     Snapshot {
         generation: spec.generation,
-        services: Services::build(ids.generations.services.len(), services),
+        compared: services.compared(),
+        services,
         backends: Backends::build(ids.generations.backends.len(), backends.into_iter()),
         endpoints: Endpoints::build(ids.generations.endpoints.len(), &ids.endpoints),
         network,

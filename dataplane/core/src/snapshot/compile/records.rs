@@ -6,13 +6,16 @@ use std::time::Duration;
 use super::services::{Programmed, Reachable};
 use crate::backend::Backend;
 use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::limits;
+use crate::loads::{LoadMember, LoadRule, Loaded};
 use crate::maglev::{self, Tables};
 use crate::rendezvous::{self, Identity, Rendezvous};
 use crate::selector::{Selector, Slots};
-use crate::service::{BackendInfo, Service, ServiceInfo};
+use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
 use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{BackendState, Scheduler, ServiceSpec};
 use crate::source_ranges::SourceRanges;
+use crate::turns::Turns;
 use crate::wire::{Addr, Family};
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
@@ -68,16 +71,53 @@ fn selector(
         return (Selector::default(), None);
     }
     match service.spec.scheduler {
-        Scheduler::Rendezvous => seats(service, &takers),
+        Scheduler::Rendezvous | Scheduler::SourceHash | Scheduler::DestinationHash => seats(service, &takers),
         Scheduler::Maglev { slots } => maglev_table(service, &takers, slots, tables),
+        Scheduler::WeightedRoundRobin => turns(service, &takers),
+        Scheduler::Loads(rule) => (loads(&takers, rule), None),
     }
 }
 
-/// Seats by rendezvous. With client affinity, ports do not count, so that a client has the same backend on all ports of
-/// a Service.
+/// The part of a packet that determines the choice.
+fn basis(spec: &ServiceSpec) -> ChoiceBasis {
+    match spec.scheduler {
+        Scheduler::DestinationHash => ChoiceBasis::Vip,
+        Scheduler::SourceHash => ChoiceBasis::Client,
+        _ if spec.affinity.is_some() => ChoiceBasis::Client,
+        _ => ChoiceBasis::Flow,
+    }
+}
+
+/// The ring of turns.
+fn turns(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
+    let members: Vec<_> = takers.iter().map(|backend| (backend.id, backend.weight)).collect();
+    let built = Turns::build(&members);
+    let problem = divided(service, takers, built.divisor, limits::WRR_TURNS_MAX);
+    (Selector::Turns(Arc::new(built.turns)), problem)
+}
+
+/// The backends that are compared by their loads.
+fn loads(takers: &[&BackendInfo], rule: LoadRule) -> Selector {
+    let member = |backend: &&BackendInfo| LoadMember { owner: backend.id, weight: backend.weight };
+    Selector::Loads(Arc::new(Loaded { rule, members: takers.iter().map(member).collect() }))
+}
+
+/// The report that the weights of a service were divided, if they were.
+fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max: usize) -> Option<Problem> {
+    (divisor > 1).then(|| Problem::WeightsDivided {
+        service: service.spec.key,
+        label: service.spec.label(),
+        sum: takers.iter().map(|backend| u64::from(backend.weight)).sum(),
+        max,
+        divisor,
+    })
+}
+
+/// Seats by rendezvous. If the choice follows from the client or the VIP alone, ports do not count, so that a client has
+/// the same backend on all ports of a Service.
 fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
     let protocol = service.spec.key.protocol.number();
-    let by_address = service.spec.affinity.is_some();
+    let by_address = basis(service.spec) != ChoiceBasis::Flow;
     let mut before: Option<(Addr, u32)> = None;
     let mut identity = |backend: &BackendInfo| {
         if !by_address {
@@ -94,12 +134,7 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option
     };
     let members: Vec<_> = takers.iter().map(member).collect();
     let built = Rendezvous::build(&members);
-    let problem = (built.divisor > 1).then(|| Problem::WeightsDivided {
-        service: service.spec.key,
-        label: service.spec.label(),
-        sum: takers.iter().map(|backend| u64::from(backend.weight)).sum(),
-        divisor: built.divisor,
-    });
+    let problem = divided(service, takers, built.divisor, limits::RENDEZVOUS_SEATS_MAX);
     (Selector::Rendezvous(built.rendezvous), problem)
 }
 
@@ -156,6 +191,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         protocol: service.spec.key.protocol,
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
+        basis: basis(service.spec),
         selector,
     }
 }

@@ -52,6 +52,11 @@ pub(super) fn revise(
         .collect();
     let numbers = Numbers::of(previous, &revised);
     let (services, hot) = records(previous, &revised, &numbers, &mut problems);
+    let services = previous.services.revised(services);
+    let same_compared = revised
+        .iter()
+        .all(|r| r.info.scheduler.compares_loads() == r.service.spec.scheduler.compares_loads());
+    let compared = if same_compared { Arc::clone(&previous.compared) } else { services.compared() };
     before.tables.tidy();
 
     let same_outside = changed.iter().all(|&(_, at)| {
@@ -62,7 +67,8 @@ pub(super) fn revise(
     changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
     let mut snapshot = Snapshot {
         generation: spec.generation,
-        services: previous.services.revised(services),
+        services,
+        compared,
         backends: previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot),
         endpoints: previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions),
         network: previous.network.clone(),
@@ -284,6 +290,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::loads::LoadRule;
     use crate::snapshot::{
         BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SharedService,
     };
@@ -296,7 +303,7 @@ mod tests {
     /// There are few hosts, so that services share endpoints. Some hosts are out of reach or are VIPs.
     fn any_change() -> impl Strategy<Value = (usize, Change)> {
         let backends = proptest::collection::btree_map((0_u8..9, any::<bool>()), (0_u16..3, 0_u8..3), 0..6);
-        (0_usize..6, (0_usize..4, 0_usize..3, backends))
+        (0_usize..6, (0_usize..4, 0_usize..7, backends))
     }
 
     fn service(n: usize) -> ServiceSpec {
@@ -307,7 +314,15 @@ mod tests {
     fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
         service.mode = ForwardingMode::ALL[*mode];
         let maglev = |slots| Scheduler::Maglev { slots };
-        service.scheduler = [Scheduler::Rendezvous, maglev(2), maglev(1_009)][*table];
+        service.scheduler = [
+            Scheduler::Rendezvous,
+            maglev(2),
+            maglev(1_009),
+            Scheduler::WeightedRoundRobin,
+            Scheduler::Loads(LoadRule::NeverQueue),
+            Scheduler::SourceHash,
+            Scheduler::DestinationHash,
+        ][*table];
         let v6 = service.key.vip.is_ipv6();
         let backend = |(&(host, odd), &(weight, state)): (&(u8, bool), &(u16, u8))| {
             let address: IpAddr = match host {
@@ -332,6 +347,7 @@ mod tests {
         assert_eq!(format!("{:?}", revised.carried.generations), format!("{:?}", anew.carried.generations));
         assert_eq!(revised.next_hops(), anew.next_hops());
         assert_eq!(revised.admission, anew.admission);
+        assert_eq!(revised.compared, anew.compared);
         // The slow path's information is still valid.
         assert!(!anew.same_outside());
         assert_eq!(revised.carried.lineage.fresh, anew.carried.lineage.fresh);

@@ -65,7 +65,7 @@ fn a_change_from_or_to_nat_makes_other_backends_and_one_between_dsr_modes_does_n
 fn table_of(service: &Service) -> &Arc<[u16]> {
     match service.selector() {
         Selector::Maglev(slots) => slots.table(),
-        Selector::Rendezvous(_) => panic!("a service with scheduler maglev"),
+        _ => panic!("a service with scheduler maglev"),
     }
 }
 

@@ -102,7 +102,13 @@ fn problems_of_routes_neighbours_and_tables_are_told() {
     let heavy = |n| BackendSpec { weight: u16::MAX, ..backend(&format!("10.0.1.{n}"), 80) };
     let spec = network(vec![service("203.0.113.1", 80, Nat, (1..=9).map(heavy).collect())]);
     let sum = 9 * u64::from(u16::MAX);
-    let divided = Problem::WeightsDivided { service: key, label: "default/web:80".into(), sum, divisor: 2 };
+    let divided = Problem::WeightsDivided {
+        service: key,
+        label: "default/web:80".into(),
+        sum,
+        max: crate::limits::RENDEZVOUS_SEATS_MAX,
+        divisor: 2,
+    };
     assert_eq!(problem(&spec, 16), divided);
     assert_eq!(
         divided.to_string(),

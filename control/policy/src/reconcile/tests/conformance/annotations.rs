@@ -18,7 +18,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "", "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::TARGET, "pods", "pod, node"),
-    (key::SCHEDULER, "round", "rendezvous, maglev"),
+    (key::SCHEDULER, "round", "rendezvous, maglev, wrr, lc, sed, nq, sh, dh"),
     (key::TABLE_SIZE, "65536", "a prime from 251 to 655373 such as 65521 or 65537"),
     (key::TABLE_SIZE, "241", "a prime from 251 to 655373 such as 251"),
     (key::TABLE_SIZE, "655387", "a prime from 251 to 655373 such as 655373"),
@@ -60,8 +60,6 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::FORWARDING, "dsr-gre", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
-    (key::SCHEDULER, "wrr", Reason::NotSupported, "rendezvous, maglev"),
-    (key::SCHEDULER, "lc", Reason::NotSupported, "rendezvous, maglev"),
     (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
     (key::PROXY_PROTOCOL, "v1", Reason::NotSupported, "none"),
     (key::PROXY_PROTOCOL, "v3", Reason::NotSupported, "none"),
@@ -196,6 +194,27 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
     ] {
         let outcome = annotated_with(key, value);
         assert_eq!((outcome.spec.services.len(), messages(&outcome)), (1, vec![]), "{key}: {value}");
+    }
+}
+
+#[test]
+fn every_scheduler_reaches_the_spec_and_is_the_same_as_the_default_of_the_configuration() {
+    use tidegate_core::loads::LoadRule;
+    for (word, scheduler) in [
+        ("wrr", Scheduler::WeightedRoundRobin),
+        ("lc", Scheduler::Loads(LoadRule::LeastConnections)),
+        ("sed", Scheduler::Loads(LoadRule::ShortestDelay)),
+        ("nq", Scheduler::Loads(LoadRule::NeverQueue)),
+        ("sh", Scheduler::SourceHash),
+        ("dh", Scheduler::DestinationHash),
+    ] {
+        let outcome = annotated_with(key::SCHEDULER, word);
+        assert_eq!((only(&outcome).scheduler, messages(&outcome)), (scheduler, vec![]));
+        assert_eq!(scheduler.as_str(), word);
+        let tidegate_model::config::Word::Known(same) = tidegate_model::config::scheduler(word) else {
+            panic!("{word} is known")
+        };
+        assert_eq!(same.as_str(), word);
     }
 }
 
