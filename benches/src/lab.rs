@@ -371,6 +371,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),
+        idle_timeout_sctp: Duration::from_secs(120),
         source_ranges: None,
         announced: true,
         backends: backends.collect(),

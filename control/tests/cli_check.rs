@@ -88,7 +88,6 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
         fault("port: 80", "port: 0", "port: 0", &["1 to 65535"]),
         fault("port: 80", "port: eighty", "eighty", &["1 to 65535"]),
         fault("protocol: UDP", "protocol: ICMP", "ICMP", &["TCP", "UDP", "SCTP"]),
-        fault("protocol: UDP", "protocol: SCTP", "SCTP", &["SCTP is not supported yet", "TCP, UDP"]),
         fault("name: dns", "name: http", "name: http, port: 53", &["http"]),
         fault("type: LoadBalancer", "type: Loadbalancer", "Loadbalancer", &["LoadBalancer"]),
         fault("forwarding: nat", "forwarding: dnat", "dnat", &["dsr-l2, dsr-ipip, nat, fullnat"]),

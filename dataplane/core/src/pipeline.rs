@@ -19,6 +19,7 @@
 //! that the kernel, another worker or a later attempt sees the original.
 mod admission;
 mod answers;
+mod associations;
 mod burst;
 mod deliver;
 mod fragments;

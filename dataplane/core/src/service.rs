@@ -28,10 +28,8 @@ pub struct Service {
     pub id: ServiceId,
     /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none.
     pub affinity_ms: u32,
-    /// Idle time of an established TCP flow, in milliseconds, below 2^31.
-    pub idle_tcp_ms: u32,
-    /// Idle time of a UDP flow, in milliseconds, below 2^31.
-    pub idle_udp_ms: u32,
+    /// Idle time of an established flow of its protocol, in milliseconds, below 2^31.
+    pub idle_ms: u32,
     /// The position of its source ranges among the snapshot's, plus one; 0 if all clients are admitted.
     pub(crate) source_ranges: u32,
     /// The port, in host order.
@@ -247,8 +245,7 @@ fn vacant_service() -> Service {
         vip: Addr::UNSPECIFIED,
         id: ServiceId::from_raw(0),
         affinity_ms: 0,
-        idle_tcp_ms: 0,
-        idle_udp_ms: 0,
+        idle_ms: 0,
         source_ranges: 0,
         port: 0,
         protocol: Protocol::Tcp,

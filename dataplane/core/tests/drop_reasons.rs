@@ -145,7 +145,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::ServiceFlowShare => first_of_many(lab(Nat).with_entries(64), refusal),
         Refusal::SnatPortsExhausted => first_of_many(lab(FullNat).with_entries(100_000), refusal),
         Refusal::SctpFragment => {
-            let whole = Builder::sctp(CLIENT, VIP).dont_fragment(false).payload_len(600);
+            let whole = Builder::sctp_init(CLIENT, VIP, 7).dont_fragment(false).chunk(0x80, 0, &[0; 600]);
             (lab(FullNat), builder::fragments(&to_gateway(whole), 7, 256).swap_remove(0))
         }
         Refusal::Authenticated => {

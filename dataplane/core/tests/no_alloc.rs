@@ -13,6 +13,7 @@ use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceSpec};
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service};
 use tidegate_core::verdict::Verdict;
+use tidegate_core::wire::sctp::chunk;
 use tidegate_core::wire::tcp::flags;
 use tidegate_core::wire::{arp, ndp};
 
@@ -48,7 +49,11 @@ fn clients(vip: &str, protocol: Protocol, flags: u8, count: u16) -> Vec<Vec<u8>>
     let packet = |port| match protocol {
         Protocol::Tcp => Builder::tcp((client, port), vip).flags(flags),
         Protocol::Udp => Builder::udp((client, port), vip),
-        Protocol::Sctp => Builder::sctp((client, port), vip).payload_len(16),
+        Protocol::Sctp if flags == flags::SYN => Builder::sctp_init((client, port), vip, 7),
+        Protocol::Sctp if flags == flags::RST => {
+            Builder::sctp((client, port), vip).chunk(chunk::ABORT, 0, &[])
+        }
+        Protocol::Sctp => Builder::sctp((client, port), vip).chunk(chunk::DATA, 3, &[0; 16]),
     };
     (0..count).map(|n| packet(20_000 + n).mac(ROUTER_MAC, GATEWAY_MAC).build()).collect()
 }

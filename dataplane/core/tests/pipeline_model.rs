@@ -19,11 +19,13 @@ use tidegate_core::snapshot::{BackendSpec, BackendState, ForwardingMode, Policy,
 use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{self, Fate, Lab, ROUTER_MAC, backend_mac, ip, service};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_core::wire::sctp::chunk;
 use tidegate_core::wire::tcp::flags;
 use tidegate_core::wire::{Headers, Parsed, ethernet, parse};
 
 const IDLE_TCP_S: u64 = 200;
 const IDLE_UDP_S: u64 = 90;
+const IDLE_SCTP_S: u64 = 150;
 const AFFINITY_S: u64 = 100;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +157,21 @@ impl Model {
         self.protocol == Protocol::Tcp
     }
 
+    /// Whether flows are connections, which only their first packet begins.
+    fn connects(&self) -> bool {
+        self.protocol != Protocol::Udp
+    }
+
+    /// The state of a side after another packet.
+    fn next(&self, side: Side, segment: Segment, server: bool) -> Side {
+        match (self.protocol, segment) {
+            (Protocol::Tcp, _) => side.next(segment, server),
+            (Protocol::Udp, _) => Side::Established,
+            (Protocol::Sctp, Segment::Fin | Segment::Rst) => side,
+            (Protocol::Sctp, _) => side.next(segment, server),
+        }
+    }
+
     fn state(&self, (n, life): Identity) -> Option<BackendState> {
         self.backends.get(&n).filter(|(known, _)| *known == life).map(|(_, state)| *state)
     }
@@ -180,12 +197,13 @@ impl Model {
         let sides = if self.mode.is_dsr() { [flow.client; 2] } else { [flow.client, flow.server] };
         let any = |side| sides.contains(&side);
         match () {
-            () if !self.tcp() && !self.mode.is_dsr() && flow.server == Side::Opening => 30,
-            () if !self.tcp() => IDLE_UDP_S,
+            () if !self.connects() && !self.mode.is_dsr() && flow.server == Side::Opening => 30,
+            () if !self.connects() => IDLE_UDP_S,
             () if self.is_over(flow) && any(Side::Closed) => 10,
             () if any(Side::Opening) || any(Side::Stray) => 60,
             () if self.is_over(flow) => 120,
-            () => IDLE_TCP_S,
+            () if self.tcp() => IDLE_TCP_S,
+            () => IDLE_SCTP_S,
         }
     }
 
@@ -206,17 +224,14 @@ impl Model {
     /// `owner` is the owner of the packet's hash, or of its client's hash with affinity.
     fn request(&mut self, from: Client, segment: Segment, owner: Option<u8>) -> Expected {
         self.forget_what_is_over();
-        let opening = self.tcp() && segment == Segment::Syn;
-        let (tcp, protocol, now) = (self.tcp(), self.protocol, self.now);
+        let opening = self.connects() && segment == Segment::Syn;
+        let (tcp, connects, protocol, now) = (self.tcp(), self.connects(), self.protocol, self.now);
         if let Some(known) = self.flows.get(&from).copied() {
             let again = opening && self.begins_again(&known);
+            let client = if again { Side::Opening } else { self.next(known.client, segment, false) };
             let flow = self.flows.get_mut(&from).expect("just found");
             flow.seen = now;
-            (flow.client, flow.server) = match again {
-                true => (Side::Opening, Side::Opening),
-                false if tcp => (flow.client.next(segment, false), flow.server),
-                false => (Side::Established, flow.server),
-            };
+            (flow.client, flow.server) = (client, if again { Side::Opening } else { flow.server });
             let keeps = match self.state(known.backend) {
                 None => false,
                 Some(_) if again => false,
@@ -231,10 +246,10 @@ impl Model {
                 };
             }
         }
-        if tcp && !opening && !self.mode.is_dsr() {
+        if connects && !opening && !self.mode.is_dsr() {
             return match owner {
                 Some(_) => Expected::Refused(Refusal::NoFlow),
-                None if segment == Segment::Rst => Expected::Refused(Refusal::NoEndpoints),
+                None if tcp && segment == Segment::Rst => Expected::Refused(Refusal::NoEndpoints),
                 None => Expected::Answer,
             };
         }
@@ -243,8 +258,8 @@ impl Model {
             return if silent { Expected::Refused(Refusal::NoEndpoints) } else { Expected::Answer };
         };
         // A reset of an unknown connection is forwarded, but begins no flow.
-        if !(self.mode.is_dsr() && tcp && segment == Segment::Rst) {
-            let client = if tcp { Side::first(segment) } else { Side::Opening };
+        if !(self.mode.is_dsr() && connects && segment == Segment::Rst) {
+            let client = if connects { Side::first(segment) } else { Side::Opening };
             let flow = Flow { backend, client, server: Side::Opening, seen: now, local: None };
             self.flows.insert(from, flow);
         }
@@ -278,11 +293,11 @@ impl Model {
             ForwardingMode::FullNat => Expected::Refused(Refusal::NoSnatFlow),
             _ => Expected::Punt,
         };
-        let (tcp, now) = (self.tcp(), self.now);
-        let expected = match self.flows.get_mut(&to) {
-            Some(flow) if alive => {
-                flow.server = if tcp { flow.server.next(segment, true) } else { Side::Established };
-                flow.seen = now;
+        let now = self.now;
+        let server = self.flows.get(&to).map(|flow| self.next(flow.server, segment, true));
+        let expected = match (self.flows.get_mut(&to), server) {
+            (Some(flow), Some(server)) if alive => {
+                (flow.server, flow.seen) = (server, now);
                 Expected::Reply { client: to }
             }
             _ => lost,
@@ -305,6 +320,7 @@ impl Run {
             affinity: affine.then_some(Duration::from_secs(AFFINITY_S)),
             idle_timeout_tcp: Duration::from_secs(IDLE_TCP_S),
             idle_timeout_udp: Duration::from_secs(IDLE_UDP_S),
+            idle_timeout_sctp: Duration::from_secs(IDLE_SCTP_S),
             ..service(mode, protocol, vip, &[])
         };
         let model = Model {
@@ -376,7 +392,14 @@ impl Run {
         match self.model.protocol {
             Protocol::Tcp => Builder::tcp(from, to).flags(segment.flags(server)),
             Protocol::Udp => Builder::udp(from, to),
-            Protocol::Sctp => Builder::sctp(from, to).payload_len(16),
+            // The model does not know verification tags: these are always wrong, so nothing ends an association.
+            Protocol::Sctp => match segment {
+                Segment::Syn if server => Builder::sctp(from, to).tag(7).chunk(chunk::INIT_ACK, 0, &[9; 16]),
+                Segment::Syn => Builder::sctp_init(from, to, 7),
+                Segment::Data => Builder::sctp(from, to).chunk(chunk::DATA, 3, &[0; 16]),
+                Segment::Fin => Builder::sctp(from, to).tag(1).chunk(chunk::SHUTDOWN, 0, &[0; 4]),
+                Segment::Rst => Builder::sctp(from, to).tag(1).chunk(chunk::ABORT, 0, &[]),
+            },
         }
     }
 
@@ -527,7 +550,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(client, port, segment)| Step::Reply { client, port, segment }),
         2 => (1u8..5, state()).prop_map(|(n, state)| Step::Set { n, state }),
         1 => (1u8..5).prop_map(|n| Step::Remove { n }),
-        3 => prop_oneof![0u64..12, 9u64..11, 29u64..31, 59u64..61, 89u64..91, 99u64..101, 119u64..121, 199u64..201]
+        3 => prop_oneof![0u64..12, 9u64..11, 29u64..31, 59u64..61, 89u64..91, 99u64..101, 119u64..121, 149u64..151, 199u64..201]
             .prop_map(|seconds| Step::Wait { seconds }),
     ]
 }

@@ -133,6 +133,7 @@ mod tests {
             no_endpoints: NoEndpoints::Reject,
             idle_timeout_tcp: Duration::from_secs(900),
             idle_timeout_udp: Duration::from_secs(60),
+            idle_timeout_sctp: Duration::from_secs(60),
             source_ranges: Some(Arc::from([])),
             announced,
             backends: vec![BackendSpec {

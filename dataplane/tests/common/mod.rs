@@ -39,6 +39,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
+        idle_timeout_sctp: Duration::from_secs(60),
         source_ranges: None,
         announced: true,
         backends: vec![BackendSpec {

@@ -35,6 +35,7 @@ fn service(
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(7440),
         idle_timeout_udp: Duration::from_secs(300),
+        idle_timeout_sctp: Duration::from_secs(300),
         source_ranges: None,
         announced: true,
         backends: backends.iter().map(backend).collect(),
@@ -251,8 +252,16 @@ fn each_refusal_says_why() {
     let told = ask(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
     assert_eq!(found(&told, "backend"), "none of the 2 backends takes new flows (1 draining, 1 down)");
 
-    let asked = ask_about(&none, "198.51.100.7:1", "203.0.113.1:443", Some("SCTP is not supported yet"));
-    assert!(found(&asked, "service").ends_with("not served: SCTP is not supported yet"), "{asked}");
+    let asked = ask_about(
+        &none,
+        "198.51.100.7:1",
+        "203.0.113.1:443",
+        Some("tidegate.dev/hash: client is not supported yet"),
+    );
+    assert!(
+        found(&asked, "service").ends_with("not served: tidegate.dev/hash: client is not supported yet"),
+        "{asked}"
+    );
 
     let one = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &[("192.0.2.12", 80, ACTIVE)])]);
     assert_eq!(end(&ask(&one, "203.0.113.1:80")), "drop neighbor_unresolved");

@@ -11,7 +11,7 @@
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_model::config::Target;
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{IpFamily, Protocol, Service, ServiceType, TargetPort, TrafficPolicy};
+use tidegate_model::objects::{IpFamily, Service, ServiceType, TargetPort, TrafficPolicy};
 
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
@@ -72,8 +72,7 @@ fn obstacle(service: &Service, settings: &Settings, target: Target, mode: Forwar
         return Some("dataplane.tunnelSource has no address".to_owned());
     }
     let keeps_ports = target == Target::Node;
-    let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Sctp && !keeps_ports);
-    ports.into_iter().find_map(|port| match &port.target_port {
+    service.ports.iter().filter(|_| !keeps_ports).find_map(|port| match &port.target_port {
         TargetPort::Number(number) if *number == port.port => None,
         TargetPort::Number(number) => Some(format!(
             "port {} has target port {number}, and {mode} keeps port {}",

@@ -195,8 +195,8 @@ impl Checks {
     /// names or at the endpoint's own.
     ///
     /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, and TCP ports are checked at
-    /// their own. With a check by TCP or HTTP it applies to UDP ports too. Without it, the TCP ports of the same
-    /// endpoint decide for the UDP ports ([`TcpEvidence`](super::health_result::TcpEvidence)).
+    /// their own. With a check by TCP or HTTP it applies to UDP and SCTP ports too. Without it, the TCP ports of
+    /// the same endpoint decide for those ([`TcpEvidence`](super::health_result::TcpEvidence)).
     pub(super) fn target(
         &self,
         protocol: Protocol,
@@ -208,8 +208,10 @@ impl Checks {
             (Protocol::Tcp, Some(_)) => (self.stream.as_ref(), None),
             (Protocol::Tcp, None) => (self.stream.as_ref(), self.port),
             (Protocol::Udp, Some(datagram)) => (Some(datagram), self.port),
-            (Protocol::Udp, None) => (self.stream.as_ref().filter(|_| self.port.is_some()), self.port),
-            (Protocol::Sctp, _) => (None, None),
+            (Protocol::Sctp, Some(_)) => (None, None),
+            (Protocol::Udp | Protocol::Sctp, None) => {
+                (self.stream.as_ref().filter(|_| self.port.is_some()), self.port)
+            }
         };
         probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe).at(at_vip))
     }

@@ -1,7 +1,7 @@
 //! Applies the results of the gateway's checks to endpoints: how each is checked, which fail, and when failures are
 //! ignored.
 //!
-//! Pure, and for one service port. A UDP port answers no handshake: without its own check it takes the result of the
+//! Pure, and for one service port. A UDP or SCTP port without its own check takes the result of the
 //! checked TCP ports of the same endpoint and Service ([`TcpEvidence`]).
 //!
 //! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open) checks never remove
@@ -20,7 +20,7 @@ use super::view::{HealthState, HealthView};
 
 /// The checked ports of a Service by endpoint address, which decide for the ports that cannot be checked.
 ///
-/// A UDP port without its own check counts as down if every TCP port of the same endpoint and Service fails.
+/// A UDP or SCTP port without its own check counts as down if every TCP port of the same endpoint and Service fails.
 #[derive(Debug, Default)]
 pub(super) struct TcpEvidence(BTreeMap<IpAddr, Vec<Target>>);
 
@@ -33,8 +33,8 @@ impl TcpEvidence {
         may_be_checked: impl Fn(&ResolvedEndpoint) -> bool,
     ) -> Self {
         let mut evidence = Self::default();
-        let has_udp = ports.iter().any(|port| port.protocol == Protocol::Udp);
-        for port in ports.iter().filter(|port| has_udp && port.protocol == Protocol::Tcp) {
+        let has_other = ports.iter().any(|port| port.protocol != Protocol::Tcp);
+        for port in ports.iter().filter(|port| has_other && port.protocol == Protocol::Tcp) {
             for endpoint in port.endpoints.iter().filter(|one| one.ready && may_be_checked(one)) {
                 if let Some(target) = checks.target(port.protocol, endpoint.ip, endpoint.port, at_vip) {
                     evidence.0.entry(endpoint.ip).or_default().push(target);
@@ -69,7 +69,7 @@ impl HealthResult {
     ) -> Self {
         let status = target.as_ref().map_or_else(HealthStatus::default, |target| verdicts.of(target));
         let by_tcp_evidence =
-            target.is_none() && protocol == Protocol::Udp && evidence.all_fail(ip, verdicts);
+            target.is_none() && protocol != Protocol::Tcp && evidence.all_fail(ip, verdicts);
         Self { target, status, by_tcp_evidence }
     }
 

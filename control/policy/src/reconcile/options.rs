@@ -32,6 +32,9 @@ use super::view::{PortRefusal, RefusalReason};
 const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 /// Idle time of a UDP flow: RFC 4787 REQ-5 recommends 5 minutes.
 const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
+/// Idle time of an established SCTP flow: 30 of the intervals at which endpoints send a HEARTBEAT by default (RFC 9260
+/// section 16).
+const IDLE_TIMEOUT_SCTP: Duration = Duration::from_secs(900);
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -51,6 +54,7 @@ pub(super) struct Options {
     pub(super) drain_timeout: Duration,
     pub(super) idle_timeout_tcp: Duration,
     pub(super) idle_timeout_udp: Duration,
+    pub(super) idle_timeout_sctp: Duration,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
@@ -114,6 +118,7 @@ fn defaults(settings: &Settings) -> Options {
         drain_timeout: settings.services.defaults.drain_timeout,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
+        idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
         addresses: AddressRequest::default(),
@@ -233,7 +238,7 @@ impl Reader<'_> {
                 self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, DAY);
             }
             key::IDLE_TIMEOUT_SCTP => {
-                self.ignored(annotation, "SCTP is not supported yet", "no annotation");
+                self.duration(&mut options.idle_timeout_sctp, annotation, value, SECOND, 7 * DAY);
             }
             key::HEALTH_PROTOCOL
             | key::HEALTH_PORT

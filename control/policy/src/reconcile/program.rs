@@ -15,7 +15,7 @@ use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
 use tidegate_model::objects::{
-    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
+    IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServiceType, TargetPort,
 };
 
 use super::backends::{self, Active, Backends};
@@ -66,7 +66,7 @@ pub(super) fn program(
     let all_ports = &endpoints.ports;
     let mut unchecked = BTreeSet::new();
     for (i, port) in service.ports.iter().enumerate() {
-        let unsupported = unsupported_port(collector, i, port);
+        let unsupported = unsupported_port(collector.plan);
         let endpoints = &endpoints.ports[i].endpoints;
         for (frontend, served) in frontends.of_port(port) {
             let at = PortAt { i, port, frontend, endpoints };
@@ -162,19 +162,8 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
     }
 }
 
-/// Why the gateway cannot serve this port on any address, if it cannot.
-fn unsupported_port(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
-    let plan = collector.plan;
-    if port.protocol == Protocol::Sctp {
-        let what = format!(
-            "port {} of Service {} is not programmed: SCTP is not supported yet",
-            port.label(),
-            plan.service.meta.key
-        );
-        let diagnostic = Diagnostic::error(what).accepting("TCP, UDP");
-        collector.find(&format!("spec.ports[{i}].protocol"), Reason::NotSupported, diagnostic);
-        return Some(PortRefusal::new(RefusalReason::NotSupported, "SCTP is not supported yet"));
-    }
+/// Why the gateway serves no port of the Service, if it cannot.
+fn unsupported_port(plan: Plan<'_>) -> Option<PortRefusal> {
     let refused = &plan.options.refused;
     let is_not_supported = |refusal: &PortRefusal| refusal.reason == RefusalReason::NotSupported;
     let reason = match refused.iter().any(is_not_supported) {
@@ -300,6 +289,7 @@ fn service_spec(
         },
         idle_timeout_tcp: options.idle_timeout_tcp,
         idle_timeout_udp: options.idle_timeout_udp,
+        idle_timeout_sctp: options.idle_timeout_sctp,
         source_ranges,
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),

@@ -14,6 +14,7 @@
 
 use std::time::Duration;
 
+use crate::wire::sctp::Kind;
 use crate::wire::tcp::flags;
 
 /// The timeout after a client's SYN that no packet has followed yet: longer than the usual handshake retries. It also
@@ -41,7 +42,9 @@ const _: () = assert!(CLOSED_MS <= UNANSWERED_MS && UNANSWERED_MS <= OPENING_MS 
 pub enum Packet {
     /// A TCP segment with these flags (`wire::tcp::flags`).
     Tcp(u8),
-    /// UDP, SCTP, or a hit of session affinity: no beginning and no end.
+    /// An SCTP packet of this kind, as far as its verification tag proves it ([`super::Tags`]).
+    Sctp(Kind),
+    /// UDP, or a hit of session affinity: no beginning and no end.
     Datagram,
 }
 
@@ -49,18 +52,55 @@ impl Packet {
     /// Whether it neither begins nor ends a connection, like nearly all packets of a flow.
     #[inline]
     pub(super) fn is_plain(self) -> bool {
+        // One mask for both protocols, so that mixed traffic costs no branch.
+        const CONTROL: u8 = flags::SYN | flags::FIN | flags::RST;
+        const { assert!(Kind::Unproved as u8 & CONTROL == 0 && Kind::End as u8 <= CONTROL) };
         let control = match self {
-            Self::Tcp(f) => f & (flags::SYN | flags::FIN | flags::RST),
+            Self::Tcp(flags) => flags,
+            Self::Sctp(kind) => kind as u8,
             Self::Datagram => 0,
         };
-        control == 0
+        control & CONTROL == 0
     }
 
-    /// Whether it opens a connection: a SYN without ACK, RST or FIN.
+    /// Whether it opens a connection: a SYN without ACK, RST or FIN; or an INIT.
     #[inline]
     #[must_use]
     pub fn is_opening(self) -> bool {
-        matches!(self, Self::Tcp(f) if f & (flags::SYN | flags::ACK | flags::RST | flags::FIN) == flags::SYN)
+        match self {
+            Self::Tcp(f) => f & (flags::SYN | flags::ACK | flags::RST | flags::FIN) == flags::SYN,
+            Self::Sctp(kind) => kind == Kind::Init,
+            Self::Datagram => false,
+        }
+    }
+
+    /// Whether it claims that its sender has no connection any more: a RST, an ABORT or a SHUTDOWN COMPLETE.
+    #[inline]
+    #[must_use]
+    pub fn is_ending(self) -> bool {
+        match self {
+            Self::Tcp(f) => f & flags::RST != 0,
+            Self::Sctp(kind) => matches!(kind, Kind::End | Kind::Unproved),
+            Self::Datagram => false,
+        }
+    }
+
+    /// Whether its protocol has connections.
+    #[inline]
+    #[must_use]
+    pub fn has_connection(self) -> bool {
+        !matches!(self, Self::Datagram)
+    }
+
+    /// The state that the packet gives to both sides of a flow, if it does: its tag proves that it comes from an end of
+    /// the association.
+    #[inline]
+    pub(super) fn state_of_both(self) -> Option<State> {
+        match self {
+            Self::Sctp(Kind::End) => Some(State::TcpClosed),
+            Self::Sctp(Kind::CookieEcho) => Some(State::TcpEstablished),
+            _ => None,
+        }
     }
 }
 
@@ -134,6 +174,8 @@ impl FlowStatus {
 
 /// The state of one entry, in three bits; 0 is the empty slot.
 ///
+/// The states of TCP also serve SCTP: a flow has one protocol.
+///
 /// The upper two bits identify the states that a plain packet leaves unchanged: a pair of states for TCP, and for
 /// datagrams a pair whose other state never occurs with datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,7 +212,7 @@ impl State {
     #[inline]
     pub(super) fn steady(packet: Packet) -> u32 {
         match packet {
-            Packet::Tcp(_) => Self::TcpEstablished as u32,
+            Packet::Tcp(_) | Packet::Sctp(_) => Self::TcpEstablished as u32,
             Packet::Datagram => Self::DatagramStream as u32,
         }
     }
@@ -180,8 +222,8 @@ impl State {
     pub(super) fn first(packet: Packet) -> Self {
         match packet {
             Packet::Tcp(f) if f & flags::RST != 0 => Self::TcpClosed,
-            Packet::Tcp(_) if packet.is_opening() => Self::TcpOpening,
-            Packet::Tcp(_) => Self::TcpStray,
+            _ if packet.is_opening() => Self::TcpOpening,
+            Packet::Tcp(_) | Packet::Sctp(_) => Self::TcpStray,
             Packet::Datagram => Self::DatagramOpening,
         }
     }
@@ -190,7 +232,7 @@ impl State {
     #[inline]
     pub(super) fn silent(packet: Packet) -> Self {
         match packet {
-            Packet::Tcp(_) => Self::TcpOpening,
+            Packet::Tcp(_) | Packet::Sctp(_) => Self::TcpOpening,
             Packet::Datagram => Self::DatagramOpening,
         }
     }
@@ -203,7 +245,11 @@ impl State {
     /// has not confirmed, a SYN may begin a new connection; the packet after it shows which.
     #[inline]
     pub(super) fn next(self, packet: Packet) -> Self {
-        let Packet::Tcp(f) = packet else { return Self::DatagramStream };
+        let f = match packet {
+            Packet::Tcp(f) => f,
+            Packet::Sctp(kind) => return self.next_of_association(kind),
+            Packet::Datagram => return Self::DatagramStream,
+        };
         let has = |flag| f & flag != 0;
         match self {
             _ if has(flags::RST) => Self::TcpClosed,
@@ -216,6 +262,21 @@ impl State {
             _ if has(flags::SYN) => self,
             Self::TcpClosing if !has(flags::PSH) => self,
             _ => Self::TcpEstablished,
+        }
+    }
+
+    /// The same for SCTP (RFC 9260 section 4). Only a packet with the right tag ends anything, so nothing is taken back:
+    /// data that was under way does not make the flow established again, and a SHUTDOWN whose sender still receives data
+    /// leaves it closing. A new handshake does.
+    fn next_of_association(self, kind: Kind) -> Self {
+        match (self, kind) {
+            (_, Kind::End) => Self::TcpClosed,
+            (_, Kind::CookieEcho) => Self::TcpEstablished,
+            (Self::TcpClosed | Self::TcpStray, Kind::Init) => Self::TcpOpening,
+            (Self::TcpClosed | Self::TcpStray, _) => self,
+            (_, Kind::Shutdown) => Self::TcpClosing,
+            (Self::TcpOpening, Kind::InitAck | Kind::Plain) => Self::TcpEstablished,
+            _ => self,
         }
     }
 
@@ -366,7 +427,8 @@ mod tests {
             let wanted = State::steady(packet);
             (1..8).filter(move |bits| bits & STEADY_MASK == wanted).filter_map(State::from_bits)
         };
-        for packet in [Packet::Tcp(ACK), Packet::Tcp(0), Packet::Tcp(PSH | ACK)] {
+        let sctp = [Kind::Plain, Kind::Unproved].map(Packet::Sctp);
+        for packet in [Packet::Tcp(ACK), Packet::Tcp(0), Packet::Tcp(PSH | ACK), sctp[0], sctp[1]] {
             assert!(packet.is_plain());
             assert_eq!(steady(packet).count(), 2);
             assert!(steady(packet).all(|state| state.next(packet) == state));
@@ -383,6 +445,9 @@ mod tests {
             assert_ne!(State::first(Packet::Tcp(f)).phase(), Phase::Established);
         }
         assert_ne!(State::first(Packet::Datagram).phase(), Phase::Established);
+        for kind in (0..=8).map(Kind::from_bits) {
+            assert_ne!(State::first(Packet::Sctp(kind)).phase(), Phase::Established);
+        }
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod key;
 mod nat;
 mod room;
 mod table;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -39,6 +40,7 @@ pub use eviction::{EvictionReason, FlowCounters};
 pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use key::{FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
+pub use tags::{Shown, Side, Tags};
 pub use view::{FlowKind, FlowView};
 
 use crate::ids::BackendId;
@@ -69,6 +71,8 @@ pub struct FlowTables {
     pub dsr: DsrTable,
     /// Flows of `nat` and `fullnat` services.
     pub nat: NatTable,
+    /// The verification tags of SCTP flows of both tables.
+    pub tags: Tags,
     hasher: FlowHasher,
     /// Which table is aged next.
     turn: usize,
@@ -98,8 +102,8 @@ macro_rules! each_table {
 
 impl FlowTables {
     /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
-    /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space. The
-    /// system zeroes the pages, and they take memory only once flows are stored there, so unused kinds cost next to
+    /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space, and 32
+    /// more with SCTP. The system zeroes the pages, and they take memory only once flows are stored there, so unused kinds cost next to
     /// nothing. `seed` should be secret.
     ///
     /// # Panics
@@ -110,6 +114,7 @@ impl FlowTables {
         Self {
             dsr: DsrTable::new(entries_per_core, &hasher),
             nat: NatTable::new(entries_per_core, &hasher),
+            tags: Tags::new(entries_per_core),
             hasher,
             turn: 0,
         }
@@ -195,6 +200,7 @@ impl FlowTables {
             + self.dsr.v6.memory_bytes()
             + self.nat.v4.memory_bytes()
             + self.nat.v6.memory_bytes()
+            + self.tags.memory_bytes()
     }
 
     /// The memory of the tables, for advice to the kernel (huge pages, NUMA node).

@@ -132,6 +132,7 @@ impl NatTable {
             let place = table.find_alive(&packed, hash, now)?;
             let state = table.state(place)?.next(packet);
             table.touch(place, state, now);
+            set_both(table, place, packet, now);
             Some(reply_hit(table, place))
         })
     }
@@ -311,8 +312,24 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     } else {
         let state = table.state(place)?.next(packet);
         table.touch(place, state, now);
+        set_both(table, place, packet, now);
     }
     Some(hit(table, place, reopened))
+}
+
+/// Gives the other side its state too, after a packet of SCTP that decides for both.
+#[inline]
+fn set_both<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    place: Place,
+    packet: Packet,
+    now: Now,
+) {
+    if let Some(state) = packet.state_of_both()
+        && let Some(peer) = table.peer(place)
+    {
+        table.touch(peer, state, now);
+    }
 }
 
 fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(

@@ -11,7 +11,7 @@ use super::output::FlowNote;
 use super::owners::Dealt;
 use super::service_flows::kind_of;
 use super::state::Pipeline;
-use crate::conntrack::{First, FlowHash, FlowKey, ReplyHit};
+use crate::conntrack::{First, FlowHash, FlowKey, Packet, ReplyHit, Side};
 use crate::frame::Frame;
 use crate::limits::BURST;
 use crate::snapshot::Snapshot;
@@ -79,10 +79,27 @@ impl Pipeline {
                 First::Steady(hit) => Some(hit),
                 // Looked up now, not together with those of the other bucket: packets of one flow must be recorded in
                 // their order.
-                First::There => self.flows.nat.lookup_reply(key, *hash, kind, burst.now),
+                First::There => self.reply_flow(burst, reply.packet, key, *hash),
                 First::Absent => None,
             };
         }
+    }
+
+    /// Looks up the flow of a reply and records the packet in it.
+    fn reply_flow<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        packet: u8,
+        key: &FlowKey,
+        hash: FlowHash,
+    ) -> Option<ReplyHit> {
+        let mut kind = kind_of(&burst.packets[usize::from(packet)].headers);
+        if let Packet::Sctp(_) = kind {
+            let hit = self.flows.nat.peek_reply(key, hash, burst.now)?;
+            let flow = FlowKey::flow(hit.service, hit.client, hit.client_port);
+            kind = self.proved(burst, packet, self.flows.hash(&flow), Side::Server);
+        }
+        self.flows.nat.lookup_reply(key, hash, kind, burst.now)
     }
 
     /// Stage 4: finds the client of each reply.
@@ -96,7 +113,7 @@ impl Pipeline {
             let hit = match reply.found {
                 Some(hit) => Some(hit),
                 // The flow is in its other bucket, or a request of this burst began it.
-                None => self.flows.nat.lookup_reply(key, *hash, kind_of(h), burst.now),
+                None => self.reply_flow(burst, reply.packet, key, *hash),
             };
             let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))
             else {

@@ -14,7 +14,9 @@ use super::owners::{Dealt, owner_of_client};
 use super::state::Pipeline;
 use super::view::Arrival;
 use crate::backend::Backend;
-use crate::conntrack::{DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey};
+use crate::conntrack::{
+    DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey, Side,
+};
 use crate::forward::snat_ports::Turn;
 use crate::frame::Frame;
 use crate::hash::{key_hash, scale, selection_hash};
@@ -27,7 +29,6 @@ use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snaps
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::rewrite::Endpoint;
-use crate::wire::tcp::flags;
 use crate::wire::{Addr, Headers, proto, sctp};
 
 /// The requests of one burst.
@@ -89,7 +90,11 @@ impl<'s> Request<'s> {
 /// The part of a packet that affects the state of its flow.
 #[inline]
 pub(super) fn kind_of(h: &Headers) -> Packet {
-    if h.proto == proto::TCP { Packet::Tcp(h.tcp_flags) } else { Packet::Datagram }
+    match h.proto {
+        proto::TCP => Packet::Tcp(h.tcp_flags),
+        proto::SCTP => Packet::Sctp(sctp::Kind::from_bits(h.tcp_flags)),
+        _ => Packet::Datagram,
+    }
 }
 
 impl Pipeline {
@@ -129,12 +134,12 @@ impl Pipeline {
         requests: &mut Requests<'_>,
     ) {
         for request in requests.iter_mut() {
-            if let Some(backend) = self.known_first(request, burst.now) {
+            if let Some(backend) = self.known_first(burst, request) {
                 burst.view.snapshot.prefetch_backend(backend);
             }
         }
         for request in requests.iter_mut().filter(|request| request.found.is_none()) {
-            request.found = self.known(request, burst.now);
+            request.found = self.known(burst, request);
             if let Some(known) = request.found {
                 burst.view.snapshot.prefetch_backend(known.backend);
                 continue;
@@ -147,48 +152,65 @@ impl Pipeline {
 
     /// Stores in the request what the first bucket of its flow contains, and returns the backend.
     #[inline(always)]
-    fn known_first(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
+    fn known_first<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &mut Request<'_>,
+    ) -> Option<BackendId> {
         let Request { key, flow_hash, kind, service, .. } = request;
         if !service.mode.is_dsr() {
-            return self.known_first_translated(request, now);
+            return self.known_first_translated(burst, request);
         }
-        match self.flows.dsr.lookup_first(key, *flow_hash, *kind, now) {
+        match self.flows.dsr.lookup_first(key, *flow_hash, *kind, burst.now) {
             First::Steady(backend) => {
                 request.found = Some(Known { backend, local: None, reopened: false });
                 Some(backend)
             }
-            First::There => self.known_now(request, now),
+            First::There => self.known_now(burst, request),
             First::Absent => None,
         }
     }
 
     #[inline(never)]
-    fn known_first_translated(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
+    fn known_first_translated<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &mut Request<'_>,
+    ) -> Option<BackendId> {
         let Request { key, flow_hash, kind, service, .. } = request;
-        match self.flows.nat.lookup_first(key, *flow_hash, *kind, now) {
+        match self.flows.nat.lookup_first(key, *flow_hash, *kind, burst.now) {
             First::Steady(hit) => {
                 request.found = Some(Known::translated(&hit, service.mode, key));
                 Some(hit.backend)
             }
-            First::There => self.known_now(request, now),
+            First::There => self.known_now(burst, request),
             First::Absent => None,
         }
     }
 
     /// Looks up the flow of a packet that changes it at once: packets of one flow must be recorded in their order.
     #[inline(never)]
-    fn known_now(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
-        request.found = self.known(request, now);
+    fn known_now<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &mut Request<'_>,
+    ) -> Option<BackendId> {
+        request.found = self.known(burst, request);
         request.found.as_ref().map(|known| known.backend)
     }
 
     /// Looks up the flow of a request and records the packet in it.
-    fn known(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
+    fn known<F: Frame>(&mut self, burst: &Burst<'_, '_, F>, request: &Request<'_>) -> Option<Known> {
         let Request { key, flow_hash, kind, service, .. } = request;
+        let (mut kind, now) = (*kind, burst.now);
+        if let Packet::Sctp(_) = kind {
+            let side = if service.mode.is_dsr() { Side::ClientAlone } else { Side::Client };
+            kind = self.proved(burst, request.packet, *flow_hash, side);
+        }
         if service.mode.is_dsr() {
-            self.flows.dsr.lookup(key, *flow_hash, *kind, now).map(Known::from)
+            self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
         } else {
-            let hit = self.flows.nat.lookup(key, *flow_hash, *kind, now)?;
+            let hit = self.flows.nat.lookup(key, *flow_hash, kind, now)?;
             Some(Known::translated(&hit, service.mode, key))
         }
     }
@@ -210,7 +232,7 @@ impl Pipeline {
             let again = if renewed.is_empty() || !renewed.contains(&request.key) {
                 None
             } else {
-                Some(self.known(request, burst.now))
+                Some(self.known(burst, request))
             };
             let found = match &again {
                 Some(known) => known.as_ref(),
@@ -257,7 +279,7 @@ impl Pipeline {
         let h = burst.packets[request.index()].headers;
         // An earlier packet of this burst may have begun the same flow.
         if request.found.is_none()
-            && let Some(known) = self.known(request, now)
+            && let Some(known) = self.known(burst, request)
             && let Some(backend) = snapshot.backend(known.backend)
             && burst.keeps(backend, request, known.reopened)
         {
@@ -269,7 +291,7 @@ impl Pipeline {
         if !snapshot.admits(service, &h.src) {
             return Err(Refusal::SourceRange);
         }
-        let stray = matches!(request.kind, Packet::Tcp(_)) && !request.kind.is_opening();
+        let stray = request.kind.has_connection() && !request.kind.is_opening();
         let has_backends = !service.selector().is_empty();
         if stray && !service.mode.is_dsr() {
             return Err(if has_backends { Refusal::NoFlow } else { Refusal::NoEndpoints });
@@ -279,17 +301,13 @@ impl Pipeline {
             return Err(Refusal::TtlExceeded);
         }
         let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
-        let idle = Duration::from_millis(u64::from(match request.kind {
-            Packet::Tcp(_) => service.idle_tcp_ms,
-            Packet::Datagram => service.idle_udp_ms,
-        }));
-        let idle = IdleTimeout::new(idle);
+        let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
         let local = match service.mode {
             ForwardingMode::DsrL2 | ForwardingMode::DsrIpip => {
                 // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
                 // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
                 // has counted that.
-                if h.tcp_flags & flags::RST == 0 {
+                if !request.kind.is_ending() {
                     let (key, hash) = (&request.key, request.flow_hash);
                     let inserted = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
                     // Without an entry, the next packet could go to another backend.
@@ -310,6 +328,10 @@ impl Pipeline {
             ForwardingMode::Nat => self.bind_client(request, &h, backend, idle, now)?,
             ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, &h, backend, idle, now)?),
         };
+        if request.kind == Packet::Sctp(sctp::Kind::Init) {
+            let (_, initiate) = sctp::tags(burst.frames[burst.frame_of(request.packet)].bytes(), &h);
+            self.flows.tags.begin(request.flow_hash, initiate, now);
+        }
         burst.view.tallies.connected(backend.id);
         Ok(Chosen { backend, local, flow: FlowNote::New })
     }
@@ -501,16 +523,21 @@ impl Pipeline {
             (NoEndpoints::Unserved, _) => return self.unserved(burst, at, &h),
             (NoEndpoints::Drop, _) => false,
             (NoEndpoints::Reject, Packet::Tcp(_)) => self.reset(burst, at, &h),
-            (NoEndpoints::Reject, Packet::Datagram) => self.refuse(burst, at, &h, Problem::PortUnreachable),
+            (NoEndpoints::Reject, Packet::Sctp(_) | Packet::Datagram) => {
+                self.refuse(burst, at, &h, Problem::PortUnreachable)
+            }
         };
         burst.answer_or(at, answered, TransmitReason::NoEndpoints, Refusal::NoEndpoints);
     }
 
-    /// Processes a segment of a connection that this gateway does not know: its state was lost, or never existed here.
+    /// Processes a packet of a connection that this gateway does not know: its state was lost, or never existed here.
+    /// Nothing answers SCTP: the packet may come from another address of a client whose association lives, and an ABORT
+    /// would end that.
     #[cold]
     fn no_flow<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
         let h = burst.packets[request.index()].headers;
-        let answered = burst.view.snapshot.policy().reset_unknown_flows && self.reset(burst, at, &h);
+        let wanted = burst.view.snapshot.policy().reset_unknown_flows && h.proto == proto::TCP;
+        let answered = wanted && self.reset(burst, at, &h);
         burst.answer_or(at, answered, TransmitReason::NoFlow, Refusal::NoFlow);
     }
 }
@@ -555,12 +582,8 @@ impl<F: Frame> Burst<'_, '_, F> {
     #[cold]
     fn keeps_to_down(&self, backend: &Backend, request: &Request<'_>) -> bool {
         match backend.protocol {
-            Protocol::Tcp => !request.kind.is_opening(),
+            Protocol::Tcp | Protocol::Sctp => !request.kind.is_opening(),
             Protocol::Udp => false,
-            Protocol::Sctp => {
-                let (at, h) = (self.frame_of(request.packet), &self.packets[request.index()].headers);
-                !sctp::is_opening(self.frames[at].bytes(), h)
-            }
         }
     }
 }

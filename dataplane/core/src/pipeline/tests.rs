@@ -4,6 +4,7 @@ mod lab;
 
 mod answer_limits;
 mod answers;
+mod associations;
 mod choice;
 mod dsr;
 mod endings;

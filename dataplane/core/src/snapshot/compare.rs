@@ -107,8 +107,7 @@ impl<'a> Seen<'a> {
             vip,
             id,
             affinity_ms,
-            idle_tcp_ms,
-            idle_udp_ms,
+            idle_ms,
             source_ranges,
             port,
             protocol,
@@ -127,7 +126,7 @@ impl<'a> Seen<'a> {
         let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
         let record = (vip, port, protocol, mode, no_endpoints, basis);
         let is_compared = snapshot.compared.contains(&id);
-        let times = (affinity_ms, idle_tcp_ms, idle_udp_ms);
+        let times = (affinity_ms, idle_ms);
         let asked = asked.as_ref().map(|ranges| ranges.nets());
         let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
         let list: Vec<_> =

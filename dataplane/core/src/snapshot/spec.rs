@@ -219,6 +219,8 @@ pub struct ServiceSpec {
     pub idle_timeout_tcp: Duration,
     /// Idle time after which a UDP flow is removed.
     pub idle_timeout_udp: Duration,
+    /// Idle time after which an established SCTP flow is removed.
+    pub idle_timeout_sctp: Duration,
     /// The admitted clients, by prefix; `None` admits all. If the list has no prefix of a family, no client of that
     /// family is admitted. New flows are checked, and known flows are checked after a change.
     pub source_ranges: Option<Arc<[IpNet]>>,

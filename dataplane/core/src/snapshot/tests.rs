@@ -50,6 +50,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
+        idle_timeout_sctp: Duration::from_secs(60),
         source_ranges: None,
         announced: true,
         backends,

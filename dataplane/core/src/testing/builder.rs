@@ -175,6 +175,12 @@ impl Builder {
         Builder::new(src.ip(), dst.ip(), Transport::Sctp { ports: (src.port(), dst.port()), tag: 1 })
     }
 
+    /// Creates the INIT of an association whose packets to `src` have the tag `initiate`.
+    pub fn sctp_init(src: impl IntoSocket, dst: impl IntoSocket, initiate: u32) -> Builder {
+        let fields = [&initiate.to_be_bytes()[..], &[0, 0, 0x20, 0, 0, 1, 0, 1, 0, 0, 0, 1]].concat();
+        Builder::sctp(src, dst).tag(0).chunk(sctp::chunk::INIT, 0, &fields)
+    }
+
     /// Creates an ICMP message, or an ICMPv6 message for IPv6 addresses. `rest` is the second word of the header.
     pub fn icmp(src: impl IntoAddress, dst: impl IntoAddress, kind: u8, code: u8, rest: [u8; 4]) -> Builder {
         Builder::new(src.into_address(), dst.into_address(), Transport::Icmp { kind, code, rest })
@@ -294,6 +300,23 @@ impl Builder {
     /// Sets the data after the transport header.
     pub fn payload(mut self, bytes: &[u8]) -> Builder {
         self.payload = bytes.to_vec();
+        self
+    }
+
+    /// Sets the verification tag of SCTP.
+    pub fn tag(mut self, value: u32) -> Builder {
+        if let Transport::Sctp { tag, .. } = &mut self.transport {
+            *tag = value;
+        }
+        self
+    }
+
+    /// Adds a chunk of SCTP with its padding to the payload.
+    pub fn chunk(mut self, kind: u8, flags: u8, value: &[u8]) -> Builder {
+        self.payload.extend([kind, flags]);
+        self.payload.extend(((4 + value.len()) as u16).to_be_bytes());
+        self.payload.extend(value);
+        self.payload.resize(self.payload.len().next_multiple_of(4), 0);
         self
     }
 

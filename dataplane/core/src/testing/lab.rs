@@ -103,6 +103,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),
+        idle_timeout_sctp: Duration::from_secs(120),
         source_ranges: None,
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),

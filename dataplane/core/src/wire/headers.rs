@@ -110,7 +110,7 @@ pub struct Headers {
     pub dst_port: u16,
     /// The final next header, which begins at `l4`. In a later fragment: the one that its fragment header names.
     pub proto: u8,
-    /// TCP flags (`tcp::flags`), 0 for other protocols.
+    /// TCP flags (`tcp::flags`); for SCTP the number of its `sctp::Kind`; 0 for other protocols.
     pub tcp_flags: u8,
     /// TTL or hop limit as received.
     pub ttl: u8,

@@ -3,6 +3,7 @@
 
 use super::headers::{Family, L4Checksum, proto};
 use super::malformed::Malformed;
+use super::sctp;
 
 /// The content of the transport header; the fields are those of `Headers`.
 #[derive(Clone, Copy)]
@@ -66,6 +67,7 @@ pub(crate) fn parse(
         (proto::SCTP, _) => {
             let b: &[u8; 12] = payload.first_chunk().ok_or(Malformed::SctpTruncated)?;
             t.ports(b[0], b[1], b[2], b[3]);
+            t.tcp_flags = sctp::kind(payload).0 as u8;
             t.l4_checksum = L4Checksum::Sctp;
         }
         (proto::ICMP, Family::V4) => {

@@ -213,8 +213,9 @@ fn deleted_load_balancer_tells_that_the_last_gateway_has_withdrawn_it() {
 
 #[test]
 fn sync_load_balancer_failed_tells_which_port_is_not_served() {
-    let ports = "{name: http, port: 80, targetPort: 8080}, {name: sig, port: 81, protocol: SCTP}";
-    let mut both = Both::new(&(balanced("web", "", ports, FIVE) + ENDPOINT));
+    let ports = "{name: http, port: 80}, {name: sig, port: 81, targetPort: 8081, protocol: SCTP}";
+    let mut both = Both::new(&(balanced("web", "", ports, FIVE) + ENDPOINT))
+        .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
     let events = both.settle();
     assert_eq!(notes(&events, "SyncLoadBalancerFailed"), ["81/SCTP: SCTP is not supported yet"]);
     assert!(
@@ -369,11 +370,7 @@ fn ports_of_the_status_have_an_error_where_one_cannot_be_served() {
         ports.iter().map(|p| (p.port, p.protocol.as_str(), p.error.as_deref())).collect();
     assert_eq!(
         shown,
-        [
-            (80, "TCP", None),
-            (81, "TCP", Some("tidegate.dev/PortNotProgrammed")),
-            (82, "SCTP", Some("tidegate.dev/NotSupported")),
-        ]
+        [(80, "TCP", None), (81, "TCP", Some("tidegate.dev/PortNotProgrammed")), (82, "SCTP", None),]
     );
 }
 

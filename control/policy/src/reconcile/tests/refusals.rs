@@ -5,21 +5,6 @@ use tidegate_model::objects::NotKept;
 use super::*;
 
 #[test]
-fn sctp_is_refused_and_the_other_ports_go_on() {
-    let mut web = service("web");
-    web.ports.push(service_port("sig", Protocol::Sctp, 2905, 2905));
-    let ports = [("http", Protocol::Tcp, 8080), ("sig", Protocol::Sctp, 2905)];
-    let outcome = World::new(vec![web], vec![slice("s", "web", &ports, vec![endpoint("10.0.1.1")])]).look();
-    assert_eq!(only(&outcome).port_name, "http");
-    assert_eq!(
-        messages(&outcome),
-        [
-            "error: port sig of Service default/web is not programmed: SCTP is not supported yet; accepted: TCP, UDP"
-        ]
-    );
-}
-
-#[test]
 fn endpoints_that_a_mode_cannot_reach_are_refused_and_the_others_stay() {
     let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-l2");
     web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];

@@ -71,7 +71,7 @@ fn of_protocol(n: u8, packet: Packet) -> Packet {
     match packet {
         _ if is_datagrams(n) => Packet::Datagram,
         Packet::Datagram => Packet::Tcp(PSH | ACK),
-        Packet::Tcp(_) => packet,
+        Packet::Tcp(_) | Packet::Sctp(_) => packet,
     }
 }
 

@@ -7,6 +7,7 @@ use super::talk::{Talk, client};
 use crate::snapshot::{BackendState, ForwardingMode, Protocol};
 use crate::testing::builder::Builder;
 use crate::verdict::TransmitReason;
+use crate::wire::sctp::chunk;
 use crate::wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 
 const VIP: &str = "203.0.113.5:80";
@@ -141,13 +142,13 @@ fn data_after_a_forged_fin_makes_the_connection_as_good_as_before() {
 #[test]
 fn an_sctp_init_leaves_a_backend_that_is_down_and_the_association_does_not() {
     let (client, vip) = ("198.51.100.7:40000", "203.0.113.5:3868");
-    let chunk = |kind: u8| [kind, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0x20, 0, 0, 1, 0, 1, 0, 0, 0, 1];
-    let (init, data) = (chunk(1), chunk(0));
+    let init = Builder::sctp_init(client, vip, 7);
+    let data = Builder::sctp(client, vip).chunk(chunk::DATA, 3, &[0; 16]);
     for mode in ForwardingMode::ALL {
         let backends = ["10.0.0.1:3868", "10.0.0.2:3868"];
         let mut lab = Lab::new(vec![service(mode, Protocol::Sctp, vip, &backends)]);
-        let send = |lab: &mut Lab, chunk: &[u8]| {
-            let fate = lab.send(Builder::sctp(client, vip).payload(chunk));
+        let send = |lab: &mut Lab, packet: &Builder| {
+            let fate = lab.send(packet.clone());
             fate.sent(TransmitReason::Forward);
             lab.backend_of(&fate)
         };

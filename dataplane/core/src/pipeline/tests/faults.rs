@@ -207,7 +207,8 @@ fn sctp_in_fragments_is_not_translated() {
         ],
         ..spec()
     });
-    let whole = Builder::sctp("198.51.100.7:40000", "203.0.113.5:53").dont_fragment(false).payload_len(600);
+    let init = Builder::sctp_init("198.51.100.7:40000", "203.0.113.5:53", 7);
+    let whole = init.chunk(0x80, 0, &[0; 600]).dont_fragment(false);
     let parts = builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 78, 256);
     assert_eq!(lab.receive(&parts[0]).refused(), Refusal::SctpFragment);
 }

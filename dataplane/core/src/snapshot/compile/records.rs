@@ -13,7 +13,7 @@ use crate::rendezvous::{self, Identity, Rendezvous};
 use crate::selector::{Selector, Slots};
 use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
 use crate::snapshot::problem::Problem;
-use crate::snapshot::spec::{BackendState, Scheduler, ServiceSpec};
+use crate::snapshot::spec::{BackendState, Protocol, Scheduler, ServiceSpec};
 use crate::source_ranges::SourceRanges;
 use crate::turns::Turns;
 use crate::wire::{Addr, Family};
@@ -184,8 +184,11 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         vip: service.vip,
         id,
         affinity_ms: service.spec.affinity.map_or(0, |timeout| millis(timeout).max(1)),
-        idle_tcp_ms: millis(service.spec.idle_timeout_tcp),
-        idle_udp_ms: millis(service.spec.idle_timeout_udp),
+        idle_ms: millis(match service.spec.key.protocol {
+            Protocol::Tcp => service.spec.idle_timeout_tcp,
+            Protocol::Udp => service.spec.idle_timeout_udp,
+            Protocol::Sctp => service.spec.idle_timeout_sctp,
+        }),
         source_ranges,
         port: service.spec.key.port,
         protocol: service.spec.key.protocol,

@@ -11,6 +11,7 @@ use super::context::{Context, INSIDE_MAC, PORTS, VIPS};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::testing::lab::{ROUTER_MAC, ip};
 use crate::wire::checksum::checksum;
+use crate::wire::sctp::chunk;
 use crate::wire::tcp::flags;
 use crate::wire::{Headers, L4Checksum, MacAddr, Parsed, VlanId, arp, ndp, parse, proto};
 
@@ -112,8 +113,25 @@ fn request(context: &Context, choices: &mut Choices<'_>) -> Builder {
     let (from, to) = (client(choices, vip), (vip, port));
     match protocol {
         proto::UDP => Builder::udp(from, to),
-        proto::SCTP => Builder::sctp(from, to),
+        proto::SCTP => association(choices, from, to),
         _ => Builder::tcp(from, to).flags(tcp_flags(choices)).seq_ack(choices.u32(), 7),
+    }
+}
+
+/// Builds an SCTP packet of an association: its tags are few, so that some are right.
+fn association(choices: &mut Choices<'_>, from: (IpAddr, u16), to: (IpAddr, u16)) -> Builder {
+    let tag = choices.pick(&[1, 2, 3]);
+    match choices.below(8) {
+        0 | 1 => Builder::sctp_init(from, to, tag),
+        2 => {
+            let fields = [&tag.to_be_bytes()[..], &[0; 12]].concat();
+            Builder::sctp(from, to).chunk(chunk::INIT_ACK, 0, &fields)
+        }
+        3 => Builder::sctp(from, to).tag(tag).chunk(chunk::COOKIE_ECHO, 0, &[0; 8]),
+        4 => Builder::sctp(from, to).tag(tag).chunk(chunk::SHUTDOWN, 0, &[0; 4]),
+        5 => Builder::sctp(from, to).tag(tag).chunk(chunk::ABORT, choices.pick(&[0, 1]), &[]),
+        6 => Builder::sctp(from, to).payload(choices.bytes(24)),
+        _ => Builder::sctp(from, to).tag(tag).chunk(chunk::DATA, 3, &[0; 16]),
     }
 }
 
@@ -210,7 +228,7 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
             flags::FIN | flags::ACK,
             flags::RST,
         ])),
-        L4Checksum::Sctp => Builder::sctp(from, to).payload_len(8),
+        L4Checksum::Sctp => association(choices, from, to),
         L4Checksum::Icmp | L4Checksum::Icmpv6 => Builder::echo_request(from.0, to.0, 1, 1),
         _ => Builder::udp(from, to),
     };

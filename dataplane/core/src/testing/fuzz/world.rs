@@ -340,6 +340,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         ]),
         idle_timeout_tcp: seconds(choices.pick(&[900, 5, 86_400])),
         idle_timeout_udp: seconds(choices.pick(&[120, 1])),
+        idle_timeout_sctp: seconds(choices.pick(&[120, 1])),
         source_ranges: None,
         announced: true,
         backends: Vec::new(),

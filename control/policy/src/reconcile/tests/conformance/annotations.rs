@@ -31,6 +31,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::IDLE_TIMEOUT_TCP, "604801s", "1s to 168h"),
     (key::IDLE_TIMEOUT_UDP, "999ms", "1s to 24h"),
     (key::IDLE_TIMEOUT_UDP, "2 days", "a duration such as"),
+    (key::IDLE_TIMEOUT_SCTP, "0s", "1s to 168h"),
     (key::ADDRESS_POOL, "", "the name of a pool"),
     (key::ALLOW_SHARED_IP, " ", "any text that the Services sharing an address have in common"),
     (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, none"),
@@ -107,7 +108,7 @@ fn unless_the_default_would_be_unsafe() {
 #[test]
 fn every_annotation_of_ours_has_an_error_path() {
     let wrong = NOT_UNDERSTOOD.iter().map(|w| w.0).chain(UNSAFE.iter().map(|w| w.0));
-    let covered: BTreeSet<&str> = wrong.chain([key::IDLE_TIMEOUT_SCTP]).collect();
+    let covered: BTreeSet<&str> = wrong.collect();
     assert_eq!(covered, key::ON_SERVICE.iter().copied().collect());
 }
 
@@ -175,16 +176,20 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
         (key::TABLE_SIZE, "8191"),
         (key::IDLE_TIMEOUT_TCP, "1h"),
         (key::IDLE_TIMEOUT_UDP, " 30s "),
+        (key::IDLE_TIMEOUT_SCTP, "10m"),
     ]))
     .look();
     assert_eq!(messages(&outcome), [] as [String; 0]);
     let spec = only(&outcome);
     assert_eq!(spec.scheduler, Scheduler::Maglev { slots: 8_191 });
     assert_eq!((spec.idle_timeout_tcp.as_secs(), spec.idle_timeout_udp.as_secs()), (3600, 30));
+    assert_eq!(spec.idle_timeout_sctp.as_secs(), 600);
+    assert_eq!(only(&plain()).idle_timeout_sctp.as_secs(), 900);
     for (key, value) in [
         (key::IDLE_TIMEOUT_TCP, "1s"),
         (key::IDLE_TIMEOUT_TCP, "604800s"),
         (key::IDLE_TIMEOUT_UDP, "86400s"),
+        (key::IDLE_TIMEOUT_SCTP, "604800s"),
         (key::DRAIN_TIMEOUT, "0s"),
         (key::DRAIN_TIMEOUT, "24h"),
         (key::PROXY_PROTOCOL, "none"),
@@ -233,14 +238,6 @@ fn a_table_size_reaches_from_251_to_655373_and_is_said_to_have_no_effect_without
         );
         assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no table size");
     }
-}
-
-#[test]
-fn idle_timeout_sctp_is_said_to_have_no_effect_yet() {
-    let outcome = annotated_with(key::IDLE_TIMEOUT_SCTP, "10s");
-    let said = "annotation tidegate.dev/idle-timeout-sctp has no effect: SCTP is not supported yet";
-    assert_eq!(finding(&outcome), (Reason::InvalidValue, said, "no annotation"));
-    assert_eq!(outcome.spec, plain().spec);
 }
 
 #[test]
