@@ -20,7 +20,7 @@ use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol,
-    RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
+    RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -366,6 +366,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         name: format!("service-{n}"),
         port_name: "main".into(),
         mode: scenario.mode(),
+        tunnel: TunnelOptions::default(),
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,

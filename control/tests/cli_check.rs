@@ -90,7 +90,12 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
         fault("protocol: UDP", "protocol: ICMP", "ICMP", &["TCP", "UDP", "SCTP"]),
         fault("name: dns", "name: http", "name: http, port: 53", &["http"]),
         fault("type: LoadBalancer", "type: Loadbalancer", "Loadbalancer", &["LoadBalancer"]),
-        fault("forwarding: nat", "forwarding: dnat", "dnat", &["dsr-l2, dsr-ipip, nat, fullnat"]),
+        fault(
+            "forwarding: nat",
+            "forwarding: dnat",
+            "dnat",
+            &["dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"],
+        ),
         fault("forwarding: nat", "forwarding: dsr-gue", "dsr-gue", &["not supported yet"]),
         fault("forwarding: nat", "max-bandwidth: 1M", "max-bandwidth", &["not supported yet"]),
         fault("\"203.0.113.1\"", "\"198.51.100.9\"", "198.51.100.9", &["198.51.100.9"]),

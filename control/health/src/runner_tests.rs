@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use tokio::net::TcpListener;
 
-use tidegate_core::snapshot::ForwardingMode;
+use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
 use tidegate_model::health::AtVip;
 
 use super::super::{Check, NetworkProber, Probe, Rules};
@@ -142,8 +142,11 @@ async fn silence_is_a_failure_after_the_timeout_but_for_udp() {
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_lacks_the_vip_fails_for_this_reason_and_one_that_is_down_for_its_own() {
-    let vip =
-        Arc::new(AtVip { vip: "203.0.113.5".parse().expect("an address"), mode: ForwardingMode::DsrL2 });
+    let vip = Arc::new(AtVip {
+        vip: "203.0.113.5".parse().expect("an address"),
+        mode: ForwardingMode::DsrL2,
+        tunnel: TunnelOptions::default(),
+    });
     let scripted = Scripted::default();
     let [lacks, refuses, silent] =
         ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"].map(|address| target(address, 1000).at(Some(&vip)));

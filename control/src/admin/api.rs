@@ -315,7 +315,7 @@ pub struct BackendForwarding {
     /// The number of new flows that were sent to it; absent if it is in no snapshot yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// The path MTU of its tunnel (`dsr-ipip`) in bytes, outer header included, as a router reported it; absent if
+    /// The path MTU of its tunnel in bytes, outer header included, as a router reported it; absent if
     /// none was reported in the last ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u16>,

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tidegate_model::diagnostic::Severity;
@@ -170,7 +169,7 @@ impl AdminBackend for Operator {
                 let path_mtu = paths.get(&backend.address).copied();
                 api::BackendForwarding {
                     connections: connections.get(&(key, backend.address, backend.port)).copied(),
-                    path_mtu: path_mtu.filter(|_| port.mode == ForwardingMode::DsrIpip),
+                    path_mtu: path_mtu.filter(|_| port.mode.is_tunnel()),
                 }
             }),
         })

@@ -15,6 +15,7 @@ use crate::service::vacant_raw;
 use crate::snapshot::{BackendState, ForwardingMode, Protocol};
 use crate::sorted_chunks::SortedChunks;
 use crate::table::Table;
+use crate::wire::encapsulation::Encapsulation;
 use crate::wire::{Addr, Family};
 
 /// The number of table places for this many indices. There are spare places, so that the table rarely grows.
@@ -48,6 +49,8 @@ pub struct Backend {
     pub mode: ForwardingMode,
     /// Transport protocol: its service's.
     pub protocol: Protocol,
+    /// The headers behind the outer IP header, if the mode is a tunnel.
+    pub encapsulation: Option<Encapsulation>,
 }
 
 const _: () = assert!(size_of::<Backend>() == 64);

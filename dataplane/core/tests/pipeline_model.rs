@@ -490,7 +490,9 @@ impl Run {
         let (client, vip, backend) = (self.client(from), self.vip(), self.backend(to.0));
         match self.model.mode {
             ForwardingMode::DsrL2 => assert_eq!(ends(h), (client, vip)),
-            ForwardingMode::DsrIpip => assert_eq!(h.dst.ip(), backend.ip()),
+            ForwardingMode::DsrIpip | ForwardingMode::DsrGue | ForwardingMode::DsrGre => {
+                assert_eq!(h.dst.ip(), backend.ip());
+            }
             ForwardingMode::Nat => assert_eq!(ends(h), (client, backend)),
             ForwardingMode::FullNat => {
                 let (source, destination) = ends(h);
@@ -598,6 +600,8 @@ macro_rules! every_mode {
 every_mode! {
     dsr_l2_follows_the_model: DsrL2,
     dsr_ipip_follows_the_model: DsrIpip,
+    dsr_gue_follows_the_model: DsrGue,
+    dsr_gre_follows_the_model: DsrGre,
     nat_follows_the_model: Nat,
     fullnat_follows_the_model: FullNat,
 }

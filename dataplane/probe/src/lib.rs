@@ -22,11 +22,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_core::forward::{Link, dsr_ipip, fullnat};
+use tidegate_core::forward::tunnel::{self, Tunnel};
+use tidegate_core::forward::{Link, fullnat};
 use tidegate_core::frame::Frame;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::routes::Routes;
-use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, Snapshot, TunnelPrefix};
+use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, Snapshot, TunnelOptions, TunnelPrefix};
+use tidegate_core::wire::encapsulation::Encapsulation;
 use tidegate_core::wire::rewrite::Endpoint;
 use tidegate_core::wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto, quote};
 
@@ -71,7 +73,7 @@ pub struct ProbePath {
     next_hop: Addr,
     source_mac: MacAddr,
     vlan: Option<VlanId>,
-    tunnel: Option<TunnelPrefix>,
+    tunnel: Option<(TunnelPrefix, Encapsulation)>,
 }
 
 impl ProbePath {
@@ -145,19 +147,25 @@ impl Probes {
         *lock(&self.net) = Arc::new(net);
     }
 
-    /// The path to a VIP on a backend by a DSR mode. `None` if there is no route, no own address of the VIP's family
+    /// The path to a VIP on a backend by a DSR mode, with these choices if it is a tunnel. `None` if there is no route, no own address of the VIP's family
     /// that answers can be sent to, or no tunnel source, or if the mode is not a DSR mode.
     #[must_use]
-    pub fn way(&self, vip: IpAddr, backend: IpAddr, mode: ForwardingMode) -> Option<ProbePath> {
+    pub fn way(
+        &self,
+        vip: IpAddr,
+        backend: IpAddr,
+        mode: ForwardingMode,
+        options: &TunnelOptions,
+    ) -> Option<ProbePath> {
         self.device()?;
         let net = Arc::clone(&lock(&self.net));
         let backend_addr = Addr::from(backend);
         let hop = net.routes.find(&backend_addr)?;
         let spec = net.interfaces.get(usize::from(hop.interface))?;
-        let tunnel = match mode {
-            ForwardingMode::DsrL2 if hop.via.is_none() => None,
-            ForwardingMode::DsrIpip => Some(net.tunnel_sources[usize::from(backend.is_ipv6())]?),
-            _ => return None,
+        let tunnel = match mode.encapsulation(options) {
+            Some(encapsulation) => Some((net.tunnel_sources[usize::from(backend.is_ipv6())]?, encapsulation)),
+            None if mode == ForwardingMode::DsrL2 && hop.via.is_none() => None,
+            None => return None,
         };
         // Prefers an own address on the link of the backend, because the backend certainly has a route to it.
         let fits = |address: &IpAddr| address.is_ipv4() == vip.is_ipv4();
@@ -214,15 +222,16 @@ impl Probes {
         let vip = Endpoint { addr: way.vip.into(), port };
         fullnat::to_backend(frame, &mut h, &link, own, vip).ok()?;
         note(frame.bytes());
-        if let Some(sources) = way.tunnel {
+        if let Some((sources, encapsulation)) = way.tunnel {
             let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
-            let hash = dsr_ipip::flow_hash(frame.bytes(), &h);
-            let tunnel = dsr_ipip::Tunnel {
+            let hash = tunnel::flow_hash(frame.bytes(), &h);
+            let tunnel = Tunnel {
+                encapsulation,
                 source: sources.pick(hash),
                 destination: way.backend,
                 flow_hash: hash as u32,
             };
-            dsr_ipip::forward(frame, &h, &link, &tunnel).ok()?;
+            tunnel::forward(frame, &h, &link, &tunnel).ok()?;
         }
         Some(way.interface)
     }

@@ -3,7 +3,7 @@
 
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::snapshot::{NetworkSpec, RouteSpec, SnapshotSpec};
+use tidegate_core::snapshot::{NetworkSpec, RouteSpec, SnapshotSpec, TunnelOptions};
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::wire::tcp::flags;
@@ -79,7 +79,9 @@ fn socket(ip: IpAddr, port: u16) -> (IpAddr, u16) {
 fn a_probe_goes_to_the_vip_by_the_link_address_of_its_backend_and_its_answer_comes_back() {
     for (vip, backend, own) in [(VIP, "192.0.2.9", "192.0.2.2"), (VIP6, "2001:db8::9", "2001:db8::2")] {
         let probes = probes(Some(100));
-        let way = probes.way(ip(vip), ip(backend), ForwardingMode::DsrL2).expect("it is on the link");
+        let way = probes
+            .way(ip(vip), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
+            .expect("it is on the link");
         let Ends { near, far } = way.ends();
         let _flow = probes.open(proto::TCP, 40_001, 80, way);
         let syn = Builder::tcp(socket(near, 40_001), socket(far, 80)).flags(flags::SYN);
@@ -105,7 +107,9 @@ fn a_probe_goes_to_the_vip_by_the_link_address_of_its_backend_and_its_answer_com
 #[test]
 fn a_probe_goes_through_the_tunnel_to_its_backend() {
     let probes = probes(None);
-    let way = probes.way(ip(VIP), ip("10.244.1.7"), ForwardingMode::DsrIpip).expect("there is a route");
+    let way = probes
+        .way(ip(VIP), ip("10.244.1.7"), ForwardingMode::DsrIpip, &TunnelOptions::default())
+        .expect("there is a route");
     let Ends { near, far } = way.ends();
     let _flow = probes.open(proto::TCP, 40_001, 80, way);
     let (frame, _) =
@@ -120,11 +124,38 @@ fn a_probe_goes_through_the_tunnel_to_its_backend() {
 }
 
 #[test]
+fn a_probe_goes_through_the_tunnel_that_its_service_has() {
+    let options = TunnelOptions { gue_port: 5555, gre_key: Some(7), ..TunnelOptions::default() };
+    for (mode, protocol, begins) in [
+        (ForwardingMode::DsrGue, proto::UDP, None),
+        (ForwardingMode::DsrGre, proto::GRE, Some([0x20, 0, 8, 0, 0, 0, 0, 7])),
+    ] {
+        let probes = probes(None);
+        let way = probes.way(ip(VIP), ip("10.244.1.7"), mode, &options).expect("there is a route");
+        let Ends { near, far } = way.ends();
+        let _flow = probes.open(proto::TCP, 40_001, 80, way);
+        let (frame, _) =
+            outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
+        let outer = parsed(&frame);
+        assert_eq!((outer.dst.ip(), outer.proto), (ip("10.244.1.7"), protocol), "{mode}");
+        let (between, inner) = frame[usize::from(outer.l4)..].split_at(8);
+        match begins {
+            Some(bytes) => assert_eq!(between, bytes),
+            None => assert_eq!(outer.dst_port, 5555),
+        }
+        let inner = parsed(&framed(inner));
+        assert_eq!((inner.src.ip(), inner.dst.ip(), inner.dst_port), (ip("192.0.2.2"), ip(VIP), 80));
+    }
+}
+
+#[test]
 fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
     for (vip, own, kind, code) in [(VIP, "192.0.2.2", 3, 3), (VIP6, "2001:db8::2", 1, 4)] {
         let probes = probes(None);
         let backend = if vip == VIP { "192.0.2.9" } else { "2001:db8::9" };
-        let way = probes.way(ip(vip), ip(backend), ForwardingMode::DsrL2).expect("it is on the link");
+        let way = probes
+            .way(ip(vip), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
+            .expect("it is on the link");
         let Ends { near, far } = way.ends();
         let _flow = probes.open(proto::UDP, 40_001, 53, way);
         let asked = Builder::udp((ip(own), 40_001), (ip(vip), 53)).packet();
@@ -145,7 +176,11 @@ fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
 #[test]
 fn packets_of_no_probe_are_not_changed() {
     let probes = probes(None);
-    let way = || probes.way(ip(VIP), ip("192.0.2.9"), ForwardingMode::DsrL2).expect("it is on the link");
+    let way = || {
+        probes
+            .way(ip(VIP), ip("192.0.2.9"), ForwardingMode::DsrL2, &TunnelOptions::default())
+            .expect("it is on the link")
+    };
     let Ends { near, far } = way().ends();
     let _flow = probes.open(proto::TCP, 40_001, 80, way());
     let others = [
@@ -170,7 +205,11 @@ fn packets_of_no_probe_are_not_changed() {
 #[test]
 fn a_port_that_is_used_again_is_the_new_probe_s_and_closed_ones_are_forgotten() {
     let probes = probes(None);
-    let way = |backend| probes.way(ip(VIP), ip(backend), ForwardingMode::DsrL2).expect("it is on the link");
+    let way = |backend| {
+        probes
+            .way(ip(VIP), ip(backend), ForwardingMode::DsrL2, &TunnelOptions::default())
+            .expect("it is on the link")
+    };
     let first = probes.open(proto::TCP, 40_001, 80, way("192.0.2.9"));
     let key = first.key;
     drop(first);
@@ -186,7 +225,8 @@ fn a_port_that_is_used_again_is_the_new_probe_s_and_closed_ones_are_forgotten() 
 #[test]
 fn without_a_way_there_is_no_probe() {
     let probes = probes(None);
-    let way = |vip, backend, mode| probes.way(ip(vip), ip(backend), mode).is_some();
+    let way =
+        |vip, backend, mode| probes.way(ip(vip), ip(backend), mode, &TunnelOptions::default()).is_some();
     assert!(!way(VIP, "10.244.1.7", ForwardingMode::DsrL2), "it is on no link");
     assert!(!way(VIP, "198.51.100.1", ForwardingMode::DsrIpip), "no route");
     assert!(!way(VIP, "2001:db8::9", ForwardingMode::DsrIpip), "no IPv6 tunnel source");

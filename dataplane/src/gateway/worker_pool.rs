@@ -13,14 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_core::conntrack::FlowView;
-use tidegate_core::forward::dsr_ipip;
 use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::forward::tunnel;
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
-use tidegate_core::wire::Family;
 use tidegate_probe::Probes;
 
 use super::error::{PublishError, WorkerPoolError};
@@ -497,10 +496,10 @@ impl WorkerPool<MemoryFrame> {
     }
 }
 
-/// The maximum packet size of probes, in bytes: probes must fit every link with the longest outer header. IPv6 requires
+/// The maximum packet size of probes, in bytes: probes must fit every link with the longest outer headers. IPv6 requires
 /// 1,280.
 fn mtu_of_probes(least: u16) -> u16 {
-    let overhead = dsr_ipip::overhead(Family::V6) as u16;
+    let overhead = tunnel::OVERHEAD_MAX as u16;
     least.saturating_sub(overhead).max(1280)
 }
 

@@ -113,7 +113,7 @@ mod tests {
     use std::time::Duration;
     use tidegate_core::snapshot::{
         BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NetworkSpec, NoEndpoints, Protocol,
-        RouteSpec, Scheduler, ServiceKey, ServiceSpec,
+        RouteSpec, Scheduler, ServiceKey, ServiceSpec, TunnelOptions,
     };
     use tidegate_core::wire::MacAddr;
 
@@ -128,6 +128,7 @@ mod tests {
             name: "web".into(),
             port_name: "http".into(),
             mode: ForwardingMode::FullNat,
+            tunnel: TunnelOptions::default(),
             scheduler: Scheduler::Rendezvous,
             affinity: None,
             no_endpoints: NoEndpoints::Reject,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints,
-    Protocol, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec,
+    Protocol, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{MacAddr, tcp};
@@ -34,6 +34,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         name: name.into(),
         port_name: "http".into(),
         mode,
+        tunnel: TunnelOptions::default(),
         scheduler: Scheduler::Maglev { slots: 101 },
         affinity: None,
         no_endpoints: NoEndpoints::Reject,

@@ -21,6 +21,7 @@ mod section;
 mod self_check;
 mod services;
 mod source;
+mod tunnels;
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,9 @@ pub use services::{
     table_size, target,
 };
 pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
+pub use tunnels::{
+    GRE_KEY_ACCEPTED, GUE_VARIANT_ACCEPTED, TUNNEL_PORT_ACCEPTED, gre_key, gue_variant, tunnel_port,
+};
 
 use std::num::NonZeroUsize;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Reads one mapping of the configuration, and refuses unknown keys.
+//! Reads one mapping of the configuration, and refuses unknown keys. Reads a scalar as it is written.
 
-use crate::yaml::{Fields, Unknown};
+use crate::yaml::{Fields, Node, ScalarKind, Unknown, Value};
 
 /// Reads the mapping `key` with `read`, and refuses keys that `read` did not request. `None` if the mapping is absent
 /// or invalid, or `read` returned nothing.
@@ -13,4 +13,12 @@ pub(super) fn section<'a, T>(
     let value = read(&fields);
     fields.finish(Unknown::Refused);
     value
+}
+
+/// A number or word as written.
+pub(super) fn scalar_text(node: &Node) -> Option<&str> {
+    match &node.value {
+        Value::Scalar(s) if matches!(s.kind, ScalarKind::Int(_) | ScalarKind::Text) => Some(&s.text),
+        _ => None,
+    }
 }

@@ -10,11 +10,12 @@ use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::maglev::is_prime;
-use tidegate_core::snapshot::Policy;
 pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints};
+use tidegate_core::snapshot::{Policy, TunnelOptions};
 
-use super::section::section;
-use crate::yaml::{Field, Fields, Node, ScalarKind, Value, text};
+use super::section::{scalar_text, section};
+use super::tunnels;
+use crate::yaml::{Field, Fields, text};
 
 /// The validated `services` section.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,13 +54,16 @@ pub enum PodRoutes {
 /// `services.defaults`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceDefaults {
-    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `nat` or `fullnat`. Default `fullnat`.
+    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `nat` or `fullnat`. Default `fullnat`.
     pub forwarding: ForwardingMode,
     /// `forwardingLocal`: the mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, which
-    /// requires that clients' addresses are kept: `dsr-l2`, `dsr-ipip` or `nat`, depending on the preparation of the
-    /// backends; or `fullnat`, if their addresses need not be kept. Default none: `fullnat`, with a warning for each
+    /// requires that clients' addresses are kept: a DSR mode or `nat`, depending on the preparation of the backends;
+    /// or `fullnat`, if their addresses need not be kept. Default none: `fullnat`, with a warning for each
     /// such Service.
     pub forwarding_local: Option<ForwardingMode>,
+    /// `gueVariant` (0 or 1, default 1), `guePort` (default 6080) and `greKey` (default none): the choices within
+    /// `dsr-gue` and `dsr-gre`.
+    pub tunnel: TunnelOptions,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
     /// `scheduler`: how the backend of a new flow is chosen, `rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh` or
@@ -79,6 +83,7 @@ impl Default for ServiceDefaults {
         Self {
             forwarding: ForwardingMode::FullNat,
             forwarding_local: None,
+            tunnel: TunnelOptions::default(),
             target: Target::Pod,
             scheduler: Scheduler::Rendezvous,
             table_size: MAGLEV_SLOTS_DEFAULT,
@@ -163,7 +168,7 @@ pub enum Word<T> {
 }
 
 /// The values that [`forwarding`] accepts.
-pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, nat, fullnat";
+pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat";
 /// The values that [`target`] accepts.
 pub const TARGET_ACCEPTED: &str = "pod, node";
 /// The values that [`scheduler`] accepts.
@@ -176,9 +181,11 @@ pub fn forwarding(word: &str) -> Word<ForwardingMode> {
     match word {
         "dsr-l2" => Word::Known(ForwardingMode::DsrL2),
         "dsr-ipip" => Word::Known(ForwardingMode::DsrIpip),
+        "dsr-gue" => Word::Known(ForwardingMode::DsrGue),
+        "dsr-gre" => Word::Known(ForwardingMode::DsrGre),
         "nat" => Word::Known(ForwardingMode::Nat),
         "fullnat" => Word::Known(ForwardingMode::FullNat),
-        "dsr-gue" | "dsr-gre" | "dsr-geneve" | "dsr-dscp" => Word::NotYet,
+        "dsr-geneve" | "dsr-dscp" => Word::NotYet,
         _ => Word::Unknown,
     }
 }
@@ -256,6 +263,7 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
         defaults.forwarding = mode;
     }
     defaults.forwarding_local = word(fields.get("forwardingLocal"), forwarding, FORWARDING_ACCEPTED);
+    tunnels::decode(fields, &mut defaults.tunnel);
     if let Some(value) = word(fields.get("target"), target, TARGET_ACCEPTED) {
         defaults.target = value;
     }
@@ -278,14 +286,6 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
     let choices = [("reject", NoEndpoints::Reject), ("drop", NoEndpoints::Drop)];
     if let Some(value) = fields.get("noEndpoints").and_then(|f| f.one_of(&choices)) {
         defaults.no_endpoints = value;
-    }
-}
-
-/// A number or word as written.
-fn scalar_text(node: &Node) -> Option<&str> {
-    match &node.value {
-        Value::Scalar(s) if matches!(s.kind, ScalarKind::Int(_) | ScalarKind::Text) => Some(&s.text),
-        _ => None,
     }
 }
 

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::ForwardingMode;
+use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
 
 /// The port on which a node's proxy (kube-proxy) answers [`Check::NodeProxy`].
 pub const NODE_PROXY_PORT: u16 = 10256;
@@ -123,6 +123,8 @@ pub struct AtVip {
     pub vip: IpAddr,
     /// The mode, a DSR mode.
     pub mode: ForwardingMode,
+    /// The choices within the mode, if it is a tunnel.
+    pub tunnel: TunnelOptions,
 }
 
 /// One endpoint with one kind of check. Prints as a URL.

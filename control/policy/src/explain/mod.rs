@@ -21,13 +21,14 @@ use std::sync::Arc;
 
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
+use tidegate_core::forward::tunnel;
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
 use tidegate_core::now::Now;
 use tidegate_core::selector::Selector;
 use tidegate_core::service::{BackendInfo, Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{Addr, Family};
+use tidegate_core::wire::Addr;
 
 use crate::reconcile::view::ServiceView;
 
@@ -308,9 +309,9 @@ fn deliver(
     draft.step("next hop", text::next_hop(name, hop, backend, state));
 
     let link_mtu = interface.map_or(0, |i| i.mtu);
-    let overhead = overhead(service, backend);
+    let overhead = overhead(backend);
     let path = neighbors.path_mtus().get(&backend.address, about.now);
-    let path = path.filter(|&path| service.mode == ForwardingMode::DsrIpip && path < link_mtu);
+    let path = path.filter(|&path| service.mode.is_tunnel() && path < link_mtu);
     let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
     draft.0.way = Some(Egress { interface: name.to_owned(), next_hop: hop, mtu });
     draft.step("mtu", text::mtu(name, link_mtu, path, overhead));
@@ -321,13 +322,10 @@ fn deliver(
     Ok(())
 }
 
-/// Bytes that the mode adds to a packet: the outer header of tunnels (RFC 2003, RFC 2473).
-fn overhead(service: &Service, backend: &Backend) -> u16 {
-    match (service.mode, backend.family) {
-        (ForwardingMode::DsrIpip, Family::V4) => 20,
-        (ForwardingMode::DsrIpip, Family::V6) => 40,
-        (ForwardingMode::DsrL2 | ForwardingMode::Nat | ForwardingMode::FullNat, _) => 0,
-    }
+/// Bytes that the mode adds to a packet: the outer headers of tunnels.
+fn overhead(backend: &Backend) -> u16 {
+    let tunnel = backend.encapsulation.map(|encapsulation| tunnel::overhead(encapsulation, backend.family));
+    tunnel.unwrap_or(0) as u16
 }
 
 /// The explanation while it is built.

@@ -6,7 +6,7 @@ use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
     BackendSpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, Scheduler, ServiceKey,
-    ServiceSpec, SnapshotSpec,
+    ServiceSpec, SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::wire::MacAddr;
 
@@ -30,6 +30,7 @@ fn service(
         name: "web".into(),
         port_name: "http".into(),
         mode,
+        tunnel: TunnelOptions::default(),
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,

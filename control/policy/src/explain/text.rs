@@ -13,6 +13,7 @@ use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, Scheduler, Snapshot, TunnelPrefix};
+use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::{Addr, Family};
 
 use super::explanation::{Explanation, PacketVerdict};
@@ -248,16 +249,18 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
         ForwardingMode::DsrL2 => {
             "dsr-l2: only the link addresses change; the backend answers the client itself".to_owned()
         }
-        ForwardingMode::DsrIpip => {
+        ForwardingMode::DsrIpip | ForwardingMode::DsrGue | ForwardingMode::DsrGre => {
             let outer = match backend.family {
                 Family::V4 => "IPv4",
                 Family::V6 => "IPv6",
             };
+            let flow = outer_flow_hash(packet);
             let source = snapshot.tunnel_source(backend.family);
-            let source = source.map_or_else(|| "?".to_owned(), |source| outer_source(source, packet));
+            let source = source.map_or_else(|| "?".to_owned(), |source| outer_source(source, flow));
+            let behind = backend.encapsulation.map_or_else(String::new, |between| behind(between, flow));
             format!(
-                "dsr-ipip: an outer {outer} header {source} -> {}; the backend answers the client itself",
-                backend.address
+                "{}: an outer {outer} header {source} -> {}{behind}; the backend answers the client itself",
+                service.mode, backend.address
             )
         }
         ForwardingMode::Nat => {
@@ -274,16 +277,34 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
     }
 }
 
-/// The outer source of a packet's flow, and the prefix that it was chosen from.
-fn outer_source(source: &TunnelPrefix, packet: &Packet) -> String {
+/// The hash that chooses the outer source and the UDP source port.
+fn outer_flow_hash(packet: &Packet) -> u64 {
     let (from, to) = (packet.source, packet.destination);
     let (src, dst) = (from.ip().into(), to.ip().into());
-    let flow = selection_hash(&src, from.port(), &dst, to.port(), packet.protocol.0.number());
-    let picked = source.pick(outer_hash(flow));
+    outer_hash(selection_hash(&src, from.port(), &dst, to.port(), packet.protocol.0.number()))
+}
+
+/// The outer source of a flow, and the prefix that it was chosen from.
+fn outer_source(source: &TunnelPrefix, flow: u64) -> String {
+    let picked = source.pick(flow);
     if source.is_many() {
         format!("{picked} (by the flow's hash out of {source})")
     } else {
         picked.to_string()
+    }
+}
+
+/// The headers behind the outer IP header.
+fn behind(between: Encapsulation, flow: u64) -> String {
+    match between {
+        Encapsulation::Ip => String::new(),
+        Encapsulation::Gue { variant, port } => format!(
+            ", UDP port {} (by the flow's hash) -> {port}, GUE variant {}",
+            source_port(flow as u32),
+            variant.number()
+        ),
+        Encapsulation::Gre { key: Some(key) } => format!(", GRE with key {key}"),
+        Encapsulation::Gre { key: None } => ", GRE without a key".to_owned(),
     }
 }
 

@@ -3,6 +3,9 @@
 /// Our annotations.
 pub(super) mod key {
     pub(crate) const FORWARDING: &str = "tidegate.dev/forwarding";
+    pub(crate) const GUE_VARIANT: &str = "tidegate.dev/gue-variant";
+    pub(crate) const GUE_PORT: &str = "tidegate.dev/gue-port";
+    pub(crate) const GRE_KEY: &str = "tidegate.dev/gre-key";
     pub(crate) const TARGET: &str = "tidegate.dev/target";
     pub(crate) const SCHEDULER: &str = "tidegate.dev/scheduler";
     pub(crate) const HASH: &str = "tidegate.dev/hash";
@@ -31,6 +34,9 @@ pub(super) mod key {
     /// The annotations that are valid on a Service.
     pub(crate) const ON_SERVICE: &[&str] = &[
         FORWARDING,
+        GUE_VARIANT,
+        GUE_PORT,
+        GRE_KEY,
         TARGET,
         SCHEDULER,
         HASH,

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::snapshot::{BackendSpec, BackendState, ForwardingMode};
+use tidegate_core::snapshot::{BackendSpec, BackendState};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
@@ -169,7 +169,7 @@ impl Backends {
         let kept = collector.drains.step(&context.input.memory.drains, &now, context.input.now);
         for left in kept {
             let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
-            let crosses = plan.options.mode == ForwardingMode::DsrIpip;
+            let crosses = plan.options.mode.is_tunnel();
             // If the mode has changed since, its flows can no longer be forwarded.
             let reachable = obstacle(context.settings(), plan.options.mode, frontend, left).is_none();
             if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {

@@ -68,7 +68,7 @@ fn obstacle(service: &Service, settings: &Settings, target: Target, mode: Forwar
     }
     let has_source =
         [IpFamily::V4, IpFamily::V6].into_iter().any(|family| settings.has_tunnel_source(family));
-    if mode == ForwardingMode::DsrIpip && !has_source {
+    if mode.is_tunnel() && !has_source {
         return Some("dataplane.tunnelSource has no address".to_owned());
     }
     let keeps_ports = target == Target::Node;

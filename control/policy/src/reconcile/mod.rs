@@ -71,6 +71,7 @@ mod size_limits;
 mod source_ranges;
 mod sums;
 mod too_large;
+mod tunnel_options;
 pub mod view;
 mod vips;
 mod weights;

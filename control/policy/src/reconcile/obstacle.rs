@@ -39,8 +39,8 @@ pub(super) fn obstacle(
             format!("fullnat needs an {family} address in dataplane.snatAddresses to reach {ip}"),
             format!("an {family} entry in dataplane.snatAddresses, or another forwarding mode"),
         ),
-        ForwardingMode::DsrIpip if !settings.has_tunnel_source(family) => not_here(
-            format!("dsr-ipip needs an {family} address in dataplane.tunnelSource to reach {ip}"),
+        _ if mode.is_tunnel() && !settings.has_tunnel_source(family) => not_here(
+            format!("{mode} needs an {family} address in dataplane.tunnelSource to reach {ip}"),
             format!("an {family} entry in dataplane.tunnelSource, or another forwarding mode"),
         ),
         _ => None,

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::ForwardingMode;
+use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -26,6 +26,7 @@ use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
 use super::reader::{Reader, error};
 use super::settings::Settings;
+use super::tunnel_options;
 use super::view::{PortRefusal, RefusalReason};
 
 /// Idle time of an established TCP flow: RFC 5382 REQ-5 forbids less than 2 hours 4 minutes.
@@ -42,6 +43,8 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) mode: ForwardingMode,
+    /// The choices within the mode, if it is a tunnel.
+    pub(super) tunnel: TunnelOptions,
     /// Whether the Service itself names its mode.
     mode_is_said: bool,
     /// Whether endpoints or their nodes are the backends.
@@ -70,7 +73,7 @@ impl Options {
     pub(super) fn at_vip(&self, settings: &Settings, vip: IpAddr) -> Option<Arc<AtVip>> {
         let wanted = settings.health.dsr_destination == DsrDestination::Vip;
         let asked = wanted && self.mode.is_dsr() && self.target == config::Target::Pod;
-        asked.then(|| Arc::new(AtVip { vip, mode: self.mode }))
+        asked.then(|| Arc::new(AtVip { vip, mode: self.mode, tunnel: self.tunnel }))
     }
 }
 
@@ -98,6 +101,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     if !options.mode_is_said {
         options.mode = client_address::mode(service, settings, options.target, read.findings);
     }
+    tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
     let protocols = service.ports.iter().map(|port| port.protocol);
     options.checks = options.health.clone().checks(&mut read, protocols);
     if let Some(annotation) = internal {
@@ -111,6 +115,7 @@ fn defaults(settings: &Settings) -> Options {
     Options {
         mode: settings.services.defaults.forwarding,
         mode_is_said: false,
+        tunnel: settings.services.defaults.tunnel,
         target: settings.services.defaults.target,
         node_selector: None,
         scheduler: settings.services.defaults.scheduler,
@@ -197,6 +202,9 @@ impl Reader<'_> {
                 let target = config::target(value);
                 let target = self.word(options, annotation, value, target, config::TARGET_ACCEPTED);
                 options.target = target.unwrap_or(options.target);
+            }
+            key::GUE_VARIANT | key::GUE_PORT | key::GRE_KEY => {
+                tunnel_options::apply(self, &mut options.tunnel, ours, annotation, value);
             }
             key::SCHEDULER => {
                 let scheduler = config::scheduler(value);

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Scheduler, ServiceSpec};
+use tidegate_core::snapshot::{NoEndpoints, Scheduler, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
@@ -191,7 +191,7 @@ fn reached<'e, 'a: 'e>(
     let family = IpFamily::of(frontend.vip);
     let (own, other): (Vec<_>, Vec<_>) =
         candidates.endpoints.iter().partition(|e| IpFamily::of(e.ip) == family);
-    let of_family = if own.is_empty() && mode == ForwardingMode::DsrIpip { other } else { own };
+    let of_family = if own.is_empty() && mode.is_tunnel() { other } else { own };
     if of_family.is_empty() && !candidates.endpoints.is_empty() {
         no_family(collector, at);
     }
@@ -255,7 +255,8 @@ fn no_family(collector: &mut Collector<'_>, at: &PortAt<'_>) {
         at.port.label(),
         service.meta.key
     );
-    let diagnostic = Diagnostic::warning(what).accepting(format!("{family} {whom}s, or forwarding dsr-ipip"));
+    let diagnostic = Diagnostic::warning(what)
+        .accepting(format!("{family} {whom}s, or forwarding dsr-ipip, dsr-gue or dsr-gre"));
     collector.find("spec.ipFamilies", Reason::EndpointRefused, diagnostic);
 }
 
@@ -273,6 +274,7 @@ fn service_spec(
         name: service.meta.key.name.clone(),
         port_name: port.label(),
         mode: options.mode,
+        tunnel: options.tunnel,
         scheduler: match options.scheduler {
             config::Scheduler::Rendezvous => Scheduler::Rendezvous,
             config::Scheduler::Maglev => Scheduler::Maglev { slots: options.table_size },

@@ -6,11 +6,11 @@
 //!
 //! Invariant: when one of these functions returns [`NoRoom`], the frame is unchanged.
 
-pub mod dsr_ipip;
 pub mod dsr_l2;
 pub mod fullnat;
 pub mod nat;
 pub mod snat_ports;
+pub mod tunnel;
 
 use crate::frame::Frame;
 use crate::wire::ethernet::{self, EthernetHeader, ether_type};

@@ -10,7 +10,7 @@ use super::output::Oversized;
 use super::state::Pipeline;
 use super::view::View;
 use crate::backend::Backend;
-use crate::forward::dsr_ipip::Tunnel;
+use crate::forward::tunnel::{self, Tunnel};
 use crate::forward::{self, Link, NoRoom};
 use crate::frame::Frame;
 use crate::ids::InterfaceIndex;
@@ -20,6 +20,7 @@ use crate::path_mtu;
 use crate::service::Service;
 use crate::snapshot::{ForwardingMode, Interface};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
+use crate::wire::encapsulation::Encapsulation;
 use crate::wire::icmp::Problem;
 use crate::wire::quote;
 use crate::wire::rewrite::Endpoint;
@@ -69,7 +70,11 @@ impl Pipeline {
                 }
                 Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
                     let packet = delivery.packet;
-                    self.send_in_tunnel(burst, packet, service, backend);
+                    self.send_in_tunnel(burst, packet, service, backend, Encapsulation::Ip);
+                }
+                Destination::Backend { service, backend, .. } if backend.mode.is_tunnel() => {
+                    let packet = delivery.packet;
+                    self.send_in_other_tunnel(burst, packet, service, backend);
                 }
                 _ => {
                     let delivery = *delivery;
@@ -91,7 +96,10 @@ impl Pipeline {
                 self.send_on_link(burst, packet, service, backend);
             }
             Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
-                self.send_in_tunnel(burst, packet, service, backend);
+                self.send_in_tunnel(burst, packet, service, backend, Encapsulation::Ip);
+            }
+            Destination::Backend { service, backend, .. } if backend.mode.is_tunnel() => {
+                self.send_in_other_tunnel(burst, packet, service, backend);
             }
             _ => self.send_translated(burst, packet, destination),
         }
@@ -111,7 +119,23 @@ impl Pipeline {
         });
     }
 
-    /// `dsr-ipip`.
+    /// The modes with headers behind the outer IP header.
+    #[inline(never)]
+    fn send_in_other_tunnel<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        backend: &Backend,
+    ) {
+        let Some(encapsulation) = backend.encapsulation else {
+            let at = burst.frame_of(packet);
+            return burst.set(at, Refusal::NoRoute);
+        };
+        self.send_in_tunnel(burst, packet, service, backend, encapsulation);
+    }
+
+    /// In an outer packet. In the copy of this for `dsr-ipip`, `encapsulation` is a constant.
     #[inline(always)]
     fn send_in_tunnel<F: Frame>(
         &mut self,
@@ -119,20 +143,21 @@ impl Pipeline {
         packet: u8,
         service: &Service,
         backend: &Backend,
+        encapsulation: Encapsulation,
     ) {
         let source = burst.view.snapshot.tunnel_source(backend.family);
         let growth = Growth {
-            overhead: forward::dsr_ipip::overhead(backend.family),
+            overhead: tunnel::overhead(encapsulation, backend.family),
             passes: usize::from(path_mtu::minimum(backend.family)),
         };
         self.send_as_it_is(burst, packet, service, backend, growth, |frame, h, link| {
             let source = source.ok_or(Refusal::NoRoute)?;
-            // One IPv4 source leaves nothing to choose.
-            let hashed = backend.family == Family::V6 || source.is_many();
-            let flow = if hashed { forward::dsr_ipip::flow_hash(frame.bytes(), h) } else { 0 };
+            // One IPv4 source and no port leave nothing to choose.
+            let hashed = backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
+            let flow = if hashed { tunnel::flow_hash(frame.bytes(), h) } else { 0 };
             let (source, destination) = (source.pick(flow), backend.address);
-            let tunnel = Tunnel { source, destination, flow_hash: flow as u32 };
-            Ok(forward::dsr_ipip::forward(frame, h, link, &tunnel)?)
+            let tunnel = Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
+            Ok(tunnel::forward(frame, h, link, &tunnel)?)
         });
     }
 
@@ -212,17 +237,16 @@ impl Pipeline {
         backend: &Backend,
         way: &NextHop,
     ) {
-        let Some(source) = burst.view.snapshot.tunnel_source(backend.family) else {
+        let source = burst.view.snapshot.tunnel_source(backend.family);
+        let (Some(source), Some(encapsulation)) = (source, backend.encapsulation) else {
             return burst.set(at, Refusal::NoRoute);
         };
         let frame = &mut burst.frames[at];
-        let flow = forward::dsr_ipip::flow_hash(frame.bytes(), h);
+        let flow = tunnel::flow_hash(frame.bytes(), h);
         let (source, destination) = (source.pick(flow), backend.address);
-        let tunnel = Tunnel { source, destination, flow_hash: flow as u32 };
+        let tunnel = Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
         let identification = self.outer_identifications.take();
-        if let Err(no_room) =
-            forward::dsr_ipip::forward_to_be_cut(frame, h, &way.link, &tunnel, identification)
-        {
+        if let Err(no_room) = tunnel::forward_to_be_cut(frame, h, &way.link, &tunnel, identification) {
             return burst.set(at, Refusal::from(no_room));
         }
         let mtu = match backend.family {
@@ -410,7 +434,7 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
 /// account the path MTU that a router on the path of a tunnel has reported.
 #[inline(never)]
 fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usize {
-    if backend.mode != ForwardingMode::DsrIpip {
+    if !backend.mode.is_tunnel() {
         return link_mtu;
     }
     let path = view.neighbors.path_mtus().get(&backend.address, now);

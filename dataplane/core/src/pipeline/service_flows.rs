@@ -303,7 +303,10 @@ impl Pipeline {
         let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
         let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
         let local = match service.mode {
-            ForwardingMode::DsrL2 | ForwardingMode::DsrIpip => {
+            ForwardingMode::DsrL2
+            | ForwardingMode::DsrIpip
+            | ForwardingMode::DsrGue
+            | ForwardingMode::DsrGre => {
                 // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
                 // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
                 // has counted that.

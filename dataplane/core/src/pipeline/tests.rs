@@ -23,6 +23,8 @@ mod source_ranges;
 mod sources;
 mod talk;
 mod tunnel_source;
+mod tunnels;
+mod tunnels_path_mtu;
 mod unknown;
 mod ways;
 mod workers;

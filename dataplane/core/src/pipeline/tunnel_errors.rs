@@ -5,10 +5,11 @@
 //! packet that is too big is answered to its client. All other errors are counted and dropped: they quote too little
 //! to be passed on to a client, and health checks detect backends that cannot be reached.
 //!
-//! An error is accepted only if it quotes a packet that this gateway sends: IP-in-IP from a tunnel source to the
+//! An error is accepted only if it quotes a packet that this gateway sends: a tunnel packet from a tunnel source to the
 //! address of a backend that answers clients itself, whole, with DF, no longer than the link allows and longer than
-//! the MTU that the error reports. If the quote is long enough, it must also contain a packet to a `dsr-ipip` service
-//! with this backend. A host that is not on the path and knows VIP and backend can still forge such an error. It then
+//! the MTU that the error reports. If the quote is long enough, it must also contain a packet to a service whose mode
+//! is this tunnel, with this backend. The host may send UDP from the same address, so an error about UDP is about a
+//! tunnel only if the quote shows it: by its packet, or, if it ends before that, by the usual port. A host that is not on the path and knows VIP and backend can still forge such an error. It then
 //! costs that backend's clients smaller packets for ten minutes, but never below the minimum of the outer family.
 
 use super::burst::Burst;
@@ -17,8 +18,9 @@ use crate::backend::EndpointKey;
 use crate::frame::Frame;
 use crate::limits::PATH_MTU_UPDATES;
 use crate::path_mtu;
-use crate::snapshot::{ForwardingMode, Protocol, Snapshot};
+use crate::snapshot::{Protocol, Snapshot};
 use crate::verdict::Refusal;
+use crate::wire::encapsulation::GUE_PORT;
 use crate::wire::icmp;
 use crate::wire::quote::{self, Quote, Tunnelled};
 use crate::wire::{Fragment, Headers, proto};
@@ -38,7 +40,7 @@ impl Pipeline {
         quoted: &Quote,
     ) -> bool {
         let snapshot = burst.view.snapshot;
-        let of_a_tunnel = matches!(quoted.proto, proto::IPIP | proto::IPV6)
+        let of_a_tunnel = matches!(quoted.proto, proto::IPIP | proto::IPV6 | proto::GRE | proto::UDP)
             && h.dst == quoted.src
             && snapshot.is_tunnel_source(&quoted.src)
             && snapshot.has_direct_backend(&quoted.dst);
@@ -46,9 +48,15 @@ impl Pipeline {
             return false;
         }
         let bytes = burst.frames[at].bytes();
+        let packet = quote::tunnelled(bytes, h, quoted);
+        if quoted.proto == proto::UDP
+            && !packet.as_ref().is_some_and(|packet| is_udp_of_ours(snapshot, quoted, packet))
+        {
+            return false;
+        }
         let mtu = icmp::reported_mtu(bytes, h)
             .filter(|_| icmp::checksum_ok(bytes, h))
-            .and_then(|reported| believed(snapshot, quoted, &quote::tunnelled(bytes, h, quoted)?, reported));
+            .and_then(|reported| believed(snapshot, quoted, &packet?, reported));
         if let Some(mtu) = mtu
             && self.path_mtu_updates.take(PATH_MTU_UPDATES, burst.now)
         {
@@ -59,10 +67,20 @@ impl Pipeline {
     }
 }
 
+/// Whether a UDP packet is one of a tunnel, and not one of the host.
+fn is_udp_of_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled) -> bool {
+    match &packet.inner {
+        Some(inner) => is_ours(snapshot, outer, packet, inner),
+        None => packet.between.port == Some(GUE_PORT),
+    }
+}
+
 /// The path MTU that an error about this packet proves; `None` if it proves nothing.
 fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u16) -> Option<u16> {
     let interface = snapshot.interface(snapshot.route(&outer.dst)?.interface)?;
-    if packet.ip_len > interface.mtu || !packet.inner.is_none_or(|inner| is_ours(snapshot, outer, &inner)) {
+    if packet.ip_len > interface.mtu
+        || !packet.inner.is_none_or(|inner| is_ours(snapshot, outer, packet, &inner))
+    {
         return None;
     }
     let minimum = path_mtu::minimum(outer.family);
@@ -77,7 +95,7 @@ fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u1
 }
 
 /// Whether the inner packet is one that the gateway would send into the tunnel to this backend.
-fn is_ours(snapshot: &Snapshot, outer: &Quote, inner: &Quote) -> bool {
+fn is_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, inner: &Quote) -> bool {
     let Some(protocol) = Protocol::from_number(inner.proto) else {
         // An ICMP error that was forwarded to the backend.
         return snapshot.address(&inner.dst).is_some();
@@ -87,7 +105,11 @@ fn is_ours(snapshot: &Snapshot, outer: &Quote, inner: &Quote) -> bool {
     }
     let (vip, port) = (&inner.dst, inner.dst_port);
     let service = snapshot.service(Snapshot::hash_service(vip, inner.proto, port), vip, inner.proto, port);
-    // A backend of a DSR mode has the same port as its service.
-    service.is_some_and(|service| service.mode == ForwardingMode::DsrIpip)
+    // All backends of a service are reached in the same way, and with a DSR mode they have its port.
+    let backends = service.and_then(|service| snapshot.service_info(service.id)).map(|info| &info.backends);
+    let backend = backends.and_then(|backends| snapshot.backend(backends.first()?.id));
+    let encapsulation = backend.and_then(|backend| backend.encapsulation);
+    encapsulation.is_some()
+        && packet.between.encapsulation == encapsulation
         && snapshot.is_direct_backend(&EndpointKey { address: outer.dst, port, protocol })
 }

@@ -150,6 +150,7 @@ impl<'a> Seen<'a> {
             state,
             mode,
             protocol,
+            encapsulation,
         } = self.snapshot.backend(id)?;
         let hash = Snapshot::hash_endpoint(&address, protocol.number(), port);
         let found = self.snapshot.endpoint(hash, &address, protocol.number(), port);
@@ -158,7 +159,8 @@ impl<'a> Seen<'a> {
         // Replies of a `nat` or `fullnat` backend are found by its address.
         let is_endpoint_found = found.map(|found| found == endpoint);
         let links = (of == service, is_endpoint_found, key, is_direct);
-        Some(((address, port, protocol), mode, state, family, (interface, self.next_hop(neighbor)), links))
+        let way = (mode, encapsulation);
+        Some(((address, port, protocol), way, state, family, (interface, self.next_hop(neighbor)), links))
     }
 
     /// A backend as people see it.

@@ -120,7 +120,7 @@ pub enum BackendProblem {
     /// `fullnat` has no source address of the family.
     #[error("no snatAddresses entry of its family")]
     NoSnatAddress,
-    /// `dsr-ipip` has no outer source address of the family.
+    /// A tunnel has no outer source address of the family.
     #[error("no tunnelSource entry of its family")]
     NoTunnelSource,
     /// Packets would return to the gateway.

@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use super::network_spec::NetworkSpec;
 use super::shared::Shared;
 use crate::loads::LoadRule;
+use crate::wire::encapsulation::{Encapsulation, GUE_PORT, GueVariant};
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -89,6 +90,11 @@ pub enum ForwardingMode {
     DsrL2,
     /// Direct server return through an IP-in-IP tunnel (RFC 2003, 2473, 4213). Inner and outer family may differ.
     DsrIpip,
+    /// Direct server return through a tunnel over UDP, generic UDP encapsulation (draft-ietf-intarea-gue). Inner and
+    /// outer family may differ.
+    DsrGue,
+    /// Direct server return through a GRE tunnel (RFC 2784, RFC 2890). Inner and outer family may differ.
+    DsrGre,
     /// Destination NAT. The client's address stays, and replies return through the gateway.
     Nat,
     /// Destination and source NAT. Replies return to a SNAT address of the gateway.
@@ -97,7 +103,8 @@ pub enum ForwardingMode {
 
 impl ForwardingMode {
     /// Every mode that the dataplane supports.
-    pub const ALL: [Self; 4] = [Self::DsrL2, Self::DsrIpip, Self::Nat, Self::FullNat];
+    pub const ALL: [Self; 6] =
+        [Self::DsrL2, Self::DsrIpip, Self::DsrGue, Self::DsrGre, Self::Nat, Self::FullNat];
 
     /// The name in configuration and annotations (`dsr-l2`, ...).
     #[must_use]
@@ -105,6 +112,8 @@ impl ForwardingMode {
         match self {
             Self::DsrL2 => "dsr-l2",
             Self::DsrIpip => "dsr-ipip",
+            Self::DsrGue => "dsr-gue",
+            Self::DsrGre => "dsr-gre",
             Self::Nat => "nat",
             Self::FullNat => "fullnat",
         }
@@ -113,13 +122,47 @@ impl ForwardingMode {
     /// Whether the backend answers the client directly, so that the gateway sees one direction only.
     #[must_use]
     pub fn is_dsr(self) -> bool {
-        matches!(self, Self::DsrL2 | Self::DsrIpip)
+        matches!(self, Self::DsrL2 | Self::DsrIpip | Self::DsrGue | Self::DsrGre)
+    }
+
+    /// Whether the packet travels inside another IP packet. Such a mode crosses families, and needs `tunnelSource`.
+    #[must_use]
+    pub fn is_tunnel(self) -> bool {
+        matches!(self, Self::DsrIpip | Self::DsrGue | Self::DsrGre)
+    }
+
+    /// The headers behind the outer IP header; `None` for a mode without one.
+    #[must_use]
+    pub fn encapsulation(self, options: &TunnelOptions) -> Option<Encapsulation> {
+        match self {
+            Self::DsrIpip => Some(Encapsulation::Ip),
+            Self::DsrGue => Some(Encapsulation::Gue { variant: options.gue_variant, port: options.gue_port }),
+            Self::DsrGre => Some(Encapsulation::Gre { key: options.gre_key }),
+            Self::DsrL2 | Self::Nat | Self::FullNat => None,
+        }
     }
 }
 
 impl std::fmt::Display for ForwardingMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// The choices within the modes that are tunnels. Each mode reads its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TunnelOptions {
+    /// `gueVariant`.
+    pub gue_variant: GueVariant,
+    /// `guePort`: the UDP destination port, not 0.
+    pub gue_port: u16,
+    /// `greKey`.
+    pub gre_key: Option<u32>,
+}
+
+impl Default for TunnelOptions {
+    fn default() -> Self {
+        Self { gue_variant: GueVariant::Direct, gue_port: GUE_PORT, gre_key: None }
     }
 }
 
@@ -209,6 +252,8 @@ pub struct ServiceSpec {
     pub port_name: String,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
+    /// The choices within the mode, if it is a tunnel.
+    pub tunnel: TunnelOptions,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,
     /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.

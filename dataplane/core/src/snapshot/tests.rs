@@ -45,6 +45,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         name: "web".into(),
         port_name: port.to_string(),
         mode,
+        tunnel: TunnelOptions::default(),
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,

@@ -20,6 +20,7 @@ use crate::pipeline::{
 use crate::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints, Policy,
     Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, SharedService, Snapshot, SnapshotSpec,
+    TunnelOptions,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -98,6 +99,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         name: "web".into(),
         port_name: vip.port().to_string(),
         mode,
+        tunnel: TunnelOptions::default(),
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,

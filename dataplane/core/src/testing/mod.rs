@@ -5,6 +5,7 @@
 //! daemon does not contain it. It may therefore allocate, and the builder and the comparison may panic.
 
 pub mod builder;
+pub mod decapsulate;
 pub mod diff;
 pub mod fields;
 pub mod fuzz;

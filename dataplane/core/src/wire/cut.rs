@@ -10,7 +10,7 @@
 //!
 //! Invariant: the fragments' data, by their offsets, is the packet's data, each byte once.
 
-use super::checksum::checksum;
+use super::checksum::{Sum, checksum};
 use super::ethernet::{self, ether_type};
 use super::{ipv4, ipv6, proto};
 
@@ -39,7 +39,8 @@ pub struct Cut {
 
 impl Cut {
     /// How to cut the packet at offset `packet` of a frame, so that no IP packet on the link is longer than `mtu`.
-    /// `packet` is the offset behind the Ethernet header, or behind the outer IP header that follows it. `None` if the
+    /// `packet` is the offset behind the Ethernet header, or behind the outer headers of a tunnel that follow it, which
+    /// this gateway wrote. `None` if the
     /// frame has neither an IPv4 packet there nor an IPv6 packet that begins with a Fragment header, or if the MTU
     /// leaves no room for 8 bytes of data.
     #[must_use]
@@ -97,18 +98,39 @@ impl Cut {
             blank_options(&mut header[ipv4::HEADER_LEN..]);
         }
         set_checksum(header);
-        let outer = &mut head[self.l3..self.packet];
-        match outer.first().map(|byte| byte >> 4) {
-            Some(4) => {
-                let len = outer.len() as u16 + total_len;
+        self.write_outer(out, total_len);
+    }
+
+    /// Sets the lengths and checksums of the headers in front of a packet of this length.
+    fn write_outer(&self, frame: &mut [u8], packet_len: u16) {
+        let outer_len = (self.packet - self.l3) as u16;
+        let outer = &mut frame[self.l3..];
+        if outer_len == 0 {
+            return;
+        }
+        let len = outer_len + packet_len;
+        let (header_len, protocol) = match outer[0] >> 4 {
+            4 => {
                 outer[2..4].copy_from_slice(&len.to_be_bytes());
-                set_checksum(outer);
+                set_checksum(&mut outer[..ipv4::HEADER_LEN]);
+                (ipv4::HEADER_LEN, outer[9])
             }
-            Some(6) => {
-                let len = (outer.len() - ipv6::HEADER_LEN) as u16 + total_len;
-                outer[4..6].copy_from_slice(&len.to_be_bytes());
+            _ => {
+                outer[4..6].copy_from_slice(&(len - ipv6::HEADER_LEN as u16).to_be_bytes());
+                (ipv6::HEADER_LEN, outer[6])
             }
-            _ => {}
+        };
+        if protocol == proto::UDP && usize::from(outer_len) > header_len {
+            let (ip, datagram) = outer.split_at_mut(header_len);
+            let len = len - header_len as u16;
+            datagram[4..6].copy_from_slice(&len.to_be_bytes());
+            // Without a checksum it stays without one.
+            if datagram[6..8] != [0, 0] {
+                datagram[6..8].fill(0);
+                let pseudo = Sum::new().bytes(&ip[8..]).u16(u16::from(proto::UDP)).u16(len);
+                let sum = pseudo.bytes(&datagram[..usize::from(len)]).finish_udp();
+                datagram[6..8].copy_from_slice(&sum.to_be_bytes());
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum};
+use super::encapsulation;
 use super::headers::{Family, Fragment, Headers, proto};
 use super::ipv6;
 use super::malformed::Malformed;
@@ -62,54 +63,67 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Quote>, Malformed> {
     Ok(Some(q))
 }
 
-/// The contents of a quoted IP-in-IP packet.
+/// The contents of a quoted tunnel packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnelled {
-    /// Bytes of the quoted packet, outer header included, consistent in both headers.
+    /// Bytes of the quoted packet, outer header included, consistent in all headers.
     pub ip_len: u16,
-    /// The inner packet, if the quote includes its ports: RFC 792 guarantees only 8 bytes of it. Offsets are not set.
+    /// The headers behind the outer IP header.
+    pub between: encapsulation::Read,
+    /// The inner packet, if the quote includes its ports: RFC 792 guarantees only 8 bytes behind the outer IP header.
+    /// Offsets are not set.
     pub inner: Option<Quote>,
 }
 
 /// Reads the quote of a packet in a tunnel: no options, no extension headers, no fragment, in IPv4 with DF set, and
-/// consistent lengths in both headers. `None` for other packets.
+/// consistent lengths in all headers. `None` for other packets.
 ///
 /// # Panics
 /// When `h` and `q` do not belong to this frame.
 pub fn tunnelled(frame: &[u8], h: &Headers, q: &Quote) -> Option<Tunnelled> {
     let outer = &frame[usize::from(q.l3)..usize::from(h.ip_end)];
-    let packet = &frame[usize::from(q.l4)..usize::from(h.ip_end)];
+    let payload = &frame[usize::from(q.l4)..usize::from(h.ip_end)];
     let word = |bytes: &[u8], at: usize| Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
     let (header_len, ip_len) = match q.family {
         Family::V4 if word(outer, 6)? == 0x4000 => (20, word(outer, 2)?),
         Family::V6 => (40, word(outer, 4)?.checked_add(40)?),
         Family::V4 => return None,
     };
-    let (family, inner_len) = match q.proto {
-        proto::IPIP => (Family::V4, word(packet, 2)?),
-        proto::IPV6 => (Family::V6, word(packet, 4)?.checked_add(40)?),
-        _ => return None,
+    if q.l4 - q.l3 != header_len || q.fragment != Fragment::None {
+        return None;
+    }
+    let between = encapsulation::read(q.proto, payload, ip_len.checked_sub(header_len)?)?;
+    let headers_len = header_len + between.len as u16;
+    let packet = payload.get(between.len..).unwrap_or_default();
+    let inner = match between.family.filter(|_| packet.len() >= 8 || between.len == 0) {
+        None => None,
+        Some(family) => inner_packet(packet, family, ip_len.checked_sub(headers_len)?)?,
     };
-    let version = if family == Family::V4 { 4 } else { 6 };
-    if q.l4 - q.l3 != header_len
-        || q.fragment != Fragment::None
-        || *packet.first()? >> 4 != version
-        || inner_len.checked_add(header_len)? != ip_len
-    {
+    Some(Tunnelled { ip_len, between, inner })
+}
+
+/// The packet of this family and length in a tunnel, if the quote includes its ports. The outer `None` if it is not
+/// such a packet, as far as the quote shows.
+fn inner_packet(packet: &[u8], family: Family, len: u16) -> Option<Option<Quote>> {
+    let word = |at: usize| packet.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
+    let (version, inner_len) = match family {
+        Family::V4 => (4, word(2)),
+        Family::V6 => (6, word(4).and_then(|len| len.checked_add(40))),
+    };
+    if *packet.first()? >> 4 != version || inner_len != Some(len) {
         return None;
     }
     let inner = match family {
         Family::V4 => ipv4_header(packet),
         Family::V6 => ipv6_header(packet),
     };
-    let inner = inner.ok().and_then(|mut inner| {
+    Some(inner.ok().and_then(|mut inner| {
         if !matches!(inner.fragment, Fragment::Later { .. }) {
             let l4: &[u8; 8] = packet.get(usize::from(inner.l4)..)?.first_chunk()?;
             (inner.src_port, inner.dst_port) = ports(&inner, l4);
         }
         Some(inner)
-    });
-    Some(Tunnelled { ip_len, inner })
+    }))
 }
 
 fn ports(q: &Quote, t: &[u8; 8]) -> (u16, u16) {

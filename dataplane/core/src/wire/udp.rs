@@ -3,8 +3,7 @@
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 8;
 
-/// A UDP header to be written, without checksum: tunnels over IPv4 may omit it (RFC 768), and tunnels over IPv6 may
-/// omit it under the conditions of RFC 6936, as in GUE and Geneve.
+/// A UDP header to be written, without checksum, which may be omitted over IPv4 (RFC 768).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpHeader {
     /// Source port.

@@ -177,24 +177,28 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     ("source: {files: {}}", "8:10: error: unknown key \"files\" in source; accepted: directory, kubernetes"),
     (
-        "services: {defaults: {forwarding: dsr-gue}}",
-        "8:35: error: services.defaults.forwarding: dsr-gue is not supported yet; accepted: dsr-l2, dsr-ipip, nat, fullnat",
+        "services: {defaults: {gueVariant: 2}}",
+        "8:35: error: services.defaults.gueVariant: the number 2 is not accepted; accepted: 0, 1",
     ),
     (
-        "services: {defaults: {forwarding: dsr-gre}}",
-        "8:35: error: services.defaults.forwarding: dsr-gre is not supported yet; accepted: dsr-l2, dsr-ipip, nat, fullnat",
+        "services: {defaults: {guePort: 0}}",
+        "8:32: error: services.defaults.guePort: the number 0 is not accepted; accepted: a port number, 1 to 65535",
+    ),
+    (
+        "services: {defaults: {greKey: 4294967296}}",
+        "8:31: error: services.defaults.greKey: the number 4294967296 is not accepted; accepted: 0 to 4294967295, or none",
     ),
     (
         "services: {defaults: {forwarding: dsr-geneve}}",
-        "8:35: error: services.defaults.forwarding: dsr-geneve is not supported yet; accepted: dsr-l2, dsr-ipip, nat, fullnat",
+        "8:35: error: services.defaults.forwarding: dsr-geneve is not supported yet; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat",
     ),
     (
         "services: {defaults: {forwarding: dsr-dscp}}",
-        "8:35: error: services.defaults.forwarding: dsr-dscp is not supported yet; accepted: dsr-l2, dsr-ipip, nat, fullnat",
+        "8:35: error: services.defaults.forwarding: dsr-dscp is not supported yet; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat",
     ),
     (
         "services: {defaults: {forwarding: full-nat}}",
-        "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, nat, fullnat",
+        "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat",
     ),
     (
         "services: {defaults: {target: nod}}",

@@ -1,7 +1,8 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
-use tidegate_core::snapshot::{NeighborSpec, Policy, RouteSpec};
+use tidegate_core::snapshot::{NeighborSpec, Policy, RouteSpec, TunnelOptions};
 use tidegate_core::wire::MacAddr;
+use tidegate_core::wire::encapsulation::GueVariant;
 
 use super::*;
 use crate::health::Rules;
@@ -76,6 +77,11 @@ fn every_key_of_source_and_services_arrives() {
         ServiceDefaults {
             forwarding: ForwardingMode::DsrIpip,
             forwarding_local: Some(ForwardingMode::Nat),
+            tunnel: TunnelOptions {
+                gue_variant: GueVariant::Header,
+                gue_port: 5555,
+                gre_key: Some(u32::MAX),
+            },
             target: Target::Pod,
             scheduler: Scheduler::Maglev,
             table_size: 65537,

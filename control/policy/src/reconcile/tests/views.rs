@@ -93,5 +93,8 @@ fn an_unknown_name_in_json_is_refused_with_the_accepted_ones() {
     let mut json = serde_json::to_value(&view).expect("JSON");
     json["ports"][0]["mode"] = json!("dsr-l3");
     let error = serde_json::from_value::<ServiceView>(json).expect_err("no such mode");
-    assert_eq!(error.to_string(), "\"dsr-l3\" is not accepted; accepted: dsr-l2, dsr-ipip, nat, fullnat");
+    assert_eq!(
+        error.to_string(),
+        "\"dsr-l3\" is not accepted; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"
+    );
 }

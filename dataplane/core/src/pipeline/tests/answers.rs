@@ -269,7 +269,7 @@ fn answers_are_rate_limited_and_come_back_with_time() {
 
 #[test]
 fn path_mtu_errors_about_answers_of_a_vip_reach_the_backend_of_their_flow() {
-    for mode in [ForwardingMode::DsrL2, ForwardingMode::DsrIpip] {
+    for mode in ForwardingMode::ALL.into_iter().filter(|mode| mode.is_dsr()) {
         let mut lab =
             Lab::new(vec![service(mode, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80", "10.0.0.2:80"])]);
         let flow = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));

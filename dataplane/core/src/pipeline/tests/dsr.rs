@@ -9,7 +9,8 @@ use crate::verdict::{Refusal, TransmitReason};
 use crate::wire::tcp::flags;
 use crate::wire::{Parsed, ethernet, ipv4, ipv6, parse, proto};
 
-const MODES: [ForwardingMode; 2] = [ForwardingMode::DsrL2, ForwardingMode::DsrIpip];
+const MODES: [ForwardingMode; 4] =
+    [ForwardingMode::DsrL2, ForwardingMode::DsrIpip, ForwardingMode::DsrGue, ForwardingMode::DsrGre];
 
 fn syn(from: &str, to: &str) -> Builder {
     Builder::tcp(from, to).flags(flags::SYN).mac(ROUTER_MAC, GATEWAY_MAC)

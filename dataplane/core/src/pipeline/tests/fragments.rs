@@ -143,7 +143,7 @@ fn ipv4_without_df_that_does_not_fit_its_way_is_sent_in_pieces_that_do() {
         let mut lab = lab(mode);
         // Ethernet frames of 1,500 bytes fit every path except the tunnel.
         for len in [1472, 1473, 1700] {
-            let fits = len <= 1472 && mode != ForwardingMode::DsrIpip;
+            let fits = len <= 1472 && !mode.is_tunnel();
             let whole = Builder::udp("198.51.100.7:40000", VIP).payload_len(len);
             let fate = lab.send(whole.clone().dont_fragment(false));
             fate.sent(TransmitReason::Forward);

@@ -124,7 +124,7 @@ impl Network {
         if mode.is_dsr() && service_port != backend_port {
             return Err(BackendProblem::PortDiffers { mode, service_port, backend_port });
         }
-        if mode != ForwardingMode::DsrIpip && vip.is_v4() != address.is_v4() {
+        if !mode.is_tunnel() && vip.is_v4() != address.is_v4() {
             return Err(BackendProblem::FamilyDiffers { mode });
         }
         let (snat, tunnel_source) = if address.is_v4() {
@@ -135,7 +135,7 @@ impl Network {
         if mode == ForwardingMode::FullNat && snat.is_empty() {
             return Err(BackendProblem::NoSnatAddress);
         }
-        if mode == ForwardingMode::DsrIpip && tunnel_source.is_none() {
+        if mode.is_tunnel() && tunnel_source.is_none() {
             return Err(BackendProblem::NoTunnelSource);
         }
         let hop = self.routes.find(&address).ok_or(BackendProblem::NoRoute)?;

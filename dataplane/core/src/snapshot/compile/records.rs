@@ -176,6 +176,7 @@ fn hot_backend(
         state: backend.spec.state,
         mode: service.spec.mode,
         protocol: service.spec.key.protocol,
+        encapsulation: service.spec.mode.encapsulation(&service.spec.tunnel),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::verdict::{TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
 use crate::wire::checksum::Sum;
 use crate::wire::cut::Cut;
+use crate::wire::encapsulation;
 use crate::wire::icmp::{ERROR_LEN_MAX_V4, ERROR_LEN_MAX_V6};
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, proto, sctp};
@@ -117,14 +118,24 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
             "a flow begun by a source that is no client",
         );
     }
-    // In a tunnel the packet begins after the outer header. If neither the protocol nor the mode indicates a tunnel,
-    // there is none: VIPs do not serve tunnels.
-    let tunnelled = matches!(after.proto, proto::IPIP | proto::IPV6) && before.proto != after.proto
-        || matches!(backend, Some(b) if b.mode == ForwardingMode::DsrIpip && why == TransmitReason::Forward);
+    // In a tunnel the packet begins after the outer headers. If neither the source nor the mode indicates a tunnel,
+    // there is none.
+    let outer_protocol = matches!(after.proto, proto::IPIP | proto::IPV6 | proto::GRE | proto::UDP);
+    let from_tunnel = snapshot.is_tunnel_source(&after.src) && before.src != after.src;
+    let tunnelled = outer_protocol && from_tunnel && why != TransmitReason::Reply
+        || matches!(backend, Some(b) if b.mode.is_tunnel() && why == TransmitReason::Forward);
     let sent_before = packet(seen.before, &before);
     if tunnelled {
         let outer = packet(seen.after, after);
-        let inner = &outer[usize::from(after.l4 - u16::from(after.l3))..];
+        let payload = &outer[usize::from(after.l4 - u16::from(after.l3))..];
+        let between = encapsulation::read(after.proto, payload, payload.len() as u16);
+        let Some(between) = between.filter(|between| between.family == Some(before.family)) else {
+            seen.fail("headers of no tunnel, or of another family")
+        };
+        if let Some(encapsulation) = backend.and_then(|backend| backend.encapsulation) {
+            seen.assert(between.encapsulation == Some(encapsulation), "another tunnel than the backend's");
+        }
+        let inner = &payload[between.len..];
         if let Some(backend) = backend {
             seen.assert(after.dst == backend.address, "tunnelled to another end than the backend");
         }

@@ -23,11 +23,12 @@ use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
 use crate::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
-    Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
+    Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+use crate::wire::encapsulation::{GUE_PORT, GueVariant};
 use crate::wire::{MacAddr, VlanId};
 
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
@@ -326,6 +327,11 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         name: "web".into(),
         port_name: key.port.to_string(),
         mode: choices.pick(&ForwardingMode::ALL),
+        tunnel: TunnelOptions {
+            gue_variant: choices.pick(&[GueVariant::Direct, GueVariant::Header]),
+            gue_port: choices.pick(&[GUE_PORT, 53]),
+            gre_key: choices.pick(&[None, Some(7)]),
+        },
         scheduler: choices.pick(&[
             Scheduler::Rendezvous,
             Scheduler::Maglev { slots: 251 },
@@ -371,7 +377,7 @@ fn state(choices: &mut Choices<'_>) -> BackendState {
 }
 
 fn backend(choices: &mut Choices<'_>, service: &ServiceSpec) -> BackendSpec {
-    let other_family = service.mode == ForwardingMode::DsrIpip && choices.one_in(2);
+    let other_family = service.mode.is_tunnel() && choices.one_in(2);
     let addresses = if service.key.vip.is_ipv4() != other_family { &BACKENDS_V4 } else { &BACKENDS_V6 };
     BackendSpec {
         address: ip(choices.pick(addresses)),

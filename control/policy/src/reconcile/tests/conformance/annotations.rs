@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{ForwardingMode, Scheduler};
+use tidegate_core::snapshot::{ForwardingMode, Scheduler, TunnelOptions};
+use tidegate_core::wire::encapsulation::GueVariant;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
     Both::new(&annotated_web(&[(key, value)])).look()
@@ -15,8 +16,15 @@ fn plain() -> Outcome {
 
 /// Invalid values for which the default is used.
 const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
-    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
-    (key::FORWARDING, "", "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
+    (key::FORWARDING, "", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
+    (key::GUE_VARIANT, "2", "0, 1"),
+    (key::GUE_PORT, "0", "a port number, 1 to 65535"),
+    (key::GUE_PORT, "65536", "a port number, 1 to 65535"),
+    (key::GUE_PORT, "+6080", "a port number, 1 to 65535"),
+    (key::GRE_KEY, "4294967296", "0 to 4294967295, or none"),
+    (key::GRE_KEY, "-1", "0 to 4294967295, or none"),
+    (key::GRE_KEY, "", "0 to 4294967295, or none"),
     (key::TARGET, "pods", "pod, node"),
     (key::SCHEDULER, "round", "rendezvous, maglev, wrr, lc, sed, nq, sh, dh"),
     (key::TABLE_SIZE, "65536", "a prime from 251 to 655373 such as 65521 or 65537"),
@@ -57,10 +65,8 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
-    (key::FORWARDING, "dsr-gue", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
-    (key::FORWARDING, "dsr-gre", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
-    (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
-    (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
+    (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
     (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
     (key::PROXY_PROTOCOL, "v1", Reason::NotSupported, "none"),
     (key::PROXY_PROTOCOL, "v3", Reason::NotSupported, "none"),
@@ -139,6 +145,8 @@ fn forwarding_chooses_the_mode() {
     for (word, mode) in [
         ("dsr-l2", ForwardingMode::DsrL2),
         ("dsr-ipip", ForwardingMode::DsrIpip),
+        ("dsr-gue", ForwardingMode::DsrGue),
+        ("dsr-gre", ForwardingMode::DsrGre),
         ("nat", ForwardingMode::Nat),
         ("fullnat", ForwardingMode::FullNat),
     ] {
@@ -150,6 +158,49 @@ fn forwarding_chooses_the_mode() {
             (vec!["10.0.1.1:8080 active".to_owned()], vec![])
         );
     }
+}
+
+#[test]
+fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
+    let configured = TunnelOptions { gue_variant: GueVariant::Header, gue_port: 5555, gre_key: Some(7) };
+    for (annotations, expected) in [
+        (vec![(key::FORWARDING, "dsr-gue")], configured),
+        (
+            vec![(key::FORWARDING, "dsr-gue"), (key::GUE_VARIANT, "1"), (key::GUE_PORT, "6081")],
+            TunnelOptions { gue_variant: GueVariant::Direct, gue_port: 6081, ..configured },
+        ),
+        (
+            vec![(key::FORWARDING, "dsr-gre"), (key::GRE_KEY, "4294967295")],
+            TunnelOptions { gre_key: Some(u32::MAX), ..configured },
+        ),
+        (
+            vec![(key::FORWARDING, "dsr-gre"), (key::GRE_KEY, "none")],
+            TunnelOptions { gre_key: None, ..configured },
+        ),
+    ] {
+        let yaml = annotated_web(&annotations).replace("port: 80,", "port: 8080,");
+        let both = Both::new(&yaml).with(|world| world.settings.services.defaults.tunnel = configured);
+        let outcome = both.look();
+        assert_eq!((only(&outcome).tunnel, messages(&outcome)), (expected, vec![]), "{annotations:?}");
+    }
+}
+
+#[test]
+fn a_choice_within_another_mode_than_the_services_is_reported_as_without_effect() {
+    for (mode, key, value) in
+        [("dsr-ipip", key::GUE_PORT, "6081"), ("dsr-gre", key::GUE_VARIANT, "0"), ("nat", key::GRE_KEY, "7")]
+    {
+        let outcome = annotated_with_mode(mode, key, value);
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::InvalidValue);
+        assert!(what.contains(&format!("{key} has no effect: forwarding is {mode}")), "{what}");
+        assert!(accepted.starts_with("tidegate.dev/forwarding dsr-g"), "{accepted}");
+    }
+}
+
+fn annotated_with_mode(mode: &str, key: &str, value: &str) -> Outcome {
+    let yaml = annotated_web(&[(key::FORWARDING, mode), (key, value)]);
+    Both::new(&yaml.replace("port: 80,", "port: 8080,")).look()
 }
 
 #[test]

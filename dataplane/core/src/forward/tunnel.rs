@@ -1,32 +1,40 @@
-//! `dsr-ipip`: the packet travels inside another IP packet to the backend. The backend removes the outer header, has
-//! the VIP on its loopback, and answers the client itself (RFC 2003, RFC 2473, RFC 4213; any family in any).
+//! `dsr-ipip`, `dsr-gue`, `dsr-gre`: the packet travels inside another IP packet to the backend. The backend removes
+//! the outer headers, has the VIP on its loopback, and answers the client itself. Any family travels in any. The
+//! headers between the outer IP header and the packet are an [`Encapsulation`]; with the constant
+//! [`Encapsulation::Ip`] nothing of them is left in the machine code.
 //!
 //! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set, so
 //! that no router fragments and the identification has no meaning (RFC 6864). The exception is an IPv6 packet that
 //! its sender need not make smaller, but that does not fit the tunnel: its outer packet is fragmented
-//! ([`forward_to_be_cut`]), and the backend reassembles it. Two fields spread flows over the backend's receive
-//! queues: the source, if `tunnelSource` is a prefix, and in IPv6 the flow label (RFC 6438). [`flow_hash`] determines
-//! both.
+//! ([`forward_to_be_cut`]), and the backend reassembles it. Three fields spread flows over the backend's receive
+//! queues: the source, if `tunnelSource` is a prefix, in IPv6 the flow label (RFC 6438), and the source port of UDP.
+//! [`flow_hash`] determines them.
 
 use super::{Link, NoRoom};
 use crate::frame::Frame;
 use crate::hash::{outer_hash, selection_hash};
 use crate::ids::WorkerIndex;
+use crate::wire::encapsulation::{self, Encapsulation, Ends};
 use crate::wire::ipv4::{self, Ipv4Header};
 use crate::wire::ipv6::{self, Ipv6Header};
-use crate::wire::{Addr, Family, Headers, proto, quote, rewrite};
+use crate::wire::{Addr, Family, Headers, quote, rewrite};
 
 /// Hop limit of outer headers.
 const OUTER_HOP_LIMIT: u8 = 64;
 
-/// The two ends of the tunnel, of one family.
+/// The length of the longest outer headers.
+pub const OVERHEAD_MAX: usize = ipv6::HEADER_LEN + encapsulation::HEADER_LEN_MAX;
+
+/// A tunnel: its two ends, of one family, and the headers behind the outer IP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunnel {
+    /// The headers between the outer IP header and the packet.
+    pub encapsulation: Encapsulation,
     /// An address of `tunnelSource`.
     pub source: Addr,
     /// The address of the backend.
     pub destination: Addr,
-    /// The low bits of [`flow_hash`], for the flow label of an IPv6 header.
+    /// The low bits of [`flow_hash`], for the flow label of an IPv6 header and the source port of a UDP header.
     pub flow_hash: u32,
 }
 
@@ -80,14 +88,15 @@ fn unusual_flow_hash(frame: &[u8], h: &Headers) -> u64 {
     outer_hash(selection)
 }
 
-/// The length of the outer header towards a backend of this family, which reduces the MTU.
-#[inline]
+/// The length of the outer headers towards a backend of this family, which reduces the MTU.
+#[inline(always)]
 #[must_use]
-pub fn overhead(outer: Family) -> usize {
-    match outer {
-        Family::V4 => ipv4::HEADER_LEN,
-        Family::V6 => ipv6::HEADER_LEN,
-    }
+pub fn overhead(encapsulation: Encapsulation, outer: Family) -> usize {
+    encapsulation.header_len()
+        + match outer {
+            Family::V4 => ipv4::HEADER_LEN,
+            Family::V6 => ipv6::HEADER_LEN,
+        }
 }
 
 /// Wraps the packet and rewrites the frame for `link`. The packet's hop limit must be above 1.
@@ -124,7 +133,7 @@ pub fn forward_to_be_cut<F: Frame>(
     Ok(())
 }
 
-/// Adds the outer header, followed by `gap` bytes that are not written.
+/// Adds the outer headers. Behind the IP header, `gap` bytes are not written.
 #[inline(always)]
 fn wrap<F: Frame>(
     frame: &mut F,
@@ -134,7 +143,8 @@ fn wrap<F: Frame>(
     gap: usize,
 ) -> Result<(), NoRoom> {
     let outer = if tunnel.destination.is_v4() { Family::V4 } else { Family::V6 };
-    let front = link.header_len() + overhead(outer) + gap;
+    let shim = tunnel.encapsulation.header_len();
+    let front = link.header_len() + overhead(tunnel.encapsulation, outer) + gap;
     let ip_len = h.ip_len();
     if !frame.grow_front(front - usize::from(h.l3)) {
         return Err(NoRoom);
@@ -145,21 +155,22 @@ fn wrap<F: Frame>(
     let bytes = frame.bytes_mut();
     let (head, inner) = bytes.split_at_mut(front);
     let l2 = link.write(head, outer);
-    write_outer(&mut head[l2..], h, ip_len, tunnel, outer);
+    // A packet that becomes longer than 65,535 bytes is fragmented, and each fragment gets its own length.
+    write_outer(&mut head[l2..], h, ip_len.wrapping_add(shim as u16), tunnel, outer);
     rewrite::take_hop(inner, h);
+    let ends = Ends { source: &tunnel.source, destination: &tunnel.destination, flow_hash: tunnel.flow_hash };
+    tunnel.encapsulation.write(&mut head[front - shim..], inner, h, &ends);
     Ok(())
 }
 
+/// Writes the outer IP header, which `payload_len` bytes follow.
 #[inline]
-fn write_outer(out: &mut [u8], inner: &Headers, inner_len: u16, tunnel: &Tunnel, outer: Family) {
-    let next = match inner.family {
-        Family::V4 => proto::IPIP,
-        Family::V6 => proto::IPV6,
-    };
+fn write_outer(out: &mut [u8], inner: &Headers, payload_len: u16, tunnel: &Tunnel, outer: Family) {
+    let next = tunnel.encapsulation.protocol(inner.family);
     match outer {
         Family::V4 => {
             let header = Ipv4Header {
-                total_len: ipv4::HEADER_LEN as u16 + inner_len,
+                total_len: (ipv4::HEADER_LEN as u16).wrapping_add(payload_len),
                 tos: inner.tos,
                 id: 0,
                 dont_fragment: true,
@@ -174,7 +185,7 @@ fn write_outer(out: &mut [u8], inner: &Headers, inner_len: u16, tunnel: &Tunnel,
             let header = Ipv6Header {
                 traffic_class: inner.tos,
                 flow_label: tunnel.flow_hash & 0x000f_ffff,
-                payload_len: inner_len,
+                payload_len,
                 next_header: next,
                 hop_limit: OUTER_HOP_LIMIT,
                 src: (*tunnel.source.bytes()).into(),

@@ -1,0 +1,72 @@
+//! The choices within the forwarding modes that are tunnels: `gueVariant`, `guePort` and `greKey` of
+//! `services.defaults`, and the annotations with the same values.
+
+use std::str::FromStr;
+
+use tidegate_core::snapshot::TunnelOptions;
+use tidegate_core::wire::encapsulation::GueVariant;
+
+use super::section::scalar_text;
+use crate::yaml::Fields;
+
+/// The values that [`gue_variant`] accepts.
+pub const GUE_VARIANT_ACCEPTED: &str = "0, 1";
+/// The values that [`tunnel_port`] accepts.
+pub const TUNNEL_PORT_ACCEPTED: &str = "a port number, 1 to 65535";
+/// The values that [`gre_key`] accepts.
+pub const GRE_KEY_ACCEPTED: &str = "0 to 4294967295, or none";
+
+/// Reads a variant of GUE.
+#[must_use]
+pub fn gue_variant(word: &str) -> Option<GueVariant> {
+    match word {
+        "0" => Some(GueVariant::Header),
+        "1" => Some(GueVariant::Direct),
+        _ => None,
+    }
+}
+
+/// Reads a UDP port.
+#[must_use]
+pub fn tunnel_port(word: &str) -> Option<u16> {
+    decimal(word).filter(|&port| port != 0)
+}
+
+/// Reads a GRE key; `none` is no key.
+#[must_use]
+pub fn gre_key(word: &str) -> Option<Option<u32>> {
+    if word == "none" { Some(None) } else { decimal(word).map(Some) }
+}
+
+/// A number without a sign.
+fn decimal<T: FromStr>(word: &str) -> Option<T> {
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| word.parse().ok())?
+}
+
+/// Reads the keys of `services.defaults`.
+pub(super) fn decode(fields: &Fields<'_>, options: &mut TunnelOptions) {
+    if let Some(variant) = read(fields, "gueVariant", gue_variant, GUE_VARIANT_ACCEPTED) {
+        options.gue_variant = variant;
+    }
+    if let Some(port) = read(fields, "guePort", tunnel_port, TUNNEL_PORT_ACCEPTED) {
+        options.gue_port = port;
+    }
+    if let Some(key) = read(fields, "greKey", gre_key, GRE_KEY_ACCEPTED) {
+        options.gre_key = key;
+    }
+}
+
+fn read<T>(
+    fields: &Fields<'_>,
+    key: &'static str,
+    parse: impl Fn(&str) -> Option<T>,
+    accepted: &str,
+) -> Option<T> {
+    let field = fields.get(key)?;
+    let value = scalar_text(field.node).and_then(parse);
+    if value.is_none() {
+        field.error(format_args!("{} is not accepted", field.node.describe()), accepted);
+    }
+    value
+}

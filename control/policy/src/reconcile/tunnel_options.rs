@@ -1,0 +1,52 @@
+//! The annotations for the choices within the forwarding modes that are tunnels. Each has an effect with its own mode
+//! only; with another mode a warning says so.
+
+use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
+use tidegate_model::config;
+use tidegate_model::objects::Labels;
+
+use super::annotations::key;
+use super::reader::Reader;
+
+/// The annotations, each with the mode that reads it.
+const READ_BY: [(&str, ForwardingMode); 3] = [
+    (key::GUE_VARIANT, ForwardingMode::DsrGue),
+    (key::GUE_PORT, ForwardingMode::DsrGue),
+    (key::GRE_KEY, ForwardingMode::DsrGre),
+];
+
+/// Applies the value of one of the annotations.
+pub(super) fn apply(
+    read: &mut Reader<'_>,
+    options: &mut TunnelOptions,
+    ours: &str,
+    annotation: &str,
+    value: &str,
+) {
+    if let Err(accepted) = set(options, ours, value) {
+        read.invalid(annotation, value, accepted);
+    }
+}
+
+/// Sets the option of an annotation. The error is what is accepted.
+fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'static str> {
+    match ours {
+        key::GUE_VARIANT => {
+            options.gue_variant = config::gue_variant(value).ok_or(config::GUE_VARIANT_ACCEPTED)?;
+        }
+        key::GUE_PORT => options.gue_port = config::tunnel_port(value).ok_or(config::TUNNEL_PORT_ACCEPTED)?,
+        _ => options.gre_key = config::gre_key(value).ok_or(config::GRE_KEY_ACCEPTED)?,
+    }
+    Ok(())
+}
+
+/// Adds a warning for each valid annotation that the mode does not read.
+pub(super) fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, mode: ForwardingMode) {
+    for (annotation, of) in READ_BY.into_iter().filter(|&(_, of)| of != mode) {
+        let value = annotations.get(annotation);
+        if value.is_some_and(|value| set(&mut TunnelOptions::default(), annotation, value.trim()).is_ok()) {
+            let why = format!("forwarding is {mode}");
+            read.ignored(annotation, &why, &format!("tidegate.dev/forwarding {of}, or no annotation"));
+        }
+    }
+}
