@@ -14,6 +14,7 @@
 //! no local port) does not count against a target.
 
 mod answer;
+mod association;
 pub mod health_check_node_port;
 mod limits;
 mod network;

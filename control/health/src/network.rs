@@ -1,4 +1,4 @@
-//! The network checks: TCP, HTTP, TLS and UDP through this host's kernel, to a backend's own address or, through the
+//! The network checks: TCP, HTTP, TLS, UDP and SCTP through this host's kernel, to a backend's own address or, through the
 //! dataplane, to the VIP on this backend ([`Probes`]).
 //!
 //! Each check opens a new connection, so it sees what a new client would see. The memory of a check is bounded: the
@@ -30,6 +30,7 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;
 
 use super::answer::{Answer, CheckResult};
+use super::association::{Init, Reply};
 use super::runner::Prober;
 use super::{Check, Failure, Target};
 
@@ -77,6 +78,9 @@ impl NetworkProber {
             }
             .map(|()| None);
         }
+        if target.probe.check == Check::Sctp {
+            return associate(way, address).await.map(|()| None);
+        }
         // Dropped after the connection, because the end of the connection must also reach the backend.
         let (stream, _flow) = match way {
             Some((probes, way)) => connect_at_vip(probes, way, address.port()).await?,
@@ -84,7 +88,7 @@ impl NetworkProber {
         };
         match &target.probe.check {
             Check::Tcp => Ok(None),
-            Check::Udp => unreachable!("datagrams were sent above"),
+            Check::Udp | Check::Sctp => unreachable!("they have no stream"),
             Check::Http { path } => {
                 let head = get(stream, address, path).await?;
                 good(&head, 200..400).map(|()| None)
@@ -198,6 +202,24 @@ async fn datagram_at_vip(probes: &Probes, way: ProbePath, port: u16) -> Result<(
     socket.send(&[]).await?;
     socket.recv(&mut [0]).await?;
     Ok(())
+}
+
+/// Begins an association, at a VIP on one backend if there is a path to it.
+async fn associate(way: Option<(&Probes, ProbePath)>, address: SocketAddr) -> Result<(), Fault> {
+    let near = way.as_ref().map_or(Init::any(address.ip()), |(_, way)| way.ends().near);
+    let init = Init::new(near, address.port()).map_err(|_| Fault::OURS)?;
+    let (far, _flow) = match way {
+        Some((probes, way)) => {
+            bind_device(probes, &init);
+            let far = way.ends().far;
+            (far, Some(probes.open(proto::SCTP, init.near_port(), address.port(), way)))
+        }
+        None => (address.ip(), None),
+    };
+    match init.ask(far).await? {
+        Reply::Accepted => Ok(()),
+        Reply::Refused => Err(Failure::Refused.into()),
+    }
 }
 
 /// Sends an empty datagram. The result is success only if one comes back.

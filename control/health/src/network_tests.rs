@@ -309,3 +309,80 @@ fn faults_of_the_gateway_itself_are_told_from_those_of_the_target() {
     assert_eq!(of(Errno::HOSTUNREACH), CheckResult::Failure(Failure::Unreachable));
     assert_eq!(of(Errno::CONNRESET), CheckResult::Failure(Failure::Closed));
 }
+
+mod associations {
+    use std::io::Read;
+
+    use socket2::{Domain, Protocol, Socket, Type};
+    use tidegate_core::wire::sctp::{self, chunk};
+
+    use super::*;
+
+    /// The tag that the server requires.
+    const TAG: u32 = 0x5555_5555;
+
+    /// A packet of the server with the tag of the client.
+    fn packet(init: &[u8], tag: u32, kind: u8) -> Vec<u8> {
+        let mut packet = [&init[2..4], &init[..2], &tag.to_be_bytes(), &[0; 4]].concat();
+        packet.extend([kind, 0, 0, 20]);
+        packet.extend(TAG.to_be_bytes());
+        packet.extend([0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1]);
+        let crc = sctp::crc32c(&packet);
+        packet[8..12].copy_from_slice(&crc);
+        packet
+    }
+
+    /// A server at this port of loopback. It answers one INIT with the packets that `answers` makes from it and its tag,
+    /// and returns the next packet that it gets, if one comes.
+    fn server(
+        port: u16,
+        answers: fn(&[u8], u32) -> Vec<Vec<u8>>,
+    ) -> std::thread::JoinHandle<Option<Vec<u8>>> {
+        let socket =
+            Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(132))).expect("this test needs root");
+        socket.bind(&LOOPBACK.into()).expect("loopback");
+        socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
+        std::thread::spawn(move || {
+            let next = || {
+                loop {
+                    let mut bytes = [0; 2048];
+                    let len = (&socket).read(&mut bytes).ok()?;
+                    let packet = bytes[20..len].to_vec();
+                    assert_eq!(packet[8..12], sctp::crc32c(&packet), "every packet is intact");
+                    if packet[2..4] == port.to_be_bytes() {
+                        return Some(packet);
+                    }
+                }
+            };
+            let init = next()?;
+            assert_eq!(sctp::kind(&init).0, sctp::Kind::Init);
+            let tag = u32::from_be_bytes(init[16..20].try_into().expect("four bytes"));
+            for answer in answers(&init, tag) {
+                socket.send_to(&answer, &LOOPBACK.into()).expect("it is sent");
+            }
+            next()
+        })
+    }
+
+    #[tokio::test]
+    async fn an_sctp_check_passes_by_an_init_ack_and_answers_it_with_an_abort() {
+        let served = server(3868, |init, tag| vec![packet(init, tag, chunk::INIT_ACK)]);
+        assert_eq!(ask("127.0.0.1:3868".parse().expect("an address"), Check::Sctp).await, GOOD);
+        let abort = served.join().expect("the server is whole").expect("a packet follows");
+        assert_eq!((&abort[4..8], &abort[12..16]), (&TAG.to_be_bytes()[..], &[chunk::ABORT, 0, 0, 4][..]));
+    }
+
+    #[tokio::test]
+    async fn an_sctp_check_fails_by_an_abort_and_not_by_packets_that_do_not_answer_it() {
+        let served = server(3869, |init, tag| {
+            let mut damaged = packet(init, tag, chunk::INIT_ACK);
+            damaged[8] ^= 1;
+            let elsewhere = packet(&[&[0, 9], &init[2..]].concat(), tag, chunk::INIT_ACK);
+            let forged = packet(init, tag ^ 1, chunk::INIT_ACK);
+            vec![damaged, elsewhere, forged, packet(init, tag, chunk::ABORT)]
+        });
+        let address = "127.0.0.1:3869".parse().expect("an address");
+        assert_eq!(ask(address, Check::Sctp).await, failed(Failure::Refused));
+        assert_eq!(served.join().expect("the server is whole"), None, "nothing follows");
+    }
+}

@@ -271,7 +271,7 @@ impl Probes {
     }
 
     fn entry(&self, key: Key) -> Option<(ProbePath, u16)> {
-        if !matches!(key.1, proto::TCP | proto::UDP) {
+        if !matches!(key.1, proto::TCP | proto::UDP | proto::SCTP) {
             return None;
         }
         let flows = lock(&self.flows);

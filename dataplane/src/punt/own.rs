@@ -83,6 +83,8 @@ impl OwnConnections {
                     self.keep(now, ends, OPEN);
                 }
             }
+            // A health check: it sends one INIT, and one ABORT after the answer.
+            proto::SCTP => self.keep(now, ends, OPENING),
             proto::UDP if h.src_port >= EPHEMERAL_MIN || h.dst_port < 1024 => self.keep(now, ends, OPENING),
             proto::ICMP | proto::ICMPV6 if is_echo_request(h) => self.keep(now, ends, OPENING),
             _ => {}

@@ -16,7 +16,8 @@ use crate::yaml::{Field, Fields, text};
 /// The validated `health` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthConfig {
-    /// `protocol`: `tcp`, `http`, `https`, `udp` (for UDP ports; TCP ports use `tcp`), or `none`. Default `tcp`.
+    /// `protocol`: `tcp`, `http`, `https`, `udp` (for UDP ports; TCP ports use `tcp`), `sctp` (the same for SCTP ports), or
+    /// `none`. SCTP ports use `sctp` except with `none`. Default `tcp`.
     pub protocol: HealthProtocol,
     /// `path`: the path that `http` and `https` request. Default `/`.
     pub path: Arc<str>,
@@ -80,12 +81,14 @@ pub enum HealthProtocol {
     Https,
     /// A datagram that must not be answered with port unreachable.
     Udp,
+    /// An INIT that must be answered with INIT ACK.
+    Sctp,
     /// No check.
     None,
 }
 
 /// The values that [`health_protocol`] accepts.
-pub const HEALTH_PROTOCOL_ACCEPTED: &str = "tcp, http, https, udp, none";
+pub const HEALTH_PROTOCOL_ACCEPTED: &str = "tcp, http, https, udp, sctp, none";
 /// The values that [`health_path`] accepts.
 pub const HEALTH_PATH_ACCEPTED: &str = "a path such as /healthz, at most 1024 bytes";
 /// The accepted interval between checks.
@@ -103,8 +106,8 @@ pub fn health_protocol(word: &str) -> Word<HealthProtocol> {
         "https" => Word::Known(HealthProtocol::Https),
         "udp" => Word::Known(HealthProtocol::Udp),
         "none" => Word::Known(HealthProtocol::None),
-        // SCTP checks will be added with SCTP ports.
-        "sctp" | "grpc" | "http2" | "icmp" => Word::NotYet,
+        "sctp" => Word::Known(HealthProtocol::Sctp),
+        "grpc" | "http2" | "icmp" => Word::NotYet,
         _ => Word::Unknown,
     }
 }

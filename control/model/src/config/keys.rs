@@ -198,7 +198,7 @@ pub const KEYS: &[Key] = &[
     key("pools[].labels", "labels", Value("{}"), "{scope: internal}", Reload,
         "Labels of the pool, which annotations of Services can select. `scope: internal` marks a pool of internal addresses."),
 
-    key("health.protocol", "`tcp`, `http`, `https`, `udp`, `none`", Value("tcp"), "http", Reload,
+    key("health.protocol", "`tcp`, `http`, `https`, `udp`, `sctp`, `none`", Value("tcp"), "http", Reload,
         "How backends are checked ([control/README.md](../control/README.md#health-checks))."),
     key("health.path", "path, at most 1024 bytes", Value("/"), "/healthz", Reload, "The path that `http` and `https` checks request."),
     key("health.interval", "duration, 100ms to 1h", Value("2s"), "5s", Reload, "The time from one check of a backend to the next."),

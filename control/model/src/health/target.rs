@@ -69,6 +69,8 @@ pub enum Check {
     /// An empty datagram that must not be answered with port unreachable. Silence is a success, since only the
     /// application could answer more. The wait is at most [`UDP_SILENCE_MAX`].
     Udp,
+    /// An INIT of SCTP that must be answered with INIT ACK.
+    Sctp,
     /// The health-check node port of a Service on a node: it must answer 200, with the node's weight in a header.
     NodeHealthPort,
     /// `/healthz` of the node's proxy: it must answer 200.
@@ -176,6 +178,7 @@ impl fmt::Display for Target {
             Check::Http { path } => write!(f, "http://{address}{path}"),
             Check::Https { path } => write!(f, "https://{address}{path}"),
             Check::Udp => write!(f, "udp://{address}"),
+            Check::Sctp => write!(f, "sctp://{address}"),
             Check::NodeHealthPort => write!(f, "http://{address}/"),
             Check::NodeProxy => write!(f, "http://{address}/healthz"),
         }?;

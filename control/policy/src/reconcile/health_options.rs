@@ -114,15 +114,16 @@ impl HealthOptions {
             let why = format!("checks are by {}", name(self.protocol));
             read.ignored(annotation, &why, "tidegate.dev/health-check-protocol http or https");
         }
-        if self.protocol == HealthProtocol::Udp
+        let only_for = match self.protocol {
+            HealthProtocol::Udp => Some((Protocol::Udp, "the Service has no UDP port; tcp is used")),
+            HealthProtocol::Sctp => Some((Protocol::Sctp, "the Service has no SCTP port; tcp is used")),
+            _ => None,
+        };
+        if let Some((wanted, why)) = only_for
             && read.has(key::HEALTH_PROTOCOL)
-            && !ports.into_iter().any(|protocol| protocol == Protocol::Udp)
+            && !ports.into_iter().any(|protocol| protocol == wanted)
         {
-            read.ignored(
-                key::HEALTH_PROTOCOL,
-                "the Service has no UDP port; tcp is used",
-                "tcp, http, https, none",
-            );
+            read.ignored(key::HEALTH_PROTOCOL, why, "tcp, http, https, none");
         }
         let namespace = read.namespace();
         let probe = |check| Some(Arc::new(Probe::new(check, self.rules).of(&namespace)));
@@ -132,10 +133,18 @@ impl HealthOptions {
             HealthProtocol::Http => (probe(Check::Http { path: path() }), None),
             HealthProtocol::Https => (probe(Check::Https { path: path() }), None),
             HealthProtocol::Udp => (probe(Check::Tcp), probe(Check::Udp)),
+            HealthProtocol::Sctp => (probe(Check::Tcp), None),
             HealthProtocol::None => (None, None),
         };
+        let association = probe(Check::Sctp).filter(|_| self.protocol != HealthProtocol::None);
+        // The port belongs to the check that the Service names.
+        let port_of = match self.protocol {
+            HealthProtocol::Udp => Protocol::Udp,
+            HealthProtocol::Sctp => Protocol::Sctp,
+            _ => Protocol::Tcp,
+        };
         let (rules, of_operator) = (self.rules, self.of_operator);
-        Checks { stream, datagram, port: self.port, rules, of_operator, namespace }
+        Checks { stream, datagram, association, port: self.port, port_of, rules, of_operator, namespace }
     }
 
     /// Applies the operator's limits. Requests beyond them are reported.
@@ -173,15 +182,35 @@ impl HealthOptions {
     }
 }
 
+impl Default for Checks {
+    /// No checks.
+    fn default() -> Self {
+        Self {
+            stream: None,
+            datagram: None,
+            association: None,
+            port: None,
+            port_of: Protocol::Tcp,
+            rules: Rules::default(),
+            of_operator: Rules::default(),
+            namespace: Arc::default(),
+        }
+    }
+}
+
 /// How the endpoints of a Service are checked.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Checks {
     /// The check of TCP ports, if there is one.
     stream: Option<Arc<Probe>>,
     /// The check of UDP ports, if they have their own.
     datagram: Option<Arc<Probe>>,
+    /// The check of SCTP ports, if there is one.
+    association: Option<Arc<Probe>>,
     /// The port to check instead of each endpoint's own.
     port: Option<Port>,
+    /// The protocol of that port.
+    port_of: Protocol,
     /// The rules of all checks, which also apply to nodes.
     rules: Rules,
     /// The rules of a Service without annotations.
@@ -194,9 +223,10 @@ impl Checks {
     /// The check of an endpoint at one of its ports, if it has one: the Service's check, at the port that the Service
     /// names or at the endpoint's own.
     ///
-    /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, and TCP ports are checked at
-    /// their own. With a check by TCP or HTTP it applies to UDP and SCTP ports too. Without it, the TCP ports of
-    /// the same endpoint decide for those ([`TcpEvidence`](super::health_result::TcpEvidence)).
+    /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, with `sctp` an SCTP port, and
+    /// other ports are checked at their own. With a check by TCP or HTTP it applies to UDP and SCTP ports too. Without
+    /// it, SCTP ports have their own check, and the TCP ports of the same endpoint decide for UDP ports
+    /// ([`TcpEvidence`](super::health_result::TcpEvidence)).
     pub(super) fn target(
         &self,
         protocol: Protocol,
@@ -204,15 +234,14 @@ impl Checks {
         own: Port,
         at_vip: Option<&Arc<AtVip>>,
     ) -> Option<Target> {
-        let (probe, port) = match (protocol, &self.datagram) {
-            (Protocol::Tcp, Some(_)) => (self.stream.as_ref(), None),
-            (Protocol::Tcp, None) => (self.stream.as_ref(), self.port),
-            (Protocol::Udp, Some(datagram)) => (Some(datagram), self.port),
-            (Protocol::Sctp, Some(_)) => (None, None),
-            (Protocol::Udp | Protocol::Sctp, None) => {
-                (self.stream.as_ref().filter(|_| self.port.is_some()), self.port)
-            }
+        let by_stream = self.port_of == Protocol::Tcp && self.port.is_some();
+        let probe = match protocol {
+            Protocol::Tcp => self.stream.as_ref(),
+            Protocol::Udp | Protocol::Sctp if by_stream => self.stream.as_ref(),
+            Protocol::Udp => self.datagram.as_ref(),
+            Protocol::Sctp => self.association.as_ref(),
         };
+        let port = self.port.filter(|_| by_stream || protocol == self.port_of);
         probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe).at(at_vip))
     }
 }
@@ -254,6 +283,7 @@ fn name(protocol: HealthProtocol) -> &'static str {
         HealthProtocol::Http => "http",
         HealthProtocol::Https => "https",
         HealthProtocol::Udp => "udp",
+        HealthProtocol::Sctp => "sctp",
         HealthProtocol::None => "none",
     }
 }

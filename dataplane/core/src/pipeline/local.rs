@@ -7,6 +7,7 @@
 use super::answers;
 use super::burst::Burst;
 use super::output::{NeighborEvent, Sighting};
+use super::reply_flows::may_be_reply;
 use super::state::Pipeline;
 use crate::addresses::{AddressKind, SourceFault};
 use crate::frame::Frame;
@@ -139,7 +140,7 @@ fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
 /// backend answers from the VIP, or reports by ICMP that it does not listen. The path to the kernel decides whether
 /// there was such a check.
 fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
-    let has_ports = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
+    let has_ports = may_be_reply(h);
     (has_ports || h.is_icmp_error()) && burst.view.snapshot.address(&h.src) == Some(AddressKind::Vip)
 }
 

@@ -214,17 +214,15 @@ fn deleted_load_balancer_tells_that_the_last_gateway_has_withdrawn_it() {
 #[test]
 fn sync_load_balancer_failed_tells_which_port_is_not_served() {
     let ports = "{name: http, port: 80}, {name: sig, port: 81, targetPort: 8081, protocol: SCTP}";
-    let mut both = Both::new(&(balanced("web", "", ports, FIVE) + ENDPOINT))
+    let mut both = Both::new(&balanced("web", "", ports, FIVE))
         .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
+    let why = "dsr-l2 keeps the destination port 81, and the target port is 8081";
     let events = both.settle();
-    assert_eq!(notes(&events, "SyncLoadBalancerFailed"), ["81/SCTP: SCTP is not supported yet"]);
+    assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [format!("81/SCTP: {why}")]);
     assert!(
         events.iter().any(|e| e.reason == "SyncLoadBalancerFailed" && e.event_type == EventType::Warning)
     );
-    assert_eq!(
-        both.condition("web", "Programmed"),
-        "False PortsNotProgrammed: 81/SCTP: SCTP is not supported yet"
-    );
+    assert_eq!(both.condition("web", "Programmed"), format!("False PortsNotProgrammed: 81/SCTP: {why}"));
     assert!(notes(&events, "EnsuredLoadBalancer").is_empty());
 }
 

@@ -337,8 +337,8 @@ const FAULTS: &[(&str, &str)] = &[
         "8:30: error: health.unhealthyThreshold: the number 101 is not accepted; accepted: a whole number from 1 to 100",
     ),
     (
-        "health: {protocol: sctp}",
-        "8:20: error: health.protocol: sctp is not supported yet; accepted: tcp, http, https, udp, none",
+        "health: {protocol: grpc}",
+        "8:20: error: health.protocol: grpc is not supported yet; accepted: tcp, http, https, udp, sctp, none",
     ),
     (
         "health: {protocol: http, path: healthz}",
@@ -350,7 +350,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "health: {protocol: ping}",
-        "8:20: error: health.protocol: the text \"ping\" is not accepted; accepted: tcp, http, https, udp, none",
+        "8:20: error: health.protocol: the text \"ping\" is not accepted; accepted: tcp, http, https, udp, sctp, none",
     ),
     (
         "announce: {bgp: {asn: 64512}}",

@@ -64,6 +64,27 @@ fn udp_ports_are_asked_by_datagram_when_the_service_says_so_and_tcp_ports_by_tcp
 }
 
 #[test]
+fn sctp_ports_are_checked_by_init_unless_the_service_says_otherwise() {
+    let signalling = |options: &[(&str, &str)]| {
+        let mut sig = checked(service("sig"), options);
+        sig.ports = vec![
+            service_port("tcp", Protocol::Tcp, 3868, 3868),
+            service_port("sctp", Protocol::Sctp, 3868, 3868),
+        ];
+        let ports = [("tcp", Protocol::Tcp, 3868), ("sctp", Protocol::Sctp, 3868)];
+        urls(&World::new(vec![sig], vec![slice("sig", "sig", &ports, vec![endpoint("10.0.1.1")])]).look())
+    };
+    let both = ["tcp://10.0.1.1:3868", "sctp://10.0.1.1:3868"];
+    assert_eq!(signalling(&[]), both);
+    assert_eq!(signalling(&[("protocol", "sctp")]), both);
+    assert_eq!(signalling(&[("protocol", "http")]), ["http://10.0.1.1:3868/", "sctp://10.0.1.1:3868"]);
+    let elsewhere = signalling(&[("protocol", "sctp"), ("port", "9053")]);
+    assert_eq!(elsewhere, ["tcp://10.0.1.1:3868", "sctp://10.0.1.1:9053"]);
+    assert_eq!(signalling(&[("port", "9053")]), ["tcp://10.0.1.1:9053"], "one check decides for all ports");
+    assert_eq!(signalling(&[("protocol", "none")]), [] as [&str; 0]);
+}
+
+#[test]
 fn udp_ports_without_a_check_of_their_own_are_judged_by_the_checked_tcp_ports_beside_them() {
     use tidegate_core::snapshot::Protocol::Udp;
     let mut world = dns(&[]);

@@ -42,7 +42,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::IDLE_TIMEOUT_SCTP, "0s", "1s to 168h"),
     (key::ADDRESS_POOL, "", "the name of a pool"),
     (key::ALLOW_SHARED_IP, " ", "any text that the Services sharing an address have in common"),
-    (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, none"),
+    (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, sctp, none"),
     (key::HEALTH_PORT, "0", "a port number, 1 to 65535"),
     (key::HEALTH_PORT, "65536", "a port number, 1 to 65535"),
     (key::HEALTH_PORT, "http", "a port number, 1 to 65535"),
@@ -367,8 +367,8 @@ fn health_checks_that_are_not_done_yet_or_do_not_fit_are_named_and_others_go_on(
     for (annotations, reason, said) in [
         (
             &[(key::HEALTH_PROTOCOL, "sctp")][..],
-            Reason::NotSupported,
-            "\"sctp\" is not supported yet; tcp is used",
+            Reason::InvalidValue,
+            "has no effect: the Service has no SCTP port",
         ),
         (
             &[(key::HEALTH_PROTOCOL, "grpc")],
