@@ -297,8 +297,11 @@ fn result_of(error: &io::Error) -> CheckResult {
     if error.raw_os_error().is_some_and(|raw| ours.contains(&Errno::from_raw_os_error(raw))) {
         return CheckResult::Inconclusive;
     }
+    let no_protocol = error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error());
     CheckResult::Failure(match error.kind() {
         io::ErrorKind::ConnectionRefused => Failure::Refused,
+        // ICMP protocol unreachable: nothing on the host takes SCTP.
+        _ if no_protocol => Failure::Refused,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Failure::Unreachable,
         io::ErrorKind::TimedOut => Failure::Timeout,
         // Only rustls reports invalid data.

@@ -348,8 +348,9 @@ mod associations {
                     let mut bytes = [0; 2048];
                     let len = (&socket).read(&mut bytes).ok()?;
                     let packet = bytes[20..len].to_vec();
-                    assert_eq!(packet[8..12], sctp::crc32c(&packet), "every packet is intact");
+                    // Raw sockets also deliver the packets of other tests.
                     if packet[2..4] == port.to_be_bytes() {
+                        assert_eq!(packet[8..12], sctp::crc32c(&packet), "the check's packets are intact");
                         return Some(packet);
                     }
                 }
