@@ -70,7 +70,7 @@ impl Association {
     fn ask(&mut self, packet: Builder) -> Fate {
         let fate = self.lab.send(packet);
         let sent = fate.sent(TransmitReason::Forward);
-        if self.mode != ForwardingMode::DsrIpip {
+        if !self.mode.is_tunnel() {
             assert!(sctp::checksum_ok(sent, &headers(sent)), "{}", self.mode);
         }
         fate
