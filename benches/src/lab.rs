@@ -19,8 +19,9 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol,
-    RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec,
+    NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
+    TunnelOptions,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -339,6 +340,7 @@ pub fn spec(scenario: &Scenario) -> SnapshotSpec {
                 .collect(),
             tunnel_source_v4: Some("10.255.255.254".parse().expect("an address of the lab")),
             tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
+            gateway: GatewaySpec::default(),
             policy: Policy::default(),
         }
         .into(),
@@ -370,6 +372,8 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
+        mss_clamp: MssClamp::Off,
+        flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),
         idle_timeout_sctp: Duration::from_secs(120),

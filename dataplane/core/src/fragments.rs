@@ -49,6 +49,8 @@ pub enum Decision {
     },
     /// Sent back to the sender as a fragment of an echo reply.
     Echo,
+    /// Forwarded by a route: it comes from the network of a backend.
+    Routed,
     /// Sent to the worker that holds the flow, which has seen the first fragment.
     Elsewhere(WorkerIndex),
     /// Dropped, or handed to the kernel. The later fragments get the same verdict.

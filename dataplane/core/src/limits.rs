@@ -175,5 +175,10 @@ pub const FRAGMENT_WAYS: usize = 16;
 /// ends first is replaced.
 pub const PATH_MTUS_MAX: usize = 16_384;
 
+/// How many IPv4 packets a worker fragments because they do not fit their link. A packet in pieces costs about as much
+/// as ten others, so a flood of such packets takes at most a tenth of a worker's time. The others are answered with
+/// "fragmentation needed", as if they had DF.
+pub const FRAGMENTED: Rate = Rate { per_second: 100_000, burst: 10_000 };
+
 /// How often a worker lets an ICMP error change a path MTU. This bounds the cost of a flood of forged errors.
 pub const PATH_MTU_UPDATES: Rate = Rate { per_second: 100, burst: 100 };

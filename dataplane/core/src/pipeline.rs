@@ -25,18 +25,22 @@ mod deliver;
 mod fragments;
 mod icmp_errors;
 mod local;
+mod on_change;
 mod output;
 mod owners;
 mod reply_flows;
 mod schedule;
+mod segment_size;
 mod service_flows;
 mod sources;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transit;
 mod tunnel_errors;
 mod view;
 
+pub use on_change::FlowInFlux;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,

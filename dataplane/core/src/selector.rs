@@ -28,6 +28,17 @@ pub enum Selector {
     Turns(Arc<Turns>),
     /// `scheduler: lc`, `sed` and `nq`.
     Loads(Arc<Loaded>),
+    /// `scheduler: rendezvous` and `flowTracking: on-change`, for a window after a change of the backends.
+    InFlux(Arc<BothSeats>),
+}
+
+/// The seats by the present weights, and those by the weights before the changes of the window.
+#[derive(Debug)]
+pub struct BothSeats {
+    /// The owners of new flows.
+    pub present: Rendezvous,
+    /// The owners of flows that began before.
+    pub former: Rendezvous,
 }
 
 /// A Maglev table with the ids of the owners of its slots.
@@ -55,7 +66,29 @@ impl Selector {
             Self::Rendezvous(seats) => seats.owner(hash),
             Self::Maglev(slots) => slots.owner(slots.slot_of(hash)),
             Self::Turns(_) | Self::Loads(_) => None,
+            Self::InFlux(both) => both.present.owner(hash),
         }
+    }
+
+    /// The seats by which new flows are chosen, with `scheduler: rendezvous`.
+    #[must_use]
+    pub fn seats(&self) -> Option<&Rendezvous> {
+        match self {
+            Self::Rendezvous(seats) => Some(seats),
+            Self::InFlux(both) => Some(&both.present),
+            Self::Maglev(_) | Self::Turns(_) | Self::Loads(_) => None,
+        }
+    }
+
+    /// The former owner of a flow that is in flux, `Some(None)` if it had none; `None` if its owner is settled. Seats
+    /// that nobody gave up or took decide alike for both, so a flow is in flux exactly if a seat that changed hands
+    /// comes first in its order.
+    #[inline]
+    #[must_use]
+    pub fn former(&self, hash: u64) -> Option<Option<BackendId>> {
+        let Self::InFlux(both) = self else { return None };
+        let former = both.former.owner(hash);
+        (former != both.present.owner(hash)).then_some(former)
     }
 
     /// Prefetches the data that [`Self::owner`] reads.
@@ -63,6 +96,7 @@ impl Selector {
     pub fn prefetch(&self, hash: u64) {
         match self {
             Self::Rendezvous(seats) => seats.prefetch(),
+            Self::InFlux(both) => prefetch::read(&**both),
             Self::Maglev(slots) => {
                 if let Some(place) = slots.table.get(slots.slot_of(hash) as usize) {
                     prefetch::read(place);
@@ -81,6 +115,7 @@ impl Selector {
             Self::Maglev(slots) => slots.is_empty(),
             Self::Turns(turns) => turns.is_empty(),
             Self::Loads(loaded) => loaded.members.is_empty(),
+            Self::InFlux(both) => both.present.is_empty(),
         }
     }
 
@@ -99,6 +134,7 @@ impl Selector {
         let mut count = |owner: BackendId| *shares.entry(owner).or_default() += 1;
         match self {
             Self::Rendezvous(seats) => seats.seats().for_each(|(.., owner)| count(owner)),
+            Self::InFlux(both) => both.present.seats().for_each(|(.., owner)| count(owner)),
             Self::Maglev(slots) => {
                 slots.table.iter().for_each(|&position| count(slots.owners[usize::from(position)]));
             }

@@ -34,6 +34,9 @@ pub struct Service {
     pub(crate) source_ranges: u32,
     /// The port, in host order.
     pub port: u16,
+    /// The largest segment size in SYNs, if the path allows it; 0 leaves them as they are. See
+    /// [`MssClamp`](crate::snapshot::MssClamp).
+    pub mss_limit: u16,
     /// Transport protocol.
     pub protocol: Protocol,
     /// How packets reach the backends.
@@ -42,6 +45,9 @@ pub struct Service {
     pub no_endpoints: NoEndpoints,
     /// What the choice of a backend is a function of.
     pub basis: ChoiceBasis,
+    /// Whether flows are remembered only while they are in flux
+    /// ([`FlowTracking::OnChange`](crate::snapshot::FlowTracking)).
+    pub on_change: bool,
     /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
@@ -248,10 +254,12 @@ fn vacant_service() -> Service {
         idle_ms: 0,
         source_ranges: 0,
         port: 0,
+        mss_limit: 0,
         protocol: Protocol::Tcp,
         mode: ForwardingMode::DsrL2,
         no_endpoints: NoEndpoints::Drop,
         basis: ChoiceBasis::Flow,
+        on_change: false,
         selector: Selector::default(),
     }
 }

@@ -83,6 +83,10 @@ reasons! {
         PacketTooBig => "packet_too_big",
         /// Time exceeded: the packet's TTL or hop limit ends here.
         TtlExceeded => "ttl_exceeded",
+        /// From a backend's network to the outside, by a route (`dataplane.gateway`).
+        Routed => "routed",
+        /// ICMP "administratively prohibited" or "no route": traffic of a backend's network that is not forwarded.
+        NotRouted => "not_routed",
         /// An ICMP error about a flow, passed on to the flow's other end.
         IcmpError => "icmp_error",
     }
@@ -145,6 +149,8 @@ reasons! {
         TtlExceeded => "ttl_exceeded",
         /// The packet does not fit the path, and no answer may be sent.
         TooBig => "too_big",
+        /// Traffic that a backend's network originates, which is not forwarded, and no answer may be sent.
+        NotRouted => "not_routed",
         /// No route to the next hop.
         NoRoute => "no_route",
         /// The link address of the next hop is not known (yet).

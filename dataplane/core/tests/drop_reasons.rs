@@ -130,6 +130,15 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let lab = Lab::with_spec(spec_with(services, |network| network.neighbors.clear()));
             (lab, to_gateway(question()))
         }
+        Refusal::NotRouted => {
+            let spec = spec_with(Vec::new(), |network| {
+                network.gateway.prefixes = vec!["10.0.0.0/24".parse().expect("a prefix")];
+            });
+            // An ICMP error is never answered with another error (RFC 1122 3.2.2).
+            let quoted = Builder::udp(CLIENT, "10.0.0.1:53").packet();
+            let error = Builder::icmp(ip("10.0.0.1"), ip("198.51.100.7"), 3, 3, [0; 4]).payload(&quoted);
+            (Lab::with_spec(spec), error.mac(backend_mac(1), GATEWAY_MAC).build())
+        }
         Refusal::NoFlow => (silent(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK))),
         Refusal::NatConflict => every_port_of_a_client_taken(),
         Refusal::FlowTableFull => {

@@ -112,8 +112,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
     use tidegate_core::snapshot::{
-        BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NetworkSpec, NoEndpoints, Protocol,
-        RouteSpec, Scheduler, ServiceKey, ServiceSpec, TunnelOptions,
+        BackendSpec, BackendState, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp, NetworkSpec,
+        NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, TunnelOptions,
     };
     use tidegate_core::wire::MacAddr;
 
@@ -132,6 +132,8 @@ mod tests {
             scheduler: Scheduler::Rendezvous,
             affinity: None,
             no_endpoints: NoEndpoints::Reject,
+            mss_clamp: MssClamp::Off,
+            flow_tracking: FlowTracking::Always,
             idle_timeout_tcp: Duration::from_secs(900),
             idle_timeout_udp: Duration::from_secs(60),
             idle_timeout_sctp: Duration::from_secs(60),

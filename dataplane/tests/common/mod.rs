@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints,
-    Protocol, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp, NeighborSpec,
+    NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{MacAddr, tcp};
@@ -38,6 +38,8 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         scheduler: Scheduler::Maglev { slots: 101 },
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
+        mss_clamp: MssClamp::Off,
+        flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
         idle_timeout_sctp: Duration::from_secs(60),

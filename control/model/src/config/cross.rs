@@ -18,6 +18,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.next_hops();
     check.snat();
     check.tunnel_sources();
+    check.gateway();
 }
 
 struct Check<'a> {
@@ -144,6 +145,34 @@ impl Check<'_> {
             // The family identifies the entry, so its index is not needed.
             let what = format!("dataplane.tunnelSource: {source} {what}");
             self.error("dataplane.tunnelSource", what, "a prefix of addresses that only the gateway has");
+        }
+    }
+
+    /// Each network of backends must be one that a connected network or a route contains: packets from it are accepted
+    /// only on the interface that leads there, and a default route leads everywhere.
+    fn gateway(&self) {
+        let network = &self.config.dataplane.network;
+        let connected =
+            network.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::trunc);
+        let routes = network.routes.iter().map(|route| route.to).filter(|to| to.prefix_len() > 0);
+        let known: Vec<IpNet> = connected.chain(routes).collect();
+        for (i, prefix) in network.gateway.prefixes.iter().enumerate() {
+            let field = format!("dataplane.gateway.prefixes[{i}]");
+            if !known.iter().any(|net| net.contains(prefix)) {
+                let what = format!("{field}: {prefix} is in no network of an interface and in no route");
+                let accepted =
+                    "a part of a network of dataplane.interfaces, or of a route that is no default route";
+                self.error(&field, what, accepted);
+            }
+        }
+        if network.gateway.forward && network.gateway.prefixes.is_empty() {
+            let what =
+                "dataplane.gateway.forward: there are no prefixes, so no traffic of backends is forwarded";
+            self.warn(
+                "dataplane.gateway.forward",
+                what,
+                "dataplane.gateway.prefixes with the networks of backends",
+            );
         }
     }
 

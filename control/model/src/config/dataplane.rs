@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use tidegate_core::limits::{INTERFACES_MAX, WORKERS_MAX};
-use tidegate_core::snapshot::{NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
+use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
 use tidegate_core::wire::MacAddr;
 
 use super::section::section;
@@ -32,7 +32,8 @@ pub struct DataplaneConfig {
     /// - `tunnelSource`: at most one entry of each family, an address or a prefix (IPv4 /24 to /32, IPv6 /48 to /128)
     ///   from which the hash of the flow chooses one. Default: for each family the first address of the first
     ///   interface that has one.
-    /// - `routersAsClients`, `unknownFlows` and `services.unservedPorts` are the policy.
+    /// - `gateway`: the networks of backends whose own traffic is refused or forwarded.
+    /// - `oversized`, `routersAsClients`, `unknownFlows` and `services.unservedPorts` are the policy.
     pub network: NetworkSpec<Interface>,
 }
 
@@ -131,6 +132,7 @@ fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
         routes: routes(fields),
         neighbors: neighbors(fields),
         snat_addresses: unique(&fields.items("snatAddresses"), host_address),
+        gateway: gateway(fields),
         ..NetworkSpec::default()
     };
     tunnel_sources(fields, &mut network);
@@ -138,6 +140,8 @@ fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
     if let Some(are_clients) = fields.get("routersAsClients").and_then(|f| f.boolean()) {
         policy.serve_routers = are_clients;
     }
+    let oversized = fields.get("oversized").and_then(|f| f.one_of(&[("fragment", true), ("answer", false)]));
+    policy.fragment_ipv4 = oversized.unwrap_or(policy.fragment_ipv4);
     let unknown = fields.get("unknownFlows").and_then(|f| f.one_of(&[("reset", true), ("drop", false)]));
     policy.reset_unknown_flows = unknown.unwrap_or(policy.reset_unknown_flows);
     network
@@ -239,6 +243,32 @@ fn neighbors(parent: &Fields<'_>) -> Vec<NeighborSpec> {
         }
     }
     decoded
+}
+
+fn gateway(parent: &Fields<'_>) -> GatewaySpec {
+    let mut gateway = GatewaySpec::default();
+    section(parent, "gateway", |fields| {
+        gateway.prefixes = unique(&fields.items("prefixes"), backend_network);
+        let forward = fields.get("forward").and_then(|f| f.one_of(&[("refuse", false), ("routes", true)]));
+        gateway.forward = forward.unwrap_or(gateway.forward);
+        Some(())
+    });
+    gateway
+}
+
+/// A network whose hosts are backends.
+fn backend_network(field: &Field<'_>) -> Option<IpNet> {
+    let net = field.network()?;
+    let (first, last) = (net.network(), net.broadcast());
+    let unusable = |ip: IpAddr| {
+        ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
+    };
+    if net.prefix_len() == 0 || unusable(first) || unusable(last) {
+        field
+            .error(format_args!("{net} cannot be the network of backends"), "a network of unicast addresses");
+        return None;
+    }
+    Some(net)
 }
 
 fn tunnel_sources(parent: &Fields<'_>, network: &mut NetworkSpec<Interface>) {

@@ -101,9 +101,18 @@ pub const KEYS: &[Key] = &[
     key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour."),
     key("dataplane.snatAddresses", "list of addresses", Value("[]"), "[\"192.0.2.3\"]", Reload,
         "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway. Mode `fullnat` needs at least one for each address family."),
+    key("dataplane.gateway.prefixes", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
+        "The networks of backends whose default route leads to this gateway. It forwards or refuses the traffic that they originate; that of other sources goes \
+         to the kernel ([nat.md](nat.md#traffic-that-backends-originate)). Each must be in a network of an interface or of a route that is no default route."),
+    key("dataplane.gateway.forward", "`refuse`, `routes`", Value("refuse"), "routes", Reload,
+        "What happens to traffic that `dataplane.gateway.prefixes` originate. `refuse`: it is answered with \"administratively prohibited\". `routes`: it is \
+         forwarded by `dataplane.routes`."),
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
         "The outer source address of tunnels. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
+    key("dataplane.oversized", "`fragment`, `answer`", Value("fragment"), "answer", Reload,
+        "What happens to an IPv4 packet without DF that does not fit the path. `fragment`: the gateway fragments it, at most 100,000 packets a second for each \
+         worker. `answer`: as for a packet with DF, the sender receives \"fragmentation needed\", and the packet is dropped."),
     key("dataplane.routersAsClients", "boolean", Value("false"), "true", Reload,
         "Serve clients whose source address is the next hop of a default route, for routers that masquerade. With `false`, their new flows are dropped with the reason `bad_source`."),
     key("dataplane.unknownFlows", "`reset`, `drop`", Value("reset"), "drop", Reload,
@@ -164,6 +173,12 @@ pub const KEYS: &[Key] = &[
         "How long existing flows continue after their backend or their Service is removed."),
     key("services.defaults.noEndpoints", "`reject`, `drop`", Value("reject"), "drop", Reload,
         "How the gateway answers clients of a Service without backends. `reject`: with a TCP reset or ICMP \"port unreachable\". `drop`: not at all."),
+    key("services.defaults.flowTracking", "`always`, `on-change`", Value("always"), "on-change", Reload,
+        "Which flows the gateway remembers in DSR modes with `rendezvous`. `always`: all. `on-change`: only those that would move, for the drain timeout after a \
+         change of the backends ([selection.md](selection.md#flows-in-flux))."),
+    key("services.defaults.mssClamp", "`off`, `path`, or 536 to 65495", Value("off"), "1400", Reload,
+        "The limit for the maximum segment size that TCP SYNs name, in tunnel and NAT modes. `path`: what the links and the path take. A number: at most that \
+         many bytes, and no more than `path` ([tunnels.md](tunnels.md#the-segment-size-of-tcp))."),
     key("services.nodePortAddresses", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
         "The gateway serves node ports and health-check node ports on its own addresses in these networks. If the list is empty, it serves node ports on \
          none of its addresses, and health-check node ports on all of them."),

@@ -36,9 +36,10 @@ pub use health::{
 pub use pools::pool;
 pub use self_check::SelfCheckConfig;
 pub use services::{
-    FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
-    ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, VENDORS, Word, forwarding, scheduler,
-    table_size, target,
+    FLOW_TRACKING_ACCEPTED, FORWARDING_ACCEPTED, FlowTracking, ForwardingMode, MSS_CLAMP_ACCEPTED, MssClamp,
+    NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler, ServiceDefaults, ServicesConfig,
+    TARGET_ACCEPTED, Target, VENDORS, Word, flow_tracking, forwarding, mss_clamp, scheduler, table_size,
+    target,
 };
 pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 pub use tunnels::{

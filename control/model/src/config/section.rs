@@ -15,10 +15,12 @@ pub(super) fn section<'a, T>(
     value
 }
 
-/// A number or word as written.
+/// A number or word as written. Some words, such as `off`, are booleans of YAML.
 pub(super) fn scalar_text(node: &Node) -> Option<&str> {
     match &node.value {
-        Value::Scalar(s) if matches!(s.kind, ScalarKind::Int(_) | ScalarKind::Text) => Some(&s.text),
+        Value::Scalar(s) if matches!(s.kind, ScalarKind::Int(_) | ScalarKind::Text | ScalarKind::Bool(_)) => {
+            Some(&s.text)
+        }
         _ => None,
     }
 }

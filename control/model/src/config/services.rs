@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::maglev::is_prime;
-pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints};
+pub use tidegate_core::snapshot::{ForwardingMode, MssClamp, NoEndpoints};
 use tidegate_core::snapshot::{Policy, TunnelOptions};
 
 use super::section::{scalar_text, section};
@@ -76,6 +76,10 @@ pub struct ServiceDefaults {
     pub drain_timeout: Duration,
     /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not answer. Default `reject`.
     pub no_endpoints: NoEndpoints,
+    /// `flowTracking`: which flows DSR modes remember, `always` or `on-change`. Default `always`.
+    pub flow_tracking: FlowTracking,
+    /// `mssClamp`: `off`, `path` or a number of bytes. Default `off`.
+    pub mss_clamp: MssClamp,
 }
 
 impl Default for ServiceDefaults {
@@ -89,6 +93,8 @@ impl Default for ServiceDefaults {
             table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,
+            flow_tracking: FlowTracking::Always,
+            mss_clamp: MssClamp::Off,
         }
     }
 }
@@ -145,6 +151,15 @@ impl Scheduler {
             Self::DestinationHash => "dh",
         }
     }
+}
+
+/// Which flows DSR modes remember.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowTracking {
+    /// All.
+    Always,
+    /// Those whose backend would change, for a window after a change of the backends.
+    OnChange,
 }
 
 /// The treatment of the family that source ranges do not contain.
@@ -232,6 +247,34 @@ pub fn table_size(word: &str) -> Result<u32, String> {
     Err(format!("a prime from {TABLE_SIZE_MIN} to {MAGLEV_SLOTS_MAX} such as {}", near.join(" or ")))
 }
 
+/// The values that [`flow_tracking`] accepts.
+pub const FLOW_TRACKING_ACCEPTED: &str = "always, on-change";
+
+/// Reads which flows are remembered.
+pub fn flow_tracking(word: &str) -> Word<FlowTracking> {
+    match word {
+        "always" => Word::Known(FlowTracking::Always),
+        "on-change" => Word::Known(FlowTracking::OnChange),
+        _ => Word::Unknown,
+    }
+}
+
+/// The values that [`mss_clamp`] accepts.
+pub const MSS_CLAMP_ACCEPTED: &str = "off, path, or a number of bytes from 536 to 65495";
+
+/// Reads a limit for the segment size of SYNs: from the smallest that every host accepts to the largest in an IPv4
+/// packet.
+pub fn mss_clamp(word: &str) -> Option<MssClamp> {
+    match word {
+        "off" => Some(MssClamp::Off),
+        "path" => Some(MssClamp::Path),
+        number => {
+            let number = number.parse().ok().filter(|number| (536..=65_495).contains(number));
+            number.map(MssClamp::AtMost)
+        }
+    }
+}
+
 /// Reads the section. `unservedPorts` goes to the policy, beside what `dataplane` says there.
 pub(super) fn decode(parent: &Fields<'_>, policy: &mut Policy) -> ServicesConfig {
     let mut config = ServicesConfig::default();
@@ -286,6 +329,18 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
     let choices = [("reject", NoEndpoints::Reject), ("drop", NoEndpoints::Drop)];
     if let Some(value) = fields.get("noEndpoints").and_then(|f| f.one_of(&choices)) {
         defaults.no_endpoints = value;
+    }
+    if let Some(value) = word(fields.get("flowTracking"), flow_tracking, FLOW_TRACKING_ACCEPTED) {
+        defaults.flow_tracking = value;
+    }
+    if let Some(field) = fields.get("mssClamp") {
+        match mss_clamp(scalar_text(field.node).unwrap_or_default()) {
+            Some(clamp) => defaults.mss_clamp = clamp,
+            None => {
+                let what = format_args!("{} is not accepted", field.node.describe());
+                field.error(what, MSS_CLAMP_ACCEPTED);
+            }
+        }
     }
 }
 

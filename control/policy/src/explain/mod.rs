@@ -28,7 +28,7 @@ use tidegate_core::selector::Selector;
 use tidegate_core::service::{BackendInfo, Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::Addr;
+use tidegate_core::wire::{Addr, Family, mss};
 
 use crate::reconcile::view::ServiceView;
 
@@ -184,8 +184,24 @@ fn unserved(
         Some(AddressKind::Snat) => (PacketVerdict::Drop, Refusal::NoSnatFlow.as_str()),
         // The kernel handles groups and broadcasts.
         None if to_group => (PacketVerdict::Punt, PuntReason::Local.as_str()),
-        None => (PacketVerdict::Punt, PuntReason::NotOurs.as_str()),
+        None => not_ours(snapshot, src, packet, draft),
     }
+}
+
+/// The verdict on a packet between other hosts.
+fn not_ours(
+    snapshot: &Snapshot,
+    src: &Addr,
+    packet: &Packet,
+    draft: &mut Draft,
+) -> (PacketVerdict, &'static str) {
+    let Some(transit) = snapshot.transit().filter(|transit| transit.sources.admits(src)) else {
+        return (PacketVerdict::Punt, PuntReason::NotOurs.as_str());
+    };
+    draft.step("gateway", text::transit(src, transit));
+    let is_routed = transit.forward && snapshot.route(&packet.destination.ip().into()).is_some();
+    let why = if is_routed { TransmitReason::Routed } else { TransmitReason::NotRouted };
+    (PacketVerdict::Transmit, why.as_str())
 }
 
 /// Chooses the backend by flow, seat or slot.
@@ -230,7 +246,12 @@ fn choose<'s>(
         return Ok(backend);
     }
     match service.selector() {
-        Selector::Rendezvous(seats) => {
+        Selector::Rendezvous(_) | Selector::InFlux(_) => {
+            let seats = service.selector().seats().expect("both variants have seats");
+            if let Some(former) = service.selector().former(hash) {
+                let former = former.and_then(|id| snapshot.backend(id));
+                draft.step("former owner", text::former(former));
+            }
             if let Some(place) = seats.place(hash) {
                 let count = seats.seats().count();
                 draft.0.choice = Some(BackendChoice::Seat {
@@ -315,6 +336,12 @@ fn deliver(
     let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
     draft.0.way = Some(Egress { interface: name.to_owned(), next_hop: hop, mtu });
     draft.step("mtu", text::mtu(name, link_mtu, path, overhead));
+    let is_limited = service.mss_limit > 0 && service.mode != ForwardingMode::DsrL2;
+    if is_limited && service.protocol == Protocol::Tcp {
+        let family = if service.vip.is_v4() { Family::V4 } else { Family::V6 };
+        let most = mss::most(family, usize::from(mtu), service.mss_limit);
+        draft.step("segment size", text::segment_size(most, service.mode));
+    }
     if state == NeighborState::Unresolved {
         return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
-    BackendSpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, Scheduler, ServiceKey,
-    ServiceSpec, SnapshotSpec, TunnelOptions,
+    BackendSpec, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec, Policy,
+    RouteSpec, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::wire::MacAddr;
 
@@ -34,6 +34,8 @@ fn service(
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
+        mss_clamp: MssClamp::Off,
+        flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(7440),
         idle_timeout_udp: Duration::from_secs(300),
         idle_timeout_sctp: Duration::from_secs(300),
@@ -69,6 +71,7 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
             snat_addresses: vec!["192.0.2.3".parse().expect("an address")],
             tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
             tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
+            gateway: GatewaySpec::default(),
             policy: Policy::default(),
         }
         .into(),
@@ -213,6 +216,41 @@ fn a_tunnel_takes_its_header_off_the_mtu() {
     let told = ask(&spec(vec![web]), "203.0.113.1:80");
     let next_hop = Some("192.0.2.11".parse().expect("an address"));
     assert_eq!(told.way, Some(Egress { interface: "uplink".to_owned(), next_hop, mtu: 1480 }));
+}
+
+#[test]
+fn traffic_that_a_backend_originates_is_said_to_be_forwarded_or_refused() {
+    for (forward, verdict) in [(true, "transmit routed"), (false, "transmit not_routed")] {
+        let mut spec = spec(vec![]);
+        spec.network.gateway =
+            GatewaySpec { prefixes: vec!["192.0.2.0/25".parse().expect("a net")], forward };
+        let told = ask_about(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
+        assert_eq!(format!("{} {}", told.verdict, told.reason), verdict);
+        assert!(found(&told, "gateway").starts_with("192.0.2.11 is in dataplane.gateway.prefixes"));
+        let elsewhere = ask_about(&spec, "192.0.2.200:40000", "10.1.2.3:53", None);
+        assert_eq!((elsewhere.verdict.as_str(), elsewhere.reason.as_str()), ("punt", "not_ours"));
+    }
+}
+
+#[test]
+fn the_limit_of_the_segment_size_is_shown_where_it_applies() {
+    let limited = |mode, clamp| {
+        let port = if mode == ForwardingMode::FullNat { 8080 } else { 80 };
+        let web = service(mode, "203.0.113.1", 80, &[("192.0.2.11", port, ACTIVE)]);
+        let told = ask(&spec(vec![ServiceSpec { mss_clamp: clamp, ..web }]), "203.0.113.1:80");
+        told.steps.iter().find(|step| step.step == "segment size").map(|step| step.found.clone())
+    };
+    let in_syn = |most: u16, whose: &str| {
+        Some(format!(
+            "at most {most} bytes {whose}, or less if the link by which it arrives has a smaller MTU"
+        ))
+    };
+    let both = "in the SYN and in the backend's SYN ACK";
+    assert_eq!(limited(ForwardingMode::FullNat, MssClamp::Path), in_syn(1460, both));
+    assert_eq!(limited(ForwardingMode::FullNat, MssClamp::AtMost(1400)), in_syn(1400, both));
+    assert_eq!(limited(ForwardingMode::DsrIpip, MssClamp::Path), in_syn(1440, "in the client's SYN"));
+    assert_eq!(limited(ForwardingMode::DsrL2, MssClamp::Path), None, "both links are one");
+    assert_eq!(limited(ForwardingMode::FullNat, MssClamp::Off), None);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tidegate_core::neighbors::NeighborState;
 use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
-use tidegate_core::snapshot::{BackendState, ForwardingMode, Scheduler, Snapshot, TunnelPrefix};
+use tidegate_core::snapshot::{BackendState, ForwardingMode, Scheduler, Snapshot, Transit, TunnelPrefix};
 use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::{Addr, Family};
 
@@ -164,6 +164,17 @@ pub(super) fn seat(service: &Service, seats: &Rendezvous, place: &Place, count: 
     )
 }
 
+pub(super) fn former(backend: Option<&Backend>) -> String {
+    let rest = "the flow is in flux: a SYN goes to its new owner and is remembered";
+    match backend {
+        Some(backend) => {
+            let former = SocketAddr::new(backend.address.ip(), backend.port);
+            format!("{former}; {rest}, and any other TCP packet goes to {former}")
+        }
+        None => format!("none; {rest}"),
+    }
+}
+
 pub(super) fn slot(service: &Service, slots: &Slots, slot: u32, hash: u64) -> String {
     format!("{slot} of {}: hash {hash:#018x} of {}", slots.len(), hashed(service))
 }
@@ -224,7 +235,7 @@ pub(super) fn backend(
     let percent = 100.0 * f64::from(share) / f64::from(shares.iter().sum::<u32>().max(1));
     let weight = position.map_or(0, |at| info.backends[at].weight);
     let (unit, plural) = match service.selector() {
-        Selector::Rendezvous(_) => ("seat", if share == 1 { "seat" } else { "seats" }),
+        Selector::Rendezvous(_) | Selector::InFlux(_) => ("seat", if share == 1 { "seat" } else { "seats" }),
         Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
         Selector::Turns(_) | Selector::Loads(_) => {
             return format!(
@@ -340,6 +351,21 @@ pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) 
             "{fits} bytes: {of} less {overhead} for the outer header; what is longer is answered with packet-too-big"
         ),
     }
+}
+
+pub(super) fn transit(src: &Addr, transit: &Transit) -> String {
+    match transit.forward {
+        true => format!(
+            "{src} is in dataplane.gateway.prefixes: forwarded by the routes if it arrives on the interface that leads \
+             to it"
+        ),
+        false => format!("{src} is in dataplane.gateway.prefixes, and dataplane.gateway.forward is refuse"),
+    }
+}
+
+pub(super) fn segment_size(most: u16, mode: ForwardingMode) -> String {
+    let whose = if mode.is_dsr() { "in the client's SYN" } else { "in the SYN and in the backend's SYN ACK" };
+    format!("at most {most} bytes {whose}, or less if the link by which it arrives has a smaller MTU")
 }
 
 impl fmt::Display for Explanation {

@@ -24,6 +24,8 @@ pub(super) mod key {
     pub(crate) const HEALTH_TIMEOUT: &str = "tidegate.dev/health-check-timeout";
     pub(crate) const HEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-healthy-threshold";
     pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
+    pub(crate) const FLOW_TRACKING: &str = "tidegate.dev/flow-tracking";
+    pub(crate) const MSS_CLAMP: &str = "tidegate.dev/mss-clamp";
     pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
     pub(crate) const MAX_BANDWIDTH: &str = "tidegate.dev/max-bandwidth";
     pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
@@ -55,6 +57,8 @@ pub(super) mod key {
         HEALTH_TIMEOUT,
         HEALTHY_THRESHOLD,
         UNHEALTHY_THRESHOLD,
+        FLOW_TRACKING,
+        MSS_CLAMP,
         PROXY_PROTOCOL,
         MAX_BANDWIDTH,
         MAX_CONNECTION_RATE,

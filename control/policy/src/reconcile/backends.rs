@@ -8,7 +8,8 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::snapshot::{BackendSpec, BackendState};
+use tidegate_core::snapshot::{BackendSpec, BackendState, FormerWeight};
+use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
@@ -47,6 +48,8 @@ pub(super) struct Backends {
     pub(super) only_elsewhere: Option<String>,
     /// Whether all backends fail their checks, and none is set aside.
     pub(super) fail_open: bool,
+    /// With `flowTracking: on-change`: the former weight of each backend whose weight changed lately.
+    pub(super) former_weights: Vec<FormerWeight>,
     /// Endpoints that are not checked, because they are outside of the networks that the operator allows.
     pub(super) unchecked: BTreeSet<IpAddr>,
 }
@@ -79,6 +82,7 @@ pub(super) fn backends(
         collector.findings.push(fail_open_finding(collector.plan, at.port, at.frontend.vip, &candidates));
     }
     result.keep_removed(collector, &at.frontend);
+    result.follow_seats(collector, &at.frontend);
     result.specs.sort_by_key(|b| (b.address, b.port));
     result.views.sort_by_key(|b| (b.address, b.port));
     result
@@ -176,6 +180,21 @@ impl Backends {
                 self.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
             }
         }
+    }
+
+    /// Compares the weights with those of the last call, if the Service tracks flows on change.
+    fn follow_seats(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
+        let context = collector.context;
+        if collector.plan.options.flow_tracking != config::FlowTracking::OnChange {
+            return;
+        }
+        let takers = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
+        let weights = takers.map(|b| (SocketAddr::new(b.address, b.port), b.weight)).collect();
+        let (previous, now) = (&context.input.memory.drains, context.input.now);
+        let former = collector.drains.step_seats(previous, &frontend.key(), weights, now);
+        let former = former.into_iter();
+        self.former_weights =
+            former.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight }).collect();
     }
 
     fn push(

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::rendezvous::SeatHistory;
 use tidegate_core::snapshot::ServiceKey;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
@@ -25,6 +26,8 @@ struct PortMemory {
     owner: ObjectKey,
     drain_timeout: Duration,
     backends: BTreeMap<SocketAddr, Presence>,
+    /// With `flowTracking: on-change`: which seats changed hands.
+    seats: Option<SeatHistory>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,9 +76,29 @@ impl Drains {
             listed.iter().map(|address| (*address, Presence::Listed)).collect();
         backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
-            self.ports.insert(key, Arc::new(PortMemory { owner: (*owner).clone(), drain_timeout, backends }));
+            let memory = PortMemory { owner: (*owner).clone(), drain_timeout, backends, seats: None };
+            self.ports.insert(key, Arc::new(memory));
         }
         kept.into_iter().map(|(_, address)| address).collect()
+    }
+
+    /// Updates the seats of a service port that [`Self::step`] has just updated, given the weights of the backends that
+    /// take new flows. Returns the former weight of each backend whose weight changed lately.
+    pub(super) fn step_seats(
+        &mut self,
+        previous: &Self,
+        key: &ServiceKey,
+        weights: BTreeMap<SocketAddr, u16>,
+        now: Duration,
+    ) -> Vec<(SocketAddr, u16)> {
+        let Some(memory) = self.ports.get(key) else { return Vec::new() };
+        let before = previous.ports.get(key).filter(|before| before.owner == memory.owner);
+        let before = before.and_then(|before| before.seats.as_ref());
+        let seats = SeatHistory::next(before, weights, memory.drain_timeout, now);
+        let former = seats.former_weights().collect();
+        let memory = PortMemory { seats: Some(seats), ..PortMemory::clone(memory) };
+        self.ports.insert(*key, Arc::new(memory));
+        former
     }
 
     /// Replaces the older memory of one Service by a newer one.
@@ -125,12 +148,12 @@ impl Drains {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let presences = self.ports.values().flat_map(|p| p.backends.values());
-        presences
-            .filter_map(|p| match p {
-                Presence::Listed => None,
-                Presence::LeftUntil(until) => Some(*until),
-            })
-            .min()
+        let left = presences.filter_map(|p| match p {
+            Presence::Listed => None,
+            Presence::LeftUntil(until) => Some(*until),
+        });
+        let seats = self.ports.values().filter_map(|p| p.seats.as_ref()?.next_deadline());
+        left.chain(seats).min()
     }
 }
 

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
+use tidegate_core::snapshot::{ForwardingMode, MssClamp, TunnelOptions};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -55,6 +55,10 @@ pub(super) struct Options {
     /// The number of slots of the table, if the scheduler has one.
     pub(super) table_size: u32,
     pub(super) drain_timeout: Duration,
+    /// Which flows are remembered; `OnChange` only if the Service can do without entries.
+    pub(super) flow_tracking: config::FlowTracking,
+    /// The limit for the segment size in SYNs.
+    pub(super) mss_clamp: MssClamp,
     pub(super) idle_timeout_tcp: Duration,
     pub(super) idle_timeout_udp: Duration,
     pub(super) idle_timeout_sctp: Duration,
@@ -102,6 +106,20 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         options.mode = client_address::mode(service, settings, options.target, read.findings);
     }
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
+    if options.flow_tracking == config::FlowTracking::OnChange
+        && let Some(why) = tracks_always(service, &options)
+    {
+        options.flow_tracking = config::FlowTracking::Always;
+        if annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
+            let accepted = "a DSR mode, scheduler rendezvous and no sessionAffinity, or always";
+            read.ignored(key::FLOW_TRACKING, why, accepted);
+        }
+    }
+    let clamp = annotations.get(key::MSS_CLAMP).and_then(|value| config::mss_clamp(value.trim()));
+    if options.mode == ForwardingMode::DsrL2 && clamp.is_some_and(|clamp| clamp != MssClamp::Off) {
+        let why = "with forwarding dsr-l2, packets are as long on one link as on the other";
+        read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
+    }
     let protocols = service.ports.iter().map(|port| port.protocol);
     options.checks = options.health.clone().checks(&mut read, protocols);
     if let Some(annotation) = internal {
@@ -109,6 +127,19 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     }
     options.addresses.read_deprecated(service, &mut read);
     options
+}
+
+/// Why all flows of a Service are remembered, whatever it asks for; `None` if it can do without entries.
+fn tracks_always(service: &Service, options: &Options) -> Option<&'static str> {
+    if !options.mode.is_dsr() {
+        Some("NAT modes need an entry for each flow")
+    } else if options.scheduler != config::Scheduler::Rendezvous {
+        Some("only scheduler rendezvous knows the former owner of a flow")
+    } else if service.session_affinity.is_some() {
+        Some("sessionAffinity: ClientIP needs an entry for each client")
+    } else {
+        None
+    }
 }
 
 fn defaults(settings: &Settings) -> Options {
@@ -121,6 +152,8 @@ fn defaults(settings: &Settings) -> Options {
         scheduler: settings.services.defaults.scheduler,
         table_size: settings.services.defaults.table_size,
         drain_timeout: settings.services.defaults.drain_timeout,
+        flow_tracking: settings.services.defaults.flow_tracking,
+        mss_clamp: settings.services.defaults.mss_clamp,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
@@ -239,6 +272,7 @@ impl Reader<'_> {
             key::DRAIN_TIMEOUT => {
                 self.duration(&mut options.drain_timeout, annotation, value, Duration::ZERO, DAY);
             }
+            key::FLOW_TRACKING | key::MSS_CLAMP => self.apply_to_flows(options, ours, annotation, value),
             key::IDLE_TIMEOUT_TCP => {
                 self.duration(&mut options.idle_timeout_tcp, annotation, value, SECOND, 7 * DAY);
             }
@@ -264,6 +298,20 @@ impl Reader<'_> {
                 let finding = Diagnostic::warning(what).accepting(accepted);
                 self.push(&annotation_field(annotation), Reason::InvalidValue, finding);
             }
+        }
+    }
+
+    /// The annotations about the flows of a Service.
+    fn apply_to_flows(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        if ours == key::FLOW_TRACKING {
+            let tracking = config::flow_tracking(value);
+            let tracking = self.word(options, annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
+            options.flow_tracking = tracking.unwrap_or(options.flow_tracking);
+            return;
+        }
+        match config::mss_clamp(value) {
+            Some(clamp) => options.mss_clamp = clamp,
+            None => self.invalid(annotation, value, config::MSS_CLAMP_ACCEPTED),
         }
     }
 

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{NoEndpoints, Scheduler, ServiceSpec};
+use tidegate_core::snapshot::{FlowTracking, NoEndpoints, Scheduler, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
@@ -283,12 +283,19 @@ fn service_spec(
             config::Scheduler::SourceHash => Scheduler::SourceHash,
             config::Scheduler::DestinationHash => Scheduler::DestinationHash,
         },
+        flow_tracking: match options.flow_tracking {
+            config::FlowTracking::Always => FlowTracking::Always,
+            config::FlowTracking::OnChange => {
+                FlowTracking::OnChange(backends.former_weights.as_slice().into())
+            }
+        },
         affinity: service.session_affinity,
         no_endpoints: if backends.only_elsewhere.is_some() {
             NoEndpoints::Drop
         } else {
             context.settings().services.defaults.no_endpoints
         },
+        mss_clamp: options.mss_clamp,
         idle_timeout_tcp: options.idle_timeout_tcp,
         idle_timeout_udp: options.idle_timeout_udp,
         idle_timeout_sctp: options.idle_timeout_sctp,

@@ -7,6 +7,7 @@
 
 use super::burst::{Burst, Destination, Packet};
 use super::output::Oversized;
+use super::segment_size;
 use super::state::Pipeline;
 use super::view::View;
 use crate::backend::Backend;
@@ -14,6 +15,7 @@ use crate::forward::tunnel::{self, Tunnel};
 use crate::forward::{self, Link, NoRoom};
 use crate::frame::Frame;
 use crate::ids::InterfaceIndex;
+use crate::limits::FRAGMENTED;
 use crate::neighbors::NeighborSlot;
 use crate::now::Now;
 use crate::path_mtu;
@@ -27,9 +29,9 @@ use crate::wire::rewrite::Endpoint;
 use crate::wire::{Addr, Family, Headers, MacAddr};
 
 /// A next hop whose link address is known, and the limits of packets to it.
-struct NextHop {
-    interface: InterfaceIndex,
-    link: Link,
+pub(super) struct NextHop {
+    pub(super) interface: InterfaceIndex,
+    pub(super) link: Link,
     mtu: usize,
 }
 
@@ -49,6 +51,11 @@ impl Growth {
 }
 
 impl NextHop {
+    /// Whether packets of this length fit.
+    pub(super) fn takes(&self, ip_len: u16) -> bool {
+        usize::from(ip_len) <= self.mtu
+    }
+
     #[inline(always)]
     fn new(interface: &Interface, index: InterfaceIndex, destination: MacAddr) -> Self {
         let link = Link { source: interface.mac, destination, vlan: interface.vlan };
@@ -193,6 +200,10 @@ impl Pipeline {
             return burst.set(at, refusal);
         }
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
+        if overhead > 0 && segment_size::concerns(h) {
+            let h = *h;
+            limit_in_tunnel(burst, at, &h, (service, backend), overhead, way.mtu);
+        }
         burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
@@ -291,6 +302,10 @@ impl Pipeline {
             Destination::Client { service, .. } => (service, TransmitReason::Reply),
         };
         // Only once it is certain that there is room: a frame that is refused must stay unchanged.
+        if segment_size::concerns(&h) && service.mss_limit > 0 {
+            let mtu = way.mtu.min(usize::from(burst.interface.mtu));
+            segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
+        }
         if h.is_icmp_error() {
             translate_quote(frame, &h, destination);
             why = TransmitReason::IcmpError;
@@ -300,9 +315,10 @@ impl Pipeline {
     }
 
     /// Whether a packet whose hop limit ends here, or that does not fit the path, may be forwarded in fragments because
-    /// its sender has left DF clear (RFC 791). Otherwise it is answered.
+    /// its sender has left DF clear (RFC 791). Otherwise it is answered, as it is if the policy or the limit of packets
+    /// in fragments requires it.
     #[cold]
-    fn passes_in_pieces<F: Frame>(
+    pub(super) fn passes_in_pieces<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,
@@ -312,7 +328,8 @@ impl Pipeline {
     ) -> bool {
         // Room for the longest IPv4 header and 8 bytes of data.
         let room = way.mtu >= overhead + 60 + 8;
-        if h.ttl <= 1 || h.dont_fragment || !room {
+        let may_be_cut = !h.dont_fragment && room && burst.view.snapshot.policy().fragment_ipv4;
+        if h.ttl <= 1 || !may_be_cut || !self.fragmenting.take(FRAGMENTED, burst.now) {
             self.cannot_pass(burst, at, h, overhead, way.mtu);
             return false;
         }
@@ -348,8 +365,8 @@ impl Pipeline {
 }
 
 /// Why there is no next hop to send to.
-struct NoNextHop {
-    refusal: Refusal,
+pub(super) struct NoNextHop {
+    pub(super) refusal: Refusal,
     /// The next hop whose link address is not known.
     wanted: Option<(InterfaceIndex, Addr)>,
 }
@@ -363,7 +380,7 @@ impl NoNextHop {
 
     /// Sets the verdict of the frame, and requests the resolution of the next hop.
     #[cold]
-    fn report<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
+    pub(super) fn report<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
         if let Some((interface, addr)) = self.wanted {
             burst.out.wants(at, interface, addr);
         }
@@ -430,6 +447,27 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
 }
 
+/// Limits the segment size of a SYN that is in a tunnel already: the frame ends with its packet.
+#[cold]
+#[inline(never)]
+fn limit_in_tunnel<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    (service, backend): (&Service, &Backend),
+    overhead: usize,
+    link_mtu: usize,
+) {
+    if service.mss_limit == 0 {
+        return;
+    }
+    let path = mtu_to(&burst.view, backend, link_mtu, burst.now).saturating_sub(overhead);
+    let mtu = path.min(usize::from(burst.interface.mtu));
+    let frame = &mut burst.frames[at];
+    let l4 = frame.bytes().len() - usize::from(h.ip_end - h.l4);
+    segment_size::limit(frame, h, l4, mtu, service.mss_limit);
+}
+
 /// Bytes of the largest packet, outer header included, that reaches a backend over a link with this MTU, taking into
 /// account the path MTU that a router on the path of a tunnel has reported.
 #[inline(never)]
@@ -451,7 +489,7 @@ fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Re
 }
 
 /// The next hop to a client: the router of a route, or the client itself if it is on-link.
-fn way_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
+pub(super) fn way_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
     let route = view.snapshot.route(client).ok_or(NoNextHop::NO_ROUTE)?;
     if let Some(slot) = route.neighbor {
         return way_by_slot(view, route.interface, slot);

@@ -66,6 +66,7 @@ impl Pipeline {
             match self.fragments.recall(&key, burst.now) {
                 None => self.unknown_fragment(burst, at, &h, key),
                 Some(Decision::Ended(verdict)) => burst.set(at, verdict),
+                Some(Decision::Routed) => self.route_on(burst, at, &h),
                 Some(Decision::Echo) => {
                     let answered = answers::echo_reply(burst, at, &h);
                     burst.answer_or(at, answered, TransmitReason::EchoReply, Refusal::IcmpUnsupported);
@@ -117,7 +118,7 @@ fn note(decision: Decision) -> Note {
         Decision::ToClient { service, backend, .. } => {
             Note { service: Some(service), backend, flow: FlowNote::Known }
         }
-        Decision::Echo | Decision::Elsewhere(_) | Decision::Ended(_) => Note::default(),
+        Decision::Echo | Decision::Routed | Decision::Elsewhere(_) | Decision::Ended(_) => Note::default(),
     }
 }
 
@@ -132,6 +133,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
         | Verdict::Drop(DropReason::Refused(Refusal::NeighborUnresolved)) => destination,
         Verdict::HandOver(owner) => return Decision::Elsewhere(owner),
         Verdict::Transmit { why: TransmitReason::EchoReply, .. } => return Decision::Echo,
+        Verdict::Transmit { why: TransmitReason::Routed, .. } => return Decision::Routed,
         _ => None,
     };
     match to {
@@ -146,6 +148,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
             Verdict::Transmit { why: TransmitReason::TtlExceeded, .. } => Refusal::TtlExceeded.into(),
             Verdict::Transmit { why: TransmitReason::NoEndpoints, .. } => Refusal::NoEndpoints.into(),
             Verdict::Transmit { why: TransmitReason::NoService, .. } => Refusal::NoService.into(),
+            Verdict::Transmit { why: TransmitReason::NotRouted, .. } => Refusal::NotRouted.into(),
             Verdict::Transmit { .. } => Refusal::FragmentUnknown.into(),
             ended => ended,
         }),
@@ -163,6 +166,6 @@ fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> 
         Decision::ToClient { service, client, .. } => {
             Destination::Client { service: snapshot.service_by_id(service)?, client }
         }
-        Decision::Echo | Decision::Elsewhere(_) | Decision::Ended(_) => return None,
+        Decision::Echo | Decision::Routed | Decision::Elsewhere(_) | Decision::Ended(_) => return None,
     })
 }

@@ -101,7 +101,12 @@ impl Pipeline {
         }
         let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
         let choice = || service.choice_hash(client, vip, quoted.proto);
-        let backend = snapshot.backend(known.or_else(|| service.select(choice()))?)?;
+        // If the owner of the flow changed lately, the error is about a packet of its former owner.
+        let chosen = || {
+            let hash = choice();
+            service.selector().former(hash).flatten().or_else(|| service.select(hash))
+        };
+        let backend = snapshot.backend(known.or_else(chosen)?)?;
         let flow = if known.is_some() { FlowNote::Known } else { FlowNote::None };
         let note = note(service, backend.id, flow);
         Some(Ok((Destination::Backend { service, backend, local: None }, note)))

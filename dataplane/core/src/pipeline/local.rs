@@ -72,6 +72,9 @@ impl Pipeline {
     #[cold]
     pub(super) fn unserved<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
         let verdict = verdict(burst, at, h);
+        if verdict == Verdict::Punt(PuntReason::NotOurs) && self.is_transit(burst, h) {
+            return self.transit(burst, at, h);
+        }
         let policy = burst.view.snapshot.policy();
         let is_tcp = h.l4_checksum == L4Checksum::Tcp;
         let (answered, why) = if verdict == Refusal::NoService.into() && policy.reject_unserved_ports {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 
 use super::burst::{Burst, Delivery, Destination};
+use super::on_change;
 use super::output::FlowNote;
 use super::owners::{Dealt, owner_of_client};
 use super::state::Pipeline;
@@ -300,6 +301,9 @@ impl Pipeline {
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
         }
+        if service.on_change {
+            return self.begin_on_change(burst, request, &h);
+        }
         let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
         let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
         let local = match service.mode {
@@ -339,6 +343,32 @@ impl Pipeline {
         Ok(Chosen { backend, local, flow: FlowNote::New })
     }
 
+    /// The same for a service that remembers only flows in flux: see [`on_change`].
+    #[inline(never)]
+    fn begin_on_change<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+        h: &Headers,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let (snapshot, service) = (burst.view.snapshot, request.service);
+        let hash = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto);
+        let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
+        let on_change::Unremembered { backend, remember } = chosen;
+        if let Some(first) = remember {
+            let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
+            // If the table is full, the flow moves when its former owner's window ends. The table has counted that.
+            let _ =
+                self.flows.dsr.insert(&request.key, request.flow_hash, backend.id, first, idle, burst.now);
+        }
+        if request.kind.is_opening() {
+            burst.view.tallies.connected(backend.id);
+            return Ok(Chosen { backend, local: None, flow: FlowNote::New });
+        }
+        let flow = if remember.is_some() { FlowNote::Known } else { FlowNote::None };
+        Ok(Chosen { backend, local: None, flow })
+    }
+
     /// The backend of a new flow: the one that its client has by affinity, otherwise the one that its hash selects.
     fn choose<'s>(
         &mut self,
@@ -375,7 +405,9 @@ impl Pipeline {
     #[inline]
     fn select(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
         match service.selector() {
-            Selector::Rendezvous(_) | Selector::Maglev(_) => service.select(choice_hash),
+            Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) => {
+                service.select(choice_hash)
+            }
             Selector::Turns(turns) => self.schedule.turn(service.id, turns),
             Selector::Loads(loaded) => self.schedule.least(service, loaded, &mut self.flows),
         }

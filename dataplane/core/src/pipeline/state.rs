@@ -42,6 +42,8 @@ pub struct Pipeline {
     pub(super) fragments: Fragments,
     pub(super) reply_limit: ReplyLimit,
     pub(super) path_mtu_updates: Bucket,
+    /// The packets that it may fragment now.
+    pub(super) fragmenting: Bucket,
     pub(super) outer_identifications: Identifications,
     pub(super) schedule: Schedule,
     recheck: Recheck,
@@ -60,6 +62,7 @@ impl Pipeline {
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),
             path_mtu_updates: Bucket::default(),
+            fragmenting: Bucket::default(),
             outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
             schedule: Schedule::new(config.worker, config.workers, config.seed),
             recheck: Recheck::default(),

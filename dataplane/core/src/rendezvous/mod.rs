@@ -12,6 +12,7 @@
 
 mod decks;
 mod exponential;
+mod history;
 mod member;
 mod place;
 mod rank;
@@ -21,6 +22,7 @@ mod seats;
 mod tests;
 mod walk;
 
+pub use history::SeatHistory;
 pub use member::{Identity, Member};
 pub use place::{DECK_SEATS, Place};
 

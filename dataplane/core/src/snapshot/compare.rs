@@ -110,10 +110,12 @@ impl<'a> Seen<'a> {
             idle_ms,
             source_ranges,
             port,
+            mss_limit,
             protocol,
             mode,
             no_endpoints,
             basis,
+            on_change,
             ref selector,
         } = service;
         let names = (key, (namespace, name, port_name), shown_mode, scheduler);
@@ -124,7 +126,7 @@ impl<'a> Seen<'a> {
             port,
         );
         let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
-        let record = (vip, port, protocol, mode, no_endpoints, basis);
+        let record = (vip, port, protocol, mode, no_endpoints, (basis, mss_limit, on_change));
         let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle_ms);
         let asked = asked.as_ref().map(|ranges| ranges.nets());
@@ -179,6 +181,13 @@ impl<'a> Seen<'a> {
     fn all_choices(self, selector: &Selector) -> u64 {
         let mut hasher = DefaultHasher::new();
         match selector {
+            Selector::InFlux(both) => {
+                for seats in [&both.present, &both.former] {
+                    seats
+                        .seats()
+                        .for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
+                }
+            }
             Selector::Rendezvous(seats) => {
                 seats.seats().for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
             }

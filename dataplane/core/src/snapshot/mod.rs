@@ -30,7 +30,8 @@ mod tunnel_prefix;
 
 pub use interface::Interface;
 pub use lineage::Fresh;
-pub use network_spec::{InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec};
+pub use network::Transit;
+pub use network_spec::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec};
 pub use problem::{BackendProblem, CompileError, Problem};
 pub use shared::Shared;
 pub use spec::*;

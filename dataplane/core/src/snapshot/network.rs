@@ -7,6 +7,7 @@ use super::tunnel_prefix::TunnelPrefix;
 use crate::addresses::Addresses;
 use crate::neighbors::NeighborSlot;
 use crate::routes::Routes;
+use crate::source_ranges::SourceRanges;
 use crate::wire::Addr;
 
 /// Everything but services: what decides whether a backend can be reached. A copy shares the tables.
@@ -26,4 +27,15 @@ pub(super) struct Network {
     pub(super) routers: Arc<[NeighborSlot]>,
     /// Those of default routes.
     pub(super) default_routers: Arc<[NeighborSlot]>,
+    /// The networks whose own traffic is forwarded or refused; `None` if there are none.
+    pub(super) transit: Option<Arc<Transit>>,
+}
+
+/// What happens to traffic that backends originate.
+#[derive(Debug)]
+pub struct Transit {
+    /// The networks of backends.
+    pub sources: SourceRanges,
+    /// Whether it is forwarded by the routes, or refused.
+    pub forward: bool,
 }

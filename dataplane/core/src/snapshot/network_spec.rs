@@ -27,7 +27,9 @@ pub struct NetworkSpec<I = InterfaceSpec> {
     pub tunnel_source_v4: Option<TunnelPrefix>,
     /// `dataplane.tunnelSource`: outer sources of IPv6 tunnels.
     pub tunnel_source_v6: Option<TunnelPrefix>,
-    /// `dataplane.unknownFlows`, `services.unservedPorts` and `dataplane.routersAsClients`.
+    /// `dataplane.gateway`: the networks of backends whose own traffic arrives here.
+    pub gateway: GatewaySpec,
+    /// `dataplane.unknownFlows`, `services.unservedPorts`, `dataplane.routersAsClients` and `dataplane.oversized`.
     pub policy: Policy,
 }
 
@@ -41,6 +43,7 @@ impl<I> Default for NetworkSpec<I> {
             snat_addresses: Vec::new(),
             tunnel_source_v4: None,
             tunnel_source_v6: None,
+            gateway: GatewaySpec::default(),
             policy: Policy::default(),
         }
     }
@@ -57,6 +60,7 @@ impl<I> NetworkSpec<I> {
             snat_addresses: self.snat_addresses.clone(),
             tunnel_source_v4: self.tunnel_source_v4,
             tunnel_source_v6: self.tunnel_source_v6,
+            gateway: self.gateway.clone(),
             policy: self.policy,
         }
     }
@@ -91,6 +95,15 @@ impl NetworkSpec {
     }
 }
 
+/// The traffic that backends themselves originate, if their default route leads to the gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GatewaySpec {
+    /// Their networks. Traffic of other sources that is not for the gateway goes to the kernel.
+    pub prefixes: Vec<IpNet>,
+    /// Whether their traffic is forwarded by the routes. Otherwise it is refused.
+    pub forward: bool,
+}
+
 /// How the gateway treats packets that it may refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
@@ -101,11 +114,19 @@ pub struct Policy {
     pub reject_unserved_ports: bool,
     /// Next hops of default routes may be clients of services, because they masquerade the hosts behind them.
     pub serve_routers: bool,
+    /// IPv4 packets without DF that do not fit the path are sent in fragments (RFC 791 section 2.3). Otherwise they are
+    /// answered like packets with DF.
+    pub fragment_ipv4: bool,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { reset_unknown_flows: true, reject_unserved_ports: true, serve_routers: false }
+        Self {
+            reset_unknown_flows: true,
+            reject_unserved_ports: true,
+            serve_routers: false,
+            fragment_ipv4: true,
+        }
     }
 }
 

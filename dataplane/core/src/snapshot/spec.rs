@@ -222,6 +222,57 @@ impl Scheduler {
     }
 }
 
+/// How the gateway limits the maximum segment size that a SYN names (`mssClamp`, RFC 6691).
+///
+/// It applies to the client's SYN in tunnel and NAT modes, and to the backend's SYN ACK in NAT modes. Option values that
+/// are no larger stay, and a SYN without the option gets none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MssClamp {
+    /// SYNs stay as they are.
+    #[default]
+    Off,
+    /// To what fits the link by which the SYN arrived, and the path by which it leaves.
+    Path,
+    /// To this number of bytes, and to what `Path` allows if that is less.
+    AtMost(u16),
+}
+
+impl MssClamp {
+    /// The limit as a number: 0 for none, and the largest number if only the path limits.
+    #[must_use]
+    pub fn limit(self) -> u16 {
+        match self {
+            Self::Off => 0,
+            Self::Path => u16::MAX,
+            Self::AtMost(limit) => limit,
+        }
+    }
+}
+
+/// Which flows of a service in a DSR mode are remembered (`flowTracking`).
+///
+/// `OnChange` has an effect with TCP and UDP, [`Scheduler::Rendezvous`] and no client affinity. Other services are
+/// tracked always.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum FlowTracking {
+    /// All of them.
+    #[default]
+    Always,
+    /// Those whose owner changed lately: with the backends whose weight is not what it was before, by address and port.
+    OnChange(Arc<[FormerWeight]>),
+}
+
+/// The weight of a backend before a recent change: see [`SeatHistory`](crate::rendezvous::SeatHistory).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FormerWeight {
+    /// Address of the backend.
+    pub address: IpAddr,
+    /// Port of the backend.
+    pub port: u16,
+    /// The weight with which it took new flows; 0 if it took none.
+    pub weight: u16,
+}
+
 /// (VIP, protocol, port): the key that packets are matched on, and the stable identity of a service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
@@ -256,10 +307,14 @@ pub struct ServiceSpec {
     pub tunnel: TunnelOptions,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,
+    /// Which flows are remembered, in DSR modes.
+    pub flow_tracking: FlowTracking,
     /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.
     pub affinity: Option<Duration>,
     /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
+    /// How the segment size in SYNs is limited. It has no effect on other protocols, and none with `dsr-l2`.
+    pub mss_clamp: MssClamp,
     /// Idle time after which an established TCP flow is removed.
     pub idle_timeout_tcp: Duration,
     /// Idle time after which a UDP flow is removed.

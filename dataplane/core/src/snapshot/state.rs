@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::carried::Carried;
 use super::interface::Interface;
 use super::lineage::Fresh;
-use super::network::Network;
+use super::network::{Network, Transit};
 use super::network_spec::Policy;
 use super::spec::ForwardingMode;
 use super::tunnel_prefix::TunnelPrefix;
@@ -180,6 +180,12 @@ impl Snapshot {
         self.network.routes.find(dst)
     }
 
+    /// The networks of backends whose own traffic is forwarded or refused.
+    #[must_use]
+    pub fn transit(&self) -> Option<&Transit> {
+        self.network.transit.as_deref()
+    }
+
     /// The table that [`Self::route`] uses.
     #[must_use]
     pub fn routes(&self) -> &Routes {
@@ -324,7 +330,7 @@ impl Snapshot {
     pub fn tables(&self) -> usize {
         let table = |service: &Service| match service.selector() {
             Selector::Maglev(slots) => Some(slots.table().as_ptr()),
-            Selector::Rendezvous(_) | Selector::Turns(_) | Selector::Loads(_) => None,
+            Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Turns(_) | Selector::Loads(_) => None,
         };
         let tables = self.services().filter_map(|(service, _)| table(service));
         tables.collect::<std::collections::HashSet<_>>().len()

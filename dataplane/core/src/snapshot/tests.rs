@@ -49,6 +49,8 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
+        mss_clamp: MssClamp::Off,
+        flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
         idle_timeout_sctp: Duration::from_secs(60),
@@ -78,6 +80,7 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
             snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
             tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1).into()),
             tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
+            gateway: GatewaySpec::default(),
             policy: Policy::default(),
         }
         .into(),

@@ -18,9 +18,9 @@ use crate::pipeline::{
     Arrival, BurstOutput, FirstFragment, NeighborEvent, Note, Oversized, Pipeline, PipelineConfig, View,
 };
 use crate::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints, Policy,
-    Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, SharedService, Snapshot, SnapshotSpec,
-    TunnelOptions,
+    BackendSpec, BackendState, FlowTracking, ForwardingMode, GatewaySpec, InterfaceSpec, MssClamp,
+    NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec,
+    SharedService, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -75,6 +75,7 @@ pub fn spec() -> SnapshotSpec {
             snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
             tunnel_source_v4: Some("10.0.0.254".parse().expect("written right")),
             tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
+            gateway: GatewaySpec::default(),
             policy: Policy::default(),
         }
         .into(),
@@ -103,6 +104,8 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
+        mss_clamp: MssClamp::Off,
+        flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),
         idle_timeout_sctp: Duration::from_secs(120),

@@ -23,6 +23,7 @@ pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
 pub mod malformed;
+pub mod mss;
 pub mod ndp;
 pub mod quote;
 pub mod rewrite;

@@ -136,6 +136,23 @@ const FAULTS: &[(&str, &str)] = &[
         "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is already at dataplane.snatAddresses[0]; accepted: each value once",
     ),
     (
+        "  gateway: {prefixes: [0.0.0.0/0]}",
+        "8:24: error: dataplane.gateway.prefixes[0]: 0.0.0.0/0 cannot be the network of backends; accepted: a network of unicast addresses",
+    ),
+    (
+        "  gateway: {prefixes: [10.77.0.0/16]}",
+        "8:24: error: dataplane.gateway.prefixes[0]: 10.77.0.0/16 is in no network of an interface and in no route; accepted: a part of a network of \
+         dataplane.interfaces, or of a route that is no default route",
+    ),
+    (
+        "  gateway: {forward: all}",
+        "8:22: error: dataplane.gateway.forward: the text \"all\" is not accepted; accepted: refuse, routes",
+    ),
+    (
+        "  oversized: drop",
+        "8:14: error: dataplane.oversized: the text \"drop\" is not accepted; accepted: fragment, answer",
+    ),
+    (
         "  snatAddresses: [192.0.2.300]",
         "8:19: error: dataplane.snatAddresses[0]: the text \"192.0.2.300\" is not accepted; accepted: an IPv4 or IPv6 address",
     ),
@@ -223,6 +240,14 @@ const FAULTS: &[(&str, &str)] = &[
     (
         "services: {defaults: {noEndpoints: rst}}",
         "8:36: error: services.defaults.noEndpoints: the text \"rst\" is not accepted; accepted: reject, drop",
+    ),
+    (
+        "services: {defaults: {flowTracking: never}}",
+        "8:37: error: services.defaults.flowTracking: \"never\" is not known; accepted: always, on-change",
+    ),
+    (
+        "services: {defaults: {mssClamp: 535}}",
+        "8:33: error: services.defaults.mssClamp: the number 535 is not accepted; accepted: off, path, or a number of bytes from 536 to 65495",
     ),
     (
         "services: {nodePortAddresses: [primary]}",

@@ -1,5 +1,6 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
+use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, Policy, RouteSpec};
 use tidegate_core::snapshot::{NeighborSpec, Policy, RouteSpec, TunnelOptions};
 use tidegate_core::wire::MacAddr;
 use tidegate_core::wire::encapsulation::GueVariant;
@@ -50,11 +51,18 @@ fn every_key_of_the_dataplane_arrives() {
         [NeighborSpec { ip: "192.0.2.1".parse().unwrap(), mac: MacAddr([2, 0, 0, 0, 0, 1]) }]
     );
     assert_eq!(network.snat_addresses.len(), 2);
+    let gateway = GatewaySpec { prefixes: vec!["10.0.0.0/24".parse().unwrap()], forward: true };
+    assert_eq!(network.gateway, gateway);
     assert_eq!(network.tunnel_source_v4, Some("10.0.0.1".parse().unwrap()));
     assert_eq!(network.tunnel_source_v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");
     assert_eq!(
         network.policy,
-        Policy { reset_unknown_flows: false, reject_unserved_ports: false, serve_routers: true }
+        Policy {
+            reset_unknown_flows: false,
+            reject_unserved_ports: false,
+            serve_routers: true,
+            fragment_ipv4: false,
+        }
     );
     assert_eq!(valid(BASE).dataplane.network.policy, Policy::default());
 }
@@ -87,6 +95,8 @@ fn every_key_of_source_and_services_arrives() {
             table_size: 65537,
             drain_timeout: Duration::from_secs(90),
             no_endpoints: NoEndpoints::Drop,
+            flow_tracking: FlowTracking::OnChange,
+            mss_clamp: MssClamp::AtMost(1400),
         }
     );
     assert_eq!(config.services.node_port_addresses.len(), 1);

@@ -12,10 +12,12 @@ use crate::ids::InterfaceIndex;
 use crate::neighbors::{Hold, NeighborSlot};
 use crate::routes::{NextHop, Route, Routes};
 use crate::snapshot::interface::Interface;
-use crate::snapshot::network::Network;
+use crate::snapshot::network::{Network, Transit};
+use crate::snapshot::network_spec::GatewaySpec;
 use crate::snapshot::problem::{BackendProblem, Problem};
 use crate::snapshot::spec::{BackendSpec, ForwardingMode, NoEndpoints, ServiceSpec, SnapshotSpec};
 use crate::snapshot::state::Snapshot;
+use crate::source_ranges::SourceRanges;
 use crate::wire::{Addr, Family};
 
 impl Network {
@@ -79,6 +81,7 @@ impl Network {
             snat_v6: snat(Family::V6),
             tunnel_source_v4: spec.network.tunnel_source_v4,
             tunnel_source_v6: spec.network.tunnel_source_v6,
+            transit: transit(&spec.network.gateway),
             interfaces,
         }
     }
@@ -184,6 +187,12 @@ impl Network {
         }
         fixed.into()
     }
+}
+
+/// The networks of backends whose own traffic arrives here.
+fn transit(spec: &GatewaySpec) -> Option<Arc<Transit>> {
+    let of = || Arc::new(Transit { sources: SourceRanges::new(&spec.prefixes), forward: spec.forward });
+    (!spec.prefixes.is_empty()).then(of)
 }
 
 /// The addresses that no client can have, though the gateway does not answer for them.

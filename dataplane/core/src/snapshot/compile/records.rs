@@ -1,5 +1,6 @@
 //! A service port and its backends as packets meet them, and as people do.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use crate::limits;
 use crate::loads::{LoadMember, LoadRule, Loaded};
 use crate::maglev::{self, Tables};
 use crate::rendezvous::{self, Identity, Rendezvous};
-use crate::selector::{Selector, Slots};
+use crate::selector::{BothSeats, Selector, Slots};
 use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
 use crate::snapshot::problem::Problem;
-use crate::snapshot::spec::{BackendState, Protocol, Scheduler, ServiceSpec};
+use crate::snapshot::spec::{BackendState, FlowTracking, FormerWeight, Protocol, Scheduler, ServiceSpec};
 use crate::source_ranges::SourceRanges;
 use crate::turns::Turns;
 use crate::wire::{Addr, Family};
@@ -67,11 +68,17 @@ fn selector(
     // In the order of (address, port), like all backends.
     let takers: Vec<&BackendInfo> =
         backends.iter().filter(|b| b.state == BackendState::Active && b.weight > 0).collect();
+    if let Some(moved) = moved(service.spec).filter(|moved| !moved.is_empty()) {
+        return seats_in_flux(service, backends, &takers, moved);
+    }
     if takers.is_empty() {
         return (Selector::default(), None);
     }
     match service.spec.scheduler {
-        Scheduler::Rendezvous | Scheduler::SourceHash | Scheduler::DestinationHash => seats(service, &takers),
+        Scheduler::Rendezvous | Scheduler::SourceHash | Scheduler::DestinationHash => {
+            let (seats, problem) = seats(service, &takers);
+            (Selector::Rendezvous(seats), problem)
+        }
         Scheduler::Maglev { slots } => maglev_table(service, &takers, slots, tables),
         Scheduler::WeightedRoundRobin => turns(service, &takers),
         Scheduler::Loads(rule) => (loads(&takers, rule), None),
@@ -115,7 +122,7 @@ fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max:
 
 /// Seats by rendezvous. If the choice follows from the client or the VIP alone, ports do not count, so that a client has
 /// the same backend on all ports of a Service.
-fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
+fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Option<Problem>) {
     let protocol = service.spec.key.protocol.number();
     let by_address = basis(service.spec) != ChoiceBasis::Flow;
     let mut before: Option<(Addr, u32)> = None;
@@ -135,7 +142,42 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option
     let members: Vec<_> = takers.iter().map(member).collect();
     let built = Rendezvous::build(&members);
     let problem = divided(service, takers, built.divisor, limits::RENDEZVOUS_SEATS_MAX);
-    (Selector::Rendezvous(built.rendezvous), problem)
+    (built.rendezvous, problem)
+}
+
+/// The backends of a service that tracks flows on change, whose weight changed lately; `None` if it tracks always.
+fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
+    let can = spec.mode.is_dsr()
+        && spec.scheduler == Scheduler::Rendezvous
+        && spec.affinity.is_none()
+        && matches!(spec.key.protocol, Protocol::Tcp | Protocol::Udp);
+    match &spec.flow_tracking {
+        FlowTracking::OnChange(moved) if can => Some(moved),
+        FlowTracking::OnChange(_) | FlowTracking::Always => None,
+    }
+}
+
+/// The seats by the present weights and by the former ones. A former backend that is no longer listed is left out: no
+/// packet could reach it.
+fn seats_in_flux(
+    service: &Programmed<'_>,
+    backends: &[BackendInfo],
+    takers: &[&BackendInfo],
+    moved: &[FormerWeight],
+) -> (Selector, Option<Problem>) {
+    let former: HashMap<(Addr, u16), u16> =
+        moved.iter().map(|one| ((one.address.into(), one.port), one.weight)).collect();
+    let weight = |backend: &BackendInfo| {
+        let present = if backend.state == BackendState::Active { backend.weight } else { 0 };
+        former.get(&(backend.address, backend.port)).copied().unwrap_or(present)
+    };
+    let then: Vec<BackendInfo> =
+        backends.iter().map(|backend| BackendInfo { weight: weight(backend), ..*backend }).collect();
+    let then: Vec<&BackendInfo> = then.iter().filter(|backend| backend.weight > 0).collect();
+    let (present, problem) = seats(service, takers);
+    let (former, _) = seats(service, &then);
+    let both = BothSeats { present, former };
+    (Selector::InFlux(Arc::new(both)), problem)
 }
 
 /// The Maglev table, shared by all services with equal backends.
@@ -192,10 +234,12 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         }),
         source_ranges,
         port: service.spec.key.port,
+        mss_limit: service.spec.mss_clamp.limit(),
         protocol: service.spec.key.protocol,
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
         basis: basis(service.spec),
+        on_change: moved(service.spec).is_some(),
         selector,
     }
 }

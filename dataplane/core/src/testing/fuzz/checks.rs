@@ -15,6 +15,7 @@ use crate::wire::cut::Cut;
 use crate::wire::encapsulation;
 use crate::wire::icmp::{ERROR_LEN_MAX_V4, ERROR_LEN_MAX_V6};
 use crate::wire::ndp::{self, Ndp};
+use crate::wire::tcp::flags;
 use crate::wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, proto, sctp};
 
 /// A frame before and after.
@@ -76,7 +77,10 @@ pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
     let h = seen.packet(seen.after);
     seen.assert(h.vlan == interface.vlan, "sent with another tag than the interface's");
     match why {
-        TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError => {
+        TransmitReason::Forward
+        | TransmitReason::Reply
+        | TransmitReason::Routed
+        | TransmitReason::IcmpError => {
             forwarded(snapshot, seen, why, interface, &h);
         }
         _ => answered(seen, why, &h),
@@ -104,6 +108,9 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     }
     let to = ethernet::destination(seen.after);
     seen.assert(to.is_unicast() && to != out.mac, "sent to no neighbour");
+    if why == TransmitReason::Routed {
+        return routed(snapshot, seen, &before, after);
+    }
     let backend = seen.note.backend.and_then(|id| snapshot.backend(id));
     if let (TransmitReason::Forward, Some(backend)) = (why, backend) {
         seen.assert(Some(backend.service) == seen.note.service, "a backend of another service");
@@ -139,7 +146,11 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         if let Some(backend) = backend {
             seen.assert(after.dst == backend.address, "tunnelled to another end than the backend");
         }
-        seen.assert(same_but_hop_limit(sent_before, inner, before.family), "changed inside the tunnel");
+        let (mut wrapped, mut inner) = (sent_before.to_vec(), inner.to_vec());
+        if is_limited(snapshot, seen, &before) && wrapped.len() == inner.len() {
+            [&mut wrapped, &mut inner].into_iter().for_each(|packet| blank_options(packet, &before));
+        }
+        seen.assert(same_but_hop_limit(&wrapped, &inner, before.family), "changed inside the tunnel");
         return;
     }
     let sent_after = packet(seen.after, after);
@@ -167,10 +178,41 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         seen.assert(source, "from neither the client nor a SNAT address");
     }
     if why != TransmitReason::IcmpError {
-        let masked = |frame, h: &Headers| masked(packet(frame, h), h);
+        let limited = is_limited(snapshot, seen, &before);
+        let masked = |frame, h: &Headers| {
+            let mut packet = masked(packet(frame, h), h);
+            if limited {
+                blank_options(&mut packet, h);
+            }
+            packet
+        };
         seen.assert(masked(seen.before, &before) == masked(seen.after, after), "changed beyond translation");
     }
     checksums_alike(seen, &before, after);
+}
+
+/// Checks a packet of a backend's network on its way to another host.
+fn routed(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Headers) {
+    let allowed = snapshot.transit().is_some_and(|t| t.forward && t.sources.admits(&before.src));
+    seen.assert(allowed, "forwarded for a source that is in no network of backends");
+    let ours = [before.src, before.dst].iter().any(|addr| snapshot.address(addr).is_some());
+    seen.assert(!ours, "forwarded from or to an address of ours");
+    let (sent_before, sent_after) = (packet(seen.before, before), packet(seen.after, after));
+    seen.assert(same_but_hop_limit(sent_before, sent_after, before.family), "changed on its route");
+}
+
+/// Whether the segment size in a packet may be lowered.
+fn is_limited(snapshot: &Snapshot, seen: &Seen<'_>, h: &Headers) -> bool {
+    let service = seen.note.service.and_then(|id| snapshot.service_by_id(id));
+    h.tcp_flags & flags::SYN != 0 && service.is_some_and(|service| service.mss_limit > 0)
+}
+
+/// Clears the checksum and the options of a TCP packet.
+fn blank_options(packet: &mut [u8], h: &Headers) {
+    let segment = &mut packet[usize::from(h.l4 - u16::from(h.l3))..];
+    let header_len = usize::from(segment[12] >> 4) * 4;
+    segment[16..18].fill(0);
+    segment[20..header_len].fill(0);
 }
 
 /// The IP packet of a frame, without link header and trailer.

@@ -22,8 +22,9 @@ use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
 use crate::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
-    Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec, InterfaceSpec,
+    MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey, ServiceSpec, Snapshot,
+    SnapshotSpec, TunnelOptions,
 };
 use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
@@ -298,10 +299,17 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
     if choices.one_in(8) {
         spec.network.snat_addresses.clear();
     }
+    if choices.one_in(2) {
+        spec.network.gateway = GatewaySpec {
+            prefixes: ["10.0.0.0/24", "fd00::/64"].map(|net| net.parse().expect("written right")).into(),
+            forward: !choices.one_in(4),
+        };
+    }
     spec.network.policy = Policy {
         reset_unknown_flows: !choices.one_in(4),
         reject_unserved_ports: !choices.one_in(4),
         serve_routers: choices.one_in(4),
+        fragment_ipv4: !choices.one_in(4),
     };
     for _ in 0..2 + choices.below(8) {
         let service = service(choices);
@@ -337,12 +345,19 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             Scheduler::Maglev { slots: 251 },
             Scheduler::Maglev { slots: 2 },
         ]),
+        flow_tracking: FlowTracking::Always,
         affinity: choices.pick(&[None, None, Some(seconds(100)), Some(seconds(1))]),
         no_endpoints: choices.pick(&[
             NoEndpoints::Reject,
             NoEndpoints::Reject,
             NoEndpoints::Drop,
             NoEndpoints::Unserved,
+        ]),
+        mss_clamp: choices.pick(&[
+            MssClamp::Off,
+            MssClamp::Path,
+            MssClamp::AtMost(536),
+            MssClamp::AtMost(9000),
         ]),
         idle_timeout_tcp: seconds(choices.pick(&[900, 5, 86_400])),
         idle_timeout_udp: seconds(choices.pick(&[120, 1])),
@@ -357,6 +372,14 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         if !service.backends.iter().any(|b| (b.address, b.port) == (new.address, new.port)) {
             service.backends.push(new);
         }
+    }
+    if choices.one_in(3) {
+        let former = |backend: &BackendSpec| FormerWeight {
+            address: backend.address,
+            port: backend.port,
+            weight: choices.pick(&[0, 1, 1, 2]),
+        };
+        service.flow_tracking = FlowTracking::OnChange(service.backends.iter().map(former).collect());
     }
     service
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{ForwardingMode, Scheduler, TunnelOptions};
+use tidegate_core::snapshot::{FlowTracking, ForwardingMode, MssClamp, Scheduler, TunnelOptions};
 use tidegate_core::wire::encapsulation::GueVariant;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
@@ -40,6 +40,11 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::IDLE_TIMEOUT_UDP, "999ms", "1s to 24h"),
     (key::IDLE_TIMEOUT_UDP, "2 days", "a duration such as"),
     (key::IDLE_TIMEOUT_SCTP, "0s", "1s to 168h"),
+    (key::FLOW_TRACKING, "never", "always, on-change"),
+    (key::FLOW_TRACKING, "", "always, on-change"),
+    (key::MSS_CLAMP, "535", "off, path, or a number of bytes from 536 to 65495"),
+    (key::MSS_CLAMP, "65496", "off, path, or a number of bytes from 536 to 65495"),
+    (key::MSS_CLAMP, "auto", "off, path, or a number of bytes from 536 to 65495"),
     (key::ADDRESS_POOL, "", "the name of a pool"),
     (key::ALLOW_SHARED_IP, " ", "any text that the Services sharing an address have in common"),
     (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, sctp, none"),
@@ -289,6 +294,81 @@ fn a_table_size_reaches_from_251_to_655373_and_is_said_to_have_no_effect_without
         );
         assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no table size");
     }
+}
+
+#[test]
+fn flow_tracking_on_change_reaches_the_spec_where_a_service_can_do_without_entries() {
+    let on_change = (key::FLOW_TRACKING, "on-change");
+    let dsr = |more: &[(&str, &str)]| {
+        let all: Vec<_> = [(key::FORWARDING, "dsr-ipip"), on_change].iter().chain(more).copied().collect();
+        annotated_web(&all).replace("port: 80,", "port: 8080,")
+    };
+    let outcome = Both::new(&dsr(&[])).look();
+    let expected = FlowTracking::OnChange([].into());
+    assert_eq!((&only(&outcome).flow_tracking, messages(&outcome)), (&expected, vec![]));
+    assert_eq!(only(&plain()).flow_tracking, FlowTracking::Always);
+    let sticky = dsr(&[]).replace("spec:\n", "spec:\n  sessionAffinity: ClientIP\n");
+    for (yaml, why) in [
+        (annotated_web(&[on_change]), "NAT modes need an entry for each flow"),
+        (dsr(&[(key::SCHEDULER, "maglev")]), "only scheduler rendezvous knows the former owner of a flow"),
+        (sticky, "sessionAffinity: ClientIP needs an entry for each client"),
+    ] {
+        let outcome = Both::new(&yaml).look();
+        assert_eq!(only(&outcome).flow_tracking, FlowTracking::Always);
+        let (reason, what, _) = finding(&outcome);
+        assert_eq!(reason, Reason::InvalidValue);
+        assert_eq!(what, format!("annotation tidegate.dev/flow-tracking has no effect: {why}"));
+    }
+}
+
+#[test]
+fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_timeout() {
+    let service = annotated_web(&[
+        (key::FORWARDING, "dsr-ipip"),
+        (key::FLOW_TRACKING, "on-change"),
+        (key::DRAIN_TIMEOUT, "60s"),
+    ]);
+    let service = service.replace("port: 80,", "port: 8080,");
+    let joined = service.replace("10.0.1.1", "10.0.1.2");
+    assert_ne!(service, joined, "the endpoint is in the text");
+    let former = |outcome: &Outcome| match &only(outcome).flow_tracking {
+        FlowTracking::OnChange(moved) => {
+            moved.iter().map(|one| format!("{} {}", one.address, one.weight)).collect()
+        }
+        FlowTracking::Always => vec!["always".to_owned()],
+    };
+    let mut both = Both::new(&service);
+    assert_eq!(former(&both.step()), [] as [String; 0]);
+    let begun = both.directory.now;
+    both.now_is(&joined);
+    let outcome = both.step();
+    assert_eq!(former(&outcome), ["10.0.1.1 1", "10.0.1.2 0"]);
+    assert_eq!(outcome.reconcile_at, Some(begun + Duration::from_secs(60)));
+    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
+}
+
+#[test]
+fn mss_clamp_reaches_the_spec_and_is_said_to_have_no_effect_on_one_link() {
+    for (value, clamp) in
+        [("path", MssClamp::Path), (" 536 ", MssClamp::AtMost(536)), ("65495", MssClamp::AtMost(65_495))]
+    {
+        let outcome = annotated_with(key::MSS_CLAMP, value);
+        assert_eq!((only(&outcome).mss_clamp, messages(&outcome)), (clamp, vec![]), "{value}");
+    }
+    assert_eq!(
+        (&annotated_with(key::MSS_CLAMP, "off").spec, only(&plain()).mss_clamp),
+        (&plain().spec, MssClamp::Off)
+    );
+    let on_link = [(key::FORWARDING, "dsr-l2"), (key::MSS_CLAMP, "path")];
+    let both = Both::new(&annotated_web(&on_link).replace("port: 80,", "port: 8080,"));
+    let outcome = both.look();
+    let (reason, what, accepted) = finding(&outcome);
+    assert_eq!((reason, outcome.spec.services.len()), (Reason::InvalidValue, 1));
+    assert!(
+        what.starts_with("annotation tidegate.dev/mss-clamp has no effect: with forwarding dsr-l2"),
+        "{what}"
+    );
+    assert_eq!(accepted, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
 }
 
 #[test]

@@ -1,0 +1,111 @@
+//! `flowTracking: on-change`: which backend a packet without an entry goes to, and which flows are remembered.
+//!
+//! While the owner of a flow is settled, its hash gives the backend of each packet, and nothing is remembered. For a
+//! window after a change, flows whose former owner is not the present one are in flux. A packet that begins a
+//! connection then goes to the present owner, and any other unknown packet to the former one; both are remembered.
+//! Datagrams have no beginning, so they go to the present owner at once.
+//!
+//! [`FlowInFlux`] is the form in which gateways can tell each other about such flows: [`Pipeline::flows_in_flux`] lists
+//! those of a worker, and [`Pipeline::learn_flow_in_flux`] records one of another gateway.
+//!
+//! Invariant: the decision is a function of the snapshot, the packet and the entry, so gateways that see the same
+//! changes decide alike.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::state::Pipeline;
+use crate::backend::Backend;
+use crate::conntrack::{FlowKey, FlowKind, IdleTimeout, Packet};
+use crate::now::Now;
+use crate::service::Service;
+use crate::snapshot::{ServiceKey, Snapshot};
+use crate::wire::tcp::flags;
+
+/// The decision on a packet without an entry.
+pub(super) struct Unremembered<'s> {
+    pub(super) backend: &'s Backend,
+    /// The first packet of the entry to create, if the flow is remembered.
+    pub(super) remember: Option<Packet>,
+}
+
+/// The backend of a packet of this kind and selection hash; `None` if there is none.
+pub(super) fn choose<'s>(
+    snapshot: &'s Snapshot,
+    service: &Service,
+    kind: Packet,
+    hash: u64,
+) -> Option<Unremembered<'s>> {
+    let present = || snapshot.backend(service.select(hash)?);
+    let Packet::Tcp(bits) = kind else { return Some(Unremembered { backend: present()?, remember: None }) };
+    let Some(former) = service.selector().former(hash) else {
+        return Some(Unremembered { backend: present()?, remember: None });
+    };
+    if kind.is_opening() {
+        return Some(Unremembered { backend: present()?, remember: Some(kind) });
+    }
+    // Its next packet shows that the connection exists, as after a SYN. A reset ends it, so nothing is remembered.
+    let remember = (bits & flags::RST == 0).then_some(Packet::Tcp(flags::SYN));
+    let backend = former.and_then(|id| snapshot.backend(id));
+    Some(Unremembered { backend: backend.or_else(present)?, remember })
+}
+
+/// A remembered flow of a Service with `flowTracking: on-change`, in terms that all gateways share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowInFlux {
+    /// The service port.
+    pub service: ServiceKey,
+    /// The client.
+    pub client: SocketAddr,
+    /// The backend that its packets go to.
+    pub backend: SocketAddr,
+}
+
+impl Pipeline {
+    /// Shows the flows that this worker remembers for Services with `flowTracking: on-change`, of some buckets of its
+    /// tables, as [`FlowTables::scan`](crate::conntrack::FlowTables::scan) does: returns the next cursor, or `None`
+    /// after the last bucket.
+    pub fn flows_in_flux(
+        &self,
+        snapshot: &Snapshot,
+        cursor: u64,
+        buckets: u64,
+        now: Now,
+        mut show: impl FnMut(FlowInFlux),
+    ) -> Option<u64> {
+        self.flows.scan(cursor, buckets, now, |flow| {
+            let service = snapshot.service_by_id(flow.service).filter(|service| service.on_change);
+            let info = service.and_then(|service| snapshot.service_info(service.id));
+            let backend = snapshot.backend(flow.backend);
+            if let (Some(info), Some(backend), FlowKind::Dsr, false) =
+                (info, backend, flow.kind, flow.expired)
+            {
+                show(FlowInFlux {
+                    service: info.key,
+                    client: SocketAddr::new(flow.client.ip(), flow.client_port),
+                    backend: SocketAddr::new(backend.address.ip(), backend.port),
+                });
+            }
+        })
+    }
+
+    /// Records a flow that another gateway remembers. Returns whether this snapshot has its service port, with
+    /// `flowTracking: on-change`, and its backend, and whether there was room.
+    pub fn learn_flow_in_flux(&mut self, snapshot: &Snapshot, flow: &FlowInFlux, now: Now) -> bool {
+        let (vip, proto) = (flow.service.vip.into(), flow.service.protocol.number());
+        let hash = Snapshot::hash_service(&vip, proto, flow.service.port);
+        let service =
+            snapshot.service(hash, &vip, proto, flow.service.port).filter(|service| service.on_change);
+        let Some((service, info)) = service.and_then(|s| Some((s, snapshot.service_info(s.id)?))) else {
+            return false;
+        };
+        let (address, port) = (flow.backend.ip().into(), flow.backend.port());
+        let Some(backend) = info.backends.iter().find(|b| (b.address, b.port) == (address, port)) else {
+            return false;
+        };
+        let key = FlowKey::flow(service.id, flow.client.ip().into(), flow.client.port());
+        let hash = self.flows.hash(&key);
+        let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
+        self.flows.dsr.insert(&key, hash, backend.id, Packet::Tcp(flags::SYN), idle, now).is_ok()
+    }
+}

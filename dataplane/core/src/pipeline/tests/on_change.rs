@@ -1,0 +1,281 @@
+//! `flowTracking: on-change`: nothing is remembered while owners are settled, and no connection breaks in a change.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::lab::{Lab, service};
+use crate::pipeline::{FlowInFlux, FlowNote};
+use crate::rendezvous::SeatHistory;
+use crate::snapshot::{
+    BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, NeighborSpec, Protocol, Scheduler,
+};
+use crate::testing::builder::Builder;
+use crate::verdict::TransmitReason;
+use crate::wire::tcp::flags;
+
+const VIP: &str = "203.0.113.5:80";
+const WINDOW: Duration = Duration::from_secs(300);
+
+/// A gateway that is told which backends exist, as the control plane tells it.
+struct Fleet {
+    lab: Lab,
+    history: SeatHistory,
+    backends: BTreeMap<SocketAddr, (BackendState, Duration)>,
+    elapsed: Duration,
+}
+
+fn host(n: u32) -> SocketAddr {
+    let [_, _, high, low] = n.to_be_bytes();
+    SocketAddr::new([10, 0, high, low].into(), 80)
+}
+
+impl Fleet {
+    fn new(mode: ForwardingMode, protocol: Protocol, backends: impl Iterator<Item = u32>) -> Self {
+        let mut lab = Lab::new(vec![service(mode, protocol, VIP, &[])]);
+        lab.change(|spec| {
+            spec.network.interfaces[0].addresses[0] = "10.0.255.254/16".parse().unwrap();
+            spec.network.neighbors.retain(|neighbor| neighbor.ip.is_ipv6());
+            let mac = super::lab::backend_mac(1);
+            spec.network.neighbors.extend((1..2000).map(|n| NeighborSpec { ip: host(n).ip(), mac }));
+            spec.network.routes.retain(|route| route.via.is_ipv6());
+            spec.network.snat_addresses.clear();
+        });
+        let active = backends.map(|n| (host(n), (BackendState::Active, Duration::MAX))).collect();
+        let mut fleet =
+            Self { lab, history: SeatHistory::default(), backends: active, elapsed: Duration::ZERO };
+        fleet.history = SeatHistory::next(None, fleet.weights(), WINDOW, Duration::ZERO);
+        fleet.publish();
+        fleet
+    }
+
+    fn weights(&self) -> BTreeMap<SocketAddr, u16> {
+        let active = self.backends.iter().filter(|(_, (state, _))| *state == BackendState::Active);
+        active.map(|(at, _)| (*at, 1)).collect()
+    }
+
+    /// Some backends leave and some join.
+    fn change(&mut self, leave: &[u32], join: &[u32]) {
+        for n in leave {
+            self.backends.insert(host(*n), (BackendState::Down, self.elapsed + WINDOW));
+        }
+        for n in join {
+            self.backends.insert(host(*n), (BackendState::Active, Duration::MAX));
+        }
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        let elapsed = self.elapsed;
+        self.backends.retain(|_, (_, until)| *until > elapsed);
+        self.history = SeatHistory::next(Some(&self.history), self.weights(), WINDOW, elapsed);
+        let moved = self.history.former_weights();
+        let moved = moved.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight });
+        let moved: Vec<_> = moved.collect();
+        let backend = |(at, (state, _)): (&SocketAddr, &(BackendState, Duration))| BackendSpec {
+            address: at.ip(),
+            port: at.port(),
+            weight: 1,
+            state: *state,
+        };
+        let backends: Vec<BackendSpec> = self.backends.iter().map(backend).collect();
+        self.lab.change(|spec| {
+            spec.services[0].backends = backends;
+            spec.services[0].flow_tracking = FlowTracking::OnChange(moved.into());
+        });
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.elapsed += time;
+        self.lab.wait(time);
+        self.publish();
+    }
+
+    fn send(&mut self, port: u16, bits: u8) -> IpAddr {
+        let fate = self.lab.send(Builder::tcp(client(port), VIP.parse::<SocketAddr>().unwrap()).flags(bits));
+        fate.sent(TransmitReason::Forward);
+        self.lab.backend_of(&fate)
+    }
+
+    fn remembered(&self) -> usize {
+        self.lab.pipeline.flows().dsr.live()
+    }
+}
+
+fn client(port: u16) -> SocketAddr {
+    SocketAddr::new([198, 51, 100, 7].into(), port)
+}
+
+#[test]
+fn nothing_is_remembered_while_owners_are_settled() {
+    for mode in [ForwardingMode::DsrL2, ForwardingMode::DsrIpip] {
+        let mut fleet = Fleet::new(mode, Protocol::Tcp, 1..=10);
+        for port in 1000..1500 {
+            let owner = fleet.send(port, flags::SYN);
+            assert_eq!(fleet.send(port, flags::ACK), owner);
+            assert_eq!(fleet.send(port, flags::ACK | flags::FIN), owner);
+        }
+        assert_eq!(fleet.remembered(), 0, "{mode}");
+    }
+}
+
+#[test]
+fn a_known_connection_keeps_its_backend_in_a_change_and_a_new_one_goes_to_the_new_owner() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let ports = 1000..3000;
+    let owners: Vec<IpAddr> = ports.clone().map(|port| fleet.send(port, flags::SYN)).collect();
+    fleet.change(&[3], &[11]);
+    let (mut moved, mut stayed) = (0, 0);
+    for (port, owner) in ports.clone().zip(&owners) {
+        assert_eq!(fleet.send(port, flags::ACK), *owner, "it does not begin here");
+        // The same ports of another client address would do; a later range of ports is as good.
+        let new = fleet.send(port + 10_000, flags::SYN);
+        assert_ne!(new, host(3).ip(), "a backend that left gets no new connection");
+        assert_eq!(fleet.send(port + 10_000, flags::ACK), new);
+        if *owner == host(3).ip() { moved += 1 } else { stayed += 1 }
+    }
+    assert!(moved > 100 && stayed > 1000, "{moved} {stayed}");
+    // About a tenth was the one that left, and as much goes to the one that joined; a connection that goes to neither
+    // is not in flux.
+    assert!((300..1500).contains(&fleet.remembered()), "{}", fleet.remembered());
+}
+
+#[test]
+fn a_rolling_update_of_100_backends_breaks_no_connection_to_a_live_or_draining_one() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=100);
+    let mut owners: BTreeMap<u16, IpAddr> =
+        (1000..2500).map(|port| (port, fleet.send(port, flags::SYN))).collect();
+    let (mut checked, mut next) = (0, 3000);
+    for n in 1..=100 {
+        fleet.change(&[n], &[n + 1000]);
+        for step in 0..2 {
+            fleet.wait(Duration::from_secs(5));
+            for _ in 0..5 {
+                let owner = fleet.send(next, flags::SYN);
+                owners.insert(next, owner);
+                next += 1;
+            }
+            // Each connection sends every 20 s.
+            owners.retain(|_, owner| fleet.backends.keys().any(|at| at.ip() == *owner));
+            for (port, owner) in owners.iter().filter(|(port, _)| (u32::from(**port) + step) % 2 == 0) {
+                assert_eq!(fleet.send(*port, flags::ACK | flags::PSH), *owner, "{port}, after {n}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 50_000, "{checked}");
+}
+
+#[test]
+fn after_the_window_flows_are_settled_again_and_remembered_ones_stay() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let owners: Vec<IpAddr> = (1000..2000).map(|port| fleet.send(port, flags::SYN)).collect();
+    fleet.change(&[], &[11, 12]);
+    for (port, owner) in (1000..2000).zip(&owners) {
+        assert_eq!(fleet.send(port, flags::ACK), *owner);
+        assert_eq!(fleet.send(port, flags::ACK), *owner);
+    }
+    let remembered = fleet.remembered();
+    assert!((50..400).contains(&remembered), "those that would move: {remembered}");
+    fleet.wait(WINDOW);
+    for (port, owner) in (1000..2000).zip(&owners) {
+        assert_eq!(fleet.send(port, flags::ACK), *owner, "it is remembered for its idle timeout");
+    }
+    for port in 20_000..20_500 {
+        let owner = fleet.send(port, flags::SYN);
+        assert_eq!(fleet.send(port, flags::ACK), owner);
+    }
+    assert_eq!(fleet.remembered(), remembered, "nothing new is in flux");
+}
+
+#[test]
+fn datagrams_move_at_the_next_packet_and_are_never_remembered() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Udp, 1..=4);
+    let to: SocketAddr = VIP.parse().unwrap();
+    let send = |fleet: &mut Fleet, port| {
+        let fate = fleet.lab.send(Builder::udp(client(port), to));
+        fate.sent(TransmitReason::Forward);
+        assert_eq!(fate.note.flow, FlowNote::None);
+        fleet.lab.backend_of(&fate)
+    };
+    let owners: Vec<IpAddr> = (1000..1200).map(|port| send(&mut fleet, port)).collect();
+    fleet.change(&[2], &[]);
+    for (port, owner) in (1000..1200).zip(owners) {
+        let now = send(&mut fleet, port);
+        assert_eq!(now == owner, owner != host(2).ip(), "only those of the backend that left move");
+    }
+    assert_eq!(fleet.remembered(), 0);
+}
+
+#[test]
+fn a_forged_segment_makes_no_entry_that_counts_as_established() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=4);
+    fleet.change(&[2], &[]);
+    for port in 1000..2000 {
+        fleet.send(port, flags::ACK);
+    }
+    let mut established = 0;
+    let now = fleet.lab.now;
+    fleet.lab.pipeline.flows().scan(0, u64::MAX, now, |flow| {
+        established += usize::from(flow.phase == crate::conntrack::Phase::Established);
+    });
+    assert_eq!(established, 0);
+    let before = fleet.remembered();
+    for port in 3000..4000 {
+        fleet.send(port, flags::RST);
+    }
+    assert_eq!(fleet.remembered(), before, "a reset begins nothing");
+}
+
+#[test]
+fn flows_in_flux_of_one_gateway_can_be_told_to_another() {
+    let mut one = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let mut other = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    for fleet in [&mut one, &mut other] {
+        fleet.change(&[3], &[11]);
+    }
+    let owners: Vec<IpAddr> = (1000..2000).map(|port| one.send(port, flags::SYN)).collect();
+    let mut told: Vec<FlowInFlux> = Vec::new();
+    let rest =
+        one.lab.pipeline.flows_in_flux(&one.lab.snapshot, 0, u64::MAX, one.lab.now, |flow| told.push(flow));
+    assert_eq!((rest, told.len()), (None, one.remembered()));
+    assert!(told.len() > 100);
+    for flow in &told {
+        assert!(other.lab.pipeline.learn_flow_in_flux(&other.lab.snapshot, flow, other.lab.now));
+    }
+    for (port, owner) in (1000..2000).zip(owners) {
+        assert_eq!(
+            other.send(port, flags::ACK),
+            owner,
+            "the other gateway would have chosen the former owner"
+        );
+    }
+    let unknown = FlowInFlux { backend: host(77), ..told[0] };
+    assert!(!other.lab.pipeline.learn_flow_in_flux(&other.lab.snapshot, &unknown, other.lab.now));
+    other.lab.change(|spec| spec.services[0].flow_tracking = FlowTracking::Always);
+    assert!(!other.lab.pipeline.learn_flow_in_flux(&other.lab.snapshot, &told[0], other.lab.now));
+}
+
+#[test]
+fn the_owner_of_a_flow_in_flux_is_the_first_seat_taken_then_and_the_first_taken_now() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=300);
+    let before = fleet.lab.snapshot.services().next().unwrap().0.clone();
+    fleet.change(&[1, 2, 3, 4, 5], &[1001, 1002, 1003]);
+    let after = fleet.lab.snapshot.services().next().unwrap().0;
+    let mut in_flux = 0;
+    for hash in (0..20_000).map(crate::hash::mix) {
+        let (then, now) = (before.select(hash), after.select(hash));
+        assert_eq!(after.selector().former(hash), (then != now).then_some(then));
+        in_flux += usize::from(then != now);
+    }
+    // 5 of 300 left, and 3 of 298 joined.
+    assert!((350..750).contains(&in_flux), "{in_flux}");
+}
+
+#[test]
+fn the_scheduler_or_mode_of_a_service_that_cannot_do_without_entries_tracks_always() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=4);
+    fleet.lab.change(|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: 251 });
+    fleet.send(1000, flags::SYN);
+    assert_eq!(fleet.remembered(), 1);
+}

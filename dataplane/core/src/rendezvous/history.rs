@@ -1,0 +1,119 @@
+//! The seats that changed hands recently: which backends had another weight when the window of their change began.
+//!
+//! With `flowTracking: on-change` a gateway remembers no flow while its owner is settled. For a window after a change
+//! it must know the former owner of each flow. That follows from the weights that the backends had before: the seats
+//! are given out twice, by these weights and by the present ones, and a flow whose two owners differ is in flux. The
+//! control plane keeps this history; the compile of a snapshot builds both sets of seats from it.
+//!
+//! State in, state out: nothing here reads a clock.
+//!
+//! Invariant: without a change for the length of the window the history is empty.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The recent changes of one service port.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeatHistory {
+    /// The weights of the backends that take new flows.
+    weights: BTreeMap<SocketAddr, u16>,
+    /// The backends whose weight is not what it was when their window began.
+    moved: BTreeMap<SocketAddr, Moved>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Moved {
+    /// The weight at the beginning of the window; 0 if the backend took no new flows.
+    former: u16,
+    /// The end of the window.
+    until: Duration,
+}
+
+impl SeatHistory {
+    /// The history after a change to these weights at `now`. Flows whose owner changes are in flux until `window` later.
+    ///
+    /// Without a `previous` history nothing is known about earlier owners, and nothing is in flux. A backend that
+    /// changes again within its window keeps the weight that it had first: the flows of that time are the ones that no
+    /// entry may know yet. If it has that weight again, nothing is left of its changes.
+    #[must_use]
+    pub fn next(
+        previous: Option<&Self>,
+        weights: BTreeMap<SocketAddr, u16>,
+        window: Duration,
+        now: Duration,
+    ) -> Self {
+        let Some(previous) = previous else { return Self { weights, moved: BTreeMap::new() } };
+        let weight = |of: &BTreeMap<SocketAddr, u16>, at: &SocketAddr| of.get(at).copied().unwrap_or(0);
+        let mut moved = previous.moved.clone();
+        for backend in previous.weights.keys().chain(weights.keys()) {
+            let (was, is) = (weight(&previous.weights, backend), weight(&weights, backend));
+            if was != is {
+                let one = moved.entry(*backend).or_insert(Moved { former: was, until: now });
+                one.until = now + window;
+            }
+        }
+        moved.retain(|backend, one| one.until > now && one.former != weight(&weights, backend));
+        Self { weights, moved }
+    }
+
+    /// The backends that changed, each with its former weight, sorted.
+    pub fn former_weights(&self) -> impl Iterator<Item = (SocketAddr, u16)> + '_ {
+        self.moved.iter().map(|(backend, moved)| (*backend, moved.former))
+    }
+
+    /// When the next window ends.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.moved.values().map(|moved| moved.until).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(n: u8) -> SocketAddr {
+        SocketAddr::new([10, 0, 0, n].into(), 80)
+    }
+
+    fn weights(list: &[(u8, u16)]) -> BTreeMap<SocketAddr, u16> {
+        list.iter().map(|&(n, weight)| (at(n), weight)).collect()
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    fn former(history: &SeatHistory) -> Vec<(SocketAddr, u16)> {
+        history.former_weights().collect()
+    }
+
+    #[test]
+    fn a_backend_that_joins_leaves_or_changes_its_weight_is_known_by_its_former_one_for_the_window() {
+        let window = seconds(300);
+        let first = SeatHistory::next(None, weights(&[(1, 1), (2, 3)]), window, seconds(0));
+        assert_eq!((former(&first), first.next_deadline()), (vec![], None), "nothing is known before");
+        let second = SeatHistory::next(Some(&first), weights(&[(2, 4), (3, 1)]), window, seconds(10));
+        assert_eq!(former(&second), [(at(1), 1), (at(2), 3), (at(3), 0)]);
+        assert_eq!(second.next_deadline(), Some(seconds(310)));
+        let same = weights(&[(2, 4), (3, 1)]);
+        let third = SeatHistory::next(Some(&second), same.clone(), window, seconds(309));
+        assert_eq!(third, second, "no change prolongs no window");
+        let over = SeatHistory::next(Some(&third), same, window, seconds(310));
+        assert_eq!((former(&over), over.next_deadline()), (vec![], None));
+    }
+
+    #[test]
+    fn a_backend_that_changes_again_keeps_its_first_weight_and_one_that_returns_leaves_nothing() {
+        let window = seconds(100);
+        let first = SeatHistory::next(None, weights(&[(1, 1), (2, 1)]), window, seconds(0));
+        let gone = SeatHistory::next(Some(&first), weights(&[(2, 1)]), window, seconds(10));
+        let heavier = SeatHistory::next(Some(&gone), weights(&[(1, 7), (2, 1)]), window, seconds(60));
+        assert_eq!((former(&heavier), heavier.next_deadline()), (vec![(at(1), 1)], Some(seconds(160))));
+        let back = SeatHistory::next(Some(&gone), weights(&[(1, 1), (2, 1)]), window, seconds(60));
+        assert_eq!(former(&back), []);
+        let at_once = SeatHistory::next(Some(&first), weights(&[(2, 1)]), seconds(0), seconds(10));
+        assert_eq!(former(&at_once), [], "without a window nothing is in flux");
+    }
+}
