@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_core::hash::{client_hash, selection_hash};
+use tidegate_core::hash::selection_hash;
 use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
     BackendSpec, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec, Policy,

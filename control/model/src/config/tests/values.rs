@@ -1,7 +1,6 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
-use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, Policy, RouteSpec};
-use tidegate_core::snapshot::{NeighborSpec, Policy, RouteSpec, TunnelOptions};
+use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, Policy, RouteSpec, TunnelOptions};
 use tidegate_core::wire::MacAddr;
 use tidegate_core::wire::encapsulation::GueVariant;
 

@@ -237,7 +237,9 @@ fn sh_depends_on_the_client_alone_and_dh_on_the_vip_alone() {
     let vips = ["203.0.113.5:80", "203.0.113.5:443", "203.0.113.6:80", "203.0.113.7:80", "203.0.113.8:80"];
     let backends_of = |scheduler, gateway: u64| {
         let mut lab = Lab::new(vips.iter().map(|vip| ports(scheduler, vip)).collect());
-        (0..gateway).for_each(|n| drop(open(&mut lab, 7 + n as u32)));
+        for n in 0..gateway {
+            let _backend = open(&mut lab, 7 + n as u32);
+        }
         let mut chosen = BTreeMap::new();
         for vip in vips {
             for client in 1..20 {
