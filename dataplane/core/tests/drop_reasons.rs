@@ -210,6 +210,7 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::SourceRange
         | Refusal::NoEndpoints
         | Refusal::NoRoute
+        | Refusal::NotRouted
         | Refusal::NeighborUnresolved
         | Refusal::NoFlow
         | Refusal::NatConflict
