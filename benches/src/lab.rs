@@ -20,8 +20,8 @@ use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec,
-    NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
-    TunnelOptions,
+    NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, Snapshot,
+    SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -342,6 +342,7 @@ pub fn spec(scenario: &Scenario) -> SnapshotSpec {
             tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
             gateway: GatewaySpec::default(),
             policy: Policy::default(),
+            ..NetworkSpec::default()
         }
         .into(),
         services: (0..scenario.services).map(|n| service(scenario, n).into()).collect(),
@@ -378,6 +379,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         idle_timeout_udp: Duration::from_secs(120),
         idle_timeout_sctp: Duration::from_secs(120),
         source_ranges: None,
+        limits: ServiceLimits::default(),
         announced: true,
         backends: backends.collect(),
     }

@@ -37,6 +37,9 @@ pub struct Status {
     /// taps that cannot carry packets; state that is not on disk and would be lost in a restart. Each with its time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
+    /// The fingerprint of `selectionKey`; absent without a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection_key: Option<String>,
     /// Generation of the newest desired state.
     pub generation_desired: u64,
     /// Generation that every worker has.

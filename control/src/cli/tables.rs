@@ -333,6 +333,9 @@ fn facts(status: &Status) -> String {
     fact("Ready", word(status.ready).to_owned());
     status.degraded.iter().for_each(|what| fact("DEGRADED", what.clone()));
     fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
+    if let Some(fingerprint) = &status.selection_key {
+        fact("Selection", format!("by the key with the fingerprint {fingerprint}"));
+    }
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));

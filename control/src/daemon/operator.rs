@@ -106,6 +106,7 @@ impl AdminBackend for Operator {
                     .chain(unsaved)
                     .collect()
             },
+            selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             cluster: self.state.cluster().map(|cluster| api::ClusterStatus {

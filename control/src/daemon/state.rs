@@ -276,6 +276,7 @@ impl State {
                 links: &self.dataplane.links().report(),
                 stats: &stats,
                 services: &self.dataplane.service_stats(),
+                limited: &self.dataplane.limited_services(),
                 snat_ports: &if per_backend {
                     self.dataplane.snat_ports(SNAT_PORTS_WAIT)
                 } else {

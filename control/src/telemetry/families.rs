@@ -12,6 +12,7 @@ use std::time::UNIX_EPOCH;
 use jiff::Timestamp;
 use tidegate_core::ids::BackendId;
 use tidegate_core::limits::SNAT_PORT_MIN;
+use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
     InterfaceLink, LinkState, ServiceStats, SnatPortStats, Stats, WorkerState,
@@ -240,6 +241,29 @@ pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
     let mut family = page.counter("tidegate_service_bytes_total", help, PORT_LABELS);
     for (key, (_, bytes)) in &ports {
         family.sample(*key, *bytes);
+    }
+}
+
+/// Services with limits.
+pub(super) fn limits(page: &mut Exposition, limited: &[LimitedService]) {
+    let help = "Packets that a limit of the Service dropped, by reason, for each Service with an annotation max-connections, max-connection-rate or max-bandwidth; since it has one.";
+    let mut family =
+        page.counter("tidegate_service_limit_drops_total", help, ["namespace", "service", "reason"]);
+    for one in limited {
+        for by in LimitDrop::ALL {
+            family.sample([one.namespace(), one.name(), by.refusal().as_str()], one.drops(by));
+        }
+    }
+    let counted = || limited.iter().filter_map(|one| Some((one, one.limits().connections?)));
+    let help = "Flows of the Service, for each Service with the annotation max-connections.";
+    let mut family = page.gauge("tidegate_service_connections", help, ["namespace", "service"]);
+    for (one, _) in counted() {
+        family.sample([one.namespace(), one.name()], one.connections());
+    }
+    let help = "The value of the annotation max-connections of the Service.";
+    let mut family = page.gauge("tidegate_service_connections_max", help, ["namespace", "service"]);
+    for (one, max) in counted() {
+        family.sample([one.namespace(), one.name()], u64::from(max.get()));
     }
 }
 

@@ -42,6 +42,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::workers(&mut page, stats);
     families::latencies(&mut page, sample.latencies);
     families::services(&mut page, services);
+    families::limits(&mut page, sample.dataplane.limited);
     families::service_info(&mut page, sample.round.services);
     if sample.per_backend {
         families::backends(&mut page, services, sample.round.services);

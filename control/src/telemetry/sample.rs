@@ -1,5 +1,6 @@
 //! The inputs of one page, as plain values.
 
+use tidegate_core::service_limits::LimitedService;
 use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
 use tidegate_health::CheckLoad;
 use tidegate_policy::pools::PoolUsage;
@@ -55,6 +56,8 @@ pub struct DataplaneSample<'a> {
     pub stats: &'a Stats,
     /// The counters of the services of the published snapshot.
     pub services: &'a [ServiceStats],
+    /// Its Services with limits.
+    pub limited: &'a [LimitedService],
     /// Local ports of `fullnat` in use, by SNAT address and backend.
     pub snat_ports: &'a [SnatPortStats],
     /// (Total, free), from `Dataplane::buffers`.

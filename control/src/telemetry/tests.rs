@@ -1,6 +1,7 @@
 //! Tests of pages from a constructed sample. A strict parser reads them back.
 
 mod document;
+mod service_limits;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::service_limits::LimitedService;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
@@ -177,6 +179,7 @@ impl World {
                 links: &self.links,
                 stats: &self.stats,
                 services: &self.service_stats,
+                limited: &[],
                 snat_ports: &[],
                 packet_buffers: (1000, 400),
             },

@@ -38,11 +38,15 @@ mod ranks;
 pub mod rendezvous;
 mod reply_limit;
 pub mod routes;
+pub mod selection_key;
 pub mod selector;
 pub mod service;
+pub mod service_limits;
 pub mod snapshot;
 mod sorted_chunks;
+pub mod source_lists;
 pub mod source_ranges;
+pub mod source_rates;
 mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

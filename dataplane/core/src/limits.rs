@@ -50,6 +50,22 @@ pub const BACKENDS_MAX: usize = 1 << 22;
 /// Prefixes of the source ranges of one service: more than an object of the Kubernetes API can hold.
 pub const SOURCE_RANGES_MAX: usize = 1 << 17;
 
+/// A bandwidth limit lets pass what its rate gives in a second divided by this, all at once: 100 ms.
+pub const BANDWIDTH_BURST_PER_SECOND: u64 = 10;
+
+/// Bytes that a bandwidth limit lets pass at once, at least: two packets of the largest size.
+pub const BANDWIDTH_BURST_MIN: u64 = 1 << 17;
+
+/// Prefixes in the gateway's own lists of sources, `protection.deny` and `protection.allow` together. A million IPv4
+/// prefixes take 13 MB.
+pub const LISTED_SOURCES_MAX: usize = 1_000_000;
+
+/// Source prefixes whose rate of new flows is counted (`protection.newConnections`), for all workers together: 2 MiB.
+pub const SOURCE_RATES_MAX: usize = 1 << 17;
+
+/// Services whose counts for limits a worker reports together. Tens of thousands of Services with limits take some seconds.
+pub const LIMIT_REPORTS_AT_ONCE: usize = 64;
+
 /// Routes in addition to the connected prefixes. A look-up in that many reads four or five nodes of a tree.
 pub const ROUTES_MAX: usize = 1 << 16;
 

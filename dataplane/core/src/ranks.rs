@@ -32,14 +32,25 @@ const _: () = assert!(size_of::<Node<u32, 16>>() == 64 && size_of::<Node<u128, 8
 /// An address as a number.
 pub(crate) trait Number: Copy + Ord {
     const MAX: Self;
+
+    /// The next number, if there is one.
+    fn successor(self) -> Option<Self>;
 }
 
 impl Number for u32 {
     const MAX: Self = u32::MAX;
+
+    fn successor(self) -> Option<Self> {
+        self.checked_add(1)
+    }
 }
 
 impl Number for u128 {
     const MAX: Self = u128::MAX;
+
+    fn successor(self) -> Option<Self> {
+        self.checked_add(1)
+    }
 }
 
 impl<T, const N: usize> Default for Ranks<T, N> {
@@ -77,6 +88,17 @@ impl<T: Number, const N: usize> Ranks<T, N> {
             found = Some(last.min(level.len - 1));
         }
         found
+    }
+
+    /// All keys, ascending.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = T> {
+        let last = self.levels.last();
+        last.into_iter().flat_map(|level| level.nodes.iter().flat_map(|node| node.0).take(level.len))
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.levels.iter().map(|level| size_of_val(&*level.nodes)).sum()
     }
 
     /// The number of nodes that a look-up reads.

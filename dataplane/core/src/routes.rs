@@ -106,7 +106,7 @@ impl<T, const N: usize> Default for Intervals<T, N> {
     }
 }
 
-impl<T: Successor, const N: usize> Intervals<T, N> {
+impl<T: Number, const N: usize> Intervals<T, N> {
     fn build(mut spans: Vec<Span<T>>) -> Self {
         // A shorter prefix comes before the longer ones within it. The sort is stable, so the first of equal prefixes
         // stays first.
@@ -141,22 +141,6 @@ impl<T: Successor, const N: usize> Intervals<T, N> {
     #[inline]
     fn find(&self, addr: T) -> Option<NextHop> {
         self.hops[self.firsts.last_up_to(addr)?]
-    }
-}
-
-trait Successor: Number {
-    fn successor(self) -> Option<Self>;
-}
-
-impl Successor for u32 {
-    fn successor(self) -> Option<Self> {
-        self.checked_add(1)
-    }
-}
-
-impl Successor for u128 {
-    fn successor(self) -> Option<Self> {
-        self.checked_add(1)
     }
 }
 

@@ -9,10 +9,11 @@
 use std::sync::Arc;
 
 use crate::chunked::Chunked;
-use crate::hash::{client_hash, key_hash, selection_hash};
+use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
 use crate::selector::Selector;
+use crate::service_limits::LimitFlags;
 use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Scheduler, ServiceKey};
 use crate::source_ranges::SourceRanges;
 use crate::table::Table;
@@ -32,6 +33,8 @@ pub struct Service {
     pub idle_ms: u32,
     /// The position of its source ranges among the snapshot's, plus one; 0 if all clients are admitted.
     pub(crate) source_ranges: u32,
+    /// Which limits of its Service a packet has to look at.
+    pub(crate) limited: LimitFlags,
     /// The port, in host order.
     pub port: u16,
     /// The largest segment size in SYNs, if the path allows it; 0 leaves them as they are. See
@@ -57,31 +60,16 @@ const _: () = assert!(size_of::<Service>() == 64);
 /// The part of a packet that the hash for the choice of a backend covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChoiceBasis {
-    /// The 5-tuple: [`selection_hash`].
+    /// The 5-tuple: [`flow_choice`](crate::selection_key::flow_choice).
     Flow,
-    /// The client's address, with `sessionAffinity: ClientIP` and `scheduler: sh`: [`client_hash`].
+    /// The client's address, with `sessionAffinity: ClientIP` and `scheduler: sh`:
+    /// [`client_choice`](crate::selection_key::client_choice).
     Client,
-    /// The VIP, with `scheduler: dh`: [`client_hash`] of the VIP.
+    /// The VIP, with `scheduler: dh`: the same of the VIP.
     Vip,
 }
 
 impl Service {
-    /// The hash for [`Self::select`] of a packet from a client to the service.
-    #[inline]
-    #[must_use]
-    pub fn choice_hash(
-        &self,
-        (src, src_port): (&Addr, u16),
-        (dst, dst_port): (&Addr, u16),
-        proto: u8,
-    ) -> u64 {
-        match self.basis {
-            ChoiceBasis::Flow => selection_hash(src, src_port, dst, dst_port, proto),
-            ChoiceBasis::Client => client_hash(src),
-            ChoiceBasis::Vip => client_hash(dst),
-        }
-    }
-
     /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice
     /// depends on the worker ([`Selector::is_of_worker`]).
     #[inline]
@@ -253,6 +241,7 @@ fn vacant_service() -> Service {
         affinity_ms: 0,
         idle_ms: 0,
         source_ranges: 0,
+        limited: LimitFlags::default(),
         port: 0,
         mss_limit: 0,
         protocol: Protocol::Tcp,

@@ -141,6 +141,16 @@ reasons! {
         NoService => "no_service",
         /// From a client that the service's source ranges do not admit.
         SourceRange => "source_range",
+        /// From a source that the gateway's own list refuses (`protection.deny`).
+        SourceDenied => "source_denied",
+        /// A new flow of a source prefix that begins flows faster than `protection.newConnections` allows.
+        SourceConnectionRate => "source_connection_rate",
+        /// A new flow of a Service that has as many as `max-connections` allows.
+        ServiceConnections => "service_connections",
+        /// A new flow of a Service beyond its `max-connection-rate`.
+        ServiceConnectionRate => "service_connection_rate",
+        /// A packet of a Service beyond its `max-bandwidth` in this direction.
+        ServiceBandwidth => "service_bandwidth",
         /// A protocol that VIPs do not serve.
         UnsupportedProtocol => "unsupported_protocol",
         /// The service has no backend and is configured to drop, or the answer is over the rate limit.

@@ -4,11 +4,17 @@
 //! A new reason without a line in [`refused_by_dsr_l2`] or [`broken`] does not compile, and a reason that can no longer
 //! occur fails the test. Only the reasons that the drivers count, and this crate never does, are listed as exceptions.
 
+use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 
 use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::limits::BANDWIDTH_BURST_MIN;
 use tidegate_core::pipeline::Arrival;
-use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Policy, Protocol, ServiceSpec, SnapshotSpec};
+use tidegate_core::snapshot::{
+    ForwardingMode, NoEndpoints, Policy, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec,
+};
+use tidegate_core::source_lists::SourceLists;
+use tidegate_core::source_rates::SourceRate;
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec, spec_with};
 use tidegate_core::verdict::{DropReason, Refusal, Verdict};
@@ -114,6 +120,29 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let closed = ServiceSpec { source_ranges: Some(ranges), ..one(DsrL2, Protocol::Udp, VIP) };
             (Lab::new(vec![closed]), to_gateway(question()))
         }
+        Refusal::SourceDenied => {
+            let denied = SourceLists::new(&["198.51.100.0/24".parse().expect("a prefix")], &[]);
+            let services = vec![one(DsrL2, Protocol::Udp, VIP).into()];
+            let spec = spec_with(services, |network| network.sources = Arc::new(denied));
+            (Lab::with_spec(spec), to_gateway(question()))
+        }
+        Refusal::SourceConnectionRate => {
+            let rate = SourceRate { per_second: 1, burst: 1, v4_len: 24, v6_len: 64 };
+            let services = vec![one(DsrL2, Protocol::Udp, VIP).into()];
+            let spec = spec_with(services, |network| network.source_rate = Some(rate));
+            let mut lab = Lab::with_spec(spec);
+            lab.receive(&to_gateway(Builder::udp("198.51.100.8:1", VIP)));
+            (lab, to_gateway(question()))
+        }
+        Refusal::ServiceConnections => {
+            limited(ServiceLimits { connections: Some(NonZeroU32::MIN), ..ServiceLimits::default() }, 0)
+        }
+        Refusal::ServiceConnectionRate => {
+            limited(ServiceLimits { connection_rate: Some(NonZeroU32::MIN), ..ServiceLimits::default() }, 0)
+        }
+        Refusal::ServiceBandwidth => {
+            limited(ServiceLimits { bandwidth: NonZeroU64::new(8_000), ..ServiceLimits::default() }, 1_400)
+        }
         Refusal::NoEndpoints => {
             let silent =
                 ServiceSpec { no_endpoints: NoEndpoints::Drop, ..service(DsrL2, Protocol::Udp, VIP, &[]) };
@@ -165,6 +194,19 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
     }
 }
 
+/// A gateway whose service has used up its limits, and a datagram that exceeds them.
+fn limited(limits: ServiceLimits, payload: usize) -> (Lab, Vec<u8>) {
+    let mut lab = Lab::new(vec![ServiceSpec { limits, ..one(ForwardingMode::DsrL2, Protocol::Udp, VIP) }]);
+    let datagram = |client: &str| to_gateway(Builder::udp(client, VIP).payload_len(payload));
+    // Nothing is refused until the limit is reached.
+    let packets = if payload == 0 { 1 } else { BANDWIDTH_BURST_MIN as usize / (payload + 28) };
+    for _ in 0..packets {
+        let fate = lab.receive(&datagram(CLIENT));
+        assert!(matches!(fate.verdict, Verdict::Transmit { .. }), "{limits:?}: {:?}", fate.verdict);
+    }
+    (lab, datagram("198.51.100.8:40000"))
+}
+
 /// A frame that a gateway of `dsr-l2` services refuses for this reason.
 fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
     let (client, vip) = (ip("198.51.100.7"), ip("203.0.113.5"));
@@ -208,6 +250,11 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::HandOverRingFull => unreachable!("they are the drivers'"),
         Refusal::NoService
         | Refusal::SourceRange
+        | Refusal::SourceDenied
+        | Refusal::SourceConnectionRate
+        | Refusal::ServiceConnections
+        | Refusal::ServiceConnectionRate
+        | Refusal::ServiceBandwidth
         | Refusal::NoEndpoints
         | Refusal::NoRoute
         | Refusal::NotRouted

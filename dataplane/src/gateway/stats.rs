@@ -11,6 +11,8 @@ use tidegate_core::counters::Counter;
 use tidegate_core::histogram::Durations;
 use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId};
 pub use tidegate_core::neighbors::Usage as NeighborUsage;
+use tidegate_core::selection_key::SelectionKey;
+use tidegate_core::service_limits::LimitedService;
 use tidegate_core::snapshot::{ForwardingMode, ServiceKey, Snapshot};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
 use tidegate_core::wire::{Addr, Family};
@@ -241,6 +243,18 @@ impl<F> WorkerPool<F> {
 }
 
 impl<F> WorkerPool<F> {
+    /// The Services of the published snapshot that have limits, with their counts.
+    #[must_use]
+    pub fn limited_services(&self) -> Vec<LimitedService> {
+        self.control().publisher.current().snapshot.limited_services().to_vec()
+    }
+
+    /// The secret by which the published snapshot chooses backends, if there is one.
+    #[must_use]
+    pub fn selection_key(&self) -> Option<SelectionKey> {
+        self.control().publisher.current().snapshot.policy().selection_key
+    }
+
     /// The number of local ports in use. If the workers do not finish the count within `wait`, the result is the last
     /// finished count; it is empty before the first.
     #[must_use]

@@ -113,7 +113,7 @@ mod tests {
     use std::time::Duration;
     use tidegate_core::snapshot::{
         BackendSpec, BackendState, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp, NetworkSpec,
-        NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, TunnelOptions,
+        NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, TunnelOptions,
     };
     use tidegate_core::wire::MacAddr;
 
@@ -138,6 +138,7 @@ mod tests {
             idle_timeout_udp: Duration::from_secs(60),
             idle_timeout_sctp: Duration::from_secs(60),
             source_ranges: Some(Arc::from([])),
+            limits: ServiceLimits::default(),
             announced,
             backends: vec![BackendSpec {
                 address: ip(backend),

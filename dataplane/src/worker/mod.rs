@@ -508,7 +508,9 @@ impl<Q: PortQueue> Worker<Q> {
         self.asked = question.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now));
     }
 
-    fn report_counts(&self) {
+    fn report_counts(&mut self) {
+        let Forwarding { snapshot, .. } = self.parts.forwarding.get();
+        self.parts.pipeline.report_limits(snapshot);
         let (flows, turns) = (self.parts.pipeline.flows(), &self.parts.shared.turns);
         turns.flows.set(flows.live() as u64);
         let counters = flows.counters();

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp, NeighborSpec,
-    NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec, TunnelOptions,
+    NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec,
+    TunnelOptions,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{MacAddr, tcp};
@@ -44,6 +45,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         idle_timeout_udp: Duration::from_secs(60),
         idle_timeout_sctp: Duration::from_secs(60),
         source_ranges: None,
+        limits: ServiceLimits::default(),
         announced: true,
         backends: vec![BackendSpec {
             address: ip(BACKEND_IP),

@@ -3,6 +3,7 @@
 use super::admin::AdminConfig;
 use super::dataplane::DataplaneConfig;
 use super::health::HealthConfig;
+use super::protection::ProtectionConfig;
 use super::self_check::SelfCheckConfig;
 use super::services::ServicesConfig;
 use super::source::SourceConfig;
@@ -24,6 +25,8 @@ pub struct GatewayConfig {
     pub source: SourceConfig,
     /// `services`.
     pub services: ServicesConfig,
+    /// `protection`. Lists and rate are also in the network of `dataplane`, and so is `selectionKey`, in its policy.
+    pub protection: ProtectionConfig,
     /// `pools`, in the order written. Default none.
     pub pools: Vec<Pool>,
     /// `health`.

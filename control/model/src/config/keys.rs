@@ -32,7 +32,7 @@ pub struct Key {
     pub kind: &'static str,
     /// The value when the key is absent.
     pub default: KeyDefault,
-    /// A valid value in YAML other than the default. `None` if only one value is valid.
+    /// A valid value in YAML other than the default. `None` if only one value is valid, or if a valid one names a file.
     pub example: Option<&'static str>,
     /// When a change takes effect.
     pub change: Change,
@@ -53,6 +53,10 @@ const fn key(
 
 const fn fixed(path: &'static str, kind: &'static str, default: KeyDefault, meaning: &'static str) -> Key {
     Key { path, kind, default, example: None, change: Change::Restart, meaning }
+}
+
+const fn of_file(path: &'static str, kind: &'static str, meaning: &'static str) -> Key {
+    Key { path, kind, default: Words("none"), example: None, change: Reload, meaning }
 }
 
 use Change::{Reload, Restart};
@@ -193,6 +197,29 @@ pub const KEYS: &[Key] = &[
         Value("[]"), "[metallb]", Reload, "Load balancers whose annotations the gateway also honours ([compat.md](compat.md))."),
     key("services.sourceRangesOtherFamily", "`deny`, `allow`", Value("deny"), "allow", Reload,
         "If the source ranges of a dual-stack Service name one address family only: whether to deny or allow clients of the other family."),
+
+    key("protection.deny.prefixes", "list of CIDRs and addresses", Value("[]"), "[198.51.100.0/24]", Reload,
+        "Sources that the gateway refuses for all Services and VIPs (`source_denied`), without an answer ([limits.md](limits.md#lists-of-sources)). \
+         The longest prefix of `deny` and `allow` decides. Known flows of a source that becomes refused end."),
+    key("protection.deny.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
+        "Files with more of them: an address or a prefix in each line, `#` begins a comment. They are read again with the configuration. \
+         Together, the lists have at most 1000000 prefixes."),
+    key("protection.allow.prefixes", "list of CIDRs and addresses", Value("[]"), "[198.51.100.7]", Reload,
+        "Sources that `deny` does not refuse although a shorter prefix of it, or the same one, contains them. `newConnections` does not limit them."),
+    key("protection.allow.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
+        "Files with more of them, as for `deny`."),
+    key("protection.newConnections.perSecond", "1 to 10000000", Words("no limit"), "100", Reload,
+        "New flows per second that each source prefix may begin, over all Services and workers. More are dropped (`source_connection_rate`)."),
+    key("protection.newConnections.burst", "1 to 10000000", Words("`perSecond`"), "500", Reload,
+        "New flows that a source prefix may begin at once."),
+    key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
+    key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
+
+    key("selectionKey.value", "32 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f", Reload,
+        "A secret by which backends are chosen, so that clients cannot choose theirs ([selection.md](selection.md#a-secret-for-the-choice)). \
+         All gateways of a fleet need the same one. A change deals new flows anew; known flows stay."),
+    of_file("selectionKey.file", "path, relative to this file",
+        "A file that contains the secret instead, such as a mounted Secret. It is read again with the configuration."),
 
     key("pools[].name", "name of a-z, 0-9, - and .", Required, "private", Reload, "The name of the pool. It must be unique."),
     key("pools[].addresses", "list of CIDRs, ranges `a-b` and addresses", Required, "[\"203.0.113.64/28\"]", Reload,

@@ -17,7 +17,9 @@ mod gateway;
 mod health;
 pub mod keys;
 mod pools;
+mod protection;
 mod section;
+mod selection_key;
 mod self_check;
 mod services;
 mod source;
@@ -34,6 +36,7 @@ pub use health::{
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
 pub use pools::pool;
+pub use protection::ProtectionConfig;
 pub use self_check::SelfCheckConfig;
 pub use services::{
     FLOW_TRACKING_ACCEPTED, FORWARDING_ACCEPTED, FlowTracking, ForwardingMode, MSS_CLAMP_ACCEPTED, MssClamp,
@@ -48,6 +51,7 @@ pub use tunnels::{
 
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
@@ -166,6 +170,10 @@ fn decode(
     let source = source::decode(&fields, base);
     let mut dataplane = dataplane::decode(&fields, host_cores);
     let services = services::decode(&fields, &mut dataplane.network.policy);
+    let protection = protection::decode(&fields, base);
+    dataplane.network.sources = Arc::clone(&protection.sources);
+    dataplane.network.source_rate = protection.new_connections;
+    dataplane.network.policy.selection_key = selection_key::decode(&fields, base);
     let config = GatewayConfig {
         name: name.unwrap_or_else(|| "gateway".to_owned()),
         node_name,
@@ -173,6 +181,7 @@ fn decode(
         dataplane,
         source: source.clone().unwrap_or_else(|| SourceConfig::default_in(base)),
         services,
+        protection,
         pools: pools::decode(&fields),
         health: health::decode(&fields),
         announce: announce(&fields),

@@ -51,6 +51,15 @@ pub fn show_duration(duration: Duration) -> String {
     if shown.is_empty() { "0s".to_owned() } else { shown }
 }
 
+/// Bits per second with the largest unit that leaves a whole number: `2500 Mbit/s`.
+pub fn show_bit_rate(bits: u64) -> String {
+    let units = [("Gbit/s", 1_000_000_000), ("Mbit/s", 1_000_000), ("kbit/s", 1_000)];
+    match units.into_iter().find(|(_, size)| bits >= *size && bits.is_multiple_of(*size)) {
+        Some((unit, size)) => format!("{} {unit}", bits / size),
+        None => format!("{bits} bit/s"),
+    }
+}
+
 /// A unicast MAC address: six pairs of hex digits separated by `:` or `-`, not all zero.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
     let separator = if text.contains('-') { '-' } else { ':' };

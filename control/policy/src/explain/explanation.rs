@@ -117,9 +117,9 @@ pub struct Egress {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// The name of the step: `destination`, `service`, `source`, `source range`, `flow`, `affinity`,
-    /// `former owner`, `seat`, `slot` or `scheduler`, `backend`, `hairpin`, `mode`, `next hop`, `mtu`,
-    /// `segment size`; `gateway` for traffic of backends themselves.
+    /// The name of the step: `destination`, `service`, `source`, `source list`, `source range`, `source rate`, `limits`,
+    /// `flow`, `affinity`, `former owner`, `seat`, `slot` or `scheduler`, `backend`, `hairpin`, `mode`, `next hop`,
+    /// `mtu`, `segment size`; `gateway` for traffic of backends themselves.
     pub step: String,
     /// The result of the step.
     pub found: String,

@@ -121,9 +121,28 @@ fn decide(
         }
         draft.step("source", text::link_local(&src));
     }
+    if let Some(lists) = snapshot.source_lists() {
+        draft.step("source list", text::source_list(lists, &src));
+        if lists.denies(&src) {
+            return Err((PacketVerdict::Drop, Refusal::SourceDenied.as_str()));
+        }
+    }
     draft.step("source range", text::source_range(info, &src));
-    if !snapshot.admits(service, &src) {
+    if !snapshot.is_in_range(service, &src) {
         return Err((PacketVerdict::Drop, Refusal::SourceRange.as_str()));
+    }
+
+    if let Some(rate) = snapshot.source_rate() {
+        let list = snapshot.source_lists().and_then(|lists| lists.list_of(&src));
+        draft.step("source rate", text::source_rate(&rate, &src, list));
+    }
+    if let Some(limited) = snapshot.limited_service(service) {
+        let is_new = about.known_flow.is_none() && !service.selector().is_empty();
+        let refused = limited.refuses_new(about.now).filter(|_| is_new);
+        draft.step("limits", text::limits(limited, refused));
+        if let Some(by) = refused {
+            return Err((PacketVerdict::Drop, by.refusal().as_str()));
+        }
     }
 
     let backend = choose(snapshot, about, packet, (service, info), draft)?;
@@ -216,11 +235,8 @@ fn choose<'s>(
     draft.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
 
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
-    let hash = service.choice_hash(
-        (&src, packet.source.port()),
-        (&dst, packet.destination.port()),
-        packet.protocol.0.number(),
-    );
+    let (from, to) = ((&src, packet.source.port()), (&dst, packet.destination.port()));
+    let hash = snapshot.choice_hash(service, from, to, packet.protocol.0.number());
     if pinned.is_none()
         && service.affinity_ms != 0
         && let Some(at) = about.affinity

@@ -6,9 +6,12 @@ use tidegate_core::hash::selection_hash;
 use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
     BackendSpec, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec, Policy,
-    RouteSpec, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec, TunnelOptions,
+    RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, TunnelOptions,
 };
+use tidegate_core::testing::builder::Builder;
+use tidegate_core::testing::lab::{self, Lab};
 use tidegate_core::wire::MacAddr;
+use tidegate_core::wire::tcp::flags;
 
 use super::*;
 
@@ -40,6 +43,7 @@ fn service(
         idle_timeout_udp: Duration::from_secs(300),
         idle_timeout_sctp: Duration::from_secs(300),
         source_ranges: None,
+        limits: ServiceLimits::default(),
         announced: true,
         backends: backends.iter().map(backend).collect(),
     }
@@ -73,6 +77,7 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
             tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
             gateway: GatewaySpec::default(),
             policy: Policy::default(),
+            ..NetworkSpec::default()
         }
         .into(),
         services: services.into_iter().map(Into::into).collect(),
@@ -440,4 +445,34 @@ fn an_explanation_is_one_flat_object_in_json_and_is_read_back_the_same() {
     keys.sort();
     assert_eq!(keys, ["generation", "packet", "reason", "steps", "verdict"]);
     assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), refused);
+}
+
+#[test]
+fn the_limits_of_a_service_are_shown_and_the_one_that_refuses_a_new_flow_is_told() {
+    let limits = ServiceLimits {
+        connections: std::num::NonZeroU32::new(1),
+        bandwidth: std::num::NonZeroU64::new(2_500_000_000),
+        ..ServiceLimits::default()
+    };
+    let mut lab = Lab::new(vec![ServiceSpec {
+        limits,
+        ..lab::service(ForwardingMode::Nat, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])
+    }]);
+    let packet = Packet {
+        protocol: Transport(Protocol::Tcp),
+        source: "198.51.100.7:40000".parse().expect("an address with a port"),
+        destination: "203.0.113.5:80".parse().expect("an address with a port"),
+    };
+    let ask =
+        |lab: &Lab| explain(&lab.snapshot, Circumstances::of_files(&lab.neighbors, lab.now, None), &packet);
+    let told = ask(&lab);
+    assert_eq!(told.verdict, PacketVerdict::Transmit, "{told}");
+    assert_eq!(
+        found(&told, "limits"),
+        "default/web has, on all ports and addresses together: at most 1 connections, 0 now, 2500 Mbit/s in each direction"
+    );
+    lab.send(Builder::tcp("198.51.100.8:40000", "203.0.113.5:80").flags(flags::SYN));
+    let told = ask(&lab);
+    assert_eq!((told.verdict, told.reason.as_str()), (PacketVerdict::Drop, "service_connections"), "{told}");
+    assert!(found(&told, "limits").ends_with("a new connection is refused until one ends"), "{told}");
 }

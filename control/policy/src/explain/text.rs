@@ -12,9 +12,13 @@ use tidegate_core::neighbors::NeighborState;
 use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
+use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, Scheduler, Snapshot, Transit, TunnelPrefix};
+use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
+use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::{Addr, Family};
+use tidegate_model::yaml::text::show_bit_rate;
 
 use super::explanation::{Explanation, PacketVerdict};
 use super::packet::{KnownFlow, Packet};
@@ -97,6 +101,46 @@ pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
         (None, 0) => format!("{client} is refused: there is no range of its family"),
         (None, 1) => format!("{client} is refused: the only range of its family does not match"),
         (None, n) => format!("{client} is refused: none of the {n} ranges of its family matches"),
+    }
+}
+
+/// Which list of the gateway has a source.
+pub(super) fn source_list(lists: &SourceLists, client: &Addr) -> String {
+    match lists.find(client) {
+        None => format!("{client} is in neither list of protection"),
+        Some(Listed { list: SourceList::Deny, prefix }) => {
+            format!("{client} is refused: {prefix} of protection.deny is its longest prefix")
+        }
+        Some(Listed { list: SourceList::Allow, prefix }) => {
+            format!("{client} is allowed: {prefix} of protection.allow is its longest prefix")
+        }
+    }
+}
+
+/// How many flows the prefix of a source may begin.
+pub(super) fn source_rate(rate: &SourceRate, client: &Addr, list: Option<SourceList>) -> String {
+    if list == Some(SourceList::Allow) {
+        return format!("{client} has no limit: it is in protection.allow");
+    }
+    let len = if client.is_v4() { rate.v4_len } else { rate.v6_len };
+    let (per_second, burst) = (rate.per_second, rate.burst);
+    format!("the /{len} of {client} may begin {per_second} flows a second, {burst} at once")
+}
+
+/// The limits of a Service, and whether one of them refuses a new flow now.
+pub(super) fn limits(limited: &LimitedService, refused: Option<LimitDrop>) -> String {
+    let limits = limited.limits();
+    let connections =
+        limits.connections.map(|max| format!("at most {max} connections, {} now", limited.connections()));
+    let rate = limits.connection_rate.map(|rate| format!("{rate} new ones a second"));
+    let bandwidth = limits.bandwidth.map(|bits| format!("{} in each direction", show_bit_rate(bits.get())));
+    let all: Vec<String> = [connections, rate, bandwidth].into_iter().flatten().collect();
+    let name = format!("{}/{}", limited.namespace(), limited.name());
+    let all = format!("{name} has, on all ports and addresses together: {}", all.join(", "));
+    match refused {
+        None => all,
+        Some(LimitDrop::Connections) => format!("{all}: a new connection is refused until one ends"),
+        Some(_) => format!("{all}: a new connection is refused until a later moment"),
     }
 }
 

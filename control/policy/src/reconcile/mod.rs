@@ -65,6 +65,7 @@ mod reader;
 mod reserved;
 mod serve;
 mod served;
+mod service_limits;
 mod settings;
 mod shares;
 mod size_limits;

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, MssClamp, TunnelOptions};
+use tidegate_core::snapshot::{ForwardingMode, MssClamp, ServiceLimits, TunnelOptions};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -25,6 +25,7 @@ use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
 use super::reader::{Reader, error};
+use super::service_limits;
 use super::settings::Settings;
 use super::tunnel_options;
 use super::view::{PortRefusal, RefusalReason};
@@ -62,6 +63,7 @@ pub(super) struct Options {
     pub(super) idle_timeout_tcp: Duration,
     pub(super) idle_timeout_udp: Duration,
     pub(super) idle_timeout_sctp: Duration,
+    pub(super) limits: ServiceLimits,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
@@ -106,6 +108,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         options.mode = client_address::mode(service, settings, options.target, read.findings);
     }
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
+    read.outgoing_bandwidth(&mut options, annotations);
     if options.flow_tracking == config::FlowTracking::OnChange
         && let Some(why) = tracks_always(service, &options)
     {
@@ -137,6 +140,8 @@ fn tracks_always(service: &Service, options: &Options) -> Option<&'static str> {
         Some("only scheduler rendezvous knows the former owner of a flow")
     } else if service.session_affinity.is_some() {
         Some("sessionAffinity: ClientIP needs an entry for each client")
+    } else if options.limits.limits_new_flows() {
+        Some("limits of connections need an entry for each flow")
     } else {
         None
     }
@@ -157,6 +162,7 @@ fn defaults(settings: &Settings) -> Options {
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
+        limits: ServiceLimits::default(),
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
         addresses: AddressRequest::default(),
@@ -252,9 +258,10 @@ impl Reader<'_> {
             ),
             key::PROXY_PROTOCOL if matches!(value, "" | "none" | "off" | "false") => {}
             key::PROXY_PROTOCOL => self.refuse(options, annotation, value, "none"),
-            key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS if value == "0" => {}
             key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS => {
-                self.refuse(options, annotation, value, "0 (no limit), or no annotation");
+                if let Err(accepted) = service_limits::apply(&mut options.limits, ours, value) {
+                    self.invalid_port(options, annotation, value, accepted);
+                }
             }
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
             key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
@@ -350,6 +357,27 @@ impl Reader<'_> {
         let message = format!("{annotation}: {value} is not supported yet");
         options.refused.push(PortRefusal::new(RefusalReason::NotSupported, message));
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
+    }
+
+    /// Refuses the limit of outgoing bandwidth that another balancer has, if answers do not pass the gateway.
+    fn outgoing_bandwidth(&mut self, options: &mut Options, annotations: &Labels) {
+        let is_alias = options.limits.bandwidth.is_some() && !annotations.contains_key(key::MAX_BANDWIDTH);
+        if !is_alias || !options.mode.is_dsr() {
+            return;
+        }
+        let Some((annotation, value)) = annotations.iter().find(|(name, _)| aliases::limits_answers(name))
+        else {
+            return;
+        };
+        let mode = options.mode;
+        let why = format!("with forwarding {mode}, answers do not pass the gateway");
+        let what =
+            format!("annotation {annotation}: {value:?} cannot be kept to: {why}: no port is programmed");
+        let message = format!("{annotation}: {value}: {why}");
+        options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
+        let accepted =
+            "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/max-bandwidth for what clients send";
+        self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
     /// Records an invalid value whose default could include what the value should exclude.

@@ -300,6 +300,7 @@ fn service_spec(
         idle_timeout_udp: options.idle_timeout_udp,
         idle_timeout_sctp: options.idle_timeout_sctp,
         source_ranges,
+        limits: options.limits,
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),
         backends: backends.specs.clone(),

@@ -27,7 +27,9 @@ fn whole_page() -> String {
         start_time_seconds: 1.0,
     };
     let cluster = Some(tidegate_cluster::Counts::default().read());
-    let dataplane = DataplaneSample { snat_ports: &snat_ports, ..world.sample().dataplane };
+    let limited = service_limits::limited();
+    let dataplane =
+        DataplaneSample { snat_ports: &snat_ports, limited: &limited, ..world.sample().dataplane };
     render(&Sample { dataplane, process: Some(&process), cluster, ..world.sample() })
 }
 

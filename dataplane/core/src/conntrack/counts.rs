@@ -56,6 +56,8 @@ pub(super) struct Counts {
     /// Flows and opening entries of each service, by the index of its id. If an index is reused for another service,
     /// it also counts the flows of the former one until they are gone.
     of_service: Box<[[u32; 2]]>,
+    /// Affinity entries of each service, which are also flows above.
+    affinities: Box<[u32]>,
     /// Opening entries of the networks with this hash.
     of_network: Box<[u32]>,
     /// The index of the largest counter. For a moment after that counter has shrunk, it may be the index of a slightly
@@ -77,6 +79,7 @@ impl Counts {
         Self {
             // The system zeroes the memory, so counters without a service take none.
             of_service: vec![[0; 2]; SERVICES_MAX].into_boxed_slice(),
+            affinities: vec![0; SERVICES_MAX].into_boxed_slice(),
             of_network: vec![0; OPENING_NETWORKS].into_boxed_slice(),
             largest: 0,
             opening: 0,
@@ -88,6 +91,19 @@ impl Counts {
     #[inline]
     pub(super) fn flows(&self, owner: u32) -> u32 {
         self.of_service.get(index(owner)).map_or(0, |counts| counts[FLOWS])
+    }
+
+    /// The same without affinity entries.
+    pub(super) fn connections(&self, owner: u32) -> u32 {
+        self.flows(owner).saturating_sub(self.affinities.get(index(owner)).copied().unwrap_or(0))
+    }
+
+    /// Counts an affinity entry that begins or ends, in addition to [`Self::flow_begins`] and [`Self::flow_ends`].
+    #[cold]
+    pub(super) fn affinity(&mut self, owner: u32, begins: bool) {
+        if let Some(count) = self.affinities.get_mut(index(owner)) {
+            *count = if begins { *count + 1 } else { *count - 1 };
+        }
     }
 
     #[inline]

@@ -43,7 +43,7 @@ pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use tags::{Shown, Side, Tags};
 pub use view::{FlowKind, FlowView};
 
-use crate::ids::BackendId;
+use crate::ids::{BackendId, ServiceId};
 use crate::loads::Load;
 use crate::now::Now;
 use crate::wire::Family;
@@ -185,6 +185,18 @@ impl FlowTables {
     #[must_use]
     pub fn live(&self) -> usize {
         self.dsr.live() + self.nat.live()
+    }
+
+    /// The number of flows of a service of this kind and family, without affinity entries.
+    #[must_use]
+    pub fn of_service(&self, service: ServiceId, is_dsr: bool, is_v4: bool) -> u32 {
+        let owner = service.raw();
+        match (is_dsr, is_v4) {
+            (true, true) => self.dsr.v4.connections(owner),
+            (true, false) => self.dsr.v6.connections(owner),
+            (false, true) => self.nat.v4.connections(owner),
+            (false, false) => self.nat.v6.connections(owner),
+        }
     }
 
     /// The reasons for which flows have left, and the number of refused flows, since the start.

@@ -165,6 +165,17 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         !Self::PAIRED || key.tag & TWIN == 0
     }
 
+    /// Whether an entry with this key is session affinity.
+    #[inline]
+    fn is_affinity(key: &PackedKey<A>) -> bool {
+        !Self::PAIRED && key.tag & TWIN != 0
+    }
+
+    /// The number of flows of a service, without affinity entries.
+    pub(super) fn connections(&self, owner: u32) -> u32 {
+        self.counts.connections(owner)
+    }
+
     /// The load of the service and network of a flow, from either of its entries.
     pub(super) fn load_of(&self, place: Place) -> Load {
         let flow = self.flow_key(place);
@@ -386,6 +397,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::is_counted(&new.key) {
             self.counts.flow_begins(new.key.owner);
         }
+        if Self::is_affinity(&new.key) {
+            self.counts.affinity(new.key.owner, true);
+        }
         let flow = new.peer.as_ref().filter(|_| new.key.tag & TWIN != 0).unwrap_or(&new.key);
         self.count_opening(flow, false, new.state.is_opening());
         if place.0 < self.loads.end {
@@ -545,6 +559,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.live -= 1;
         if Self::is_counted(&key) {
             self.counts.flow_ends(key.owner);
+        }
+        if Self::is_affinity(&key) {
+            self.counts.affinity(key.owner, false);
         }
     }
 

@@ -20,6 +20,7 @@ use crate::neighbors::NeighborSlot;
 use crate::now::Now;
 use crate::path_mtu;
 use crate::service::Service;
+use crate::service_limits::Direction;
 use crate::snapshot::{ForwardingMode, Interface};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
@@ -180,6 +181,11 @@ impl Pipeline {
         Growth { overhead, passes }: Growth,
         rewrite: impl FnOnce(&mut F, &Headers, &Link) -> Result<(), Refusal>,
     ) {
+        if service.limited.of_bandwidth()
+            && !self.within_bandwidth(burst, packet, service, Direction::ToBackend)
+        {
+            return;
+        }
         let Packet { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
         let at = usize::from(*frame);
         let way = match way_by_slot(&burst.view, backend.interface, backend.neighbor) {
@@ -206,6 +212,25 @@ impl Pipeline {
         }
         burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    }
+
+    /// Whether a packet is within the bandwidth of its Service. If not, it has its verdict.
+    #[cold]
+    #[inline(never)]
+    fn within_bandwidth<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        direction: Direction,
+    ) -> bool {
+        let Some(limited) = burst.view.snapshot.limited_service(service) else { return true };
+        let Packet { headers, frame, .. } = &burst.packets[usize::from(packet)];
+        let passes = self.limits.passes(limited, direction, usize::from(headers.ip_len()), burst.now);
+        if !passes {
+            burst.set(usize::from(*frame), Refusal::ServiceBandwidth);
+        }
+        passes
     }
 
     /// Whether a packet whose hop limit or size needs a further check is forwarded: it fits the path to its backend,
@@ -280,6 +305,13 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
+        let (service, mut why, direction) = match *destination {
+            Destination::Backend { service, .. } => (service, TransmitReason::Forward, Direction::ToBackend),
+            Destination::Client { service, .. } => (service, TransmitReason::Reply, Direction::ToClient),
+        };
+        if service.limited.of_bandwidth() && !self.within_bandwidth(burst, packet, service, direction) {
+            return;
+        }
         let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
         let (at, mut h) = (usize::from(*frame), *before);
         let way = match way_of(&burst.view, destination) {
@@ -297,10 +329,6 @@ impl Pipeline {
         if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
             return burst.set(at, Refusal::from(no_room));
         }
-        let (service, mut why) = match destination {
-            Destination::Backend { service, .. } => (service, TransmitReason::Forward),
-            Destination::Client { service, .. } => (service, TransmitReason::Reply),
-        };
         // Only once it is certain that there is room: a frame that is refused must stay unchanged.
         if segment_size::concerns(&h) && service.mss_limit > 0 {
             let mtu = way.mtu.min(usize::from(burst.interface.mtu));

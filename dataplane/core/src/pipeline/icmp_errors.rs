@@ -100,7 +100,7 @@ impl Pipeline {
             return Some(Err(Refusal::SourceRange.into()));
         }
         let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
-        let choice = || service.choice_hash(client, vip, quoted.proto);
+        let choice = || snapshot.choice_hash(service, client, vip, quoted.proto);
         // If the owner of the flow changed lately, the error is about a packet of its former owner.
         let chosen = || {
             let hash = choice();

@@ -151,6 +151,7 @@ fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
 fn to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, no_port: Refusal) -> Verdict {
     match h.l4_checksum {
         L4Checksum::Icmp | L4Checksum::Icmpv6 => icmp_to_vip(burst, at, h),
+        _ if burst.view.snapshot.denies(&h.src) => Refusal::SourceDenied.into(),
         L4Checksum::None if h.is_later_fragment() => Refusal::FragmentUnknown.into(),
         L4Checksum::None => Refusal::UnsupportedProtocol.into(),
         L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero | L4Checksum::Sctp => no_port.into(),
@@ -163,6 +164,10 @@ fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -
         Ok(None) => {}
         Ok(Some(message)) => return discovery(burst, at, h, &message),
         Err(malformed) => return Verdict::Drop(malformed.into()),
+    }
+    // After neighbour discovery, which neighbours need whatever the lists say.
+    if burst.view.snapshot.denies(&h.src) {
+        return Refusal::SourceDenied.into();
     }
     if h.is_echo_request() && !h.is_fragment() && !icmp::checksum_ok(burst.frames[at].bytes(), h) {
         return Refusal::IcmpChecksum.into();

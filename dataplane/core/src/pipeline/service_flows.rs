@@ -146,7 +146,7 @@ impl Pipeline {
                 continue;
             }
             let (h, service) = (&burst.packets[request.index()].headers, request.service);
-            request.choice_hash = choice_hash(service, h);
+            request.choice_hash = choice_hash(burst.view.snapshot, service, h);
             service.prefetch_choice(request.choice_hash);
         }
     }
@@ -289,7 +289,10 @@ impl Pipeline {
         if burst.client_fault(burst.frame_of(request.packet), &h, service.mode).is_some() {
             return Err(Refusal::BadSource);
         }
-        if !snapshot.admits(service, &h.src) {
+        if snapshot.denies(&h.src) {
+            return Err(Refusal::SourceDenied);
+        }
+        if !snapshot.is_in_range(service, &h.src) {
             return Err(Refusal::SourceRange);
         }
         let stray = request.kind.has_connection() && !request.kind.is_opening();
@@ -300,6 +303,12 @@ impl Pipeline {
         // The packet ends here, so it begins no flow. Without a backend, the gateway itself is its destination.
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
+        }
+        if (service.limited.of_new_flows() || snapshot.limits_sources()) && !stray && has_backends
+            // Without entries, only a SYN is known to begin a flow.
+            && (!service.on_change || request.kind.is_opening())
+        {
+            self.admit(snapshot, request, &h.src, now)?;
         }
         if service.on_change {
             return self.begin_on_change(burst, request, &h);
@@ -380,7 +389,7 @@ impl Pipeline {
         let service = request.service;
         // The hash was not computed for a known flow.
         let choice_hash = match request.found {
-            Some(_) => choice_hash(service, h),
+            Some(_) => choice_hash(snapshot, service, h),
             None => request.choice_hash,
         };
         if service.affinity_ms == 0 {
@@ -410,6 +419,28 @@ impl Pipeline {
             }
             Selector::Turns(turns) => self.schedule.turn(service.id, turns),
             Selector::Loads(loaded) => self.schedule.least(service, loaded, &mut self.flows),
+        }
+    }
+
+    /// Counts a new flow against the limits of its source and of its Service. The source comes first, so that one source
+    /// does not use up the rate of the Service. A flow that only changes its backend is not new.
+    #[cold]
+    fn admit(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        source: &Addr,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        if request.found.is_some_and(|known| !known.reopened) {
+            return Ok(());
+        }
+        if snapshot.source_rates(source).is_some_and(|rates| !rates.take(source, self.seed, now)) {
+            return Err(Refusal::SourceConnectionRate);
+        }
+        match snapshot.limited_service(request.service) {
+            Some(limited) => self.limits.admit(limited, snapshot, &self.flows, now),
+            None => Ok(()),
         }
     }
 
@@ -579,8 +610,8 @@ impl Pipeline {
 
 /// The hash for the choice of a backend.
 #[inline]
-fn choice_hash(service: &Service, h: &Headers) -> u64 {
-    service.choice_hash((&h.src, h.src_port), (&h.dst, h.dst_port), h.proto)
+fn choice_hash(snapshot: &Snapshot, service: &Service, h: &Headers) -> u64 {
+    snapshot.choice_hash(service, (&h.src, h.src_port), (&h.dst, h.dst_port), h.proto)
 }
 
 /// The result of stage 4 for one packet.

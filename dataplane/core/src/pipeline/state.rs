@@ -13,6 +13,7 @@ use crate::ids::WorkerIndex;
 use crate::limits::AGEING_BUCKETS_PER_BURST;
 use crate::now::Now;
 use crate::reply_limit::{Bucket, ReplyLimit};
+use crate::service_limits::WorkerLimits;
 use crate::snapshot::Snapshot;
 use crate::verdict::AnswerKind;
 
@@ -46,6 +47,7 @@ pub struct Pipeline {
     pub(super) fragmenting: Bucket,
     pub(super) outer_identifications: Identifications,
     pub(super) schedule: Schedule,
+    pub(super) limits: WorkerLimits,
     recheck: Recheck,
 }
 
@@ -65,6 +67,7 @@ impl Pipeline {
             fragmenting: Bucket::default(),
             outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
             schedule: Schedule::new(config.worker, config.workers, config.seed),
+            limits: WorkerLimits::new(),
             recheck: Recheck::default(),
         }
     }
@@ -99,6 +102,12 @@ impl Pipeline {
         if !snapshot.compared().is_empty() {
             self.schedule.share(snapshot, tallies, &mut self.flows, now);
         }
+    }
+
+    /// Reports the flows that have ended to the counts of Services with limits, and what the limits dropped. Call it
+    /// several times a second, also when there are no packets.
+    pub fn report_limits(&mut self, snapshot: &Snapshot) {
+        self.limits.report(snapshot, &self.flows);
     }
 
     /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to

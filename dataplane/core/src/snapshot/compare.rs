@@ -109,6 +109,7 @@ impl<'a> Seen<'a> {
             affinity_ms,
             idle_ms,
             source_ranges,
+            limited,
             port,
             mss_limit,
             protocol,
@@ -131,11 +132,16 @@ impl<'a> Seen<'a> {
         let times = (affinity_ms, idle_ms);
         let asked = asked.as_ref().map(|ranges| ranges.nets());
         let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
+        let limits = snapshot.limited_service(service).map(|of| {
+            let ports: Vec<_> =
+                of.ports().iter().map(|id| snapshot.service_info(*id).map(|info| info.key)).collect();
+            (limited, of.namespace(), of.name(), of.limits(), ports)
+        });
         let list: Vec<_> =
             backends.iter().map(|info| (self.shown(info), self.backend(id, info.id))).collect();
         let choice: Vec<_> = (0..FLOWS).map(|flow| selector.owner(mix(flow)).map(|at| self.at(at))).collect();
         let choices = (self.all_choices(selector), choice);
-        (names, (is_found, is_compared), record, times, (asked, admits), list, choices)
+        (names, (is_found, is_compared), record, times, (asked, admits, limits), list, choices)
     }
 
     /// A backend of the service port `service` as packets use it.
@@ -262,7 +268,9 @@ impl<'a> Seen<'a> {
         fixed.sort_unstable();
         let sources = [Family::V4, Family::V6]
             .map(|family| (snapshot.snat_addresses(family), snapshot.tunnel_source(family)));
-        (snapshot.generation, &snapshot.network.interfaces, sources, &snapshot.policy, routers, fixed)
+        let protection = (snapshot.source_lists(), snapshot.source_rate());
+        let network = (&snapshot.network.interfaces, sources, routers, fixed);
+        (snapshot.generation, network, &snapshot.policy, protection)
     }
 }
 

@@ -6,10 +6,14 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use super::TunnelPrefix;
+use crate::selection_key::SelectionKey;
+use crate::source_lists::SourceLists;
+use crate::source_rates::SourceRate;
 use crate::wire::MacAddr;
 
 /// The state that all services share: it decides how a backend can be reached. `I` is the type of an interface.
@@ -29,7 +33,12 @@ pub struct NetworkSpec<I = InterfaceSpec> {
     pub tunnel_source_v6: Option<TunnelPrefix>,
     /// `dataplane.gateway`: the networks of backends whose own traffic arrives here.
     pub gateway: GatewaySpec,
-    /// `dataplane.unknownFlows`, `services.unservedPorts`, `dataplane.routersAsClients` and `dataplane.oversized`.
+    /// `protection.deny` and `protection.allow`.
+    pub sources: Arc<SourceLists>,
+    /// `protection.newConnections`: the rate of new flows of each source prefix; `None` for no limit.
+    pub source_rate: Option<SourceRate>,
+    /// `dataplane.unknownFlows`, `services.unservedPorts`, `dataplane.routersAsClients`, `dataplane.oversized` and
+    /// `selectionKey`.
     pub policy: Policy,
 }
 
@@ -44,6 +53,8 @@ impl<I> Default for NetworkSpec<I> {
             tunnel_source_v4: None,
             tunnel_source_v6: None,
             gateway: GatewaySpec::default(),
+            sources: Arc::default(),
+            source_rate: None,
             policy: Policy::default(),
         }
     }
@@ -61,6 +72,8 @@ impl<I> NetworkSpec<I> {
             tunnel_source_v4: self.tunnel_source_v4,
             tunnel_source_v6: self.tunnel_source_v6,
             gateway: self.gateway.clone(),
+            sources: Arc::clone(&self.sources),
+            source_rate: self.source_rate,
             policy: self.policy,
         }
     }
@@ -117,6 +130,8 @@ pub struct Policy {
     /// IPv4 packets without DF that do not fit the path are sent in fragments (RFC 791 section 2.3). Otherwise they are
     /// answered like packets with DF.
     pub fragment_ipv4: bool,
+    /// The secret by which backends are chosen, the same on all gateways. Without one, clients can choose theirs.
+    pub selection_key: Option<SelectionKey>,
 }
 
 impl Default for Policy {
@@ -126,6 +141,7 @@ impl Default for Policy {
             reject_unserved_ports: true,
             serve_routers: false,
             fragment_ipv4: true,
+            selection_key: None,
         }
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::network_spec::NetworkSpec;
+use super::service_limits::ServiceLimits;
 use super::shared::Shared;
 use crate::loads::LoadRule;
 use crate::wire::encapsulation::{Encapsulation, GUE_PORT, GueVariant};
@@ -324,6 +325,8 @@ pub struct ServiceSpec {
     /// The admitted clients, by prefix; `None` admits all. If the list has no prefix of a family, no client of that
     /// family is admitted. New flows are checked, and known flows are checked after a change.
     pub source_ranges: Option<Arc<[IpNet]>>,
+    /// The limits of the whole Service, the same on all its ports.
+    pub limits: ServiceLimits,
     /// Whether a new VIP is announced on the links (`announce.l2`). It is not announced if routes lead to it. If a VIP
     /// has several ports, one announced port is sufficient.
     pub announced: bool,

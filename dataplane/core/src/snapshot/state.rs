@@ -16,9 +16,13 @@ use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::neighbors::NeighborSlot;
 use crate::prefetch;
 use crate::routes::{NextHop, Routes};
+use crate::selection_key::{client_choice, flow_choice};
 use crate::selector::Selector;
-use crate::service::{Service, ServiceInfo, Services};
+use crate::service::{ChoiceBasis, Service, ServiceInfo, Services};
+use crate::service_limits::{LimitedService, LimitedServices};
+use crate::source_lists::{SourceList, SourceLists};
 use crate::source_ranges::Sets;
+use crate::source_rates::{SourceRate, SourceRates};
 use crate::wire::{Addr, Family};
 
 /// The forwarding state of one moment. See [the module](crate::snapshot).
@@ -39,7 +43,11 @@ pub struct Snapshot {
     pub(super) network: Network,
     pub(super) policy: Policy,
     pub(super) source_ranges: Sets,
-    /// The generation in which a service's source ranges last changed.
+    pub(super) limited: LimitedServices,
+    /// The lists of sources, if they have an entry.
+    pub(super) sources: Option<Arc<SourceLists>>,
+    pub(super) source_rates: Option<Arc<SourceRates>>,
+    /// The generation in which a service's source ranges, or the lists of sources, last changed.
     pub(super) admission: u64,
     /// The service ports that compare the loads of their backends, in the order of their keys.
     pub(super) compared: Arc<[ServiceId]>,
@@ -76,15 +84,63 @@ impl Snapshot {
         self.services.by_id(id)
     }
 
-    /// Whether a client may begin a flow with a service. Costs one comparison if the service has no source ranges,
-    /// otherwise some cache lines ([`source_ranges`](crate::source_ranges)).
+    /// Whether a client may have flows with a service: the gateway's lists and the source ranges of the service admit
+    /// it. Costs two comparisons without either, otherwise some cache lines
+    /// ([`source_lists`](crate::source_lists), [`source_ranges`](crate::source_ranges)).
     #[inline]
     #[must_use]
     pub fn admits(&self, service: &Service, client: &Addr) -> bool {
+        !self.denies(client) && self.is_in_range(service, client)
+    }
+
+    /// Whether the gateway's own lists refuse a source.
+    #[inline]
+    #[must_use]
+    pub fn denies(&self, source: &Addr) -> bool {
+        self.sources.as_ref().is_some_and(|lists| lists.denies(source))
+    }
+
+    /// The gateway's own lists of sources, if they have an entry.
+    #[must_use]
+    pub fn source_lists(&self) -> Option<&SourceLists> {
+        self.sources.as_deref()
+    }
+
+    /// The rate of new flows of each source prefix, if there is a limit.
+    #[must_use]
+    pub fn source_rate(&self) -> Option<SourceRate> {
+        self.source_rates.as_ref().map(|rates| rates.rate)
+    }
+
+    /// The rates of new flows of source prefixes, if the source is limited: sources in `protection.allow` are not.
+    #[inline]
+    pub(crate) fn source_rates(&self, source: &Addr) -> Option<&SourceRates> {
+        let rates = self.source_rates.as_deref()?;
+        let list = self.sources.as_ref().and_then(|lists| lists.list_of(source));
+        (list != Some(SourceList::Allow)).then_some(rates)
+    }
+
+    /// Whether source prefixes have a limit for new flows.
+    #[inline]
+    pub(crate) fn limits_sources(&self) -> bool {
+        self.source_rates.is_some()
+    }
+
+    /// Whether the source ranges of a service admit a client.
+    #[inline]
+    #[must_use]
+    pub fn is_in_range(&self, service: &Service, client: &Addr) -> bool {
         match service.source_ranges.checked_sub(1) {
             None => true,
             Some(at) => self.source_ranges.get(at).admits(client),
         }
+    }
+
+    /// The limits of a service port, and what the workers share for them.
+    #[inline]
+    #[must_use]
+    pub fn limited_service(&self, service: &Service) -> Option<&LimitedService> {
+        self.limited.of_port(service.id)
     }
 
     /// The generation in which the source ranges of a service with flows last changed. A worker that has called
@@ -100,6 +156,18 @@ impl Snapshot {
     #[must_use]
     pub fn compared(&self) -> &[ServiceId] {
         &self.compared
+    }
+
+    /// The hash by which a flow of a service chooses its backend ([`Service::select`]). Ports are in host order.
+    #[inline]
+    #[must_use]
+    pub fn choice_hash(&self, service: &Service, src: (&Addr, u16), dst: (&Addr, u16), proto: u8) -> u64 {
+        let key = self.policy.selection_key.as_ref();
+        match service.basis {
+            ChoiceBasis::Flow => flow_choice(key, src.0, src.1, dst.0, dst.1, proto),
+            ChoiceBasis::Client => client_choice(key, src.0),
+            ChoiceBasis::Vip => client_choice(key, dst.0),
+        }
     }
 
     /// Prefetches a backend.
@@ -277,6 +345,12 @@ impl Snapshot {
         let shares = service.selector().shares();
         let backends = self.services.info(service.id).map_or(&[][..], |info| &info.backends);
         backends.iter().map(|backend| shares.get(&backend.id).copied().unwrap_or(0)).collect()
+    }
+
+    /// The Services with limits, in the order of namespace and name.
+    #[must_use]
+    pub fn limited_services(&self) -> &[LimitedService] {
+        self.limited.all()
     }
 
     /// The endpoint of an id, if it still exists.

@@ -55,6 +55,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         idle_timeout_udp: Duration::from_secs(60),
         idle_timeout_sctp: Duration::from_secs(60),
         source_ranges: None,
+        limits: ServiceLimits::default(),
         announced: true,
         backends,
     }
@@ -82,6 +83,7 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
             tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
             gateway: GatewaySpec::default(),
             policy: Policy::default(),
+            ..NetworkSpec::default()
         }
         .into(),
         services: services.into_iter().map(Into::into).collect(),

@@ -19,8 +19,8 @@ use crate::pipeline::{
 };
 use crate::snapshot::{
     BackendSpec, BackendState, FlowTracking, ForwardingMode, GatewaySpec, InterfaceSpec, MssClamp,
-    NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec,
-    SharedService, Snapshot, SnapshotSpec, TunnelOptions,
+    NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey,
+    ServiceLimits, ServiceSpec, SharedService, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -77,6 +77,7 @@ pub fn spec() -> SnapshotSpec {
             tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
             gateway: GatewaySpec::default(),
             policy: Policy::default(),
+            ..NetworkSpec::default()
         }
         .into(),
         services: Vec::new(),
@@ -110,6 +111,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         idle_timeout_udp: Duration::from_secs(120),
         idle_timeout_sctp: Duration::from_secs(120),
         source_ranges: None,
+        limits: ServiceLimits::default(),
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
     }

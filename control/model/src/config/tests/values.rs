@@ -1,6 +1,9 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
+use tidegate_core::selection_key::SelectionKey;
 use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, Policy, RouteSpec, TunnelOptions};
+use tidegate_core::source_lists::SourceList;
+use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::MacAddr;
 use tidegate_core::wire::encapsulation::GueVariant;
 
@@ -61,6 +64,7 @@ fn every_key_of_the_dataplane_arrives() {
             reject_unserved_ports: false,
             serve_routers: true,
             fragment_ipv4: false,
+            selection_key: SelectionKey::from_hex("0f0e0d0c0b0a09080706050403020100"),
         }
     );
     assert_eq!(valid(BASE).dataplane.network.policy, Policy::default());
@@ -191,5 +195,78 @@ fn workers_idle_adaptively_by_default_on_fewer_than_four_cores() {
     for (cores, idle) in [(1, Idle::Adaptive), (3, Idle::Adaptive), (4, Idle::Poll)] {
         let loaded = parse(HEAD, "g", Path::new(""), cores);
         assert_eq!(loaded.config.expect("valid").dataplane.idle, idle);
+    }
+}
+
+#[test]
+fn every_key_of_protection_arrives() {
+    let config = valid(FULL);
+    let source = |text: &str| text.parse::<std::net::IpAddr>().unwrap().into();
+    let found = |text: &str| config.protection.sources.find(&source(text)).map(|found| found.list);
+    assert_eq!(config.protection.sources.counts(), [2, 1]);
+    assert_eq!(found("198.51.100.7"), Some(SourceList::Deny));
+    assert_eq!(found("198.51.100.9"), Some(SourceList::Allow));
+    assert_eq!(found("2001:db8:bad::1"), Some(SourceList::Deny));
+    assert_eq!(config.protection.files, [PathBuf::from("/dev/null"), PathBuf::from("/dev/null")]);
+    let rate = SourceRate { per_second: 100, burst: 500, v4_len: 24, v6_len: 56 };
+    assert_eq!(config.protection.new_connections, Some(rate));
+    assert_eq!(config.dataplane.network.source_rate, Some(rate));
+    assert_eq!(config.dataplane.network.sources, config.protection.sources);
+    let only_rate = valid(&format!("{BASE}protection: {{newConnections: {{perSecond: 7}}}}\n"));
+    let rate = SourceRate { per_second: 7, burst: 7, v4_len: 32, v6_len: 64 };
+    assert_eq!(only_rate.protection.new_connections, Some(rate));
+    assert_eq!(valid(BASE).protection, ProtectionConfig::default());
+}
+
+#[test]
+fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
+    let directory = std::env::temp_dir().join(format!("tidegate-lists-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+    write("deny.txt", "# bad\n198.51.100.0/24  # a comment\n\n2001:db8::7\n 203.0.113.9 \r\n");
+    write("key", "000102030405060708090A0B0C0D0E0F\n");
+    let text = format!("{BASE}protection: {{deny: {{files: [deny.txt]}}}}\nselectionKey: {{file: key}}\n");
+    let load = || parse(&text, "gateway.yaml", &directory, 2);
+    let config = load().config.expect("it is valid");
+    assert_eq!(config.protection.sources.counts(), [3, 0]);
+    let key = config.dataplane.network.policy.selection_key;
+    assert_eq!(key, SelectionKey::from_hex("000102030405060708090a0b0c0d0e0f"));
+    assert!(!format!("{config:?}").contains("08090"), "the key is not shown");
+
+    write("deny.txt", "198.51.100.0/24\nnobody\n10.0.0.1/8\n");
+    write("key", "0001\n");
+    let loaded = load();
+    assert!(loaded.config.is_none());
+    let report = loaded.report.to_string();
+    let file = directory.join("deny.txt").display().to_string();
+    for expected in [
+        format!("{file}:2:1: error: \"nobody\" is not a prefix; accepted: an address or a CIDR"),
+        format!("{file}:3:1: error: 10.0.0.1/8 has bits after its prefix: 10.0.0.0/8 is meant"),
+        "selectionKey.file: 4 characters are not a key; accepted: 32 hexadecimal digits".to_owned(),
+    ] {
+        assert!(report.contains(&expected), "{expected}\n{report}");
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+    let report = load().report.to_string();
+    assert!(report.contains("deny.txt cannot be read") && report.contains("key cannot be read"), "{report}");
+}
+
+#[test]
+fn faults_of_protection_and_of_the_key_say_what_is_accepted() {
+    for (text, expected) in [
+        ("protection: {newConnections: {burst: 5}}", "perSecond"),
+        ("protection: {newConnections: {perSecond: 0}}", "1 to 10000000"),
+        ("protection: {newConnections: {perSecond: 5, ipv6Prefix: 65}}", "16 to 64"),
+        ("protection: {deny: {prefixes: [10.0.0.1/8]}}", "10.0.0.0/8"),
+        ("protection: {deny: [10.0.0.0/8]}", "a mapping"),
+        ("selectionKey: {value: '00'}", "32 hexadecimal digits"),
+        ("selectionKey: {value: '000102030405060708090a0b0c0d0e0f', file: /dev/null}", "one of the two"),
+        ("selectionKey: {fil: a}", "accepted: file"),
+    ] {
+        let loaded = parse(&format!("{BASE}{text}\n"), "gateway.yaml", Path::new("/etc/tidegate"), 2);
+        assert!(loaded.config.is_none(), "{text}");
+        let report = loaded.report.to_string();
+        assert!(report.contains(expected), "{text}: {report}");
+        assert!(!report.contains("08090a0b"), "the key is not shown: {report}");
     }
 }

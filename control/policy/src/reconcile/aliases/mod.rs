@@ -48,6 +48,11 @@ pub(super) fn known(annotation: &str) -> Option<&'static Alias> {
     })
 }
 
+/// Whether an annotation limits what goes out to clients.
+pub(super) fn limits_answers(annotation: &str) -> bool {
+    annotation == tke::BANDWIDTH
+}
+
 const fn alias(vendor: &'static str, key: &'static str, read: Read) -> Alias {
     Alias { vendor, key, read }
 }

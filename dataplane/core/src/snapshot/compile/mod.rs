@@ -22,13 +22,15 @@ use super::interface::Interface;
 use super::lineage::{Lineage, Problems};
 use super::network::Network;
 use super::problem::{CompileError, Problem};
-use super::spec::{ServiceKey, SnapshotSpec};
+use super::spec::{NoEndpoints, ServiceKey, SnapshotSpec};
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
 use crate::limits;
 use crate::neighbors::{NeighborSlot, NeighborTable};
 use crate::service::Services;
+use crate::service_limits::LimitedServices;
 use crate::source_ranges::Sets;
+use crate::source_rates::SourceRates;
 use identity::Ids;
 use records::finish;
 use services::{Programmed, at_most, sorted_services};
@@ -161,6 +163,11 @@ fn assemble(
         services.push((hot, info));
     }
     tables.tidy();
+    let sources = (!spec.network.sources.is_empty()).then(|| Arc::clone(&spec.network.sources));
+    if previous.is_some_and(|snapshot| snapshot.sources != sources) {
+        admission = spec.generation;
+    }
+    let limited = limited_services(spec, previous, programmed, &ids);
     let lineage = Lineage {
         network: spec.network.clone(),
         ranks: ranks(spec, programmed),
@@ -180,9 +187,38 @@ fn assemble(
         network,
         policy: spec.network.policy,
         source_ranges: sets,
+        limited,
+        sources,
+        source_rates: source_rates(spec, previous),
         admission,
         carried: Carried { generations: ids.generations, tables, static_neighbors, holds, lineage },
     }
+}
+
+/// The rates of source prefixes. An unchanged limit keeps what was counted.
+fn source_rates(spec: &SnapshotSpec, previous: Option<&Snapshot>) -> Option<Arc<SourceRates>> {
+    let rate = spec.network.source_rate?;
+    let kept =
+        previous.and_then(|snapshot| snapshot.source_rates.as_ref()).filter(|rates| rates.rate == rate);
+    Some(kept.map_or_else(|| Arc::new(SourceRates::new(rate)), Arc::clone))
+}
+
+/// The Services with limits.
+fn limited_services(
+    spec: &SnapshotSpec,
+    previous: Option<&Snapshot>,
+    programmed: &[Programmed<'_>],
+    ids: &Ids,
+) -> LimitedServices {
+    let limited = programmed.iter().zip(&ids.services).filter(|(service, _)| !service.spec.limits.is_none());
+    // The limits of the last port count. A port that only remains for its flows may have former ones.
+    let (left, served): (Vec<_>, Vec<_>) =
+        limited.partition(|(service, _)| service.spec.no_endpoints == NoEndpoints::Unserved);
+    let ports = left.into_iter().chain(served).map(|(service, &id)| {
+        (id, (service.spec.namespace.as_str(), service.spec.name.as_str()), service.spec.limits)
+    });
+    let indices = ids.generations.services.len();
+    LimitedServices::build(ports, indices, spec.generation, previous.map(|snapshot| &snapshot.limited))
 }
 
 /// The position of each service of the spec in the order of keys.

@@ -13,6 +13,7 @@ use crate::maglev::{self, Tables};
 use crate::rendezvous::{self, Identity, Rendezvous};
 use crate::selector::{BothSeats, Selector, Slots};
 use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
+use crate::service_limits::LimitFlags;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{BackendState, FlowTracking, FormerWeight, Protocol, Scheduler, ServiceSpec};
 use crate::source_ranges::SourceRanges;
@@ -233,6 +234,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
             Protocol::Sctp => service.spec.idle_timeout_sctp,
         }),
         source_ranges,
+        limited: LimitFlags::new(&service.spec.limits),
         port: service.spec.key.port,
         mss_limit: service.spec.mss_clamp.limit(),
         protocol: service.spec.key.protocol,

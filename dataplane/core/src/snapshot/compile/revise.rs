@@ -25,6 +25,7 @@ use crate::snapshot::indices::{Generations, Kind};
 use crate::snapshot::lineage::{Fresh, Lineage, Problems};
 use crate::snapshot::network::Network;
 use crate::snapshot::problem::Problem;
+use crate::snapshot::service_limits::ServiceLimits;
 use crate::snapshot::spec::{NoEndpoints, ServiceSpec, SnapshotSpec};
 use crate::snapshot::state::Snapshot;
 
@@ -74,6 +75,9 @@ pub(super) fn revise(
         network: previous.network.clone(),
         policy: spec.network.policy,
         source_ranges: previous.source_ranges.clone(),
+        limited: previous.limited.clone(),
+        sources: previous.sources.clone(),
+        source_rates: previous.source_rates.clone(),
         admission: previous.admission,
         carried: Carried {
             generations: Generations {
@@ -155,7 +159,11 @@ fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)
         if old.is_same(new) {
             continue;
         }
-        if old.key != new.key || old.source_ranges != new.source_ranges || leaves(old) != leaves(new) {
+        if old.key != new.key
+            || old.source_ranges != new.source_ranges
+            || leaves(old) != leaves(new)
+            || limits(old) != limits(new)
+        {
             return None;
         }
         backends = backends - old.backends.len() + new.backends.len();
@@ -163,6 +171,11 @@ fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)
     }
     changed.sort_unstable();
     (backends <= limits::BACKENDS_MAX).then_some((changed, backends))
+}
+
+/// The limits of a service port, and the Service to which they apply.
+fn limits(service: &ServiceSpec) -> Option<(ServiceLimits, &str, &str)> {
+    (!service.limits.is_none()).then_some((service.limits, &service.namespace, &service.name))
 }
 
 /// Whether the service does not make its VIP an address of the gateway.

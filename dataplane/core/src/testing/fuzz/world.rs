@@ -4,6 +4,7 @@
 //! the requested neighbours. `checks` has the properties that must hold.
 
 use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,14 +24,14 @@ use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
 use crate::snapshot::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec, InterfaceSpec,
-    MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey, ServiceSpec, Snapshot,
-    SnapshotSpec, TunnelOptions,
+    MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
+    Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use crate::wire::encapsulation::{GUE_PORT, GueVariant};
-use crate::wire::{MacAddr, VlanId};
+use crate::wire::{Addr, MacAddr, VlanId};
 
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
 const BACKENDS_V6: [&str; 6] = ["fd00::1", "fd00::2", "fd01::1", "fd00::20", "fd09::1", "fd00::3"];
@@ -310,6 +311,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
         reject_unserved_ports: !choices.one_in(4),
         serve_routers: choices.one_in(4),
         fragment_ipv4: !choices.one_in(4),
+        selection_key: None,
     };
     for _ in 0..2 + choices.below(8) {
         let service = service(choices);
@@ -363,6 +365,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         idle_timeout_udp: seconds(choices.pick(&[120, 1])),
         idle_timeout_sctp: seconds(choices.pick(&[120, 1])),
         source_ranges: None,
+        limits: limits(&key),
         announced: true,
         backends: Vec::new(),
     };
@@ -382,6 +385,19 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         service.flow_tracking = FlowTracking::OnChange(service.backends.iter().map(former).collect());
     }
     service
+}
+
+/// A few services have limits that some packets exceed.
+///
+/// They follow from the key, so that inputs that were found before keep their meaning.
+fn limits(key: &ServiceKey) -> ServiceLimits {
+    let one = |wanted: bool| wanted.then_some(NonZeroU32::MIN);
+    let chosen = Addr::from(key.vip).bytes()[15] % 4;
+    ServiceLimits {
+        connections: one(chosen == 1 && key.protocol == Protocol::Tcp),
+        connection_rate: one(chosen == 1 && key.protocol == Protocol::Udp),
+        bandwidth: NonZeroU64::new(8_000).filter(|_| chosen == 2),
+    }
 }
 
 /// A few services have source ranges, which include only half of the clients.

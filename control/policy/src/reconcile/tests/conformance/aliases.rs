@@ -517,3 +517,18 @@ fn the_same_sharing_key_of_another_balancer_puts_services_on_one_address() {
     let vips: BTreeSet<IpAddr> = both.look().spec.services.iter().map(|s| s.key.vip).collect();
     assert_eq!(vips.len(), 1);
 }
+
+#[test]
+fn a_limit_of_what_goes_out_is_refused_where_answers_do_not_pass_the_gateway() {
+    let bandwidth = ("service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out", "10");
+    let dsr = (key::FORWARDING, "dsr-ipip");
+    let outcome = compat(&[bandwidth, dsr], &["tke"]).look();
+    assert_eq!(outcome.spec.services.len(), 0);
+    let (reason, what, accepted) = finding(&outcome);
+    assert_eq!(reason, Reason::InvalidValue);
+    assert!(what.contains("answers do not pass the gateway") && what.contains(bandwidth.0), "{what}");
+    assert!(accepted.contains("nat or fullnat"), "{accepted}");
+    // Ours says which direction it means, and overrides the alias.
+    let outcome = compat(&[bandwidth, dsr, (key::MAX_BANDWIDTH, "20M")], &["tke"]).look();
+    assert!(messages(&outcome).iter().all(|text| !text.contains("bandwidth")), "{:?}", messages(&outcome));
+}

@@ -1,5 +1,7 @@
 //! Section 8, our own annotations: the effect of each, its range, and the findings for invalid values.
 
+use std::num::{NonZeroU32, NonZeroU64};
+
 use super::*;
 use crate::reconcile::annotations::key;
 use tidegate_core::snapshot::{FlowTracking, ForwardingMode, MssClamp, Scheduler, TunnelOptions};
@@ -75,9 +77,10 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
     (key::PROXY_PROTOCOL, "v1", Reason::NotSupported, "none"),
     (key::PROXY_PROTOCOL, "v3", Reason::NotSupported, "none"),
-    (key::MAX_BANDWIDTH, "10M", Reason::NotSupported, "0 (no limit)"),
-    (key::MAX_CONNECTION_RATE, "100", Reason::NotSupported, "0 (no limit)"),
-    (key::MAX_CONNECTIONS, "100", Reason::NotSupported, "0 (no limit)"),
+    (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
+    (key::MAX_BANDWIDTH, "999k", Reason::InvalidValue, "bits per second from 1M to 100G"),
+    (key::MAX_CONNECTION_RATE, "100/s", Reason::InvalidValue, "from 1 to 100000000"),
+    (key::MAX_CONNECTIONS, "many", Reason::InvalidValue, "from 1 to 1000000000"),
 ];
 
 #[test]
@@ -563,4 +566,22 @@ fn an_invalid_weight_is_reported_at_its_pod_or_node() {
     let on_the_service = annotated_with(key::WEIGHT, "2");
     let said = "annotation tidegate.dev/weight has no effect: it has an effect on Pods and Nodes only";
     assert_eq!(finding(&on_the_service).1, said);
+}
+
+#[test]
+fn the_limits_of_a_service_are_those_of_all_its_ports() {
+    let outcome = Both::new(&annotated_web(&[
+        (key::MAX_CONNECTIONS, "100"),
+        (key::MAX_CONNECTION_RATE, " 7 "),
+        (key::MAX_BANDWIDTH, "2500M"),
+    ]))
+    .look();
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+    for spec in &outcome.spec.services {
+        let limits = &spec.limits;
+        assert_eq!(limits.connections.map(NonZeroU32::get), Some(100));
+        assert_eq!(limits.connection_rate.map(NonZeroU32::get), Some(7));
+        assert_eq!(limits.bandwidth.map(NonZeroU64::get), Some(2_500_000_000));
+    }
+    assert!(plain().spec.services.iter().all(|spec| spec.limits.is_none()));
 }

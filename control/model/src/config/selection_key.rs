@@ -1,0 +1,50 @@
+//! `selectionKey`: the secret by which all gateways of a fleet choose backends, from the configuration or from a file.
+
+use std::path::Path;
+
+use tidegate_core::selection_key::SelectionKey;
+
+use super::section::section;
+use crate::yaml::{Field, Fields};
+
+const ACCEPTED: &str =
+    "32 hexadecimal digits, as `openssl rand -hex 16` writes them, the same on all gateways";
+
+pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SelectionKey> {
+    section(parent, "selectionKey", |fields| {
+        let (value, file) = (fields.get("value"), fields.get("file"));
+        if value.is_none() && file.is_none() && !fields.is_empty() {
+            fields.itself().error("neither value nor file is given", "one of the two");
+        }
+        if let (Some(_), Some(file)) = (&value, &file) {
+            file.error("value is given too", "one of the two");
+        }
+        match (value, file) {
+            (Some(value), _) => key(&value, value.string()?),
+            (None, Some(file)) => key_of_file(&file, base),
+            (None, None) => None,
+        }
+    })
+}
+
+/// The key of a text. A fault does not repeat the text, which may be most of a key.
+fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
+    let key = SelectionKey::from_hex(text.trim());
+    if key.is_none() {
+        let count = text.trim().chars().count();
+        field.error(format_args!("{count} characters are not a key"), ACCEPTED);
+    }
+    key
+}
+
+/// The key of a file, such as a mounted Secret. White space around it is ignored.
+fn key_of_file(field: &Field<'_>, base: &Path) -> Option<SelectionKey> {
+    let path = base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => key(field, &text),
+        Err(error) => {
+            field.error(format_args!("{} cannot be read: {error}", path.display()), "a readable file");
+            None
+        }
+    }
+}
