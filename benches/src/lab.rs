@@ -380,6 +380,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         idle_timeout_sctp: Duration::from_secs(120),
         source_ranges: None,
         limits: ServiceLimits::default(),
+        proxy_protocol: None,
         announced: true,
         backends: backends.collect(),
     }

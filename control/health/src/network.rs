@@ -24,8 +24,9 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use tidegate_core::wire::proto;
+use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_probe::{Flow, ProbePath, Probes};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;
 
@@ -82,10 +83,13 @@ impl NetworkProber {
             return associate(way, address).await.map(|()| None);
         }
         // Dropped after the connection, because the end of the connection must also reach the backend.
-        let (stream, _flow) = match way {
+        let (mut stream, _flow) = match way {
             Some((probes, way)) => connect_at_vip(probes, way, address.port()).await?,
             None => (connect(address).await?, None),
         };
+        if let Some(version) = target.probe.header {
+            stream.write_all(header_without_client(version)).await?;
+        }
         match &target.probe.check {
             Check::Tcp => Ok(None),
             Check::Udp | Check::Sctp => unreachable!("they have no stream"),
@@ -154,6 +158,15 @@ impl From<Failure> for Fault {
 impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
         Self { result: result_of(&error), weight: None }
+    }
+}
+
+/// A header of the PROXY protocol that names no client: servers take the connection for one of the sender's own.
+fn header_without_client(version: ProxyVersion) -> &'static [u8] {
+    match version {
+        ProxyVersion::V1 => b"PROXY UNKNOWN\r\n",
+        // Command LOCAL, no family, no addresses.
+        ProxyVersion::V2 => b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0",
     }
 }
 

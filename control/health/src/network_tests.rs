@@ -130,6 +130,31 @@ async fn closed() -> SocketAddr {
 }
 
 #[tokio::test]
+async fn checks_of_endpoints_that_expect_the_proxy_protocol_begin_with_a_header_that_names_no_client() {
+    for (version, header) in
+        [(ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]), (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0")]
+    {
+        for check in [Check::Tcp, Check::Http { path: "/200".into() }] {
+            let (listener, address) = listener().await;
+            let probe = Probe::new(check.clone(), Rules::default()).with_header(Some(version));
+            let target = Target::new(address, &probe.into());
+            let server = async {
+                let (mut stream, _) = listener.accept().await.expect("it listens");
+                let mut read = vec![0; header.len()];
+                stream.read_exact(&mut read).await.expect("a header");
+                if check != Check::Tcp {
+                    Server::default().serve(stream).await;
+                }
+                read
+            };
+            let prober = NetworkProber::new();
+            let (read, answer) = tokio::join!(server, prober.ask(&target));
+            assert_eq!((&read[..], answer), (header, GOOD), "{target}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_tcp_check_wants_a_handshake_and_nothing_more() {
     let (listener, address) = listener().await;
     assert_eq!(ask(address, Check::Tcp).await, GOOD);

@@ -132,9 +132,9 @@ pub const FLOW_SHARE_PERCENT: u8 = 50;
 /// Lowest local port used by FullNAT: the ports below are for services of the host (RFC 6335).
 pub const SNAT_PORT_MIN: u16 = 1024;
 
-/// Bytes that headers may add in front of a frame: an outer IPv6 header and a tag, or an ICMPv6 error with its own
-/// headers. DPDK's default headroom is 128.
-pub const HEADROOM_MIN: usize = 96;
+/// Bytes that headers may add in front of a frame: the longest header of the PROXY protocol and a tag, an outer IPv6
+/// header and a tag, or an ICMPv6 error with its own headers. DPDK's default headroom is 128.
+pub const HEADROOM_MIN: usize = 112;
 
 /// Buckets of flows that are examined for ageing with each burst: at 30,000 bursts a second, a whole table for a
 /// million flows in 3 seconds. Eight buckets would cost 4 % more time per packet.

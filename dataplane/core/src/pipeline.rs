@@ -28,6 +28,7 @@ mod local;
 mod on_change;
 mod output;
 mod owners;
+mod proxied;
 mod reply_flows;
 mod schedule;
 mod segment_size;

@@ -18,6 +18,7 @@ use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Sched
 use crate::source_ranges::SourceRanges;
 use crate::table::Table;
 use crate::wire::Addr;
+use crate::wire::proxy_header::ProxyVersion;
 
 /// The data of a service port that the packet path needs: one cache line.
 #[derive(Debug, Clone)]
@@ -51,6 +52,8 @@ pub struct Service {
     /// Whether flows are remembered only while they are in flux
     /// ([`FlowTracking::OnChange`](crate::snapshot::FlowTracking)).
     pub on_change: bool,
+    /// The version of the PROXY protocol whose header the backends get.
+    pub proxy_protocol: Option<ProxyVersion>,
     /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
@@ -113,6 +116,8 @@ pub struct ServiceInfo {
     pub mode: ForwardingMode,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,
+    /// The version of the PROXY protocol whose header the backends get.
+    pub proxy_protocol: Option<ProxyVersion>,
     /// The admitted clients; `None` admits all.
     pub source_ranges: Option<Arc<SourceRanges>>,
     /// The programmed backends in the order of (address, port). The index is the backend's position.
@@ -249,6 +254,7 @@ fn vacant_service() -> Service {
         no_endpoints: NoEndpoints::Drop,
         basis: ChoiceBasis::Flow,
         on_change: false,
+        proxy_protocol: None,
         selector: Selector::default(),
     }
 }

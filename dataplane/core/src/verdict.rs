@@ -185,6 +185,9 @@ reasons! {
         FragmentUnknown => "fragment_unknown",
         /// An SCTP packet in fragments, in a mode that changes its ports: its checksum spans the fragments.
         SctpFragment => "sctp_fragment",
+        /// A client's packet in fragments that must carry a header of the PROXY protocol: the offsets of the later
+        /// fragments would change.
+        ProxyFragment => "proxy_fragment",
         /// An ICMP error about no flow of ours.
         IcmpErrorUnknown => "icmp_error_unknown",
         /// An ICMP or ICMPv6 redirect that is not for the kernel: it is never passed on.

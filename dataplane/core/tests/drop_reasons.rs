@@ -18,6 +18,7 @@ use tidegate_core::source_rates::SourceRate;
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec, spec_with};
 use tidegate_core::verdict::{DropReason, Refusal, Verdict};
+use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
 /// The reasons that the crate `tidegate-dataplane` counts, because it has the queues and the buffers.
@@ -186,6 +187,12 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let whole = Builder::sctp_init(CLIENT, VIP, 7).dont_fragment(false).chunk(0x80, 0, &[0; 600]);
             (lab(FullNat), builder::fragments(&to_gateway(whole), 7, 256).swap_remove(0))
         }
+        Refusal::ProxyFragment => {
+            let proxied =
+                ServiceSpec { proxy_protocol: Some(ProxyVersion::V2), ..one(FullNat, Protocol::Udp, VIP) };
+            let whole = to_gateway(question().dont_fragment(false).payload_len(600));
+            (Lab::new(vec![proxied]), builder::fragments(&whole, 7, 256).swap_remove(0))
+        }
         Refusal::Authenticated => {
             let signed = Builder::udp(CLIENT6, VIP6).extension(proto::AH, &[0; 14]);
             (lab(Nat), to_gateway(signed))
@@ -266,6 +273,7 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::ServiceFlowShare
         | Refusal::SnatPortsExhausted
         | Refusal::SctpFragment
+        | Refusal::ProxyFragment
         | Refusal::Authenticated => unreachable!("they need a gateway of their own"),
     }
 }

@@ -139,6 +139,7 @@ mod tests {
             idle_timeout_sctp: Duration::from_secs(60),
             source_ranges: Some(Arc::from([])),
             limits: ServiceLimits::default(),
+            proxy_protocol: None,
             announced,
             backends: vec![BackendSpec {
                 address: ip(backend),

@@ -46,6 +46,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         idle_timeout_sctp: Duration::from_secs(60),
         source_ranges: None,
         limits: ServiceLimits::default(),
+        proxy_protocol: None,
         announced: true,
         backends: vec![BackendSpec {
             address: ip(BACKEND_IP),

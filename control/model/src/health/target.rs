@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
+use tidegate_core::wire::proxy_header::ProxyVersion;
 
 /// The port on which a node's proxy (kube-proxy) answers [`Check::NodeProxy`].
 pub const NODE_PROXY_PORT: u16 = 10256;
@@ -98,6 +99,9 @@ pub struct Probe {
     pub check: Check,
     /// The interval, the timeout and the thresholds.
     pub rules: Rules,
+    /// The version of the PROXY protocol in whose header the endpoint expects its client. The header of a check names no
+    /// client. Only checks by TCP, HTTP and HTTPS have one.
+    pub header: Option<ProxyVersion>,
     /// The namespace that needs the check, which counts towards this namespace's share of all checks. `None` if the
     /// operator needs it, like the check of a node's proxy, which Services of all namespaces share.
     pub namespace: Option<Arc<str>>,
@@ -107,7 +111,13 @@ impl Probe {
     /// A check for the operator.
     #[must_use]
     pub fn new(check: Check, rules: Rules) -> Self {
-        Self { check, rules, namespace: None }
+        Self { check, rules, header: None, namespace: None }
+    }
+
+    /// The same check, with a header of the PROXY protocol.
+    #[must_use]
+    pub fn with_header(self, header: Option<ProxyVersion>) -> Self {
+        Self { header, ..self }
     }
 
     /// The same check for a namespace.
@@ -182,6 +192,9 @@ impl fmt::Display for Target {
             Check::NodeHealthPort => write!(f, "http://{address}/"),
             Check::NodeProxy => write!(f, "http://{address}/healthz"),
         }?;
+        if let Some(version) = self.probe.header {
+            write!(f, " with PROXY {version}")?;
+        }
         match &self.at_vip {
             Some(_) => write!(f, " at {}", self.address.ip()),
             None => Ok(()),

@@ -339,6 +339,9 @@ fn deliver(
 ) -> Result<(), (PacketVerdict, &'static str)> {
     let neighbors = about.neighbors;
     draft.step("mode", text::mode(snapshot, service, backend, packet));
+    if let Some(version) = service.proxy_protocol {
+        draft.step("proxy protocol", text::proxy_protocol(version, packet));
+    }
     let interface = snapshot.interface(backend.interface);
     let name = interface.map_or("?", |i| i.name.as_str());
     let hop = neighbors.key(backend.neighbor).map(|(_, addr)| addr.ip());

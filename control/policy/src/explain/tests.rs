@@ -11,6 +11,7 @@ use tidegate_core::snapshot::{
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::testing::lab::{self, Lab};
 use tidegate_core::wire::MacAddr;
+use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_core::wire::tcp::flags;
 
 use super::*;
@@ -44,6 +45,7 @@ fn service(
         idle_timeout_sctp: Duration::from_secs(300),
         source_ranges: None,
         limits: ServiceLimits::default(),
+        proxy_protocol: None,
         announced: true,
         backends: backends.iter().map(backend).collect(),
     }
@@ -132,6 +134,19 @@ fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
         "router 192.0.2.1 on uplink, 02:00:00:00:00:01 (dataplane.neighbors)"
     );
     assert!(found(&told, "mode").contains("192.0.2.3"), "{told}");
+}
+
+#[test]
+fn a_header_of_the_proxy_protocol_is_shown_as_the_backend_gets_it() {
+    let proxied = ServiceSpec {
+        proxy_protocol: Some(ProxyVersion::V1),
+        ..service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])
+    };
+    let told = ask(&spec(vec![proxied]), "203.0.113.1:80");
+    assert_eq!(
+        found(&told, "proxy protocol"),
+        "v1, 46 bytes in front of the client's data: PROXY TCP4 198.51.100.7 203.0.113.1 40000 80"
+    );
 }
 
 #[test]

@@ -13,10 +13,14 @@ use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
-use tidegate_core::snapshot::{BackendState, ForwardingMode, Scheduler, Snapshot, Transit, TunnelPrefix};
+use tidegate_core::snapshot::{
+    BackendState, ForwardingMode, Protocol, Scheduler, Snapshot, Transit, TunnelPrefix,
+};
 use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
+use tidegate_core::wire::proxy_header::{ProxyVersion, proxy_header};
+use tidegate_core::wire::rewrite::Endpoint;
 use tidegate_core::wire::{Addr, Family};
 use tidegate_model::yaml::text::show_bit_rate;
 
@@ -330,6 +334,22 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
             )
         }
     }
+}
+
+/// The header that the backend gets in front of the client's data.
+pub(super) fn proxy_protocol(version: ProxyVersion, packet: &Packet) -> String {
+    let end = |at: SocketAddr| Endpoint { addr: at.ip().into(), port: at.port() };
+    let protocol = packet.protocol.0;
+    let header = proxy_header(version, protocol.number(), end(packet.source), end(packet.destination));
+    let wherein = match protocol {
+        Protocol::Udp => "each datagram",
+        Protocol::Tcp | Protocol::Sctp => "the client's data",
+    };
+    let shown = match version {
+        ProxyVersion::V1 => String::from_utf8_lossy(header.trim_ascii_end()).into_owned(),
+        ProxyVersion::V2 => format!("{} -> {}", packet.source, packet.destination),
+    };
+    format!("{version}, {} bytes in front of {wherein}: {shown}", header.len())
 }
 
 /// The hash that chooses the outer source and the UDP source port.

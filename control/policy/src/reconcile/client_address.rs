@@ -16,14 +16,18 @@ use tidegate_model::objects::{IpFamily, Service, ServiceType, TargetPort, Traffi
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
-/// The forwarding mode of a Service without an annotation.
+/// The forwarding mode of a Service without an annotation. If it `tells_backends` the addresses of their clients in the
+/// PROXY protocol, they need not be kept in the packets.
 pub(super) fn mode(
     service: &Service,
     settings: &Settings,
     target: Target,
+    tells_backends: bool,
     findings: &mut Vec<Finding>,
 ) -> ForwardingMode {
-    if settings.services.defaults.forwarding != ForwardingMode::FullNat || !asks_for_client_addresses(service)
+    if settings.services.defaults.forwarding != ForwardingMode::FullNat
+        || tells_backends
+        || !asks_for_client_addresses(service)
     {
         return settings.services.defaults.forwarding;
     }

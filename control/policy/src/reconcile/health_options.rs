@@ -11,6 +11,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_model::config::{self, HealthConfig, HealthProtocol, Word};
 use tidegate_model::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
 use tidegate_model::objects::{Port, Protocol};
@@ -100,7 +101,13 @@ impl HealthOptions {
     }
 
     /// The checks of a Service whose ports have these protocols. Contradictions are reported.
-    pub(super) fn checks(mut self, read: &mut Reader<'_>, ports: impl Iterator<Item = Protocol>) -> Checks {
+    /// Endpoints that expect a `header` of the PROXY protocol get one.
+    pub(super) fn checks(
+        mut self,
+        read: &mut Reader<'_>,
+        ports: impl Iterator<Item = Protocol>,
+        header: Option<ProxyVersion>,
+    ) -> Checks {
         self.apply_operator_limits(read);
         if self.rules.timeout > self.rules.interval {
             let annotation = self.timeout_said.as_deref().unwrap_or(key::HEALTH_INTERVAL);
@@ -136,6 +143,8 @@ impl HealthOptions {
             HealthProtocol::Sctp => (probe(Check::Tcp), None),
             HealthProtocol::None => (None, None),
         };
+        let with_header = |probe: &Arc<Probe>| Arc::new(Probe::clone(probe).with_header(header));
+        let stream_of_own_port = stream.as_ref().map(with_header);
         let association = probe(Check::Sctp).filter(|_| self.protocol != HealthProtocol::None);
         // The port belongs to the check that the Service names.
         let port_of = match self.protocol {
@@ -144,7 +153,17 @@ impl HealthOptions {
             _ => Protocol::Tcp,
         };
         let (rules, of_operator) = (self.rules, self.of_operator);
-        Checks { stream, datagram, association, port: self.port, port_of, rules, of_operator, namespace }
+        Checks {
+            stream,
+            stream_of_own_port,
+            datagram,
+            association,
+            port: self.port,
+            port_of,
+            rules,
+            of_operator,
+            namespace,
+        }
     }
 
     /// Applies the operator's limits. Requests beyond them are reported.
@@ -187,6 +206,7 @@ impl Default for Checks {
     fn default() -> Self {
         Self {
             stream: None,
+            stream_of_own_port: None,
             datagram: None,
             association: None,
             port: None,
@@ -203,6 +223,8 @@ impl Default for Checks {
 pub(super) struct Checks {
     /// The check of TCP ports, if there is one.
     stream: Option<Arc<Probe>>,
+    /// The same check at the port that clients use: with a header of the PROXY protocol, if the endpoint expects one.
+    stream_of_own_port: Option<Arc<Probe>>,
     /// The check of UDP ports, if they have their own.
     datagram: Option<Arc<Probe>>,
     /// The check of SCTP ports, if there is one.
@@ -235,13 +257,16 @@ impl Checks {
         at_vip: Option<&Arc<AtVip>>,
     ) -> Option<Target> {
         let by_stream = self.port_of == Protocol::Tcp && self.port.is_some();
+        let port = self.port.filter(|_| by_stream || protocol == self.port_of);
+        // Another port is a listener for checks, which expects no header.
+        let at_own = port.is_none_or(|port| port == own);
         let probe = match protocol {
+            Protocol::Tcp if at_own => self.stream_of_own_port.as_ref(),
             Protocol::Tcp => self.stream.as_ref(),
             Protocol::Udp | Protocol::Sctp if by_stream => self.stream.as_ref(),
             Protocol::Udp => self.datagram.as_ref(),
             Protocol::Sctp => self.association.as_ref(),
         };
-        let port = self.port.filter(|_| by_stream || protocol == self.port_of);
         probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe).at(at_vip))
     }
 }

@@ -61,6 +61,7 @@ mod planned;
 mod pod_routes;
 mod pools_of;
 mod program;
+mod proxy_protocol;
 mod reader;
 mod reserved;
 mod serve;

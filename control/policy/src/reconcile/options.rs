@@ -24,6 +24,7 @@ use super::annotations::{annotation_field, key};
 use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
+use super::proxy_protocol::{self, ProxyHeaderRequest};
 use super::reader::{Reader, error};
 use super::service_limits;
 use super::settings::Settings;
@@ -64,6 +65,8 @@ pub(super) struct Options {
     pub(super) idle_timeout_udp: Duration,
     pub(super) idle_timeout_sctp: Duration,
     pub(super) limits: ServiceLimits,
+    /// The header of the PROXY protocol that backends get.
+    pub(super) proxy_protocol: Option<ProxyHeaderRequest>,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
@@ -105,7 +108,13 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no table size");
     }
     if !options.mode_is_said {
-        options.mode = client_address::mode(service, settings, options.target, read.findings);
+        let told = options.proxy_protocol.is_some();
+        options.mode = client_address::mode(service, settings, options.target, told, read.findings);
+    }
+    if let Some(request) = options.proxy_protocol.as_ref().filter(|_| options.mode.is_dsr()) {
+        let (field, diagnostic, refusal) = proxy_protocol::refusal_in_dsr(request, options.mode);
+        read.push(&field, Reason::NotSupported, diagnostic);
+        options.refused.push(refusal);
     }
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
     read.outgoing_bandwidth(&mut options, annotations);
@@ -124,7 +133,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
     }
     let protocols = service.ports.iter().map(|port| port.protocol);
-    options.checks = options.health.clone().checks(&mut read, protocols);
+    let header = options.proxy_protocol.as_ref().map(|request| request.version);
+    options.checks = options.health.clone().checks(&mut read, protocols, header);
     if let Some(annotation) = internal {
         options.addresses.prefer_internal(annotation);
     }
@@ -163,6 +173,7 @@ fn defaults(settings: &Settings) -> Options {
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
         limits: ServiceLimits::default(),
+        proxy_protocol: None,
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
         addresses: AddressRequest::default(),
@@ -256,8 +267,14 @@ impl Reader<'_> {
                 value,
                 "no annotation (flows are spread by 5-tuple), or sessionAffinity: ClientIP",
             ),
-            key::PROXY_PROTOCOL if matches!(value, "" | "none" | "off" | "false") => {}
-            key::PROXY_PROTOCOL => self.refuse(options, annotation, value, "none"),
+            key::PROXY_PROTOCOL => match proxy_protocol::version(value) {
+                Ok(version) => {
+                    let request = |version| ProxyHeaderRequest { version, annotation: annotation.to_owned() };
+                    options.proxy_protocol = version.map(request);
+                }
+                // Backends that expect the header would take the client's first bytes for it, and others the reverse.
+                Err(()) => self.invalid_port(options, annotation, value, proxy_protocol::ACCEPTED),
+            },
             key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS => {
                 if let Err(accepted) = service_limits::apply(&mut options.limits, ours, value) {
                     self.invalid_port(options, annotation, value, accepted);

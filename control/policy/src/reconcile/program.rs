@@ -15,7 +15,7 @@ use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
 use tidegate_model::objects::{
-    IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServiceType, TargetPort,
+    IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 
 use super::backends::{self, Active, Backends};
@@ -28,6 +28,7 @@ use super::frontends::Frontends;
 use super::health_result::TcpEvidence;
 use super::obstacle::{Obstacle, obstacle, port_differs};
 use super::planned::Plan;
+use super::proxy_protocol;
 use super::source_ranges::Admission;
 use super::too_large::TooLarge;
 use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
@@ -66,7 +67,7 @@ pub(super) fn program(
     let all_ports = &endpoints.ports;
     let mut unchecked = BTreeSet::new();
     for (i, port) in service.ports.iter().enumerate() {
-        let unsupported = unsupported_port(collector.plan);
+        let unsupported = unsupported_port(collector.plan).or_else(|| without_header(collector, i, port));
         let endpoints = &endpoints.ports[i].endpoints;
         for (frontend, served) in frontends.of_port(port) {
             let at = PortAt { i, port, frontend, endpoints };
@@ -172,6 +173,17 @@ fn unsupported_port(plan: Plan<'_>) -> Option<PortRefusal> {
     };
     let messages: Vec<&str> = refused.iter().map(|refusal| refusal.message.as_str()).collect();
     Some(PortRefusal::new(reason, messages.join("; ")))
+}
+
+/// Why the port cannot have the header of the PROXY protocol that the Service requests, if it cannot.
+fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
+    let plan = collector.plan;
+    let request = plan.options.proxy_protocol.as_ref()?;
+    let (why, accepted) = proxy_protocol::obstacle(request.version, port.protocol)?;
+    let what = format!("port {} of Service {} is not programmed: {why}", port.label(), plan.service.meta.key);
+    let diagnostic = Diagnostic::error(what).accepting(format!("{}: {accepted}", request.annotation));
+    collector.find(&format!("spec.ports[{i}].protocol"), Reason::PortNotProgrammed, diagnostic);
+    Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
 }
 
 /// The candidates that can serve the frontend in the Service's mode, or why the port is not programmed there.
@@ -301,6 +313,7 @@ fn service_spec(
         idle_timeout_sctp: options.idle_timeout_sctp,
         source_ranges,
         limits: options.limits,
+        proxy_protocol: options.proxy_protocol.as_ref().map(|request| request.version),
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),
         backends: backends.specs.clone(),

@@ -28,6 +28,7 @@ mod flow_state;
 mod key;
 mod nat;
 mod room;
+mod stream;
 mod table;
 mod tags;
 #[cfg(test)]
@@ -40,6 +41,7 @@ pub use eviction::{EvictionReason, FlowCounters};
 pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use key::{FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
+pub use stream::{Placement, Stream};
 pub use tags::{Shown, Side, Tags};
 pub use view::{FlowKind, FlowView};
 

@@ -13,10 +13,11 @@ use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::room::NoRoom;
+use super::stream::Stream;
 use super::table::{Entry, Place, Table};
 use super::view::{FlowKind, FlowView};
 use crate::ids::{BackendId, EndpointId, ServiceId};
-use crate::limits::DOUBTFUL_IDLE_MIN_MS;
+use crate::limits::{DOUBTFUL_IDLE_MIN_MS, SERVICES_MAX};
 use crate::now::Now;
 use crate::wire::Addr;
 
@@ -28,6 +29,8 @@ pub(super) type V6 = Table<4, 16, 2, 32>;
 pub struct NatTable {
     pub(super) v4: V4,
     pub(super) v6: V6,
+    /// One bit for each index of a service: its flows may have streams.
+    streaming: Box<[u64]>,
 }
 
 /// A known flow, seen from its client.
@@ -91,7 +94,11 @@ pub struct ReplyHit {
 impl NatTable {
     pub(super) fn new(flows: usize, hasher: &FlowHasher) -> Self {
         let entries = flows.saturating_mul(2);
-        Self { v4: Table::new(entries, hasher.clone()), v6: Table::new(entries, hasher.clone()) }
+        Self {
+            v4: Table::new(entries, hasher.clone()),
+            v6: Table::new(entries, hasher.clone()),
+            streaming: vec![0; SERVICES_MAX.div_ceil(64)].into_boxed_slice(),
+        }
     }
 
     /// Prefetches the first of the key's two buckets, which holds most flows. Call it first, for the whole burst.
@@ -235,6 +242,52 @@ impl NatTable {
         })
     }
 
+    /// Whether any flow has had a stream. Without one, no flow has anything to look up.
+    #[inline]
+    #[must_use]
+    pub fn has_streams(&self) -> bool {
+        self.v4.has_streams() | self.v6.has_streams()
+    }
+
+    /// Whether a flow of this service may have a stream, although the service may no longer ask for one.
+    #[inline]
+    #[must_use]
+    pub fn may_stream(&self, service: ServiceId) -> bool {
+        let index = service.index();
+        self.streaming.get(index / 64).is_some_and(|bits| bits >> (index % 64) & 1 != 0)
+    }
+
+    /// The stream of the flow with this key of its client.
+    #[must_use]
+    pub fn stream(&self, key: &FlowKey, hash: FlowHash) -> Option<Stream> {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash)?;
+            table.stream(place)
+        })
+    }
+
+    /// Forgets the stream of the flow with this key of its client: its next connection has none.
+    pub fn forget_stream(&mut self, key: &FlowKey, hash: FlowHash) {
+        by_family!(mut self, key, |table, packed| {
+            if let Some(place) = table.find(&packed, hash) {
+                table.forget_stream(place);
+            }
+        });
+    }
+
+    /// Records the stream of the flow with this key of its client, if the flow is known.
+    pub fn set_stream(&mut self, service: ServiceId, key: &FlowKey, hash: FlowHash, stream: Stream) {
+        let index = service.index();
+        if let Some(bits) = self.streaming.get_mut(index / 64) {
+            *bits |= 1 << (index % 64);
+        }
+        by_family!(mut self, key, |table, packed| {
+            if let Some(place) = table.find(&packed, hash) {
+                table.set_stream(place, stream);
+            }
+        });
+    }
+
     /// Removes both entries of a flow, given the key of either side. Returns whether it was known.
     pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
         by_family!(mut self, key, |table, packed| {
@@ -354,6 +407,7 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
         NoRoom::Share => PairError::Share,
     })?;
     table.write(place, flow);
+    table.forget_stream(place);
     let Some(place) = table.make_room(&flow.key, reply_hash, now) else {
         // The first entry may have been moved by the second insertion.
         let place = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");

@@ -19,6 +19,7 @@ use super::counts::{Counts, Load};
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
+use super::stream::{Stream, Streams};
 use crate::ids::BackendId;
 use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
 use crate::now::Now;
@@ -42,6 +43,8 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     cursor: u32,
     hasher: FlowHasher,
     pub(super) counters: FlowCounters,
+    /// The streams of the flows that have one, at the client's entry. In tables of pairs only.
+    streams: Streams,
 }
 
 /// The position of an entry. Valid until the next insertion.
@@ -119,6 +122,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
         let (counts, counters) = (Counts::new(hasher.network_secret()), FlowCounters::default());
+        let streams = Streams::new(if Self::PAIRED { buckets as usize * (B / W) } else { 0 });
         let loads = BackendLoads::new();
         let mut table = Self {
             words,
@@ -132,6 +136,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             cursor: 0,
             hasher,
             counters,
+            streams,
         };
         table.set_share(FLOW_SHARE_PERCENT);
         table
@@ -338,6 +343,33 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.words[place.0..].first_chunk_mut().expect("places lie within the table")
     }
 
+    /// The number of a place among all places.
+    #[inline]
+    fn number(&self, place: Place) -> usize {
+        (place.0 - self.first) / W
+    }
+
+    /// Whether any flow has had a stream.
+    #[inline]
+    pub(super) fn has_streams(&self) -> bool {
+        self.streams.used()
+    }
+
+    /// The stream of a flow, at the client's entry.
+    pub(super) fn stream(&self, place: Place) -> Option<Stream> {
+        self.streams.get(self.number(place))
+    }
+
+    pub(super) fn set_stream(&mut self, place: Place, stream: Stream) {
+        self.streams.set(self.number(place), stream);
+    }
+
+    /// Forgets the stream at this entry: its flow begins, or begins again.
+    #[inline]
+    pub(super) fn forget_stream(&mut self, place: Place) {
+        self.streams.forget(self.number(place));
+    }
+
     /// The state of the entry, `None` for an empty slot.
     #[inline]
     pub(super) fn state(&self, place: Place) -> Option<State> {
@@ -459,6 +491,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
         *self.entry_mut(to) = *self.entry(from);
         *self.entry_mut(from) = [0; W];
+        self.streams.relocate(self.number(from), self.number(to));
     }
 
     /// Removes an entry and, in tables of pairs, its peer.

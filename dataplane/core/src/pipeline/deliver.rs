@@ -33,7 +33,7 @@ use crate::wire::{Addr, Family, Headers, MacAddr};
 pub(super) struct NextHop {
     pub(super) interface: InterfaceIndex,
     pub(super) link: Link,
-    mtu: usize,
+    pub(super) mtu: usize,
 }
 
 /// The change of a packet's length on its way to a backend.
@@ -312,6 +312,9 @@ impl Pipeline {
         if service.limited.of_bandwidth() && !self.within_bandwidth(burst, packet, service, direction) {
             return;
         }
+        if self.may_be_proxied(service) {
+            return self.send_proxied(burst, packet, destination);
+        }
         let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
         let (at, mut h) = (usize::from(*frame), *before);
         let way = match way_of(&burst.view, destination) {
@@ -418,7 +421,7 @@ impl NoNextHop {
 
 /// The next hop of a destination.
 #[inline(always)]
-fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
+pub(super) fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
     match destination {
         Destination::Backend { backend, .. } => way_by_slot(view, backend.interface, backend.neighbor),
         Destination::Client { client, .. } => way_by_route(view, &client.addr),
@@ -432,7 +435,7 @@ impl From<NoRoom> for Refusal {
 }
 
 #[inline]
-fn translate<F: Frame>(
+pub(super) fn translate<F: Frame>(
     frame: &mut F,
     h: &mut Headers,
     destination: &Destination<'_>,
@@ -460,7 +463,7 @@ fn translate<F: Frame>(
 /// Translates the packet that an ICMP error quotes back to the form in which its sender sent it. The packet travelled
 /// in the opposite direction.
 #[cold]
-fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
+pub(super) fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
     let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), h) else { return };
     let (src, dst) = match *destination {
         // The backend sent it, to the address that it sees as the client's.

@@ -20,6 +20,8 @@ mod path_mtu;
 mod ports;
 mod pressure;
 mod protection;
+mod proxy_protocol;
+mod proxy_stream;
 mod same_choice;
 mod schedulers;
 mod segment_size;

@@ -100,6 +100,7 @@ impl<'a> Seen<'a> {
             port_name,
             mode: shown_mode,
             scheduler,
+            proxy_protocol: shown_proxy,
             source_ranges: asked,
             backends,
         } = info;
@@ -117,9 +118,10 @@ impl<'a> Seen<'a> {
             no_endpoints,
             basis,
             on_change,
+            proxy_protocol,
             ref selector,
         } = service;
-        let names = (key, (namespace, name, port_name), shown_mode, scheduler);
+        let names = (key, (namespace, name, port_name), (shown_mode, shown_proxy), scheduler);
         let found = snapshot.service(
             Snapshot::hash_service(&vip, protocol.number(), port),
             &vip,
@@ -127,7 +129,8 @@ impl<'a> Seen<'a> {
             port,
         );
         let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
-        let record = (vip, port, protocol, mode, no_endpoints, (basis, mss_limit, on_change));
+        let record =
+            (vip, port, protocol, mode, (no_endpoints, proxy_protocol), (basis, mss_limit, on_change));
         let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle_ms);
         let asked = asked.as_ref().map(|ranges| ranges.nets());

@@ -17,6 +17,7 @@ use super::service_limits::ServiceLimits;
 use super::shared::Shared;
 use crate::loads::LoadRule;
 use crate::wire::encapsulation::{Encapsulation, GUE_PORT, GueVariant};
+use crate::wire::proxy_header::ProxyVersion;
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -327,6 +328,9 @@ pub struct ServiceSpec {
     pub source_ranges: Option<Arc<[IpNet]>>,
     /// The limits of the whole Service, the same on all its ports.
     pub limits: ServiceLimits,
+    /// The version of the PROXY protocol in whose header a backend gets the addresses of each client. Only modes that
+    /// translate can add the header; version 1 is for TCP only.
+    pub proxy_protocol: Option<ProxyVersion>,
     /// Whether a new VIP is announced on the links (`announce.l2`). It is not announced if routes lead to it. If a VIP
     /// has several ports, one announced port is sufficient.
     pub announced: bool,

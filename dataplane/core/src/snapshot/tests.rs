@@ -56,6 +56,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         idle_timeout_sctp: Duration::from_secs(60),
         source_ranges: None,
         limits: ServiceLimits::default(),
+        proxy_protocol: None,
         announced: true,
         backends,
     }

@@ -112,6 +112,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         idle_timeout_sctp: Duration::from_secs(120),
         source_ranges: None,
         limits: ServiceLimits::default(),
+        proxy_protocol: None,
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
     }

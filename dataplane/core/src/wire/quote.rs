@@ -220,6 +220,33 @@ pub fn translate(frame: &mut [u8], h: &Headers, q: &mut Quote, src: Option<Endpo
     *check = Delta::new().sums(before, after).apply(u16::from_be_bytes(*check)).to_be_bytes();
 }
 
+/// Changes the sequence number of a quoted TCP segment that is not a later fragment, and keeps the error's own checksum
+/// and, if the quote includes it, the quoted checksum correct. Nothing changes in other errors.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+pub fn set_sequence(frame: &mut [u8], h: &Headers, change: impl FnOnce(u32) -> u32) {
+    let Ok(Some(q)) = parse(frame, h) else { return };
+    if q.proto != proto::TCP || matches!(q.fragment, Fragment::Later { .. }) {
+        return;
+    }
+    let l4 = usize::from(q.l4);
+    let region = l4..usize::from(h.ip_end).min(l4 + 20);
+    let before = Sum::new().bytes(&frame[region.clone()]);
+    let tcp = &mut frame[region.clone()];
+    let seq: &mut [u8; 4] = tcp[4..].first_chunk_mut().expect("parse saw 8 bytes of the quoted segment");
+    let old = u32::from_be_bytes(*seq);
+    let new = change(old);
+    *seq = new.to_be_bytes();
+    if tcp.len() >= 18 {
+        replace_check(tcp, 16, Delta::new().u32(old, new), false);
+    }
+    let after = Sum::new().bytes(&frame[region]);
+    let check: &mut [u8; 2] =
+        frame[usize::from(h.l4) + 2..].first_chunk_mut().expect("parse saw 8 bytes of ICMP");
+    *check = Delta::new().sums(before, after).apply(u16::from_be_bytes(*check)).to_be_bytes();
+}
+
 /// Replaces addresses in the quoted IP header, which `ip` begins with. Returns the delta for the pseudo header.
 fn replace_addresses(ip: &mut [u8], q: &mut Quote, src: Option<Endpoint>, dst: Option<Endpoint>) -> Delta {
     let new_src = src.map_or(q.src, |e| e.addr);

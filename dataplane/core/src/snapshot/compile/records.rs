@@ -242,6 +242,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         no_endpoints: service.spec.no_endpoints,
         basis: basis(service.spec),
         on_change: moved(service.spec).is_some(),
+        proxy_protocol: service.spec.proxy_protocol.filter(|_| !service.spec.mode.is_dsr()),
         selector,
     }
 }
@@ -260,6 +261,7 @@ fn info(
         port_name: spec.port_name.clone(),
         mode: spec.mode,
         scheduler: spec.scheduler,
+        proxy_protocol: spec.proxy_protocol,
         source_ranges,
         backends: backends.into(),
     }

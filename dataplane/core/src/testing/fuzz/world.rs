@@ -366,6 +366,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         idle_timeout_sctp: seconds(choices.pick(&[120, 1])),
         source_ranges: None,
         limits: limits(&key),
+        proxy_protocol: None,
         announced: true,
         backends: Vec::new(),
     };

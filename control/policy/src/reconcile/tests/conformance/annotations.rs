@@ -6,6 +6,7 @@ use super::*;
 use crate::reconcile::annotations::key;
 use tidegate_core::snapshot::{FlowTracking, ForwardingMode, MssClamp, Scheduler, TunnelOptions};
 use tidegate_core::wire::encapsulation::GueVariant;
+use tidegate_core::wire::proxy_header::ProxyVersion;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
     Both::new(&annotated_web(&[(key, value)])).look()
@@ -75,8 +76,7 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
     (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
     (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
-    (key::PROXY_PROTOCOL, "v1", Reason::NotSupported, "none"),
-    (key::PROXY_PROTOCOL, "v3", Reason::NotSupported, "none"),
+    (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, none"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_BANDWIDTH, "999k", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_CONNECTION_RATE, "100/s", Reason::InvalidValue, "from 1 to 100000000"),
@@ -297,6 +297,83 @@ fn a_table_size_reaches_from_251_to_655373_and_is_said_to_have_no_effect_without
         );
         assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no table size");
     }
+}
+
+/// The version of the header in the spec, and the messages.
+fn proxied(yaml: &str) -> (Vec<Option<ProxyVersion>>, Vec<String>) {
+    let outcome = Both::new(yaml).look();
+    (outcome.spec.services.iter().map(|service| service.proxy_protocol).collect(), messages(&outcome))
+}
+
+#[test]
+fn proxy_protocol_reaches_the_spec_in_modes_that_translate() {
+    for (value, version) in
+        [("v1", Some(ProxyVersion::V1)), (" v2 ", Some(ProxyVersion::V2)), ("none", None), ("", None)]
+    {
+        for mode in ["nat", "fullnat"] {
+            let yaml = annotated_web(&[(key::PROXY_PROTOCOL, value), (key::FORWARDING, mode)]);
+            assert_eq!(proxied(&yaml), (vec![version], vec![]), "{value} {mode}");
+        }
+    }
+}
+
+#[test]
+fn proxy_protocol_is_refused_in_dsr_modes_with_the_reason() {
+    for mode in ["dsr-l2", "dsr-ipip"] {
+        let yaml = annotated_web(&[(key::PROXY_PROTOCOL, "v2"), (key::FORWARDING, mode)])
+            .replace("port: 80,", "port: 8080,");
+        let outcome = Both::new(&yaml).look();
+        assert_eq!(outcome.spec.services.len(), 0);
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::NotSupported);
+        let why = format!("the backend of {mode} answers the client itself");
+        assert!(what.contains(key::PROXY_PROTOCOL) && what.contains(&why), "{what}");
+        assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat");
+        let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
+        assert!(refused.message.contains(&why), "{refused}");
+    }
+}
+
+#[test]
+fn a_udp_port_gets_the_header_of_version_2_and_none_with_version_1() {
+    let udp = |version: &str| {
+        annotated_web(&[(key::PROXY_PROTOCOL, version)])
+            .replace("port: 80,", "port: 80, protocol: UDP,")
+            .replace("protocol: TCP", "protocol: UDP")
+    };
+    assert_eq!(proxied(&udp("v2")), (vec![Some(ProxyVersion::V2)], vec![]));
+    let (specs, said) = proxied(&udp("v1"));
+    assert_eq!((specs, said.len()), (vec![], 1));
+    assert!(
+        said[0].contains(
+            "version 1 of the PROXY protocol has no UDP; accepted: tidegate.dev/proxy-protocol: v2"
+        )
+    );
+}
+
+#[test]
+fn checks_of_the_port_with_the_header_have_one_and_checks_of_another_port_do_not() {
+    let asked = |annotations: &[(&str, &str)]| -> Vec<String> {
+        let outcome = Both::new(&annotated_web(annotations)).look();
+        outcome.targets.iter().map(ToString::to_string).collect()
+    };
+    let v1 = (key::PROXY_PROTOCOL, "v1");
+    assert_eq!(asked(&[v1]), ["tcp://10.0.1.1:8080 with PROXY v1"]);
+    assert_eq!(asked(&[v1, (key::HEALTH_PROTOCOL, "http")]), ["http://10.0.1.1:8080/ with PROXY v1"]);
+    assert_eq!(asked(&[v1, (key::HEALTH_PORT, "8080")]), ["tcp://10.0.1.1:8080 with PROXY v1"]);
+    assert_eq!(asked(&[v1, (key::HEALTH_PORT, "9000")]), ["tcp://10.0.1.1:9000"]);
+}
+
+#[test]
+fn a_local_service_whose_backends_are_told_their_clients_loses_no_address() {
+    let local = |annotations: &[(&str, &str)]| {
+        let yaml = annotated_web(annotations);
+        let policy = "allocateLoadBalancerNodePorts: false\n  externalTrafficPolicy: Local";
+        let outcome = Both::new(&yaml.replace("allocateLoadBalancerNodePorts: false", policy)).look();
+        outcome.findings.iter().any(|finding| finding.reason == Reason::ClientAddressLost)
+    };
+    assert!(local(&[]));
+    assert!(!local(&[(key::PROXY_PROTOCOL, "v1")]));
 }
 
 #[test]

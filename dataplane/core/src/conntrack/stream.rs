@@ -1,0 +1,214 @@
+//! What the gateway knows of a TCP stream in front of which it puts a header of the PROXY protocol, and the sequence
+//! numbers that follow from it.
+//!
+//! The backend's SYN ACK begins a stream: it acknowledges the client's initial sequence number, and no one but the
+//! backend can send it. From then on the client's stream and the backend's differ by the length of the header. Two
+//! facts change: whether the backend has acknowledged the whole header, and whether the stream is so long that its
+//! sequence numbers may have come round to those of its beginning.
+//!
+//! Invariant: the length of the header of a stream never changes, whatever the configuration becomes.
+
+use crate::wire::proxy_header::ProxyVersion;
+
+/// A stream with this many bytes or more is no longer compared with its beginning: half the range in which sequence
+/// numbers can be compared (RFC 9293 section 3.4).
+const AGED_FROM: u32 = 1 << 30;
+
+/// A TCP stream with a header in front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// The sequence number of the client's first byte: its initial sequence number plus one.
+    pub first: u32,
+    /// The header that was promised to the backend.
+    pub version: ProxyVersion,
+    /// Bytes of the header.
+    pub header_len: u8,
+    /// The backend has acknowledged the whole header.
+    pub acknowledged: bool,
+    /// Sequence numbers may have come round: none is compared with `first` any more.
+    pub aged: bool,
+}
+
+/// The change of a client's segment on its way to the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// It stays as it is: it is before the client's first byte.
+    Before,
+    /// It begins with the client's first byte, so the header is put in front.
+    First,
+    /// It follows: its sequence number grows by the length of the header.
+    After,
+}
+
+impl Stream {
+    /// A stream whose first byte has this sequence number.
+    #[must_use]
+    pub fn new(first: u32, version: ProxyVersion, header_len: u8) -> Self {
+        Self { first, version, header_len, acknowledged: false, aged: false }
+    }
+
+    /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any.
+    #[inline]
+    #[must_use]
+    pub fn place(&self, seq: u32, carries: bool) -> Placement {
+        if self.acknowledged {
+            return Placement::After;
+        }
+        match seq.wrapping_sub(self.first) as i32 {
+            0 if carries => Placement::First,
+            ..=0 => Placement::Before,
+            _ => Placement::After,
+        }
+    }
+
+    /// The sequence number towards the backend of a segment that follows the first byte.
+    #[inline]
+    #[must_use]
+    pub fn to_backend(&self, seq: u32) -> u32 {
+        seq.wrapping_add(u32::from(self.header_len))
+    }
+
+    /// The number that the client knows for a sequence number of its stream as the backend knows it. A number within
+    /// the header becomes that of the client's first byte.
+    #[inline]
+    #[must_use]
+    pub fn to_client(&self, seq: u32) -> u32 {
+        let len = u32::from(self.header_len);
+        let behind = seq.wrapping_sub(self.first) as i32;
+        if self.aged || behind >= len as i32 {
+            return seq.wrapping_sub(len);
+        }
+        if behind <= 0 { seq } else { self.first }
+    }
+
+    /// The stream after the backend has acknowledged its bytes before `ack`.
+    #[inline]
+    #[must_use]
+    pub fn acknowledge(self, ack: u32) -> Self {
+        let behind = ack.wrapping_sub(self.first);
+        let acknowledged = self.acknowledged || (u32::from(self.header_len)..1 << 31).contains(&behind);
+        let aged = self.aged || acknowledged && (AGED_FROM..1 << 31).contains(&behind);
+        Self { acknowledged, aged, ..self }
+    }
+
+    /// The stream in one word. It is never zero.
+    fn packed(self) -> u64 {
+        let state = u64::from(self.acknowledged) << 1 | u64::from(self.aged) << 2;
+        let version = (self.version as u64) << 16;
+        u64::from(self.first) << 32 | version | u64::from(self.header_len) << 8 | state | 1
+    }
+
+    fn unpacked(word: u64) -> Option<Self> {
+        let version =
+            if (word >> 16) as u8 == ProxyVersion::V1 as u8 { ProxyVersion::V1 } else { ProxyVersion::V2 };
+        (word != 0).then_some(Self {
+            first: (word >> 32) as u32,
+            version,
+            header_len: (word >> 8) as u8,
+            acknowledged: word & 2 != 0,
+            aged: word & 4 != 0,
+        })
+    }
+}
+
+/// The streams of the entries of a table, by the number of the entry's place. The memory is zeroed by the system and
+/// stays untouched until the first stream begins.
+#[derive(Debug)]
+pub(super) struct Streams {
+    words: Box<[u64]>,
+    /// Whether any word has been written.
+    used: bool,
+}
+
+impl Streams {
+    /// Room for the streams of this many places.
+    pub(super) fn new(places: usize) -> Self {
+        Self { words: vec![0; places].into_boxed_slice(), used: false }
+    }
+
+    /// Whether there has been a stream.
+    #[inline]
+    pub(super) fn used(&self) -> bool {
+        self.used
+    }
+
+    pub(super) fn get(&self, place: usize) -> Option<Stream> {
+        Stream::unpacked(*self.words.get(place)?)
+    }
+
+    pub(super) fn set(&mut self, place: usize, stream: Stream) {
+        if let Some(word) = self.words.get_mut(place) {
+            (*word, self.used) = (stream.packed(), true);
+        }
+    }
+
+    /// Forgets the stream at a place.
+    #[inline]
+    pub(super) fn forget(&mut self, place: usize) {
+        if self.used {
+            self.words[place] = 0;
+        }
+    }
+
+    /// Follows an entry that moves.
+    #[inline]
+    pub(super) fn relocate(&mut self, from: usize, to: usize) {
+        if self.used {
+            self.words[to] = std::mem::take(&mut self.words[from]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stream(first: u32) -> Stream {
+        Stream::new(first, ProxyVersion::V1, 42)
+    }
+
+    #[test]
+    fn the_first_byte_gets_the_header_until_the_backend_has_it_all() {
+        for first in [0, 1000, u32::MAX - 10] {
+            let new = stream(first);
+            let at = |n: u32| first.wrapping_add(n);
+            assert_eq!(new.place(at(0), true), Placement::First);
+            assert_eq!(new.place(at(0), false), Placement::Before, "a reset carries nothing");
+            assert_eq!(new.place(at(u32::MAX), true), Placement::Before, "a keepalive");
+            assert_eq!(new.place(at(1), true), Placement::After);
+            assert!(!new.acknowledge(at(41)).acknowledged);
+            let done = new.acknowledge(at(42));
+            assert!(done.acknowledged && !done.aged);
+            assert_eq!(done.place(at(0), true), Placement::After);
+            assert_eq!(done.place(at(1 << 31), true), Placement::After, "a long stream comes round");
+        }
+    }
+
+    #[test]
+    fn numbers_within_the_header_become_the_first_byte_and_only_at_the_beginning() {
+        let new = stream(1000);
+        let mapped = [999, 1000, 1001, 1041, 1042, 1043].map(|seq| new.to_client(seq));
+        assert_eq!(mapped, [999, 1000, 1000, 1000, 1000, 1001]);
+        let aged = new.acknowledge(1042).acknowledge(1042 + (1 << 30));
+        assert!(aged.aged);
+        assert_eq!(aged.to_client(1001), 959, "4 GiB later this is an ordinary number");
+        assert_eq!(aged.acknowledge(5), aged);
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_of_the_client_comes_back_as_it_was(first: u32, offset in 1u32..1 << 30) {
+            let stream = stream(first).acknowledge(first.wrapping_add(42));
+            let seq = first.wrapping_add(offset);
+            prop_assert_eq!(stream.to_client(stream.to_backend(seq)), seq);
+        }
+
+        #[test]
+        fn a_stream_keeps_its_facts_in_its_word(first: u32, len in 1u8..=104, v2: bool, acknowledged: bool, aged: bool) {
+            let version = if v2 { ProxyVersion::V2 } else { ProxyVersion::V1 };
+            let stream = Stream { first, version, header_len: len, acknowledged, aged };
+            prop_assert_eq!(Stream::unpacked(stream.packed()), Some(stream));
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Sends the packets of services whose backends get a header of the PROXY protocol: the last stage of `nat` and
+//! `fullnat`, with the header and with shifted sequence numbers.
+//!
+//! A stream begins with the backend's SYN ACK. Until the backend has acknowledged the whole header, every segment that
+//! begins with the client's first byte carries the header, also one without data: the last segment of the handshake, a
+//! retransmission, a FIN. So the header needs no timer and no buffer: whatever repairs the loss of the segment repairs
+//! the loss of the header. A datagram carries its own header.
+//!
+//! A flow keeps its header when the service changes its version or no longer asks for one, and a flow that began
+//! without a header gets none.
+
+use super::burst::{Burst, Destination, Packet};
+use super::deliver::{NextHop, translate, translate_quote, way_of};
+use super::segment_size;
+use super::state::Pipeline;
+use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
+use crate::forward::proxy_protocol;
+use crate::frame::Frame;
+use crate::service::Service;
+use crate::verdict::{Refusal, TransmitReason, Verdict};
+use crate::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
+use crate::wire::rewrite::Endpoint;
+use crate::wire::tcp::flags;
+use crate::wire::{Headers, L4Checksum};
+
+/// The change of one packet, apart from its addresses.
+enum Change {
+    /// None.
+    Nothing,
+    /// A client's SYN loses its data.
+    TrimSyn,
+    /// The header is put in front of the data.
+    Insert(ProxyHeader),
+    /// A client's segment gets a later sequence number.
+    Shift(Stream),
+    /// A backend's SYN ACK announces smaller segments.
+    SynAck(Stream),
+    /// A backend's acknowledgements become those of the client's stream.
+    ToClient(Stream),
+    /// An ICMP error to a client quotes the client's own sequence number, and leaves room for the header.
+    Quote(Stream),
+}
+
+impl Change {
+    /// Bytes by which the packet grows.
+    fn growth(&self) -> usize {
+        match self {
+            Self::Insert(header) => header.len(),
+            _ => 0,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Whether packets of this service may carry a header, or belong to flows that began with one.
+    #[inline(always)]
+    pub(super) fn may_be_proxied(&self, service: &Service) -> bool {
+        // One branch, which is never taken where nothing asks for headers.
+        service.proxy_protocol.is_some() | self.flows.nat.has_streams()
+    }
+
+    /// Sends one packet of such a service.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn send_proxied<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
+        let (at, mut h) = (usize::from(*frame), *before);
+        let change = match self.change_of(burst.frames[at].bytes(), &h, destination) {
+            Ok(change) => change,
+            Err(refusal) => return burst.set(at, refusal),
+        };
+        let way = match way_of(&burst.view, destination) {
+            Ok(way) => way,
+            Err(no_next_hop) => return no_next_hop.report(burst, at),
+        };
+        let ip_len = usize::from(h.ip_len());
+        if h.ttl <= 1 || ip_len + change.growth() > way.mtu {
+            // The sender learns how long the packet may be before it grows.
+            let mtu = way.mtu.saturating_sub(change.growth());
+            let way = NextHop { interface: way.interface, link: way.link, mtu };
+            if !self.passes_in_pieces(burst, at, &h, 0, &way) {
+                return;
+            }
+        }
+        if !crate::forward::nat::can_translate(&h) {
+            return burst.set(at, Refusal::SctpFragment);
+        }
+        let spare = way.link.header_len().saturating_sub(usize::from(h.l3));
+        let frame = &mut burst.frames[at];
+        // Both need room in front, and the frame must stay unchanged if there is none.
+        if let Change::Insert(header) = &change {
+            if let Err(no_room) = proxy_protocol::insert(frame, &mut h, header, spare) {
+                return burst.set(at, Refusal::from(no_room));
+            }
+        } else if spare > 0 {
+            if !frame.grow_front(spare) {
+                return burst.set(at, Refusal::NoHeadroom);
+            }
+            frame.shrink_front(spare);
+        }
+        // The limit of the path first: the header must fit below it.
+        let (Destination::Backend { service, .. } | Destination::Client { service, .. }) = destination;
+        if segment_size::concerns(&h) && service.mss_limit > 0 {
+            let mtu = way.mtu.min(usize::from(burst.interface.mtu));
+            segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
+        }
+        match &change {
+            Change::TrimSyn => proxy_protocol::trim_syn(frame, &mut h),
+            Change::Shift(stream) => proxy_protocol::shift(frame.bytes_mut(), &h, stream),
+            Change::SynAck(stream) => {
+                proxy_protocol::announce_smaller_segments(frame.bytes_mut(), &h, stream);
+            }
+            Change::ToClient(stream) => proxy_protocol::to_client(frame.bytes_mut(), &h, stream),
+            Change::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), &h, stream),
+            Change::Nothing | Change::Insert(_) => {}
+        }
+        if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
+            return burst.set(at, Refusal::from(no_room));
+        }
+        let (service, mut why) = match destination {
+            Destination::Backend { service, .. } => (service, TransmitReason::Forward),
+            Destination::Client { service, .. } => (service, TransmitReason::Reply),
+        };
+        if h.is_icmp_error() {
+            translate_quote(frame, &h, destination);
+            why = TransmitReason::IcmpError;
+        }
+        burst.view.tallies.forwarded(service.id, ip_len);
+        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    }
+
+    /// The change of a packet, and what is learnt from it about its stream.
+    fn change_of(
+        &mut self,
+        frame: &[u8],
+        h: &Headers,
+        destination: &Destination<'_>,
+    ) -> Result<Change, Refusal> {
+        match *destination {
+            Destination::Backend { service, .. } => match h.l4_checksum {
+                L4Checksum::Tcp => self.to_backend(frame, h, service),
+                L4Checksum::Udp | L4Checksum::UdpZero => datagram(h, service),
+                _ => Ok(Change::Nothing),
+            },
+            Destination::Client { service, client } => Ok(match h.l4_checksum {
+                L4Checksum::Tcp => self.to_client(frame, h, service, client),
+                L4Checksum::Icmp | L4Checksum::Icmpv6 if h.is_icmp_error() => {
+                    self.stream(service, client).map_or(Change::Nothing, |(stream, _)| Change::Quote(stream))
+                }
+                _ => Change::Nothing,
+            }),
+        }
+    }
+
+    /// The change of a client's segment.
+    fn to_backend(&self, frame: &[u8], h: &Headers, service: &Service) -> Result<Change, Refusal> {
+        if h.tcp_flags & flags::SYN != 0 {
+            let trims = service.proxy_protocol.is_some() && !h.is_fragment();
+            return Ok(if trims { Change::TrimSyn } else { Change::Nothing });
+        }
+        let client = Endpoint { addr: h.src, port: h.src_port };
+        let Some((stream, _)) = self.stream(service, client) else { return Ok(Change::Nothing) };
+        let carries = h.tcp_flags & flags::RST == 0;
+        match stream.place(proxy_protocol::sequence(frame, h), carries) {
+            Placement::Before => Ok(Change::Nothing),
+            Placement::After => Ok(Change::Shift(stream)),
+            Placement::First if h.is_fragment() => Err(Refusal::ProxyFragment),
+            Placement::First => {
+                let vip = Endpoint { addr: service.vip, port: service.port };
+                Ok(Change::Insert(proxy_header(stream.version, h.proto, client, vip)))
+            }
+        }
+    }
+
+    /// The change of a backend's segment. It may begin a stream, and acknowledge its header.
+    fn to_client(&mut self, frame: &[u8], h: &Headers, service: &Service, client: Endpoint) -> Change {
+        let ack = proxy_protocol::acknowledgement(frame, h);
+        let known = self.stream(service, client);
+        if h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN | flags::ACK {
+            return match (known, service.proxy_protocol) {
+                // Sent again.
+                (Some((stream, _)), _) if stream.first == ack => Change::SynAck(stream),
+                (_, Some(version)) => {
+                    let stream = self.begin_stream(service, client, ack, version);
+                    Change::SynAck(stream)
+                }
+                // The service no longer asks for headers, so the next connection of the ports has none.
+                (Some((_, hash)), None) => {
+                    self.flows.nat.forget_stream(&key_of(service, client), hash);
+                    Change::Nothing
+                }
+                (None, None) => Change::Nothing,
+            };
+        }
+        let Some((stream, hash)) = known else { return Change::Nothing };
+        if h.tcp_flags & flags::ACK == 0 {
+            return Change::Nothing;
+        }
+        let now = stream.acknowledge(ack);
+        if now != stream {
+            self.flows.nat.set_stream(service.id, &key_of(service, client), hash, now);
+        }
+        Change::ToClient(now)
+    }
+
+    /// Records the stream that a backend's SYN ACK begins.
+    fn begin_stream(
+        &mut self,
+        service: &Service,
+        client: Endpoint,
+        first: u32,
+        version: ProxyVersion,
+    ) -> Stream {
+        let vip = Endpoint { addr: service.vip, port: service.port };
+        let header = proxy_header(version, service.protocol.number(), client, vip);
+        // At most `LEN_MAX`, which fits a byte.
+        let stream = Stream::new(first, version, header.len() as u8);
+        let key = key_of(service, client);
+        let hash = self.flows.hash(&key);
+        self.flows.nat.set_stream(service.id, &key, hash, stream);
+        stream
+    }
+
+    /// The stream of a client's flow, and the hash of the flow.
+    fn stream(&self, service: &Service, client: Endpoint) -> Option<(Stream, FlowHash)> {
+        if !self.flows.nat.may_stream(service.id) {
+            return None;
+        }
+        let key = key_of(service, client);
+        let hash = self.flows.hash(&key);
+        Some((self.flows.nat.stream(&key, hash)?, hash))
+    }
+}
+
+fn key_of(service: &Service, client: Endpoint) -> FlowKey {
+    FlowKey::flow(service.id, client.addr, client.port)
+}
+
+/// The change of a client's datagram. Version 1 is for TCP only.
+fn datagram(h: &Headers, service: &Service) -> Result<Change, Refusal> {
+    if service.proxy_protocol != Some(ProxyVersion::V2) {
+        return Ok(Change::Nothing);
+    }
+    if h.is_fragment() {
+        return Err(Refusal::ProxyFragment);
+    }
+    let client = Endpoint { addr: h.src, port: h.src_port };
+    let vip = Endpoint { addr: service.vip, port: service.port };
+    Ok(Change::Insert(proxy_header(ProxyVersion::V2, h.proto, client, vip)))
+}
