@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceSpec, TunnelOptions};
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::decapsulate::decapsulate;
-use tidegate_core::testing::lab::{Lab, ROUTER_MAC, service};
+use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service};
 use tidegate_core::verdict::{TransmitReason, Verdict};
 use tidegate_core::wire::encapsulation::GueVariant;
 use tidegate_core::wire::ethernet;
@@ -84,10 +84,10 @@ fn frames(kind: Kind, v6: bool, port: u16, payload: &[u8], odd: &[u8], tos: u8) 
         }
         Kind::IcmpError => {
             let quoted = Builder::tcp(vip, client).payload(odd).packet();
-            let (router, to): (std::net::IpAddr, std::net::IpAddr) = if v6 {
-                ("2001:db8:9::9".parse().unwrap(), "2001:db8:1::5".parse().unwrap())
+            let (router, to) = if v6 {
+                (ip("2001:db8:9::9"), ip("2001:db8:1::5"))
             } else {
-                ("192.0.2.9".parse().unwrap(), "203.0.113.5".parse().unwrap())
+                (ip("192.0.2.9"), ip("203.0.113.5"))
             };
             let (kind, code) = if v6 { (2, 0) } else { (3, 4) };
             let error = Builder::icmp(router, to, kind, code, [0, 0, 5, 0]).payload(&quoted);

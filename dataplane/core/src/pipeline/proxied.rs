@@ -143,12 +143,12 @@ impl Pipeline {
     ) -> Result<Change, Refusal> {
         match *destination {
             Destination::Backend { service, .. } => match h.l4_checksum {
-                L4Checksum::Tcp => self.to_backend(frame, h, service),
+                L4Checksum::Tcp => self.change_to_backend(frame, h, service),
                 L4Checksum::Udp | L4Checksum::UdpZero => datagram(h, service),
                 _ => Ok(Change::Nothing),
             },
             Destination::Client { service, client } => Ok(match h.l4_checksum {
-                L4Checksum::Tcp => self.to_client(frame, h, service, client),
+                L4Checksum::Tcp => self.change_to_client(frame, h, service, client),
                 L4Checksum::Icmp | L4Checksum::Icmpv6 if h.is_icmp_error() => {
                     self.stream(service, client).map_or(Change::Nothing, |(stream, _)| Change::Quote(stream))
                 }
@@ -158,7 +158,7 @@ impl Pipeline {
     }
 
     /// The change of a client's segment.
-    fn to_backend(&self, frame: &[u8], h: &Headers, service: &Service) -> Result<Change, Refusal> {
+    fn change_to_backend(&self, frame: &[u8], h: &Headers, service: &Service) -> Result<Change, Refusal> {
         if h.tcp_flags & flags::SYN != 0 {
             let trims = service.proxy_protocol.is_some() && !h.is_fragment();
             return Ok(if trims { Change::TrimSyn } else { Change::Nothing });
@@ -178,7 +178,7 @@ impl Pipeline {
     }
 
     /// The change of a backend's segment. It may begin a stream, and acknowledge its header.
-    fn to_client(&mut self, frame: &[u8], h: &Headers, service: &Service, client: Endpoint) -> Change {
+    fn change_to_client(&mut self, frame: &[u8], h: &Headers, service: &Service, client: Endpoint) -> Change {
         let ack = proxy_protocol::acknowledgement(frame, h);
         let known = self.stream(service, client);
         if h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN | flags::ACK {

@@ -261,13 +261,13 @@ impl Client {
 struct Wire(Vec<Vec<u8>>);
 
 impl Wire {
-    fn put(&mut self, frame: Vec<u8>, dice: &mut Dice) {
+    fn put(&mut self, frame: &[u8], dice: &mut Dice) {
         let copies = match dice.below(10) {
             0 | 1 => 0,
             2 => 2,
             _ => 1,
         };
-        self.0.extend((0..copies).map(|_| frame.clone()));
+        self.0.extend((0..copies).map(|_| frame.to_vec()));
     }
 
     /// Any of the frames, so that they overtake each other.
@@ -338,33 +338,33 @@ impl World {
             1 if self.dice.below(4) == 0 && self.server.first.is_some() => {
                 let again =
                     if self.server.bytes.is_empty() { self.server.syn_ack() } else { self.server.ack(None) };
-                self.from_server.put(again.mac(backend_mac(1), GATEWAY_MAC).build(), &mut self.dice);
+                self.from_server.put(&again.mac(backend_mac(1), GATEWAY_MAC).build(), &mut self.dice);
             }
             2 | 3 => {
                 if let Some(frame) = self.to_gateway.take(&mut self.dice) {
                     let sent = self.forward(&frame, TransmitReason::Forward);
-                    self.to_server.put(sent, &mut self.dice);
+                    self.to_server.put(&sent, &mut self.dice);
                 }
             }
             4 | 5 => {
                 if let Some(frame) = self.to_server.take(&mut self.dice) {
                     for answer in self.server.receive(&read(&frame)) {
                         let answer = answer.mac(backend_mac(1), GATEWAY_MAC).build();
-                        self.from_server.put(answer, &mut self.dice);
+                        self.from_server.put(&answer, &mut self.dice);
                     }
                 }
             }
             6 | 7 => {
                 if let Some(frame) = self.from_server.take(&mut self.dice) {
                     let sent = self.forward(&frame, TransmitReason::Reply);
-                    self.to_client.put(sent, &mut self.dice);
+                    self.to_client.put(&sent, &mut self.dice);
                 }
             }
             _ => {
                 if let Some(frame) = self.to_client.take(&mut self.dice) {
                     for answer in self.client.receive(&read(&frame), self.header.len()) {
                         let answer = answer.mac(ROUTER_MAC, GATEWAY_MAC).build();
-                        self.to_gateway.put(answer, &mut self.dice);
+                        self.to_gateway.put(&answer, &mut self.dice);
                     }
                 }
             }
@@ -382,7 +382,7 @@ impl World {
                 self.client.data(from.min(len), &mut self.dice)
             }
         };
-        self.to_gateway.put(segment.mac(ROUTER_MAC, GATEWAY_MAC).build(), &mut self.dice);
+        self.to_gateway.put(&segment.mac(ROUTER_MAC, GATEWAY_MAC).build(), &mut self.dice);
     }
 
     fn forward(&mut self, frame: &[u8], why: TransmitReason) -> Vec<u8> {
