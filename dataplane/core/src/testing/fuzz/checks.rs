@@ -26,6 +26,8 @@ pub(super) struct Seen<'a> {
     pub(super) note: Note,
     /// Set if the frame is sent in fragments: the packet's offset, and the MTU.
     pub(super) cut_to: Option<(u16, u16)>,
+    /// Some flows of the worker have headers of the PROXY protocol.
+    pub(super) streams: bool,
 }
 
 impl Seen<'_> {
@@ -154,7 +156,10 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         return;
     }
     let sent_after = packet(seen.after, after);
-    seen.assert(sent_before.len() == sent_after.len(), "another length");
+    let service = seen.note.service.and_then(|id| snapshot.service_by_id(id));
+    // A header may be added, and sequence numbers and options may change. The checksum keeps its error all the same.
+    let proxied = seen.streams || service.is_some_and(|service| service.proxy_protocol.is_some());
+    seen.assert(proxied || sent_before.len() == sent_after.len(), "another length");
     seen.assert(after.ttl + 1 == before.ttl, "the hop limit goes down by one");
     if matches!(backend, Some(b) if b.mode == ForwardingMode::DsrL2 && why == TransmitReason::Forward) {
         seen.assert(same_but_hop_limit(sent_before, sent_after, before.family), "changed by dsr-l2");
@@ -177,7 +182,7 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
             || snapshot.snat_addresses(after.family).contains(&after.src);
         seen.assert(source, "from neither the client nor a SNAT address");
     }
-    if why != TransmitReason::IcmpError {
+    if why != TransmitReason::IcmpError && !proxied {
         let limited = is_limited(snapshot, seen, &before);
         let masked = |frame, h: &Headers| {
             let mut packet = masked(packet(frame, h), h);

@@ -32,6 +32,8 @@ use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use crate::wire::encapsulation::{GUE_PORT, GueVariant};
 use crate::wire::{Addr, MacAddr, VlanId};
+use crate::wire::proxy_header::ProxyVersion;
+use crate::wire::{MacAddr, VlanId};
 
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
 const BACKENDS_V6: [&str; 6] = ["fd00::1", "fd00::2", "fd01::1", "fd00::20", "fd09::1", "fd00::3"];
@@ -188,6 +190,7 @@ impl World {
                 verdict,
                 note: out.notes[n],
                 cut_to: oversized.map(|one| (one.packet, one.mtu)),
+                streams: worker.pipeline.flows().nat.has_streams(),
             };
             checks::frame(&self.context.snapshot, &seen);
             self.digest = fold(self.digest, format!("{verdict:?}").as_bytes());
@@ -371,6 +374,12 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         backends: Vec::new(),
     };
     service.source_ranges = ranges(choices);
+    // From an earlier choice, so that recorded worlds stay as they are.
+    service.proxy_protocol = match service.idle_timeout_tcp.as_secs() {
+        5 => Some(ProxyVersion::V1),
+        86_400 => Some(ProxyVersion::V2),
+        _ => None,
+    };
     for _ in 0..choices.below(5) {
         let new = backend(choices, &service);
         if !service.backends.iter().any(|b| (b.address, b.port) == (new.address, new.port)) {
