@@ -109,6 +109,8 @@ impl Dice {
 struct Server {
     first: Option<u32>,
     bytes: BTreeMap<u32, u8>,
+    /// The number of bytes without a gap.
+    complete: u32,
     fin: Option<u32>,
     peer: Option<(SocketAddr, SocketAddr)>,
 }
@@ -116,19 +118,10 @@ struct Server {
 const SERVER_ISN: u32 = 0xffff_ff00;
 
 impl Server {
-    /// The number of bytes without a gap.
-    fn complete(&self) -> u32 {
-        let mut next = 0;
-        while self.bytes.contains_key(&next) {
-            next += 1;
-        }
-        next
-    }
-
     /// The ranges that are not acknowledged yet.
     fn islands(&self) -> Vec<(u32, u32)> {
         let mut islands: Vec<(u32, u32)> = Vec::new();
-        for &at in self.bytes.keys().filter(|&&at| at > self.complete()) {
+        for &at in self.bytes.range(self.complete..).map(|(at, _)| at) {
             match islands.last_mut() {
                 Some(last) if last.1 == at => last.1 += 1,
                 _ => islands.push((at, at + 1)),
@@ -154,11 +147,14 @@ impl Server {
         }
         let first = self.first.expect("a SYN came first");
         let offset = s.seq.wrapping_sub(first);
-        let before = self.complete();
+        let before = self.complete;
         let end = offset.wrapping_add(s.data.len() as u32);
         for (at, byte) in (offset..).zip(&s.data) {
             let earlier = self.bytes.insert(at, *byte);
             assert!(earlier.is_none_or(|earlier| earlier == *byte), "byte {at} changed");
+        }
+        while self.bytes.contains_key(&self.complete) {
+            self.complete += 1;
         }
         if s.flags & FIN != 0 {
             assert!(self.fin.is_none_or(|fin| fin == end));
@@ -173,7 +169,7 @@ impl Server {
     /// An acknowledgement, which first reports bytes that came twice (RFC 2883).
     fn ack(&self, twice: Option<(u32, u32)>) -> Builder {
         let (own, peer) = self.peer.unwrap();
-        let (first, complete) = (self.first.unwrap(), self.complete());
+        let (first, complete) = (self.first.unwrap(), self.complete);
         let fin = u32::from(self.fin == Some(complete));
         let blocks: Vec<_> = twice.into_iter().chain(self.islands()).take(3).collect();
         let mut options = vec![1, 1, 8, 10, 0, 0, 0, 9, 0, 0, 0, 5];
@@ -326,7 +322,7 @@ impl World {
             self.step();
         }
         let bytes: Vec<u8> = self.server.bytes.values().copied().collect();
-        assert_eq!(bytes.len(), self.server.complete() as usize);
+        assert_eq!(bytes.len(), self.server.complete as usize);
         assert_eq!(bytes, [&self.header[..], &self.client.payload].concat());
         assert_eq!(self.server.fin, Some(bytes.len() as u32));
     }
