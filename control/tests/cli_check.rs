@@ -96,7 +96,7 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
             "dnat",
             &["dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"],
         ),
-        fault("forwarding: nat", "forwarding: dsr-gue", "dsr-gue", &["not supported yet"]),
+        fault("forwarding: nat", "forwarding: dsr-geneve", "dsr-geneve", &["not supported yet"]),
         fault("forwarding: nat", "max-bandwidth: 1X", "max-bandwidth", &["1M to 100G"]),
         fault("forwarding: nat", "max-connections: some", "max-connections", &["1 to 1000000000"]),
         fault("\"203.0.113.1\"", "\"198.51.100.9\"", "198.51.100.9", &["198.51.100.9"]),
