@@ -31,9 +31,8 @@ use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use crate::wire::encapsulation::{GUE_PORT, GueVariant};
-use crate::wire::{Addr, MacAddr, VlanId};
 use crate::wire::proxy_header::ProxyVersion;
-use crate::wire::{MacAddr, VlanId};
+use crate::wire::{Addr, MacAddr, VlanId};
 
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
 const BACKENDS_V6: [&str; 6] = ["fd00::1", "fd00::2", "fd01::1", "fd00::20", "fd09::1", "fd00::3"];
