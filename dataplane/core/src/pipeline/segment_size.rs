@@ -5,12 +5,12 @@
 
 use crate::frame::Frame;
 use crate::wire::tcp::flags;
-use crate::wire::{Headers, mss};
+use crate::wire::{Headers, mss, proto};
 
-/// Whether the segment size of a packet is limited, if its service has a limit.
+/// Whether the segment size of a packet is limited, if its service has a limit. The flags of SCTP are no flags.
 #[inline(always)]
 pub(super) fn concerns(h: &Headers) -> bool {
-    h.tcp_flags & flags::SYN != 0
+    h.tcp_flags & flags::SYN != 0 && h.proto == proto::TCP
 }
 
 /// Limits the segment size of a SYN to `limit` and to what fits packets of `mtu` bytes. `l4` is the offset of its TCP

@@ -209,7 +209,9 @@ fn routed(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Header
 /// Whether the segment size in a packet may be lowered.
 fn is_limited(snapshot: &Snapshot, seen: &Seen<'_>, h: &Headers) -> bool {
     let service = seen.note.service.and_then(|id| snapshot.service_by_id(id));
-    h.tcp_flags & flags::SYN != 0 && service.is_some_and(|service| service.mss_limit > 0)
+    h.proto == proto::TCP
+        && h.tcp_flags & flags::SYN != 0
+        && service.is_some_and(|service| service.mss_limit > 0)
 }
 
 /// Clears the checksum and the options of a TCP packet.

@@ -368,7 +368,7 @@ fn checks_of_the_port_with_the_header_have_one_and_checks_of_another_port_do_not
 fn a_local_service_whose_backends_are_told_their_clients_loses_no_address() {
     let local = |annotations: &[(&str, &str)]| {
         let yaml = annotated_web(annotations);
-        let policy = "allocateLoadBalancerNodePorts: false\n  externalTrafficPolicy: Local";
+        let policy = "allocateLoadBalancerNodePorts: false\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500";
         let outcome = Both::new(&yaml.replace("allocateLoadBalancerNodePorts: false", policy)).look();
         outcome.findings.iter().any(|finding| finding.reason == Reason::ClientAddressLost)
     };
