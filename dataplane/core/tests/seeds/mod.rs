@@ -3,12 +3,12 @@
 use std::path::Path;
 
 /// The number of inputs of each kind. `TIDEGATE_FUZZ_RUNS` replaces it.
-pub fn runs(usual: u64) -> u64 {
+pub(crate) fn runs(usual: u64) -> u64 {
     std::env::var("TIDEGATE_FUZZ_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 /// SplitMix64 (Steele 2014): returns `len` bytes for a seed.
-pub fn input(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn input(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -20,7 +20,7 @@ pub fn input(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Runs each seed, and names the failing one with the input for `regressions/`.
-pub fn each_seed(prefix: &str, count: u64, run: impl Fn(&[u8])) {
+pub(crate) fn each_seed(prefix: &str, count: u64, run: impl Fn(&[u8])) {
     for seed in 0..count {
         let bytes = input(seed, 200 + (seed % 12) as usize * 150);
         if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&bytes))) {
