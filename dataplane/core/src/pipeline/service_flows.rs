@@ -86,6 +86,15 @@ impl<'s> Request<'s> {
     fn index(&self) -> usize {
         usize::from(self.packet)
     }
+
+    /// The hash for the choice of a backend.
+    fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
+        match self.found {
+            // It was not computed for a known flow.
+            Some(_) => choice_hash(snapshot, self.service, h),
+            None => self.choice_hash,
+        }
+    }
 }
 
 /// The part of a packet that affects the state of its flow.
@@ -361,7 +370,7 @@ impl Pipeline {
         h: &Headers,
     ) -> Result<Chosen<'s>, Refusal> {
         let (snapshot, service) = (burst.view.snapshot, request.service);
-        let hash = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto);
+        let hash = request.choice_hash(snapshot, h);
         let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
         let on_change::Unremembered { backend, remember } = chosen;
         if let Some(first) = remember {
@@ -387,11 +396,7 @@ impl Pipeline {
         now: Now,
     ) -> Option<&'s Backend> {
         let service = request.service;
-        // The hash was not computed for a known flow.
-        let choice_hash = match request.found {
-            Some(_) => choice_hash(snapshot, service, h),
-            None => request.choice_hash,
-        };
+        let choice_hash = request.choice_hash(snapshot, h);
         if service.affinity_ms == 0 {
             return snapshot.backend(self.select(service, choice_hash)?);
         }

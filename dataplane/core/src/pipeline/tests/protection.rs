@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::lab::{Fate, Lab, ip, service, spec_with};
 use crate::selection_key::{SelectionKey, client_choice, flow_choice};
-use crate::snapshot::{ForwardingMode, Protocol, ServiceLimits, ServiceSpec};
+use crate::snapshot::{FlowTracking, ForwardingMode, Protocol, ServiceLimits, ServiceSpec};
 use crate::source_lists::SourceLists;
 use crate::source_rates::SourceRate;
 use crate::testing::builder::Builder;
@@ -225,6 +225,26 @@ fn gateways_with_one_key_choose_alike_and_a_key_deals_new_flows_anew_and_keeps_k
         one.change(|spec| spec.network.policy.selection_key = Some(key(OTHER_KEY)));
         assert_eq!(choices(&mut one, flags::ACK), keyed, "known flows stay");
     }
+}
+
+#[test]
+fn a_service_that_remembers_only_flows_in_flux_chooses_by_the_key_too() {
+    let backends = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
+    let choices = |flow_tracking: FlowTracking| -> Vec<IpAddr> {
+        let web = service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &backends);
+        let web = ServiceSpec { flow_tracking, ..web };
+        let mut lab = Lab::with_spec(spec_with(vec![web.into()], |network| {
+            network.policy.selection_key = Some(key(KEY))
+        }));
+        let port = |n: u16| format!("198.51.100.7:{n}");
+        (1000..1050)
+            .map(|n| lab.send(Builder::tcp(&*port(n), VIP).flags(flags::SYN)))
+            .collect::<Vec<_>>()
+            .iter()
+            .map(|fate| lab.backend_of(fate))
+            .collect()
+    };
+    assert_eq!(choices(FlowTracking::OnChange([].into())), choices(FlowTracking::Always));
 }
 
 #[test]
