@@ -94,11 +94,7 @@ impl SourceLists {
     #[inline]
     #[must_use]
     pub fn find(&self, source: &Addr) -> Option<Listed> {
-        let (list, len) = if source.is_v4() {
-            self.v4.find(u32::from_be_bytes(source.v4_bytes()))?
-        } else {
-            self.v6.find(u128::from_be_bytes(*source.bytes()))?
-        };
+        let (list, len) = self.list_and_len(source)?;
         let ip: IpAddr = source.ip();
         Some(Listed { list, prefix: IpNet::new(ip, len).ok()?.trunc() })
     }
@@ -114,12 +110,17 @@ impl SourceLists {
     #[inline]
     #[must_use]
     pub fn list_of(&self, source: &Addr) -> Option<SourceList> {
-        let found = if source.is_v4() {
+        self.list_and_len(source).map(|(list, _)| list)
+    }
+
+    /// The list and the length of the longest prefix that contains a source.
+    #[inline]
+    fn list_and_len(&self, source: &Addr) -> Option<(SourceList, u8)> {
+        if source.is_v4() {
             self.v4.find(u32::from_be_bytes(source.v4_bytes()))
         } else {
             self.v6.find(u128::from_be_bytes(*source.bytes()))
-        };
-        found.map(|(list, _)| list)
+        }
     }
 
     /// The number of prefixes that were given for `deny` and for `allow`.
