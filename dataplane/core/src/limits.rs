@@ -3,6 +3,8 @@
 //! Nothing in this crate grows without one of these. A limit that is reached has a named outcome: a drop
 //! reason, an eviction reason, or a compile error of the snapshot.
 
+use crate::now::Now;
+
 /// Frames that pass through the pipeline at once. With 32, all metadata of a burst fits in the first-level cache;
 /// DPDK's vector receive paths also return 32.
 pub const BURST: usize = 32;
@@ -151,6 +153,18 @@ pub struct Rate {
     pub per_second: u32,
     /// Events at once.
     pub burst: u32,
+}
+
+impl Rate {
+    /// The moment up to which the tokens of a bucket are spent after one more token, in nanoseconds. `spent` is the
+    /// moment before. `None` if the rate does not allow a token now. A rate or burst of 0 counts as 1.
+    pub(crate) fn spend(self, spent: u64, now: Now) -> Option<u64> {
+        let cost = 1_000_000_000 / u64::from(self.per_second.max(1));
+        let saved_max = cost.saturating_mul(u64::from(self.burst.max(1)));
+        // The timestamps of a capture may be any value, including the largest.
+        let after = spent.max(now.0.saturating_sub(saved_max)).checked_add(cost)?;
+        (after <= now.0.max(saved_max)).then_some(after)
+    }
 }
 
 /// How many answers of one kind a worker may send: to one source prefix, and to all prefixes together.

@@ -34,12 +34,7 @@ impl Bucket {
 
     /// The bucket after one more token is spent; `None` if the rate does not allow that now.
     fn after_one_more(self, rate: Rate, now: Now) -> Option<Self> {
-        let cost = 1_000_000_000 / u64::from(rate.per_second);
-        let saved_max = cost * u64::from(rate.burst);
-        let floor = now.0.saturating_sub(saved_max);
-        // The timestamps of a capture may be any value, including the largest.
-        let paid_until = self.paid_until.max(floor).checked_add(cost)?;
-        (paid_until <= now.0.max(saved_max)).then_some(Self { paid_until })
+        rate.spend(self.paid_until, now).map(|paid_until| Self { paid_until })
     }
 }
 

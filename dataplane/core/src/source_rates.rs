@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::hash::keyed_hash;
-use crate::limits::SOURCE_RATES_MAX;
+use crate::limits::{Rate, SOURCE_RATES_MAX};
 use crate::now::Now;
 use crate::wire::Addr;
 
@@ -74,18 +74,12 @@ impl SourceRates {
         let tag = keyed_hash(prefix, secret ^ family) | 1;
         // The upper bits, so that the index is below the number of buckets.
         let bucket = &self.buckets[(tag >> (u64::BITS - BUCKETS.ilog2())) as usize];
-        let cost = 1_000_000_000 / u64::from(self.rate.per_second.max(1));
-        let saved_max = cost.saturating_mul(u64::from(self.rate.burst.max(1)));
+        let rate = Rate { per_second: self.rate.per_second, burst: self.rate.burst };
         let way = bucket.way(tag);
         let place = &bucket.spent[way];
         let mut spent = place.load(Ordering::Relaxed);
         loop {
-            let Some(after) = spent.max(now.0.saturating_sub(saved_max)).checked_add(cost) else {
-                return false;
-            };
-            if after > now.0.max(saved_max) {
-                return false;
-            }
+            let Some(after) = rate.spend(spent, now) else { return false };
             match place.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(changed) => spent = changed,
