@@ -28,7 +28,7 @@ use tidegate_core::selector::Selector;
 use tidegate_core::service::{BackendInfo, Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{Addr, Family, mss};
+use tidegate_core::wire::{Addr, mss};
 
 use crate::reconcile::view::ServiceView;
 
@@ -357,8 +357,7 @@ fn deliver(
     draft.step("mtu", text::mtu(name, link_mtu, path, overhead));
     let is_limited = service.mss_limit > 0 && service.mode != ForwardingMode::DsrL2;
     if is_limited && service.protocol == Protocol::Tcp {
-        let family = if service.vip.is_v4() { Family::V4 } else { Family::V6 };
-        let most = mss::most(family, usize::from(mtu), service.mss_limit);
+        let most = mss::most(service.vip.family(), usize::from(mtu), service.mss_limit);
         draft.step("segment size", text::segment_size(most, service.mode));
     }
     if state == NeighborState::Unresolved {

@@ -189,15 +189,15 @@ impl FlowTables {
         self.dsr.live() + self.nat.live()
     }
 
-    /// The number of flows of a service of this kind and family, without affinity entries.
+    /// The number of flows of a service of this kind whose clients have this family, without affinity entries.
     #[must_use]
-    pub fn of_service(&self, service: ServiceId, is_dsr: bool, is_v4: bool) -> u32 {
+    pub fn of_service(&self, service: ServiceId, is_dsr: bool, clients: Family) -> u32 {
         let owner = service.raw();
-        match (is_dsr, is_v4) {
-            (true, true) => self.dsr.v4.connections(owner),
-            (true, false) => self.dsr.v6.connections(owner),
-            (false, true) => self.nat.v4.connections(owner),
-            (false, false) => self.nat.v6.connections(owner),
+        match (is_dsr, clients) {
+            (true, Family::V4) => self.dsr.v4.connections(owner),
+            (true, Family::V6) => self.dsr.v6.connections(owner),
+            (false, Family::V4) => self.nat.v4.connections(owner),
+            (false, Family::V6) => self.nat.v6.connections(owner),
         }
     }
 

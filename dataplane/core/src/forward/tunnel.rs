@@ -142,7 +142,7 @@ fn wrap<F: Frame>(
     tunnel: &Tunnel,
     gap: usize,
 ) -> Result<(), NoRoom> {
-    let outer = if tunnel.destination.is_v4() { Family::V4 } else { Family::V6 };
+    let outer = tunnel.destination.family();
     let shim = tunnel.encapsulation.header_len();
     let front = link.header_len() + overhead(tunnel.encapsulation, outer) + gap;
     let ip_len = h.ip_len();

@@ -86,8 +86,7 @@ impl Pipeline {
         proto: u8,
         dealt: Dealt,
     ) -> Option<WorkerIndex> {
-        let family = if to.0.is_v4() { Family::V4 } else { Family::V6 };
-        if snapshot.snat_addresses(family).contains(to.0) {
+        if snapshot.snat_addresses(to.0.family()).contains(to.0) {
             return match self.snat_ports.steering() {
                 Steering::Partition => Some(owner_of_port(to.1, self.workers)),
                 // The port was chosen so that replies arrive here without a hand-over.

@@ -23,7 +23,6 @@ use crate::selector::Selector;
 use crate::service::Service;
 use crate::snapshot::Snapshot;
 use crate::turns::Turns;
-use crate::wire::Family;
 
 /// See [the module](self).
 #[derive(Debug)]
@@ -88,8 +87,7 @@ impl Schedule {
             self.is_counted = flows.count_loads(0, |_| true);
         }
         self.random = mix(self.random);
-        let clients = if service.vip.is_v4() { Family::V4 } else { Family::V6 };
-        let is_dsr = service.mode.is_dsr();
+        let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
         let elsewhere = |id: BackendId| self.elsewhere.get(id.index()).map_or(0, |&word| word);
         let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(elsewhere(id)));
         loaded.least(self.random, if is_dsr { 1 } else { 2 }, load)
@@ -138,8 +136,7 @@ impl Schedule {
             (self.walk.service, self.walk.member) = (self.walk.service + 1, 0);
             return 0;
         };
-        let (clients, is_dsr) =
-            (if service.vip.is_v4() { Family::V4 } else { Family::V6 }, service.mode.is_dsr());
+        let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
         let members = loaded.members.get(self.walk.member..).unwrap_or(&[]);
         let here = usize::from(self.worker);
         for member in members.iter().take(most) {

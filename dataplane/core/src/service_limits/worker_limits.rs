@@ -168,5 +168,5 @@ fn difference(now: u32, before: u32) -> i64 {
 /// The flows of a Service in the tables of this worker.
 fn own_flows(service: &LimitedService, snapshot: &Snapshot, flows: &FlowTables) -> u32 {
     let ports = service.ports().iter().filter_map(|id| snapshot.service_by_id(*id));
-    ports.map(|port| flows.of_service(port.id, port.mode.is_dsr(), port.vip.is_v4())).sum()
+    ports.map(|port| flows.of_service(port.id, port.mode.is_dsr(), port.vip.family())).sum()
 }

@@ -38,6 +38,15 @@ pub enum Family {
     V6,
 }
 
+impl Addr {
+    /// The family of the address.
+    #[inline]
+    #[must_use]
+    pub fn family(&self) -> Family {
+        if self.is_v4() { Family::V4 } else { Family::V6 }
+    }
+}
+
 /// The position of a packet in a fragmented one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fragment {
