@@ -7,8 +7,10 @@
 //! Invariant: a look-up compares the whole key, and the id of a removed service finds nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::chunked::Chunked;
+use crate::conntrack::IdleTimeout;
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
@@ -30,8 +32,8 @@ pub struct Service {
     pub id: ServiceId,
     /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none.
     pub affinity_ms: u32,
-    /// Idle time of an established flow of its protocol, in milliseconds, below 2^31.
-    pub idle_ms: u32,
+    /// Idle time of an established flow of its protocol.
+    pub idle: IdleTimeout,
     /// The position of its source ranges among the snapshot's, plus one; 0 if all clients are admitted.
     pub(crate) source_ranges: u32,
     /// Which limits of its Service a packet has to look at.
@@ -244,7 +246,7 @@ fn vacant_service() -> Service {
         vip: Addr::UNSPECIFIED,
         id: ServiceId::from_raw(0),
         affinity_ms: 0,
-        idle_ms: 0,
+        idle: IdleTimeout::new(Duration::ZERO),
         source_ranges: 0,
         limited: LimitFlags::default(),
         port: 0,

@@ -12,11 +12,10 @@
 //! changes decide alike.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use super::state::Pipeline;
 use crate::backend::Backend;
-use crate::conntrack::{FlowKey, FlowKind, IdleTimeout, Packet};
+use crate::conntrack::{FlowKey, FlowKind, Packet};
 use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{ServiceKey, Snapshot};
@@ -105,7 +104,6 @@ impl Pipeline {
         };
         let key = FlowKey::flow(service.id, flow.client.ip().into(), flow.client.port());
         let hash = self.flows.hash(&key);
-        let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
-        self.flows.dsr.insert(&key, hash, backend.id, Packet::Tcp(flags::SYN), idle, now).is_ok()
+        self.flows.dsr.insert(&key, hash, backend.id, Packet::Tcp(flags::SYN), service.idle, now).is_ok()
     }
 }

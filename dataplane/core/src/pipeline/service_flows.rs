@@ -323,7 +323,7 @@ impl Pipeline {
             return self.begin_on_change(burst, request, &h);
         }
         let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
-        let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
+        let idle = service.idle;
         let local = match service.mode {
             ForwardingMode::DsrL2
             | ForwardingMode::DsrIpip
@@ -374,10 +374,9 @@ impl Pipeline {
         let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
         let on_change::Unremembered { backend, remember } = chosen;
         if let Some(first) = remember {
-            let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.idle_ms)));
             // If the table is full, the flow moves when its former owner's window ends. The table has counted that.
             let _ =
-                self.flows.dsr.insert(&request.key, request.flow_hash, backend.id, first, idle, burst.now);
+                self.flows.dsr.insert(&request.key, request.flow_hash, backend.id, first, service.idle, burst.now);
         }
         if request.kind.is_opening() {
             burst.view.tallies.connected(backend.id);

@@ -108,7 +108,7 @@ impl<'a> Seen<'a> {
             vip,
             id,
             affinity_ms,
-            idle_ms,
+            idle,
             source_ranges,
             limited,
             port,
@@ -132,7 +132,7 @@ impl<'a> Seen<'a> {
         let record =
             (vip, port, protocol, mode, (no_endpoints, proxy_protocol), (basis, mss_limit, on_change));
         let is_compared = snapshot.compared.contains(&id);
-        let times = (affinity_ms, idle_ms);
+        let times = (affinity_ms, idle);
         let asked = asked.as_ref().map(|ranges| ranges.nets());
         let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
         let limits = snapshot.limited_service(service).map(|of| {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::services::{Programmed, Reachable};
+use crate::conntrack::IdleTimeout;
 use crate::backend::Backend;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits;
@@ -18,7 +19,7 @@ use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{BackendState, FlowTracking, FormerWeight, Protocol, Scheduler, ServiceSpec};
 use crate::source_ranges::SourceRanges;
 use crate::turns::Turns;
-use crate::wire::{Addr, Family};
+use crate::wire::Addr;
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
 /// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges (from 1, 0 for
@@ -215,7 +216,7 @@ fn hot_backend(
         neighbor: backend.neighbor,
         port: backend.spec.port,
         interface: backend.interface,
-        family: if backend.address.is_v4() { Family::V4 } else { Family::V6 },
+        family: backend.address.family(),
         state: backend.spec.state,
         mode: service.spec.mode,
         protocol: service.spec.key.protocol,
@@ -228,7 +229,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         vip: service.vip,
         id,
         affinity_ms: service.spec.affinity.map_or(0, |timeout| millis(timeout).max(1)),
-        idle_ms: millis(match service.spec.key.protocol {
+        idle: IdleTimeout::new(match service.spec.key.protocol {
             Protocol::Tcp => service.spec.idle_timeout_tcp,
             Protocol::Udp => service.spec.idle_timeout_udp,
             Protocol::Sctp => service.spec.idle_timeout_sctp,

@@ -23,7 +23,7 @@ fn a_packet_finds_its_service_its_backend_and_the_way_there() {
     assert_eq!(problems, []);
 
     let service = find(&snapshot, &spec.services[0].key).unwrap();
-    assert_eq!((service.affinity_ms, service.idle_ms), (3_000, 900_000));
+    assert_eq!((service.affinity_ms, service.idle.millis()), (3_000, 900_000));
     assert_eq!(snapshot.service_info(service.id).unwrap().label(), "default/web:80");
     assert!(find(&snapshot, &ServiceKey { port: 81, ..spec.services[0].key }).is_none());
     assert!(find(&snapshot, &ServiceKey { protocol: Protocol::Udp, ..spec.services[0].key }).is_none());
