@@ -51,6 +51,21 @@ pub struct Backend {
     pub protocol: Protocol,
     /// The headers behind the outer IP header, if the mode is a tunnel.
     pub encapsulation: Option<Encapsulation>,
+    /// The way of its packets through the last stage.
+    pub(crate) last_stage: LastStage,
+}
+
+/// The way of packets to a backend through the last stage of the pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LastStage {
+    /// The mode is `dsr-l2`, and the service asks for nothing else.
+    Link,
+    /// The mode is `dsr-ipip`, and the service asks for nothing else.
+    IpInIp,
+    /// Any other mode without translation, or a service that has a limit for its packets.
+    Checks,
+    /// The mode is `nat` or `fullnat`.
+    Translation,
 }
 
 const _: () = assert!(size_of::<Backend>() == 64);

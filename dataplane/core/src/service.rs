@@ -56,6 +56,9 @@ pub struct Service {
     pub on_change: bool,
     /// The version of the PROXY protocol whose header the backends get.
     pub proxy_protocol: Option<ProxyVersion>,
+    /// Whether its packets are only translated: there is no limit of bandwidth or of segment sizes, and no header for
+    /// its backends.
+    pub(crate) is_plain: bool,
     /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
@@ -257,6 +260,7 @@ fn vacant_service() -> Service {
         basis: ChoiceBasis::Flow,
         on_change: false,
         proxy_protocol: None,
+        is_plain: true,
         selector: Selector::default(),
     }
 }

@@ -164,7 +164,7 @@ fn wrap<F: Frame>(
 }
 
 /// Writes the outer IP header, which `payload_len` bytes follow.
-#[inline]
+#[inline(always)]
 fn write_outer(out: &mut [u8], inner: &Headers, payload_len: u16, tunnel: &Tunnel, outer: Family) {
     let next = tunnel.encapsulation.protocol(inner.family);
     match outer {

@@ -33,7 +33,14 @@ pub(super) enum Destination<'s> {
     Client { service: &'s Service, client: Endpoint },
 }
 
-impl Destination<'_> {
+impl<'s> Destination<'s> {
+    /// The service of the packet.
+    #[inline(always)]
+    pub(super) fn service(&self) -> &'s Service {
+        let (Self::Backend { service, .. } | Self::Client { service, .. }) = self;
+        service
+    }
+
     /// Whether the packet's addresses change on the way to the destination.
     pub(super) fn is_translated(&self) -> bool {
         match self {

@@ -10,7 +10,7 @@ use super::output::Oversized;
 use super::segment_size;
 use super::state::Pipeline;
 use super::view::View;
-use crate::backend::Backend;
+use crate::backend::{Backend, LastStage};
 use crate::forward::tunnel::{self, Tunnel};
 use crate::forward::{self, Link, NoRoom};
 use crate::frame::Frame;
@@ -21,7 +21,7 @@ use crate::now::Now;
 use crate::path_mtu;
 use crate::service::Service;
 use crate::service_limits::Direction;
-use crate::snapshot::{ForwardingMode, Interface};
+use crate::snapshot::Interface;
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
 use crate::wire::icmp::Problem;
@@ -44,11 +44,13 @@ struct Growth {
     /// A packet whose length including them does not exceed this value fits every path. For longer packets the MTU of
     /// the path is looked up.
     passes: usize,
+    /// Whether the segment size in a SYN is limited.
+    clamps: bool,
 }
 
 impl Growth {
     /// The length does not change, and only the link limits it.
-    const NONE: Self = Self { overhead: 0, passes: usize::MAX };
+    const NONE: Self = Self { overhead: 0, passes: usize::MAX, clamps: false };
 }
 
 impl NextHop {
@@ -72,17 +74,17 @@ impl Pipeline {
         for at in 0..burst.deliveries.len() {
             let delivery = &burst.deliveries[at];
             match delivery.destination {
-                Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrL2 => {
+                Destination::Backend { service, backend, .. } if backend.last_stage == LastStage::Link => {
                     let packet = delivery.packet;
                     self.send_on_link(burst, packet, service, backend);
                 }
-                Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
+                Destination::Backend { service, backend, .. } if backend.last_stage == LastStage::IpInIp => {
                     let packet = delivery.packet;
-                    self.send_in_tunnel(burst, packet, service, backend, Encapsulation::Ip);
+                    self.send_in_tunnel(burst, packet, service, backend, Encapsulation::Ip, false);
                 }
-                Destination::Backend { service, backend, .. } if backend.mode.is_tunnel() => {
+                Destination::Backend { service, backend, .. } if backend.last_stage == LastStage::Checks => {
                     let packet = delivery.packet;
-                    self.send_in_other_tunnel(burst, packet, service, backend);
+                    self.send_with_checks(burst, packet, service, backend);
                 }
                 _ => {
                     let delivery = *delivery;
@@ -100,16 +102,31 @@ impl Pipeline {
         destination: &Destination<'_>,
     ) {
         match *destination {
-            Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrL2 => {
-                self.send_on_link(burst, packet, service, backend);
-            }
-            Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
-                self.send_in_tunnel(burst, packet, service, backend, Encapsulation::Ip);
-            }
-            Destination::Backend { service, backend, .. } if backend.mode.is_tunnel() => {
-                self.send_in_other_tunnel(burst, packet, service, backend);
+            Destination::Backend { service, backend, .. } if backend.mode.is_dsr() => {
+                self.send_with_checks(burst, packet, service, backend);
             }
             _ => self.send_translated(burst, packet, destination),
+        }
+    }
+
+    /// The modes without translation, with all that a service may ask for.
+    #[inline(never)]
+    fn send_with_checks<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        backend: &Backend,
+    ) {
+        if !self.within_bandwidth(burst, packet, service, Direction::ToBackend) {
+            return;
+        }
+        match backend.encapsulation {
+            None => self.send_on_link(burst, packet, service, backend),
+            Some(encapsulation) => {
+                let clamps = service.mss_limit > 0;
+                self.send_in_tunnel(burst, packet, service, backend, encapsulation, clamps);
+            }
         }
     }
 
@@ -122,28 +139,19 @@ impl Pipeline {
         service: &Service,
         backend: &Backend,
     ) {
-        self.send_as_it_is(burst, packet, service, backend, Growth::NONE, |frame, h, link| {
-            Ok(forward::dsr_l2::forward(frame, h, link)?)
-        });
+        self.send_as_it_is(
+            burst,
+            packet,
+            service,
+            backend,
+            Growth::NONE,
+            #[inline(always)]
+            |frame, h, link| Ok(forward::dsr_l2::forward(frame, h, link)?),
+        );
     }
 
-    /// The modes with headers behind the outer IP header.
-    #[inline(never)]
-    fn send_in_other_tunnel<F: Frame>(
-        &mut self,
-        burst: &mut Burst<'_, '_, F>,
-        packet: u8,
-        service: &Service,
-        backend: &Backend,
-    ) {
-        let Some(encapsulation) = backend.encapsulation else {
-            let at = burst.frame_of(packet);
-            return burst.set(at, Refusal::NoRoute);
-        };
-        self.send_in_tunnel(burst, packet, service, backend, encapsulation);
-    }
-
-    /// In an outer packet. In the copy of this for `dsr-ipip`, `encapsulation` is a constant.
+    /// In an outer packet. `clamps` says whether its service limits the segment size. Both are constants in the short way
+    /// of `dsr-ipip`.
     #[inline(always)]
     fn send_in_tunnel<F: Frame>(
         &mut self,
@@ -152,21 +160,33 @@ impl Pipeline {
         service: &Service,
         backend: &Backend,
         encapsulation: Encapsulation,
+        clamps: bool,
     ) {
         let source = burst.view.snapshot.tunnel_source(backend.family);
         let growth = Growth {
             overhead: tunnel::overhead(encapsulation, backend.family),
             passes: usize::from(path_mtu::minimum(backend.family)),
+            clamps,
         };
-        self.send_as_it_is(burst, packet, service, backend, growth, |frame, h, link| {
-            let source = source.ok_or(Refusal::NoRoute)?;
-            // One IPv4 source and no port leave nothing to choose.
-            let hashed = backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
-            let flow = if hashed { tunnel::flow_hash(frame.bytes(), h) } else { 0 };
-            let (source, destination) = (source.pick(flow), backend.address);
-            let tunnel = Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
-            Ok(tunnel::forward(frame, h, link, &tunnel)?)
-        });
+        // Inlined always: one function for both callers would not know the constants.
+        self.send_as_it_is(
+            burst,
+            packet,
+            service,
+            backend,
+            growth,
+            #[inline(always)]
+            |frame, h, link| {
+                let source = source.ok_or(Refusal::NoRoute)?;
+                // One IPv4 source and no port leave nothing to choose.
+                let hashed =
+                    backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
+                let flow = if hashed { tunnel::flow_hash(frame.bytes(), h) } else { 0 };
+                let (source, destination) = (source.pick(flow), backend.address);
+                let tunnel = Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
+                Ok(tunnel::forward(frame, h, link, &tunnel)?)
+            },
+        );
     }
 
     /// To a backend that has the VIP. Of the headers only what this needs is read, where the checks left it: copies
@@ -178,14 +198,9 @@ impl Pipeline {
         packet: u8,
         service: &Service,
         backend: &Backend,
-        Growth { overhead, passes }: Growth,
+        Growth { overhead, passes, clamps }: Growth,
         rewrite: impl FnOnce(&mut F, &Headers, &Link) -> Result<(), Refusal>,
     ) {
-        if service.limited.of_bandwidth()
-            && !self.within_bandwidth(burst, packet, service, Direction::ToBackend)
-        {
-            return;
-        }
         let Packet { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
         let at = usize::from(*frame);
         let way = match way_by_slot(&burst.view, backend.interface, backend.neighbor) {
@@ -206,7 +221,7 @@ impl Pipeline {
             return burst.set(at, refusal);
         }
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
-        if overhead > 0 && segment_size::concerns(h) {
+        if clamps && segment_size::concerns(h) {
             let h = *h;
             limit_in_tunnel(burst, at, &h, (service, backend), overhead, way.mtu);
         }
@@ -214,7 +229,7 @@ impl Pipeline {
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
-    /// Whether a packet is within the bandwidth of its Service. If not, it has its verdict.
+    /// Whether a packet is within the bandwidth of its Service, if that has a limit. If not, it has its verdict.
     #[cold]
     #[inline(never)]
     fn within_bandwidth<F: Frame>(
@@ -224,6 +239,9 @@ impl Pipeline {
         service: &Service,
         direction: Direction,
     ) -> bool {
+        if !service.limited.of_bandwidth() {
+            return true;
+        }
         let Some(limited) = burst.view.snapshot.limited_service(service) else { return true };
         let Packet { headers, frame, .. } = &burst.packets[usize::from(packet)];
         let passes = self.limits.passes(limited, direction, usize::from(headers.ip_len()), burst.now);
@@ -305,16 +323,46 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
-        let (service, mut why, direction) = match *destination {
-            Destination::Backend { service, .. } => (service, TransmitReason::Forward, Direction::ToBackend),
-            Destination::Client { service, .. } => (service, TransmitReason::Reply, Direction::ToClient),
+        // One branch for everything that few services ask for. Flows that began with a header keep it when their service
+        // no longer asks for one.
+        if !destination.service().is_plain | self.flows.nat.has_streams() {
+            return self.send_translated_with_checks(burst, packet, destination);
+        }
+        self.send_translated_as_it_is(burst, packet, destination, 0);
+    }
+
+    /// The same, with all that a service may ask for.
+    #[cold]
+    #[inline(never)]
+    fn send_translated_with_checks<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        let service = destination.service();
+        let direction = match destination {
+            Destination::Backend { .. } => Direction::ToBackend,
+            Destination::Client { .. } => Direction::ToClient,
         };
-        if service.limited.of_bandwidth() && !self.within_bandwidth(burst, packet, service, direction) {
+        if !self.within_bandwidth(burst, packet, service, direction) {
             return;
         }
-        if self.may_be_proxied(service) {
+        if service.proxy_protocol.is_some() || self.flows.nat.has_streams() {
             return self.send_proxied(burst, packet, destination);
         }
+        self.send_translated_as_it_is(burst, packet, destination, service.mss_limit);
+    }
+
+    /// Translates and sends a packet. `mss_limit` is a constant for most services.
+    #[inline(always)]
+    fn send_translated_as_it_is<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+        mss_limit: u16,
+    ) {
         let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
         let (at, mut h) = (usize::from(*frame), *before);
         let way = match way_of(&burst.view, destination) {
@@ -328,21 +376,14 @@ impl Pipeline {
         if !forward::nat::can_translate(&h) {
             return burst.set(at, Refusal::SctpFragment);
         }
-        let frame = &mut burst.frames[at];
-        if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
+        if let Err(no_room) = translate(&mut burst.frames[at], &mut h, destination, &way.link) {
             return burst.set(at, Refusal::from(no_room));
         }
         // Only once it is certain that there is room: a frame that is refused must stay unchanged.
-        if segment_size::concerns(&h) && service.mss_limit > 0 {
-            let mtu = way.mtu.min(usize::from(burst.interface.mtu));
-            segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
+        if mss_limit > 0 {
+            limit_segments(burst, at, &h, mss_limit, &way);
         }
-        if h.is_icmp_error() {
-            translate_quote(frame, &h, destination);
-            why = TransmitReason::IcmpError;
-        }
-        burst.view.tallies.forwarded(service.id, ip_len);
-        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+        finish_translated(burst, at, &h, destination, &way, ip_len);
     }
 
     /// Whether a packet whose hop limit ends here, or that does not fit the path, may be forwarded in fragments because
@@ -434,7 +475,7 @@ impl From<NoRoom> for Refusal {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn translate<F: Frame>(
     frame: &mut F,
     h: &mut Headers,
@@ -463,7 +504,7 @@ pub(super) fn translate<F: Frame>(
 /// Translates the packet that an ICMP error quotes back to the form in which its sender sent it. The packet travelled
 /// in the opposite direction.
 #[cold]
-pub(super) fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
+fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
     let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), h) else { return };
     let (src, dst) = match *destination {
         // The backend sent it, to the address that it sees as the client's.
@@ -478,6 +519,42 @@ pub(super) fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination:
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
 }
 
+/// Limits the segment size of a SYN that leaves by `way`: answers take both links in the other direction.
+pub(super) fn limit_segments<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    mss_limit: u16,
+    way: &NextHop,
+) {
+    if segment_size::concerns(h) {
+        let mtu = way.mtu.min(usize::from(burst.interface.mtu));
+        segment_size::limit(&mut burst.frames[at], h, usize::from(h.l4), mtu, mss_limit);
+    }
+}
+
+/// Translates what an ICMP error quotes, and sends a packet that is translated. It had `ip_len` bytes when it arrived.
+#[inline(always)]
+pub(super) fn finish_translated<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    destination: &Destination<'_>,
+    way: &NextHop,
+    ip_len: usize,
+) {
+    let (service, mut why) = match destination {
+        Destination::Backend { service, .. } => (service, TransmitReason::Forward),
+        Destination::Client { service, .. } => (service, TransmitReason::Reply),
+    };
+    if h.is_icmp_error() {
+        translate_quote(&mut burst.frames[at], h, destination);
+        why = TransmitReason::IcmpError;
+    }
+    burst.view.tallies.forwarded(service.id, ip_len);
+    burst.set(at, Verdict::Transmit { interface: way.interface, why });
+}
+
 /// Limits the segment size of a SYN that is in a tunnel already: the frame ends with its packet.
 #[cold]
 #[inline(never)]
@@ -489,9 +566,6 @@ fn limit_in_tunnel<F: Frame>(
     overhead: usize,
     link_mtu: usize,
 ) {
-    if service.mss_limit == 0 {
-        return;
-    }
     let path = mtu_to(&burst.view, backend, link_mtu, burst.now).saturating_sub(overhead);
     let mtu = path.min(usize::from(burst.interface.mtu));
     let frame = &mut burst.frames[at];

@@ -10,14 +10,13 @@
 //! without a header gets none.
 
 use super::burst::{Burst, Destination, Packet};
-use super::deliver::{NextHop, translate, translate_quote, way_of};
-use super::segment_size;
+use super::deliver::{NextHop, finish_translated, limit_segments, translate, way_of};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
 use crate::forward::proxy_protocol;
 use crate::frame::Frame;
 use crate::service::Service;
-use crate::verdict::{Refusal, TransmitReason, Verdict};
+use crate::verdict::Refusal;
 use crate::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::flags;
@@ -52,14 +51,7 @@ impl Change {
 }
 
 impl Pipeline {
-    /// Whether packets of this service may carry a header, or belong to flows that began with one.
-    #[inline(always)]
-    pub(super) fn may_be_proxied(&self, service: &Service) -> bool {
-        // One branch, which is never taken where nothing asks for headers.
-        service.proxy_protocol.is_some() | self.flows.nat.has_streams()
-    }
-
-    /// Sends one packet of such a service.
+    /// Sends one packet of a service that asks for headers, or of a gateway that has flows with one.
     #[cold]
     #[inline(never)]
     pub(super) fn send_proxied<F: Frame>(
@@ -104,11 +96,11 @@ impl Pipeline {
             frame.shrink_front(spare);
         }
         // The limit of the path first: the header must fit below it.
-        let (Destination::Backend { service, .. } | Destination::Client { service, .. }) = destination;
-        if segment_size::concerns(&h) && service.mss_limit > 0 {
-            let mtu = way.mtu.min(usize::from(burst.interface.mtu));
-            segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
+        let mss_limit = destination.service().mss_limit;
+        if mss_limit > 0 {
+            limit_segments(burst, at, &h, mss_limit, &way);
         }
+        let frame = &mut burst.frames[at];
         match &change {
             Change::TrimSyn => proxy_protocol::trim_syn(frame, &mut h),
             Change::Shift(stream) => proxy_protocol::shift(frame.bytes_mut(), &h, stream),
@@ -122,16 +114,7 @@ impl Pipeline {
         if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
             return burst.set(at, Refusal::from(no_room));
         }
-        let (service, mut why) = match destination {
-            Destination::Backend { service, .. } => (service, TransmitReason::Forward),
-            Destination::Client { service, .. } => (service, TransmitReason::Reply),
-        };
-        if h.is_icmp_error() {
-            translate_quote(frame, &h, destination);
-            why = TransmitReason::IcmpError;
-        }
-        burst.view.tallies.forwarded(service.id, ip_len);
-        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+        finish_translated(burst, at, &h, destination, &way, ip_len);
     }
 
     /// The change of a packet, and what is learnt from it about its stream.

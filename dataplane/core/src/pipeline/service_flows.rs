@@ -375,8 +375,14 @@ impl Pipeline {
         let on_change::Unremembered { backend, remember } = chosen;
         if let Some(first) = remember {
             // If the table is full, the flow moves when its former owner's window ends. The table has counted that.
-            let _ =
-                self.flows.dsr.insert(&request.key, request.flow_hash, backend.id, first, service.idle, burst.now);
+            let _ = self.flows.dsr.insert(
+                &request.key,
+                request.flow_hash,
+                backend.id,
+                first,
+                service.idle,
+                burst.now,
+            );
         }
         if request.kind.is_opening() {
             burst.view.tallies.connected(backend.id);
@@ -415,8 +421,17 @@ impl Pipeline {
     }
 
     /// The backend that the scheduler of the service chooses.
-    #[inline]
+    #[inline(always)]
     fn select(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
+        match service.selector() {
+            Selector::Rendezvous(seats) => seats.owner(choice_hash),
+            _ => self.select_otherwise(service, choice_hash),
+        }
+    }
+
+    /// The same, without seats.
+    #[inline(never)]
+    fn select_otherwise(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
         match service.selector() {
             Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) => {
                 service.select(choice_hash)

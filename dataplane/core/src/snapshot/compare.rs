@@ -119,6 +119,7 @@ impl<'a> Seen<'a> {
             basis,
             on_change,
             proxy_protocol,
+            is_plain,
             ref selector,
         } = service;
         let names = (key, (namespace, name, port_name), (shown_mode, shown_proxy), scheduler);
@@ -129,8 +130,14 @@ impl<'a> Seen<'a> {
             port,
         );
         let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
-        let record =
-            (vip, port, protocol, mode, (no_endpoints, proxy_protocol), (basis, mss_limit, on_change));
+        let record = (
+            vip,
+            port,
+            protocol,
+            mode,
+            (no_endpoints, proxy_protocol),
+            (basis, mss_limit, on_change, is_plain),
+        );
         let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle);
         let asked = asked.as_ref().map(|ranges| ranges.nets());
@@ -162,6 +169,7 @@ impl<'a> Seen<'a> {
             mode,
             protocol,
             encapsulation,
+            last_stage,
         } = self.snapshot.backend(id)?;
         let hash = Snapshot::hash_endpoint(&address, protocol.number(), port);
         let found = self.snapshot.endpoint(hash, &address, protocol.number(), port);
@@ -170,7 +178,7 @@ impl<'a> Seen<'a> {
         // Replies of a `nat` or `fullnat` backend are found by its address.
         let is_endpoint_found = found.map(|found| found == endpoint);
         let links = (of == service, is_endpoint_found, key, is_direct);
-        let way = (mode, encapsulation);
+        let way = (mode, encapsulation, last_stage);
         Some(((address, port, protocol), way, state, family, (interface, self.next_hop(neighbor)), links))
     }
 

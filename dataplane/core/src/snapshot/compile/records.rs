@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::services::{Programmed, Reachable};
+use crate::backend::{Backend, LastStage};
 use crate::conntrack::IdleTimeout;
-use crate::backend::Backend;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits;
 use crate::loads::{LoadMember, LoadRule, Loaded};
@@ -15,6 +15,7 @@ use crate::rendezvous::{self, Identity, Rendezvous};
 use crate::selector::{BothSeats, Selector, Slots};
 use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
 use crate::service_limits::LimitFlags;
+use crate::snapshot::ForwardingMode;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{BackendState, FlowTracking, FormerWeight, Protocol, Scheduler, ServiceSpec};
 use crate::source_ranges::SourceRanges;
@@ -221,10 +222,23 @@ fn hot_backend(
         mode: service.spec.mode,
         protocol: service.spec.key.protocol,
         encapsulation: service.spec.mode.encapsulation(&service.spec.tunnel),
+        last_stage: last_stage(service.spec),
+    }
+}
+
+fn last_stage(spec: &ServiceSpec) -> LastStage {
+    let is_plain = spec.limits.bandwidth.is_none();
+    match spec.mode {
+        ForwardingMode::DsrL2 if is_plain => LastStage::Link,
+        ForwardingMode::DsrIpip if is_plain && spec.mss_clamp.limit() == 0 => LastStage::IpInIp,
+        mode if mode.is_dsr() => LastStage::Checks,
+        _ => LastStage::Translation,
     }
 }
 
 fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, selector: Selector) -> Service {
+    let (limits, mss_limit) = (&service.spec.limits, service.spec.mss_clamp.limit());
+    let proxy_protocol = service.spec.proxy_protocol.filter(|_| !service.spec.mode.is_dsr());
     Service {
         vip: service.vip,
         id,
@@ -235,15 +249,16 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
             Protocol::Sctp => service.spec.idle_timeout_sctp,
         }),
         source_ranges,
-        limited: LimitFlags::new(&service.spec.limits),
+        limited: LimitFlags::new(limits),
         port: service.spec.key.port,
-        mss_limit: service.spec.mss_clamp.limit(),
+        mss_limit,
         protocol: service.spec.key.protocol,
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
         basis: basis(service.spec),
         on_change: moved(service.spec).is_some(),
-        proxy_protocol: service.spec.proxy_protocol.filter(|_| !service.spec.mode.is_dsr()),
+        proxy_protocol,
+        is_plain: limits.bandwidth.is_none() && mss_limit == 0 && proxy_protocol.is_none(),
         selector,
     }
 }
