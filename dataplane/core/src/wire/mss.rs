@@ -9,11 +9,9 @@
 
 use super::checksum::Delta;
 use super::headers::Family;
+use super::tcp_options::{kind, next_option};
 use super::{ipv4, ipv6, tcp};
 
-const END_OF_OPTIONS: u8 = 0;
-const NO_OPERATION: u8 = 1;
-const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 /// Kind, length and a number of 16 bits.
 const OPTION_LEN: usize = 4;
 
@@ -52,27 +50,21 @@ pub fn lower(segment: &mut [u8], most: u16) -> bool {
     let Some(&data_offset) = segment.get(12) else { return false };
     let header_len = usize::from(data_offset >> 4) * 4;
     let Some(header) = segment.get_mut(..header_len) else { return false };
-    let (mut at, mut delta, mut changed) = (tcp::HEADER_LEN, Delta::new(), false);
-    while let Some(&kind) = header.get(at) {
-        let len = match kind {
-            END_OF_OPTIONS => break,
-            NO_OPERATION => 1,
-            _ => header.get(at + 1).map_or(0, |&len| usize::from(len)),
-        };
-        if len == 0 || (kind != NO_OPERATION && len < 2) || at + len > header.len() {
-            break;
+    let (mut at, mut delta, mut changed) = (0, Delta::new(), false);
+    while let Some(option) = header.get(tcp::HEADER_LEN..).and_then(|options| next_option(options, at)) {
+        at = option.range.end;
+        if option.kind != kind::MSS || option.range.len() != OPTION_LEN {
+            continue;
         }
-        if kind == MAXIMUM_SEGMENT_SIZE && len == OPTION_LEN {
-            let old = u16::from_be_bytes([header[at + 2], header[at + 3]]);
-            if old > most {
-                header[at + 2..at + 4].copy_from_slice(&most.to_be_bytes());
-                // At an odd offset the bytes are in two words, each at the other place of its word.
-                let [old, new] = [old, most].map(|n| if at % 2 == 0 { n } else { n.swap_bytes() });
-                delta = delta.u16(old, new);
-                changed = true;
-            }
+        let value = tcp::HEADER_LEN + option.range.start + 2;
+        let old = u16::from_be_bytes([header[value], header[value + 1]]);
+        if old > most {
+            header[value..value + 2].copy_from_slice(&most.to_be_bytes());
+            // At an odd offset the bytes are in two words, each at the other place of its word.
+            let [old, new] = [old, most].map(|n| if value % 2 == 0 { n } else { n.swap_bytes() });
+            delta = delta.u16(old, new);
+            changed = true;
         }
-        at += len;
     }
     if changed {
         let check = delta.apply(u16::from_be_bytes([header[16], header[17]]));
@@ -116,9 +108,9 @@ mod tests {
     fn the_option_is_lowered_at_every_offset_and_the_checksum_stays_right() {
         for v6 in [false, true] {
             for padding in 0..8 {
-                let mut options = vec![NO_OPERATION; padding];
+                let mut options = vec![kind::NOP; padding];
                 options.extend([2, 4, 0x05, 0xb4, 4, 2]);
-                options.resize(options.len().next_multiple_of(4), END_OF_OPTIONS);
+                options.resize(options.len().next_multiple_of(4), kind::END);
                 let (mut frame, l4) = syn(v6, &options);
                 assert!(is_sound(&frame));
                 let before = frame.clone();
