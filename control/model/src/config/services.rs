@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::maglev::is_prime;
+use tidegate_core::snapshot::{self, Policy, TunnelOptions};
 pub use tidegate_core::snapshot::{ForwardingMode, MssClamp, NoEndpoints};
-use tidegate_core::snapshot::{Policy, TunnelOptions};
 
 use super::section::{scalar_text, section};
 use super::tunnels;
@@ -139,17 +139,23 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
+    /// The scheduler of a snapshot, with tables of this size.
+    #[must_use]
+    pub fn with_table(self, slots: u32) -> snapshot::Scheduler {
+        match self {
+            Self::Rendezvous => snapshot::Scheduler::Rendezvous,
+            Self::Maglev => snapshot::Scheduler::Maglev { slots },
+            Self::WeightedRoundRobin => snapshot::Scheduler::WeightedRoundRobin,
+            Self::Loads(rule) => snapshot::Scheduler::Loads(rule),
+            Self::SourceHash => snapshot::Scheduler::SourceHash,
+            Self::DestinationHash => snapshot::Scheduler::DestinationHash,
+        }
+    }
+
     /// The name in configuration and annotations.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Rendezvous => "rendezvous",
-            Self::Maglev => "maglev",
-            Self::WeightedRoundRobin => "wrr",
-            Self::Loads(rule) => rule.as_str(),
-            Self::SourceHash => "sh",
-            Self::DestinationHash => "dh",
-        }
+        self.with_table(0).as_str()
     }
 }
 

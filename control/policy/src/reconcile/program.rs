@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{FlowTracking, NoEndpoints, Scheduler, ServiceSpec};
+use tidegate_core::snapshot::{FlowTracking, NoEndpoints, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
@@ -287,14 +287,7 @@ fn service_spec(
         port_name: port.label(),
         mode: options.mode,
         tunnel: options.tunnel,
-        scheduler: match options.scheduler {
-            config::Scheduler::Rendezvous => Scheduler::Rendezvous,
-            config::Scheduler::Maglev => Scheduler::Maglev { slots: options.table_size },
-            config::Scheduler::WeightedRoundRobin => Scheduler::WeightedRoundRobin,
-            config::Scheduler::Loads(rule) => Scheduler::Loads(rule),
-            config::Scheduler::SourceHash => Scheduler::SourceHash,
-            config::Scheduler::DestinationHash => Scheduler::DestinationHash,
-        },
+        scheduler: options.scheduler.with_table(options.table_size),
         flow_tracking: match options.flow_tracking {
             config::FlowTracking::Always => FlowTracking::Always,
             config::FlowTracking::OnChange => {
