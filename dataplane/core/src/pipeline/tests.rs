@@ -17,6 +17,7 @@ mod on_change;
 mod openings;
 mod oversized;
 mod path_mtu;
+mod path_mtu_packets;
 mod ports;
 mod pressure;
 mod protection;

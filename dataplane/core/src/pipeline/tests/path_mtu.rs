@@ -1,8 +1,7 @@
 //! Path MTU discovery inside tunnels: errors about the outer header, and the resulting messages to clients.
 
-use std::net::IpAddr;
-
 use super::lab::{Fate, Lab, ip, service};
+use super::path_mtu_packets::{CLIENT, CLIENT6, VIP, VIP6, about, error, headers, learnt, segment, told};
 use crate::forward::snat_ports::Steering;
 use crate::limits::PATH_MTU_UPDATES;
 use crate::path_mtu::LIFETIME;
@@ -10,58 +9,13 @@ use crate::pipeline::{Pipeline, PipelineConfig};
 use crate::snapshot::{ForwardingMode, Protocol};
 use crate::testing::builder::Builder;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use crate::wire::tcp::flags;
-use crate::wire::{Headers, Parsed, ethernet, icmp, parse};
-
-const CLIENT: &str = "198.51.100.7:40000";
-const VIP: &str = "203.0.113.5:80";
-const CLIENT6: &str = "[2001:db8::7]:40000";
-const VIP6: &str = "[2001:db8:1::5]:80";
+use crate::wire::ethernet;
 
 fn lab(vip: &str, backend: &str) -> Lab {
     Lab::new(vec![
         service(ForwardingMode::DsrIpip, Protocol::Tcp, vip, &[backend]),
         service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.9:443", &["10.0.0.9:443"]),
     ])
-}
-
-fn headers(frame: &[u8]) -> Headers {
-    match parse(frame) {
-        Ok(Parsed::Ip(h)) => h,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A segment whose IP packet has this length.
-fn segment(client: &str, vip: &str, ip_len: usize) -> Builder {
-    let header = if vip.starts_with('[') { 40 } else { 20 };
-    Builder::tcp(client, vip).flags(flags::ACK).payload_len(ip_len - header - 20)
-}
-
-/// A router's error about a frame of the gateway. It quotes the truncated IP packet.
-fn error(sent: &[u8], mtu: u32, quoted_len: usize) -> Builder {
-    let h = headers(sent);
-    let packet = &sent[ethernet::HEADER_LEN..];
-    let quoted = &packet[..quoted_len.min(packet.len())];
-    about(h.src.ip(), mtu, quoted)
-}
-
-fn about(tunnel_source: IpAddr, mtu: u32, quoted: &[u8]) -> Builder {
-    let [a, b, c, d] = mtu.to_be_bytes();
-    match tunnel_source {
-        IpAddr::V4(_) => Builder::icmp(ip("10.9.9.9"), tunnel_source, 3, 4, [a, b, c, d]).payload(quoted),
-        IpAddr::V6(_) => Builder::icmp(ip("fd00:9::9"), tunnel_source, 2, 0, [a, b, c, d]).payload(quoted),
-    }
-}
-
-/// The MTU in the message to a client.
-fn told(fate: &Fate) -> u16 {
-    let sent = fate.sent(TransmitReason::PacketTooBig);
-    icmp::reported_mtu(sent, &headers(sent)).expect("an error with an MTU")
-}
-
-fn learnt(lab: &Lab) -> usize {
-    lab.neighbors.path_mtus().known(lab.now).count()
 }
 
 #[test]
@@ -72,7 +26,7 @@ fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
             let big = || segment(client, vip, 1440);
             let sent = lab.send(big()).sent(TransmitReason::Forward).to_vec();
             assert_eq!(lab.send(error(&sent, 1400, quoted_len)).refused(), Refusal::TunnelError);
-            assert_eq!(usize::from(told(&lab.send(big()))), 1400 - overhead, "{vip} to {backend}");
+            assert_eq!(told(&lab.send(big())), 1400 - overhead, "{vip} to {backend}");
             lab.send(segment(client, vip, 1400 - overhead)).sent(TransmitReason::Forward);
             // The MTU is not kept forever, because the path may change.
             lab.wait(LIFETIME);

@@ -1,21 +1,14 @@
 //! Path MTU discovery in `dsr-gue` and `dsr-gre`: errors about the outer packet become messages to clients, as in
 //! `path_mtu` for IP-in-IP, and errors about the host's own packets do not.
 
-use std::net::IpAddr;
-
-use super::lab::{Fate, Lab, ip, service};
+use super::lab::{Lab, ip, service};
+use super::path_mtu_packets::{CLIENT, CLIENT6, VIP, VIP6, about, error, headers, learnt, segment, told};
 use crate::snapshot::{ForwardingMode, Protocol, ServiceSpec, TunnelOptions};
 use crate::testing::builder::Builder;
 use crate::testing::decapsulate::decapsulate;
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::GueVariant;
-use crate::wire::tcp::flags;
-use crate::wire::{Headers, Parsed, ethernet, icmp, parse, proto};
-
-const CLIENT: &str = "198.51.100.7:40000";
-const VIP: &str = "203.0.113.5:80";
-const CLIENT6: &str = "[2001:db8::7]:40000";
-const VIP6: &str = "[2001:db8:1::5]:80";
+use crate::wire::{ethernet, proto};
 
 /// Each tunnel, and the bytes of its headers behind the outer IP header.
 fn tunnels() -> [(ForwardingMode, TunnelOptions, usize); 4] {
@@ -30,42 +23,6 @@ fn tunnels() -> [(ForwardingMode, TunnelOptions, usize); 4] {
 
 fn lab(mode: ForwardingMode, tunnel: TunnelOptions, vip: &str, backend: &str) -> Lab {
     Lab::new(vec![ServiceSpec { tunnel, ..service(mode, Protocol::Tcp, vip, &[backend]) }])
-}
-
-fn headers(frame: &[u8]) -> Headers {
-    match parse(frame) {
-        Ok(Parsed::Ip(h)) => h,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A segment whose IP packet has this length.
-fn segment(client: &str, vip: &str, ip_len: usize) -> Builder {
-    let header = if vip.starts_with('[') { 40 } else { 20 };
-    Builder::tcp(client, vip).flags(flags::ACK).payload_len(ip_len - header - 20)
-}
-
-/// A router's error about a frame of the gateway. It quotes the truncated IP packet.
-fn error(sent: &[u8], mtu: u32, quoted_len: usize) -> Builder {
-    let packet = &sent[ethernet::HEADER_LEN..];
-    about(headers(sent).src.ip(), mtu, &packet[..quoted_len.min(packet.len())])
-}
-
-fn about(to: IpAddr, mtu: u32, quoted: &[u8]) -> Builder {
-    match to {
-        IpAddr::V4(_) => Builder::icmp(ip("10.9.9.9"), to, 3, 4, mtu.to_be_bytes()).payload(quoted),
-        IpAddr::V6(_) => Builder::icmp(ip("fd00:9::9"), to, 2, 0, mtu.to_be_bytes()).payload(quoted),
-    }
-}
-
-/// The MTU in the message to a client.
-fn told(fate: &Fate) -> usize {
-    let sent = fate.sent(TransmitReason::PacketTooBig);
-    usize::from(icmp::reported_mtu(sent, &headers(sent)).expect("an error with an MTU"))
-}
-
-fn learnt(lab: &Lab) -> usize {
-    lab.neighbors.path_mtus().known(lab.now).count()
 }
 
 #[test]
