@@ -39,9 +39,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         "punt_queue_full",
         "punt_rate_limited",
         "hand_over_ring_full",
-        // The worlds have no lists and rates of sources, and their limits of bandwidth are too high for so few packets.
-        "source_denied",
-        "source_connection_rate",
+        // The limits of bandwidth are too high for so few packets.
         "service_bandwidth",
     ];
     let missed: Vec<_> = reached.iter().filter(|(_, count)| **count == 0).map(|(reason, _)| reason).collect();

@@ -22,11 +22,14 @@ use crate::limits::{BURST, HEADROOM_MIN};
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
+use crate::selection_key::SelectionKey;
 use crate::snapshot::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec, InterfaceSpec,
     MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
     Snapshot, SnapshotSpec, TunnelOptions,
 };
+use crate::source_lists::SourceLists;
+use crate::source_rates::SourceRate;
 use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
@@ -321,7 +324,28 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
             spec.services.push(service.into());
         }
     }
+    protect(&mut spec);
     spec
+}
+
+/// Some gateways have a key, lists and rates of sources. That follows from the number of services, so that stored
+/// inputs keep their meaning.
+fn protect(spec: &mut SnapshotSpec) {
+    let nets = |nets: &[&str]| -> Vec<IpNet> {
+        nets.iter().map(|net| net.parse().expect("written right")).collect()
+    };
+    let services = spec.services.len();
+    if services.is_multiple_of(3) {
+        spec.network.policy.selection_key = SelectionKey::from_hex("000102030405060708090a0b0c0d0e0f");
+    }
+    if services % 4 == 1 {
+        let deny = nets(&["198.51.100.0/24", "2001:db8::8/128"]);
+        let allow = nets(&["198.51.100.7/32", "2001:db8::/64"]);
+        spec.network.sources = Arc::new(SourceLists::new(&deny, &allow));
+    }
+    if services == 6 {
+        spec.network.source_rate = Some(SourceRate { per_second: 1, burst: 2, v4_len: 24, v6_len: 56 });
+    }
 }
 
 fn service(choices: &mut Choices<'_>) -> ServiceSpec {
