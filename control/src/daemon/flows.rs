@@ -66,8 +66,10 @@ pub(super) fn known(
     let (to, proto) = (packet.destination, packet.protocol.0.number());
     let vip = Addr::from(to.ip());
     let hash = Snapshot::hash_service(&vip, proto, to.port());
-    let service = |snapshot: &Snapshot| Some(snapshot.service(hash, &vip, proto, to.port())?.id);
-    let Some(service) = dataplane.with_snapshot(service) else { return (None, None, 0) };
+    let service = |snapshot: &Snapshot| {
+        snapshot.service(hash, &vip, proto, to.port()).map(|service| (service.id, service.affinity_ms))
+    };
+    let Some((service, affinity_ms)) = dataplane.with_snapshot(service) else { return (None, None, 0) };
     // So few entries match that the limit is never reached, however many flows the client has.
     let filter = FlowFilter {
         services: Some([service].into()),
@@ -76,12 +78,16 @@ pub(super) fn known(
         ..FlowFilter::default()
     };
     let (flows, silent_workers) = dataplane.flows(&filter, KNOWN_MAX, timeout);
-    let backend = |is_wanted: fn(FlowKind) -> bool| {
-        let mut wanted = flows.iter().filter(|flow| is_wanted(flow.kind));
-        dataplane.with_snapshot(|snapshot| wanted.find_map(|flow| address(snapshot, flow.backend)))
-    };
-    let known_flow = backend(|kind| kind != FlowKind::Affinity).map(|backend| KnownFlow { backend });
-    (known_flow, backend(|kind| kind == FlowKind::Affinity), silent_workers)
+    let (client, flows): (Vec<_>, Vec<_>) =
+        flows.into_iter().partition(|flow| flow.kind == FlowKind::Affinity);
+    // Where workers disagree, the one that the client reached last is right.
+    let own = client.into_iter().min_by_key(|flow| flow.idle_ms).map(|flow| flow.backend);
+    let shared = dataplane.shared_affinity(service, packet.source.ip().into(), affinity_ms);
+    dataplane.with_snapshot(|snapshot| {
+        let known_flow = flows.iter().find_map(|flow| address(snapshot, flow.backend));
+        let affinity = [shared, own].into_iter().flatten().find_map(|id| address(snapshot, id));
+        (known_flow.map(|backend| KnownFlow { backend }), affinity, silent_workers)
+    })
 }
 
 /// Room for the flow and the affinity entry of a packet on each worker.

@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod addresses;
+pub mod affinities;
 pub mod backend;
 pub mod capture;
 mod chunked;

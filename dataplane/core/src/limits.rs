@@ -65,6 +65,9 @@ pub const LISTED_SOURCES_MAX: usize = 1_000_000;
 /// Source prefixes whose rate of new flows is counted (`protection.newConnections`), for all workers together: 2 MiB.
 pub const SOURCE_RATES_MAX: usize = 1 << 17;
 
+/// Clients with `sessionAffinity: ClientIP` whose backends the workers share: 32 MiB.
+pub const SHARED_AFFINITIES_MAX: usize = 1 << 20;
+
 /// Services whose counts for limits a worker reports together. Tens of thousands of Services with limits take some seconds.
 pub const LIMIT_REPORTS_AT_ONCE: usize = 64;
 

@@ -18,6 +18,7 @@
 //! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is unchanged, so
 //! that the kernel, another worker or a later attempt sees the original.
 mod admission;
+mod affinity;
 mod answers;
 mod associations;
 mod burst;

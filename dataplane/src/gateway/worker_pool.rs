@@ -12,14 +12,17 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_core::conntrack::FlowView;
+use tidegate_core::affinities::Affinities;
+use tidegate_core::conntrack::{FlowKey, FlowView};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::forward::tunnel;
 use tidegate_core::frame::MemoryFrame;
+use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
+use tidegate_core::wire::Addr;
 use tidegate_probe::Probes;
 
 use super::error::{PublishError, WorkerPoolError};
@@ -130,6 +133,7 @@ pub struct WorkerPool<F> {
     pub(super) announce: bool,
     control: Mutex<Control>,
     snat_usage: SnatUsage,
+    affinities: Option<Arc<Affinities>>,
     clock: Clock,
 }
 
@@ -176,6 +180,12 @@ impl<F> WorkerPool<F> {
         let (snapshot, _) = Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
         let mut ledger = Ledger::new(config.places.len());
         let tallies = ledger.follow(&snapshot);
+        // A single worker remembers all clients itself.
+        let affinities = (config.places.len() > 1).then(|| {
+            let clients = config.flow_entries.saturating_mul(config.places.len());
+            Arc::new(Affinities::new(clients, config.seed))
+        });
+        prepare(affinities.as_deref(), &snapshot);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce);
         let probes: Arc<Probes> = Arc::default();
@@ -192,6 +202,7 @@ impl<F> WorkerPool<F> {
             announce: config.announce,
             control: Mutex::new(Control { publisher, ledger, outside: Arc::new(outside) }),
             snat_usage: SnatUsage::default(),
+            affinities,
             clock: Clock::calibrated(),
         };
         for (place, queues) in config.places.iter().zip(queues) {
@@ -228,8 +239,12 @@ impl<F> WorkerPool<F> {
         let (clock, idle, stop) = (self.clock, config.idle, Arc::clone(&self.stop));
         let counts = Arc::clone(&shared);
         let percent = config.flow_service_percent;
+        let affinities = self.affinities.clone();
         let make = move || {
             let mut pipeline = Pipeline::new(&pipeline);
+            if let Some(affinities) = affinities {
+                pipeline = pipeline.with_affinities(affinities);
+            }
             pipeline.flows_mut().set_service_share(percent);
             for region in pipeline.flows().regions() {
                 // The tables are still untouched. Without huge pages, each look-up costs an additional walk of the page
@@ -324,6 +339,7 @@ impl<F> WorkerPool<F> {
         let previous = &control.publisher.current().snapshot;
         let (snapshot, problems) = compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
+        prepare(self.affinities.as_deref(), &snapshot);
         self.probes.follow(&spec.network.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
@@ -389,6 +405,14 @@ impl<F> WorkerPool<F> {
     #[must_use]
     pub fn now(&self) -> Now {
         self.clock.now()
+    }
+
+    /// The backend that a client last got at any worker by `sessionAffinity: ClientIP` with this timeout; `None` if a
+    /// single worker remembers it alone.
+    #[must_use]
+    pub fn shared_affinity(&self, service: ServiceId, client: Addr, timeout_ms: u32) -> Option<BackendId> {
+        let affinities = self.affinities.as_ref()?;
+        affinities.find(&FlowKey::affinity(service, client), timeout_ms, self.now())
     }
 
     /// Link addresses of next hops.
@@ -493,6 +517,13 @@ impl WorkerPool<MemoryFrame> {
         let (_wire, ends) = memory::port(1, 64);
         let enter = |_: &WorkerPlace| Ok::<(), String>(());
         Self::start(&config, vec![ends], Heap, vec![None], first, enter, None)
+    }
+}
+
+/// Allocates the table of clients that the workers share, before they get the first Service that needs it.
+fn prepare(affinities: Option<&Affinities>, snapshot: &Snapshot) {
+    if let Some(affinities) = affinities.filter(|all| !all.is_prepared() && snapshot.has_affinity()) {
+        affinities.prepare();
     }
 }
 

@@ -69,6 +69,14 @@ impl FlowKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlowHash(pub(super) u64);
 
+impl FlowHash {
+    /// All of them.
+    #[inline]
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+}
+
 /// Hashes keys with a secret, three wide multiplications each.
 #[derive(Debug, Clone)]
 pub struct FlowHasher([u64; 5]);

@@ -4,7 +4,6 @@
 //! prefetches the backend; a miss prefetches the data for the choice. Then the packet is delivered to the backend, or
 //! it is answered because there is no backend.
 
-use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
@@ -405,24 +404,12 @@ impl Pipeline {
         if service.affinity_ms == 0 {
             return snapshot.backend(self.select(service, choice_hash)?);
         }
-        let key = FlowKey::affinity(service.id, h.src);
-        let hash = self.flows.hash(&key);
-        if let Some(hit) = self.flows.dsr.lookup(&key, hash, Packet::Datagram, now)
-            && let Some(backend) = snapshot.backend(hit.backend)
-            && backend.state == BackendState::Active
-        {
-            return Some(backend);
-        }
-        let backend = snapshot.backend(self.select(service, choice_hash)?)?;
-        let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
-        // If the table is full, the client's hash selects the same backend until the backends change.
-        let _ = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
-        Some(backend)
+        self.choose_for_client(snapshot, service, h.src, choice_hash, now)
     }
 
     /// The backend that the scheduler of the service chooses.
     #[inline(always)]
-    fn select(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
+    pub(super) fn select(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
         match service.selector() {
             Selector::Rendezvous(seats) => seats.owner(choice_hash),
             _ => self.select_otherwise(service, choice_hash),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::admission::Recheck;
 use super::schedule::Schedule;
+use crate::affinities::Affinities;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
 use crate::forward::snat_ports::{SnatPorts, Steering};
@@ -48,6 +49,8 @@ pub struct Pipeline {
     pub(super) outer_identifications: Identifications,
     pub(super) schedule: Schedule,
     pub(super) limits: WorkerLimits,
+    /// The backends of clients that all workers share; `None` for a single worker.
+    pub(super) affinities: Option<Arc<Affinities>>,
     recheck: Recheck,
 }
 
@@ -68,8 +71,16 @@ impl Pipeline {
             outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
             schedule: Schedule::new(config.worker, config.workers, config.seed),
             limits: WorkerLimits::new(),
+            affinities: None,
             recheck: Recheck::default(),
         }
+    }
+
+    /// Shares the backends of clients with affinity with the other workers, by this table of theirs.
+    #[must_use]
+    pub fn with_affinities(mut self, affinities: Arc<Affinities>) -> Self {
+        self.affinities = Some(affinities);
+        self
     }
 
     /// Removes some of the expired flows. Call it with every burst, and when there is none.

@@ -6,6 +6,7 @@ mod answer_limits;
 mod answers;
 mod associations;
 mod choice;
+mod client_affinity;
 mod dsr;
 mod endings;
 mod faults;

@@ -158,6 +158,12 @@ impl Snapshot {
         &self.compared
     }
 
+    /// Whether a service has `sessionAffinity: ClientIP`. Walks all services.
+    #[must_use]
+    pub fn has_affinity(&self) -> bool {
+        self.services.iter().any(|(service, _)| service.affinity_ms != 0)
+    }
+
     /// The hash by which a flow of a service chooses its backend ([`Service::select`]). Ports are in host order.
     #[inline]
     #[must_use]

@@ -1,0 +1,54 @@
+//! `sessionAffinity: ClientIP`: a new flow goes to the backend that its client has, as long as that takes new flows.
+//!
+//! The worker has an entry for each client in its flow table. With several workers, the shared table
+//! ([`crate::affinities`]) has the backend that the client got last at any of them, so it comes first. The worker's own
+//! entry decides if the shared one was evicted, and admits to the shared table: a Service that has its share of a full
+//! flow table gets no more entries in either.
+
+use std::time::Duration;
+
+use super::state::Pipeline;
+use crate::backend::Backend;
+use crate::conntrack::{FlowKey, IdleTimeout, Packet};
+use crate::now::Now;
+use crate::service::Service;
+use crate::snapshot::{BackendState, Snapshot};
+use crate::wire::Addr;
+
+impl Pipeline {
+    /// The backend of a new flow of this client, for a service with affinity.
+    #[inline(never)]
+    pub(super) fn choose_for_client<'s>(
+        &mut self,
+        snapshot: &'s Snapshot,
+        service: &Service,
+        client: Addr,
+        choice_hash: u64,
+        now: Now,
+    ) -> Option<&'s Backend> {
+        let key = FlowKey::affinity(service.id, client);
+        let hash = self.flows.hash(&key);
+        let last = self.affinities.as_ref().and_then(|all| all.find(&key, service.affinity_ms, now));
+        let own = self.flows.dsr.lookup(&key, hash, Packet::Datagram, now).map(|hit| hit.backend);
+        let known = [last, own].into_iter().flatten().find_map(|id| {
+            let backend = snapshot.backend(id).filter(|backend| backend.service == service.id)?;
+            (backend.state == BackendState::Active).then_some(backend)
+        });
+        let backend = match known {
+            Some(backend) => backend,
+            None => snapshot.backend(self.select(service, choice_hash)?)?,
+        };
+        if own != Some(backend.id) {
+            let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
+            let inserted = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
+            // If the table is full, the client's hash selects the same backend until the backends change.
+            if inserted.is_err() && last.is_none() {
+                return Some(backend);
+            }
+        }
+        if let Some(all) = &self.affinities {
+            all.remember(&key, backend.id, now);
+        }
+        Some(backend)
+    }
+}
