@@ -19,9 +19,9 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec,
-    NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, Snapshot,
-    SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp,
+    NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey,
+    ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -374,6 +374,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         mss_clamp: MssClamp::Off,
+        choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),

@@ -70,7 +70,7 @@ const _: () = assert!(size_of::<Service>() == 64);
 pub enum ChoiceBasis {
     /// The 5-tuple: [`flow_choice`](crate::selection_key::flow_choice).
     Flow,
-    /// The client's address, with `sessionAffinity: ClientIP` and `scheduler: sh`:
+    /// The client's address, with `sessionAffinity: ClientIP`, `hash: client` and `scheduler: sh`:
     /// [`client_choice`](crate::selection_key::client_choice).
     Client,
     /// The VIP, with `scheduler: dh`: the same of the VIP.

@@ -112,8 +112,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
     use tidegate_core::snapshot::{
-        BackendSpec, BackendState, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp, NetworkSpec,
-        NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, TunnelOptions,
+        BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp,
+        NetworkSpec, NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
+        TunnelOptions,
     };
     use tidegate_core::wire::MacAddr;
 
@@ -133,6 +134,7 @@ mod tests {
             affinity: None,
             no_endpoints: NoEndpoints::Reject,
             mss_clamp: MssClamp::Off,
+            choice: ChoiceOptions::default(),
             flow_tracking: FlowTracking::Always,
             idle_timeout_tcp: Duration::from_secs(900),
             idle_timeout_udp: Duration::from_secs(60),

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp, NeighborSpec,
-    NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec,
-    TunnelOptions,
+    BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp,
+    NeighborSpec, NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
+    SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{MacAddr, tcp};
@@ -40,6 +40,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         mss_clamp: MssClamp::Off,
+        choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),

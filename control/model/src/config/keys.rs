@@ -171,6 +171,9 @@ pub const KEYS: &[Key] = &[
          With `node` in NAT modes, they reach the node port."),
     key("services.defaults.scheduler", "`rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh`, `dh`", Value("rendezvous"), "maglev", Reload,
         "How the backend of a new flow is chosen ([selection.md](selection.md))."),
+    key("services.defaults.hash", "`flow`, `client`", Value("flow"), "client", Reload,
+        "What the choice of `rendezvous` and `maglev` follows from. `flow`: the 5-tuple. `client`: the client's address, so that a client reaches one backend on all \
+         ports of a Service ([selection.md](selection.md#by-flow-or-by-client))."),
     key("services.defaults.tableSize", "prime from 251 to 655373", Value("65537"), "65521", Reload,
         "The number of slots in a Maglev table. It has an effect with `maglev` only."),
     key("services.defaults.drainTimeout", "duration, 0s to 24h", Value("300s"), "1m30s", Reload,

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::maglev::is_prime;
+pub use tidegate_core::snapshot::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
 use tidegate_core::snapshot::{self, Policy, TunnelOptions};
-pub use tidegate_core::snapshot::{ForwardingMode, MssClamp, NoEndpoints};
 
 use super::section::{scalar_text, section};
 use super::tunnels;
@@ -69,6 +69,8 @@ pub struct ServiceDefaults {
     /// `scheduler`: how the backend of a new flow is chosen, `rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh` or
     /// `dh`. Default `rendezvous`.
     pub scheduler: Scheduler,
+    /// `hash`: what the choice of `rendezvous` and `maglev` follows from, `flow` or `client`. Default `flow`.
+    pub hash: HashInput,
     /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with another
     /// scheduler than `maglev`. Default `65537`.
     pub table_size: u32,
@@ -90,6 +92,7 @@ impl Default for ServiceDefaults {
             tunnel: TunnelOptions::default(),
             target: Target::Pod,
             scheduler: Scheduler::Rendezvous,
+            hash: HashInput::Flow,
             table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,
@@ -265,6 +268,18 @@ pub fn flow_tracking(word: &str) -> Word<FlowTracking> {
     }
 }
 
+/// The values that [`hash_input`] accepts.
+pub const HASH_ACCEPTED: &str = "flow, client";
+
+/// Reads the part of a packet that the choice of a backend follows from.
+pub fn hash_input(word: &str) -> Word<HashInput> {
+    match word {
+        "flow" => Word::Known(HashInput::Flow),
+        "client" => Word::Known(HashInput::Client),
+        _ => Word::Unknown,
+    }
+}
+
 /// The values that [`mss_clamp`] accepts.
 pub const MSS_CLAMP_ACCEPTED: &str = "off, path, or a number of bytes from 536 to 65495";
 
@@ -318,6 +333,9 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
     }
     if let Some(value) = word(fields.get("scheduler"), scheduler, SCHEDULER_ACCEPTED) {
         defaults.scheduler = value;
+    }
+    if let Some(value) = word(fields.get("hash"), hash_input, HASH_ACCEPTED) {
+        defaults.hash = value;
     }
     if let Some(field) = fields.get("tableSize") {
         let written = scalar_text(field.node).unwrap_or_default();

@@ -5,8 +5,9 @@ use std::time::Duration;
 use tidegate_core::hash::selection_hash;
 use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
-    BackendSpec, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec, Policy,
-    RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, TunnelOptions,
+    BackendSpec, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec,
+    NetworkSpec, Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec,
+    TunnelOptions,
 };
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::testing::lab::{self, Lab};
@@ -39,6 +40,7 @@ fn service(
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         mss_clamp: MssClamp::Off,
+        choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(7440),
         idle_timeout_udp: Duration::from_secs(300),
@@ -216,6 +218,18 @@ fn a_scheduler_of_the_worker_names_the_backends_it_may_choose_and_no_single_one(
     assert!(found(&source, "seat").ends_with("of the client's address alone"), "{source}");
     let destination = ask_of(Scheduler::DestinationHash, &two);
     assert!(found(&destination, "seat").ends_with("of the VIP alone"), "{destination}");
+}
+
+#[test]
+fn hash_client_is_named_as_the_input_of_the_choice() {
+    let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
+    for (scheduler, step) in [(Scheduler::Rendezvous, "seat"), (Scheduler::Maglev { slots: 251 }, "slot")] {
+        let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
+        web.scheduler = scheduler;
+        web.choice.hash = tidegate_core::snapshot::HashInput::Client;
+        let told = ask(&spec(vec![web]), "203.0.113.1:80");
+        assert!(found(&told, step).ends_with("of the client's address alone"), "{told}");
+    }
 }
 
 #[test]

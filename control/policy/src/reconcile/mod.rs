@@ -46,6 +46,7 @@ mod drain;
 mod finding;
 mod frontend;
 mod frontends;
+mod hash;
 mod health_options;
 mod health_result;
 mod incremental;

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, MssClamp, ServiceLimits, TunnelOptions};
+use tidegate_core::snapshot::{ForwardingMode, HashInput, MssClamp, ServiceLimits, TunnelOptions};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -23,6 +23,7 @@ use super::aliases::{self, AliasValue};
 use super::annotations::{annotation_field, key};
 use super::client_address;
 use super::finding::{Finding, Reason};
+use super::hash;
 use super::health_options::{Checks, HealthOptions};
 use super::proxy_protocol::{self, ProxyHeaderRequest};
 use super::reader::{Reader, error};
@@ -54,6 +55,8 @@ pub(super) struct Options {
     /// The nodes that may be backends, or have backends; `None` allows all.
     pub(super) node_selector: Option<Selector>,
     pub(super) scheduler: config::Scheduler,
+    /// What the choice follows from, with schedulers that let the Service decide.
+    pub(super) hash: HashInput,
     /// The number of slots of the table, if the scheduler has one.
     pub(super) table_size: u32,
     pub(super) drain_timeout: Duration,
@@ -107,6 +110,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let why = format!("scheduler {} has no table", options.scheduler.as_str());
         read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no table size");
     }
+    options.refused.extend(hash::judge(&mut read, service, options.scheduler));
     if !options.mode_is_said {
         let told = options.proxy_protocol.is_some();
         options.mode = client_address::mode(service, settings, options.target, told, read.findings);
@@ -165,6 +169,7 @@ fn defaults(settings: &Settings) -> Options {
         target: settings.services.defaults.target,
         node_selector: None,
         scheduler: settings.services.defaults.scheduler,
+        hash: settings.services.defaults.hash,
         table_size: settings.services.defaults.table_size,
         drain_timeout: settings.services.defaults.drain_timeout,
         flow_tracking: settings.services.defaults.flow_tracking,
@@ -261,12 +266,13 @@ impl Reader<'_> {
                 let scheduler = self.word(options, annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
                 options.scheduler = scheduler.unwrap_or(options.scheduler);
             }
-            key::HASH => self.refuse(
-                options,
-                annotation,
-                value,
-                "no annotation (flows are spread by 5-tuple), or sessionAffinity: ClientIP",
-            ),
+            key::HASH => match config::hash_input(value) {
+                Word::Known(hash) => options.hash = hash,
+                // The backends may rely on having all connections of a client.
+                Word::NotYet | Word::Unknown => {
+                    self.invalid_port(options, annotation, value, config::HASH_ACCEPTED);
+                }
+            },
             key::PROXY_PROTOCOL => match proxy_protocol::version(value) {
                 Ok(version) => {
                     let request = |version| ProxyHeaderRequest { version, annotation: annotation.to_owned() };

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{FlowTracking, NoEndpoints, ServiceSpec};
+use tidegate_core::snapshot::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
@@ -288,6 +288,7 @@ fn service_spec(
         mode: options.mode,
         tunnel: options.tunnel,
         scheduler: options.scheduler.with_table(options.table_size),
+        choice: ChoiceOptions { hash: options.hash },
         flow_tracking: match options.flow_tracking {
             config::FlowTracking::Always => FlowTracking::Always,
             config::FlowTracking::OnChange => {

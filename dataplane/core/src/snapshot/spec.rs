@@ -224,6 +224,36 @@ impl Scheduler {
     }
 }
 
+/// The part of a packet that the hash for the choice of a backend covers (`hash`). It has an effect with
+/// [`Scheduler::Rendezvous`] and [`Scheduler::Maglev`], and none with client affinity, which always has
+/// [`HashInput::Client`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HashInput {
+    /// The 5-tuple.
+    #[default]
+    Flow,
+    /// The client's address: all its connections, to all ports of the Service, reach the same backend.
+    Client,
+}
+
+impl HashInput {
+    /// The name in configuration and annotations.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Flow => "flow",
+            Self::Client => "client",
+        }
+    }
+}
+
+/// The choices within a scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ChoiceOptions {
+    /// `hash`.
+    pub hash: HashInput,
+}
+
 /// How the gateway limits the maximum segment size that a SYN names (`mssClamp`, RFC 6691).
 ///
 /// It applies to the client's SYN in tunnel and NAT modes, and to the backend's SYN ACK in NAT modes. Option values that
@@ -309,6 +339,8 @@ pub struct ServiceSpec {
     pub tunnel: TunnelOptions,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,
+    /// The choices within the scheduler.
+    pub choice: ChoiceOptions,
     /// Which flows are remembered, in DSR modes.
     pub flow_tracking: FlowTracking,
     /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.

@@ -50,6 +50,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         mss_clamp: MssClamp::Off,
+        choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),

@@ -18,8 +18,8 @@ use crate::pipeline::{
     Arrival, BurstOutput, FirstFragment, NeighborEvent, Note, Oversized, Pipeline, PipelineConfig, View,
 };
 use crate::snapshot::{
-    BackendSpec, BackendState, FlowTracking, ForwardingMode, GatewaySpec, InterfaceSpec, MssClamp,
-    NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey,
+    BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, GatewaySpec, InterfaceSpec,
+    MssClamp, NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey,
     ServiceLimits, ServiceSpec, SharedService, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
@@ -106,6 +106,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         mss_clamp: MssClamp::Off,
+        choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),

@@ -226,6 +226,10 @@ const FAULTS: &[(&str, &str)] = &[
         "8:34: error: services.defaults.scheduler: \"sticky\" is not known; accepted: rendezvous, maglev, wrr, lc, sed, nq, sh, dh",
     ),
     (
+        "services: {defaults: {hash: 5-tuple}}",
+        "8:29: error: services.defaults.hash: \"5-tuple\" is not known; accepted: flow, client",
+    ),
+    (
         "services: {defaults: {tableSize: 65536}}",
         "8:34: error: services.defaults.tableSize: the number 65536 is not accepted; accepted: a prime from 251 to 655373 such as 65521 or 65537",
     ),

@@ -95,6 +95,7 @@ fn every_key_of_source_and_services_arrives() {
             },
             target: Target::Pod,
             scheduler: Scheduler::Maglev,
+            hash: HashInput::Client,
             table_size: 65537,
             drain_timeout: Duration::from_secs(90),
             no_endpoints: NoEndpoints::Drop,

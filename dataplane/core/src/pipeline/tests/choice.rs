@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use super::lab::{Fate, Lab, backend, ip, service};
 use crate::pipeline::FlowNote;
-use crate::snapshot::{BackendSpec, BackendState, ForwardingMode, Protocol, ServiceSpec};
+use crate::snapshot::{
+    BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, HashInput, Protocol, Scheduler,
+    ServiceSpec,
+};
 use crate::testing::builder::Builder;
 use crate::verdict::{TransmitReason, Verdict};
 use crate::wire::tcp::flags;
@@ -233,6 +236,36 @@ fn client_affinity_outlasts_a_change_of_backends_until_its_timeout() {
     lab.wait(Duration::from_secs(101));
     let fate = tcp(&mut lab, 51_000, flags::SYN);
     assert_ne!(lab.backend_of(&fate), had);
+}
+
+#[test]
+fn with_hash_client_all_connections_of_a_client_to_all_ports_reach_one_backend() {
+    let choice = ChoiceOptions { hash: HashInput::Client };
+    let rendezvous = (Scheduler::Rendezvous, FlowTracking::Always);
+    let maglev = (Scheduler::Maglev { slots: 251 }, FlowTracking::Always);
+    let on_change = (Scheduler::Rendezvous, FlowTracking::OnChange([].into()));
+    for (scheduler, flow_tracking) in [rendezvous, maglev, on_change] {
+        let port = |vip: &str, at: u16| {
+            let backends: Vec<String> = (1..=6).map(|n| format!("10.0.0.{n}:{at}")).collect();
+            let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+            let spec = service(ForwardingMode::DsrL2, Protocol::Tcp, vip, &backends);
+            let (choice, flow_tracking) = (choice.clone(), flow_tracking.clone());
+            ServiceSpec { choice, scheduler, flow_tracking, ..spec }
+        };
+        let mut lab = Lab::new(vec![port("203.0.113.5:80", 80), port("203.0.113.5:443", 443)]);
+        let mut used = std::collections::BTreeSet::new();
+        for client in 1..40 {
+            let mut homes = std::collections::BTreeSet::new();
+            for (source, vip) in (1024..1044).zip(["203.0.113.5:80", "203.0.113.5:443"].into_iter().cycle()) {
+                let from = format!("198.51.100.{client}:{source}");
+                let fate = lab.send(Builder::tcp(from.as_str(), vip).flags(flags::SYN));
+                homes.insert(lab.backend_of(&fate));
+            }
+            assert_eq!(homes.len(), 1, "{scheduler:?} {homes:?}");
+            used.extend(homes);
+        }
+        assert!(used.len() > 3, "{scheduler:?} {used:?}");
+    }
 }
 
 #[test]

@@ -17,7 +17,9 @@ use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
 use crate::service_limits::LimitFlags;
 use crate::snapshot::ForwardingMode;
 use crate::snapshot::problem::Problem;
-use crate::snapshot::spec::{BackendState, FlowTracking, FormerWeight, Protocol, Scheduler, ServiceSpec};
+use crate::snapshot::spec::{
+    BackendState, FlowTracking, FormerWeight, HashInput, Protocol, Scheduler, ServiceSpec,
+};
 use crate::source_ranges::SourceRanges;
 use crate::turns::Turns;
 use crate::wire::Addr;
@@ -93,7 +95,7 @@ fn basis(spec: &ServiceSpec) -> ChoiceBasis {
     match spec.scheduler {
         Scheduler::DestinationHash => ChoiceBasis::Vip,
         Scheduler::SourceHash => ChoiceBasis::Client,
-        _ if spec.affinity.is_some() => ChoiceBasis::Client,
+        _ if spec.affinity.is_some() || spec.choice.hash == HashInput::Client => ChoiceBasis::Client,
         _ => ChoiceBasis::Flow,
     }
 }

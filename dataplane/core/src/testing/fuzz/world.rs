@@ -24,9 +24,9 @@ use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
 use crate::selection_key::SelectionKey;
 use crate::snapshot::{
-    BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec, InterfaceSpec,
-    MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
-    Snapshot, SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, ChoiceOptions, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec,
+    InterfaceSpec, MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey,
+    ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::source_lists::SourceLists;
 use crate::source_rates::SourceRate;
@@ -373,6 +373,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             Scheduler::Maglev { slots: 251 },
             Scheduler::Maglev { slots: 2 },
         ]),
+        choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,
         affinity: choices.pick(&[None, None, Some(seconds(100)), Some(seconds(1))]),
         no_endpoints: choices.pick(&[

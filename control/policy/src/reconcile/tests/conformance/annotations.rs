@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{FlowTracking, ForwardingMode, MssClamp, Scheduler, TunnelOptions};
+use tidegate_core::snapshot::{FlowTracking, ForwardingMode, HashInput, MssClamp, Scheduler, TunnelOptions};
 use tidegate_core::wire::encapsulation::GueVariant;
 use tidegate_core::wire::proxy_header::ProxyVersion;
 
@@ -75,7 +75,7 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
     (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
     (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
-    (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
+    (key::HASH, "source", Reason::InvalidValue, "flow, client"),
     (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, none"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_BANDWIDTH, "999k", Reason::InvalidValue, "bits per second from 1M to 100G"),
@@ -280,6 +280,57 @@ fn every_scheduler_reaches_the_spec_and_is_the_same_as_the_default_of_the_config
         };
         assert_eq!(same.as_str(), word);
     }
+}
+
+#[test]
+fn hash_reaches_the_spec_and_client_is_refused_where_the_scheduler_cannot_keep_to_it() {
+    let asked = |hash: &str, scheduler: &str| {
+        Both::new(&annotated_web(&[(key::HASH, hash), (key::SCHEDULER, scheduler)])).look()
+    };
+    for scheduler in ["rendezvous", "maglev", "sh"] {
+        let outcome = asked("client", scheduler);
+        assert_eq!(
+            (only(&outcome).choice.hash, messages(&outcome)),
+            (HashInput::Client, vec![]),
+            "{scheduler}"
+        );
+    }
+    for scheduler in ["rendezvous", "maglev", "wrr", "lc"] {
+        let outcome = asked(" flow ", scheduler);
+        assert_eq!(
+            (only(&outcome).choice.hash, messages(&outcome)),
+            (HashInput::Flow, vec![]),
+            "{scheduler}"
+        );
+    }
+    for (scheduler, why) in [
+        ("wrr", "does not choose by a hash"),
+        ("lc", "does not choose by a hash"),
+        ("dh", "chooses by the VIP"),
+    ] {
+        let outcome = asked("client", scheduler);
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!((outcome.spec.services.len(), reason), (0, Reason::InvalidValue));
+        let whole = format!("cannot be kept to: scheduler {scheduler} {why}: no port is programmed");
+        assert!(what.ends_with(&whole), "{what}");
+        assert_eq!(accepted, "tidegate.dev/scheduler rendezvous, maglev or sh, or sessionAffinity: ClientIP");
+        let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
+        assert!(refused.message.contains(why), "{refused}");
+    }
+    for (scheduler, why) in [("sh", "chooses by the client's address"), ("dh", "chooses by the VIP")] {
+        let outcome = asked("flow", scheduler);
+        let (_, what, _) = finding(&outcome);
+        assert_eq!(outcome.spec.services.len(), 1);
+        assert_eq!(what, format!("annotation tidegate.dev/hash has no effect: scheduler {scheduler} {why}"));
+    }
+    let sticky = |hash: &str| {
+        let yaml = annotated_web(&[(key::HASH, hash)]);
+        Both::new(&yaml.replace("spec:\n", "spec:\n  sessionAffinity: ClientIP\n")).look()
+    };
+    assert_eq!(messages(&sticky("client")), [] as [String; 0]);
+    let outcome = sticky("flow");
+    let (_, what, _) = finding(&outcome);
+    assert!(what.ends_with("sessionAffinity: ClientIP chooses by the client's address"), "{what}");
 }
 
 #[test]

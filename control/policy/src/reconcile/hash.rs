@@ -1,0 +1,49 @@
+//! `tidegate.dev/hash`: what the choice of a backend follows from, and the Services whose choice it cannot decide.
+//!
+//! `client` is a promise to the backends: all connections of a client reach one of them. Where the scheduler cannot keep
+//! it, the Service is not served, as with other requests that would be served differently. `flow` promises nothing, so it
+//! is only reported where it has no effect.
+
+use tidegate_core::snapshot::HashInput;
+use tidegate_model::config::{self, Scheduler};
+use tidegate_model::objects::Service;
+
+use super::annotations::{annotation_field, key};
+use super::reader::Reader;
+use super::view::{PortRefusal, RefusalReason};
+
+/// Judges the annotation together with the scheduler and the affinity of the Service. Returns why no port is programmed,
+/// if the connections of a client would be spread.
+pub(super) fn judge(read: &mut Reader<'_>, service: &Service, scheduler: Scheduler) -> Option<PortRefusal> {
+    let written = service.meta.annotations.get(key::HASH).map(|value| config::hash_input(value.trim()));
+    let Some(config::Word::Known(hash)) = written else { return None };
+    let why = match scheduler {
+        Scheduler::Rendezvous | Scheduler::Maglev => None,
+        Scheduler::SourceHash if hash == HashInput::Client => None,
+        Scheduler::SourceHash => Some("chooses by the client's address"),
+        Scheduler::DestinationHash => Some("chooses by the VIP"),
+        Scheduler::WeightedRoundRobin | Scheduler::Loads(_) if hash == HashInput::Flow => None,
+        Scheduler::WeightedRoundRobin | Scheduler::Loads(_) => Some("does not choose by a hash"),
+    };
+    let why = why.map(|why| format!("scheduler {} {why}", scheduler.as_str()));
+    match (why, service.session_affinity, hash) {
+        (_, Some(_), HashInput::Flow) => {
+            let why = "sessionAffinity: ClientIP chooses by the client's address";
+            read.ignored(key::HASH, why, "client, no annotation, or sessionAffinity: None");
+        }
+        (Some(why), None, HashInput::Client) => return Some(refusal(read, &why)),
+        (Some(why), ..) => {
+            read.ignored(key::HASH, &why, "tidegate.dev/scheduler rendezvous or maglev, or no annotation");
+        }
+        (None, ..) => {}
+    }
+    None
+}
+
+fn refusal(read: &mut Reader<'_>, why: &str) -> PortRefusal {
+    let what =
+        format!("annotation {}: \"client\" cannot be kept to: {why}: no port is programmed", key::HASH);
+    let accepted = "tidegate.dev/scheduler rendezvous, maglev or sh, or sessionAffinity: ClientIP";
+    read.invalid_at(&annotation_field(key::HASH), what, accepted);
+    PortRefusal::new(RefusalReason::NotProgrammed, format!("{}: client: {why}", key::HASH))
+}
