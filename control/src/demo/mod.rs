@@ -59,7 +59,7 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
     let mut lab = Lab::build(&LabPlan { servers: SERVERS, vips: modes::vips_on_servers(), tidegate })?;
     lab.start_servers()?;
     Gateway::configure(&lab, &gateway_options)?;
-    for manifest in modes::manifests(&FIRST_SERVERS) {
+    for manifest in modes::manifests_of(&modes::demo_paths(), &FIRST_SERVERS) {
         manifest.write(&manifests_of(&lab))?;
     }
     let mut gateway = Gateway::start(&lab)?;

@@ -7,7 +7,7 @@ use super::report::{counts, print_table};
 use crate::netlab::addresses::client;
 use crate::netlab::client::{Answers, Load, Tell, curl_many, spread, udp_ask_here};
 use crate::netlab::gateway::manifests_of;
-use crate::netlab::modes::{ModePath, all_paths, manifests};
+use crate::netlab::modes::{ModePath, all_paths, demo_paths, manifests};
 use crate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
 use anyhow::Result;
 use std::net::{IpAddr, SocketAddr};
@@ -41,29 +41,45 @@ pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) ->
 
 /// Sends HTTP with curl and UDP over every path, and checks which backends answered and which clients they saw.
 fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
-    println!("Every mode, both families, {} backends:", FIRST_SERVERS.len());
+    println!("Every mode, both families, {} backends; answers of requests:", FIRST_SERVERS.len());
     let mut rows = Vec::new();
-    for path in all_paths() {
+    for path in demo_paths() {
         wait_for_path(lab, path, problems);
-        let own = client(path.family, 0);
+        let source = client(path.family, 0);
         let http = curl_many(lab.client(), &format!("http://{}/", path.http()), HTTP_REQUESTS, &[])?;
-        let udp = ask_many(lab, path, client(path.family, 1));
-        for (protocol, source, answers) in [("HTTP", own, http), ("UDP", client(path.family, 1), udp)] {
-            judge(path, protocol, source, &answers, problems);
-            let seen = answers.told.first().map_or("-".to_owned(), |told| {
-                let ip = told.client.ip();
-                format!("{ip}{}", if ip == source { " (itself)" } else { " (gateway)" })
-            });
-            let spread = counts(&spread(&answers.told), SERVERS - 1);
-            let (asked, ok) = (answers.asked.to_string(), answers.told.len().to_string());
-            let family = path.family.to_string();
-            rows.push(vec![path.label(), family, protocol.to_owned(), asked, ok, spread, seen]);
+        let udp = ask_many(lab, path, source);
+        let mut row = vec![path.label(), path.family.to_string()];
+        for (protocol, answers) in [("HTTP", &http), ("UDP", &udp)] {
+            judge(path, protocol, source, answers, problems);
+            row.push(format!("{} of {}", answers.told.len(), answers.asked));
         }
+        let told = [http.told, udp.told].concat();
+        row.push(counts(&spread(&told), SERVERS - 1));
+        row.push(told.first().map_or("-".to_owned(), |told| {
+            let ip = told.client.ip();
+            format!("{ip}{}", if ip == source { " (itself)" } else { " (gateway)" })
+        }));
+        rows.push(row);
     }
-    let header =
-        ["mode", "family", "protocol", "asked", "ok", "backends 1 2 3", "client as a backend sees it"];
+    check_tunnels(lab, problems);
+    let header = ["mode", "family", "HTTP", "UDP", "backends 1 2 3", "client as a backend sees it"];
     print_table(&header, &rows);
     Ok(())
+}
+
+/// The servers refuse tunnel packets with a wrong outer header.
+fn check_tunnels(lab: &Lab, problems: &mut Vec<String>) {
+    for n in FIRST_SERVERS {
+        match lab.server(n).tunnel_counts() {
+            Ok(counts) => problems.extend(
+                counts
+                    .refused
+                    .iter()
+                    .map(|(why, count)| format!("backend {n} refused {count} packets: {why}")),
+            ),
+            Err(error) => problems.push(format!("{error:#}")),
+        }
+    }
 }
 
 /// The first answer may have to wait for health checks and neighbours. Later ones may not.

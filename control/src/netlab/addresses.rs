@@ -115,5 +115,7 @@ pub const HTTP_TARGET_PORT: u16 = 8080;
 pub const TELL_PORT: u16 = 7000;
 /// `udp-echo` on the servers.
 pub const ECHO_PORT: u16 = 7001;
+/// The counts of decapsulation, on the servers' loopback.
+pub const DECAP_PORT: u16 = 7002;
 /// iperf3 on the servers.
 pub const IPERF_PORT: u16 = 5201;

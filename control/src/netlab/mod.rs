@@ -13,6 +13,7 @@
 pub mod addresses;
 pub mod cleanup;
 pub mod client;
+pub mod envelope;
 mod exclusive;
 pub mod flood;
 pub mod gateway;
@@ -26,6 +27,7 @@ pub mod process;
 pub mod server;
 pub mod tools;
 
+pub use envelope::Envelope;
 pub use gateway::{Gateway, GatewayOptions};
 pub use lab::Lab;
 pub use lab_plan::LabPlan;

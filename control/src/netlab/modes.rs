@@ -1,10 +1,13 @@
 //! One Service for each forwarding mode, and the paths of clients through them.
 //!
 //! There are four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose
-//! endpoints have the other family than the VIP: ten [`ModePath`]s in all. `dsr-l2` has VIPs on the clients' own link,
-//! the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP cannot.
+//! endpoints have the other family than the VIP: ten [`ModePath`]s ([`all_paths`]) that most tests use. The other
+//! tunnels, `dsr-gue` and `dsr-gre` with their choices, have sixteen more ([`tunnel_paths`]). `dsr-l2` has VIPs on the
+//! clients' own link, the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP
+//! cannot.
 
 use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
+use super::envelope::Envelope;
 use super::manifests::{EndpointSpec, Manifest, PortSpec};
 use std::net::{IpAddr, SocketAddr};
 
@@ -55,18 +58,46 @@ impl ModePath {
         }
     }
 
-    /// `dsr-ipip` with both families if they differ, otherwise the name of the mode.
+    /// How the packet is enveloped on its way to the backend, if it is.
+    #[must_use]
+    pub fn envelope(&self) -> Option<Envelope> {
+        let tunnel = TUNNELS.iter().find(|tunnel| tunnel.services.contains(&self.service));
+        tunnel.map(|tunnel| tunnel.envelope).or((self.forwarding == "dsr-ipip").then_some(Envelope::Ip))
+    }
+
+    /// The name of the mode, with its choices if they are not the defaults, and with both families if they differ.
     #[must_use]
     pub fn label(&self) -> String {
+        let choice = match self.envelope() {
+            Some(Envelope::GUE_HEADER) => " variant 0",
+            Some(Envelope::GRE_KEYED) => " with a key",
+            _ => "",
+        };
         if self.family == self.backends {
-            self.forwarding.to_owned()
+            format!("{}{choice}", self.forwarding)
         } else {
-            format!("{} ({} in {})", self.forwarding, self.family, self.backends)
+            format!("{}{choice} ({} in {})", self.forwarding, self.family, self.backends)
         }
     }
 }
 
-/// All paths, by mode and then by family.
+/// The Services of one tunnel.
+struct Tunnel {
+    envelope: Envelope,
+    /// The dual-stack Service, the one with IPv4 in IPv6, and the one with IPv6 in IPv4.
+    services: [&'static str; 3],
+    /// The number of the first one's VIPs. The other two follow.
+    vip: u8,
+}
+
+const TUNNELS: [Tunnel; 4] = [
+    Tunnel { envelope: Envelope::GUE_DIRECT, services: ["gue-1", "gue-1-4in6", "gue-1-6in4"], vip: 20 },
+    Tunnel { envelope: Envelope::GUE_HEADER, services: ["gue-0", "gue-0-4in6", "gue-0-6in4"], vip: 23 },
+    Tunnel { envelope: Envelope::GRE_PLAIN, services: ["gre", "gre-4in6", "gre-6in4"], vip: 26 },
+    Tunnel { envelope: Envelope::GRE_KEYED, services: ["gre-key", "gre-key-4in6", "gre-key-6in4"], vip: 29 },
+];
+
+/// The paths of `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, by mode and then by family.
 #[must_use]
 pub fn all_paths() -> Vec<ModePath> {
     let mut paths = Vec::new();
@@ -86,17 +117,62 @@ pub fn all_paths() -> Vec<ModePath> {
     paths
 }
 
+/// The paths of `dsr-gue` and `dsr-gre`, in all four combinations of families.
+#[must_use]
+pub fn tunnel_paths() -> Vec<ModePath> {
+    let of_tunnel = |tunnel: &Tunnel| {
+        let Tunnel { envelope, services: [dual, four_in_six, six_in_four], vip } = *tunnel;
+        let path = |service, number, family, backends| ModePath {
+            service,
+            forwarding: envelope.forwarding(),
+            family,
+            backends,
+            vip: plan::routed_vip(family, number),
+        };
+        [
+            path(dual, vip, Family::V4, Family::V4),
+            path(dual, vip, Family::V6, Family::V6),
+            path(four_in_six, vip + 1, Family::V4, Family::V6),
+            path(six_in_four, vip + 2, Family::V6, Family::V4),
+        ]
+    };
+    TUNNELS.iter().flat_map(of_tunnel).collect()
+}
+
+/// All paths of this file.
+#[must_use]
+pub fn every_path() -> Vec<ModePath> {
+    [all_paths(), tunnel_paths()].concat()
+}
+
+/// The paths that the demo shows: every mode with its defaults, and IP-in-IP over the other family.
+#[must_use]
+pub fn demo_paths() -> Vec<ModePath> {
+    let is_default = |path: &ModePath| {
+        let defaults = [None, Some(Envelope::Ip), Some(Envelope::GUE_DIRECT), Some(Envelope::GRE_PLAIN)];
+        let is_plain = path.family == path.backends || path.envelope() == Some(Envelope::Ip);
+        defaults.contains(&path.envelope()) && is_plain
+    };
+    every_path().into_iter().filter(is_default).collect()
+}
+
 /// The VIPs that servers must accept packets for: those of the modes that keep the VIP as the destination.
 #[must_use]
 pub fn vips_on_servers() -> Vec<IpAddr> {
-    all_paths().iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect()
+    every_path().iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect()
 }
 
-/// The manifests of all paths, with `servers` as endpoints.
+/// The manifests of [`all_paths`], with `servers` as endpoints.
 #[must_use]
 pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
+    manifests_of(&all_paths(), servers)
+}
+
+/// The manifests of `paths`, with `servers` as endpoints.
+#[must_use]
+pub fn manifests_of(paths: &[ModePath], servers: &[u8]) -> Vec<Manifest> {
     let mut manifests: Vec<Manifest> = Vec::new();
-    for path in all_paths() {
+    for path in paths {
         let endpoints = servers.iter().map(|n| EndpointSpec::ready(plan::server(path.backends, *n)));
         if let Some(dual) = manifests.iter_mut().find(|manifest| manifest.name == path.service) {
             dual.vips.push(path.vip);
@@ -106,8 +182,9 @@ pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
         let http = PortSpec::tcp("http", HTTP_PORT);
         let http = if path.forwarding.contains("nat") { http.to(HTTP_TARGET_PORT) } else { http };
         let ports = vec![http, PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("echo", ECHO_PORT)];
-        manifests
-            .push(Manifest::new(path.service, path.forwarding, &[path.vip], ports).with_endpoints(endpoints));
+        let mut manifest = Manifest::new(path.service, path.forwarding, &[path.vip], ports);
+        manifest.annotations = path.envelope().map(Envelope::annotations).unwrap_or_default();
+        manifests.push(manifest.with_endpoints(endpoints));
     }
     manifests
 }
@@ -134,7 +211,7 @@ mod tests {
     fn every_manifest_of_the_lab_is_accepted_without_a_word() {
         let directory = std::env::temp_dir().join(format!("tidegate-modes-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
-        let mut services = manifests(&[1, 2, 3]);
+        let mut services = manifests_of(&every_path(), &[1, 2, 3]);
         services[0].endpoints[0].weight = Some(5);
         services[1].client_ip_affinity = true;
         services[2].health_check_node_port = Some(31_111);

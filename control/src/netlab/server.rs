@@ -3,14 +3,18 @@
 //! Programs that must answer from the address of the request (UDP) bind every address; the others bind the wildcard.
 //! Killing a server ends all its programs and keeps its namespace, so that it can start again.
 
-use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
+use super::addresses::{
+    self as plan, DECAP_PORT, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT,
+};
 use super::cleanup::end_processes_in;
 use super::lab_plan::LabPlan;
 use super::process::LabProcess;
+use super::tools::decap::Counts;
 use super::{Namespace, wait_for};
 use anyhow::{Context, Result};
 use std::fs;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -79,7 +83,24 @@ impl Server {
         let tell =
             ["lab", "tcp-tell", "--name", &self.name(), "--port", &TELL_PORT.to_string()].map(str::to_owned);
         self.launch("tcp-tell", &tidegate, &tell)?;
-        self.launch("decap", &tidegate, &["lab", "decap", "--tun", "decap0"].map(str::to_owned))
+        let mut decap = ["lab", "decap", "--tun", "decap0"].map(str::to_owned).to_vec();
+        decap.extend(own.iter().flat_map(|own| ["--own".to_owned(), own.to_string()]));
+        self.launch("decap", &tidegate, &decap)
+    }
+
+    /// What decapsulation delivered and refused so far.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn tunnel_counts(&self) -> Result<Counts> {
+        let text = self.namespace.enter(|| -> Result<String> {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, DECAP_PORT))?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        });
+        let text = text.with_context(|| format!("the counts of server {}", self.number))?;
+        Counts::parse(&text).with_context(|| format!("unexpected counts `{text}`"))
     }
 
     /// Waits until every program answers on the server's own addresses.

@@ -1,20 +1,43 @@
 //! Every mode and both families: which backend answers, which address the backend sees, and bulk data in both
 //! directions.
 
-use crate::world::World;
-use crate::world::alone;
+use crate::world::{World, alone, lab_with};
 use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::client;
 use tidegate::netlab::client::{Direction, curl, curl_many, iperf_tcp, iperf_udp, spread, udp_ask};
-use tidegate::netlab::modes::{all_paths, manifests, manifests_for_bulk};
+use tidegate::netlab::modes::{
+    all_paths, every_path, manifests, manifests_for_bulk, manifests_of, vips_on_servers,
+};
 use tidegate::netlab::server::LARGE_FILE_BYTES;
+
+/// A world with all paths, those of every tunnel included.
+fn world_of_every_path(servers: &[u8]) -> World {
+    let count = u8::try_from(servers.len()).expect("a few servers");
+    let lab = lab_with(count, vips_on_servers());
+    World::over(lab, GatewayOptions::default(), &manifests_of(&every_path(), servers), "")
+}
+
+/// Every tunnel packet that reached a server had exactly the headers that its Service requests, and was correct.
+fn assert_envelopes(world: &World, servers: &[u8]) {
+    for n in servers {
+        let counts = world.lab.server(*n).tunnel_counts().expect("decapsulation runs");
+        assert!(counts.refused.is_empty(), "server {n} refused tunnel packets:\n{counts}");
+        for path in every_path() {
+            let family = path.backends.to_string();
+            let expected = path.envelope().map(|envelope| (envelope.to_string(), family));
+            let expected: Vec<_> = expected.iter().map(|(one, two)| (one.as_str(), two.as_str())).collect();
+            let found = counts.envelopes_of(path.vip);
+            assert_eq!(found, expected, "{} {} at server {n}", path.label(), path.family);
+        }
+    }
+}
 
 #[test]
 fn curl_udp_and_tcp_reach_every_backend_in_every_mode_and_family() {
     let _turn = alone();
-    let world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
-    for path in all_paths() {
+    let world = world_of_every_path(&[1, 2, 3]);
+    for path in every_path() {
         let name = format!("{} {}", path.label(), path.family);
         world.wait_until_served(path);
 
@@ -41,6 +64,7 @@ fn curl_udp_and_tcp_reach_every_backend_in_every_mode_and_family() {
             assert_eq!(tell.told.client.port(), own.port(), "{name}: the client's port is kept");
         }
     }
+    assert_envelopes(&world, &[1, 2, 3]);
 }
 
 #[test]
@@ -61,11 +85,11 @@ fn a_udp_flow_stays_with_its_backend() {
 #[test]
 fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
     let _turn = alone();
-    let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let world = world_of_every_path(&[1, 2]);
     let body = world.lab.directory().join("body");
     std::fs::write(&body, vec![b'x'; 3 << 20]).unwrap();
     let body = format!("@{}", body.display());
-    for path in all_paths() {
+    for path in every_path() {
         let name = format!("{} {}", path.label(), path.family);
         world.wait_until_served(path);
         let (root, large) = (format!("http://{}/", path.http()), format!("http://{}/large", path.http()));
@@ -77,6 +101,7 @@ fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
         let told = curl(world.lab.client(), &["--data-binary", &body, &root]).unwrap();
         assert!(told.starts_with("backend-"), "{name}: upload: {told}");
     }
+    assert_envelopes(&world, &[1, 2]);
 }
 
 #[test]

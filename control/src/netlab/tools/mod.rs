@@ -3,17 +3,18 @@
 //! They are peers of the gateway and use nothing of the dataplane. Each runs until it is killed.
 
 pub mod decap;
+mod outer;
 pub mod tcp_tell;
 pub mod udp_echo;
 
 use anyhow::{Context, Result, bail, ensure};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Runs `tidegate lab ARGS`, where ARGS follow `lab`.
 ///
 /// - `udp-echo --name NAME --bind ADDRESS:PORT...`
 /// - `tcp-tell --name NAME --port PORT`
-/// - `decap --tun INTERFACE`
+/// - `decap --tun INTERFACE --own ADDRESS...`
 ///
 /// # Errors
 /// On unknown arguments, and when the program cannot continue (a port is in use, no root).
@@ -33,7 +34,11 @@ pub fn run(args: &[String]) -> Result<()> {
             udp_echo::serve(value("--name")?, &addresses)
         }
         "tcp-tell" => tcp_tell::serve(value("--name")?, value("--port")?.parse().context("--port")?),
-        "decap" => decap::serve(value("--tun")?),
+        "decap" => {
+            let own: Vec<IpAddr> =
+                values("--own").into_iter().map(str::parse).collect::<Result<_, _>>().context("--own")?;
+            decap::serve(value("--tun")?, &own)
+        }
         other => bail!("lab: no tool `{other}`; {TOOLS}"),
     }
 }
