@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
-# `make setup`. It never starts a service: an nginx that it installs does not start, and an existing nginx is not
-# changed.
+# `make setup`. It never starts a service: an nginx or HAProxy that it installs does not start, and an existing one is
+# not changed.
 # Usage: setup.sh [--bench]   (--bench adds the packages for the benches)
 set -euo pipefail
 
@@ -9,7 +9,7 @@ packages=(
   libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux nftables # the namespaces lab, and what kube-proxy does on its nodes
-  curl iperf3 nginx-light tcpdump python3 python3-venv
+  curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
 )
 if [[ ${1:-} == --bench ]]; then packages+=(valgrind); fi
@@ -54,13 +54,14 @@ install_missing() {
   rm -f "$log"
   drop_policy
   policy_is_ours=no
-  case " ${missing[*]} " in
-  *" nginx-light "*)
+  local package service
+  for package in nginx-light haproxy; do
+    [[ " ${missing[*]} " == *" $package "* ]] || continue
     # This script installed it, so it neither runs now nor starts at the next boot.
-    if [[ -d /run/systemd/system ]]; then systemctl disable --now nginx >/dev/null 2>&1 || true; fi
-    if command -v update-rc.d >/dev/null; then update-rc.d nginx disable >/dev/null 2>&1 || true; fi
-    ;;
-  esac
+    service=${package%-light}
+    if [[ -d /run/systemd/system ]]; then systemctl disable --now "$service" >/dev/null 2>&1 || true; fi
+    if command -v update-rc.d >/dev/null; then update-rc.d "$service" disable >/dev/null 2>&1 || true; fi
+  done
 }
 
 if ((${#missing[@]})); then install_missing; fi

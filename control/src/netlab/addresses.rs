@@ -115,6 +115,10 @@ pub const HTTP_TARGET_PORT: u16 = 8080;
 pub const TELL_PORT: u16 = 7000;
 /// `udp-echo` on the servers.
 pub const ECHO_PORT: u16 = 7001;
+/// nginx on the servers, which expects a header of the PROXY protocol there.
+pub const PROXY_PORT: u16 = 8090;
+/// The upstream server of the path `/echo` there, on the servers' loopback. Tests start it.
+pub const UPSTREAM_PORT: u16 = 7003;
 /// The counts of decapsulation, on the servers' loopback.
 pub const DECAP_PORT: u16 = 7002;
 /// iperf3 on the servers.

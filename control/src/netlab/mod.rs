@@ -2,8 +2,8 @@
 //!
 //! `tidegate demo` and the end-to-end tests use it to run real programs (curl, nginx, iperf3, the kernel's own TCP)
 //! against a real gateway. The modules are the network ([`Lab`]), its addresses ([`addresses`]), the programs in it
-//! ([`server`], [`gateway`], [`tools`]), the actions of clients ([`client`]), the gateway's manifests ([`manifests`])
-//! and an attacking host ([`flood`]). Only the gateway under test forwards packets between client and server.
+//! ([`server`], [`gateway`], [`tools`]), the actions of clients ([`client`]), the gateway's manifests ([`manifests`]),
+//! an attacking host ([`flood`]) and a bad wire ([`wire`]). Only the gateway under test forwards packets between client and server.
 //!
 //! All names begin with `tg<pid>-<n>`. The lab is removed when the [`Lab`] is dropped, on SIGINT and SIGTERM after
 //! [`cleanup::on_signals`], and by the next lab if the process died in another way ([`cleanup::sweep`]).
@@ -26,6 +26,7 @@ pub mod poll;
 pub mod process;
 pub mod server;
 pub mod tools;
+pub mod wire;
 
 pub use envelope::Envelope;
 pub use gateway::{Gateway, GatewayOptions};

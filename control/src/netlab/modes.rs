@@ -2,11 +2,14 @@
 //!
 //! There are four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose
 //! endpoints have the other family than the VIP: ten [`ModePath`]s ([`all_paths`]) that most tests use. The other
-//! tunnels, `dsr-gue` and `dsr-gre` with their choices, have sixteen more ([`tunnel_paths`]). `dsr-l2` has VIPs on the
+//! tunnels, `dsr-gue` and `dsr-gre` with their choices, have sixteen more ([`tunnel_paths`]), and the
+//! PROXY protocol two ([`proxy_paths`]). `dsr-l2` has VIPs on the
 //! clients' own link, the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP
 //! cannot.
 
-use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
+use super::addresses::{
+    self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT, TELL_PORT,
+};
 use super::envelope::Envelope;
 use super::manifests::{EndpointSpec, Manifest, PortSpec};
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +54,7 @@ impl ModePath {
     /// Never: the addresses of the plan are valid.
     #[must_use]
     pub fn seen_client(&self, client: IpAddr) -> IpAddr {
-        if self.forwarding == "fullnat" {
+        if self.forwarding == "fullnat" && self.proxy_version().is_none() {
             plan::SNAT[self.backends as usize].parse().expect("the plan holds addresses")
         } else {
             client
@@ -65,6 +68,12 @@ impl ModePath {
         tunnel.map(|tunnel| tunnel.envelope).or((self.forwarding == "dsr-ipip").then_some(Envelope::Ip))
     }
 
+    /// The version of the PROXY protocol, if the Service has it.
+    #[must_use]
+    pub fn proxy_version(&self) -> Option<&'static str> {
+        PROXY_SERVICES.iter().find(|(service, _)| *service == self.service).map(|(_, version)| *version)
+    }
+
     /// The name of the mode, with its choices if they are not the defaults, and with both families if they differ.
     #[must_use]
     pub fn label(&self) -> String {
@@ -73,6 +82,9 @@ impl ModePath {
             Some(Envelope::GRE_KEYED) => " with a key",
             _ => "",
         };
+        if let Some(version) = self.proxy_version() {
+            return format!("{}, PROXY {version}", self.forwarding);
+        }
         if self.family == self.backends {
             format!("{}{choice}", self.forwarding)
         } else {
@@ -80,6 +92,9 @@ impl ModePath {
         }
     }
 }
+
+/// The Services of `fullnat` with the PROXY protocol: name and version.
+const PROXY_SERVICES: [(&str, &str); 2] = [("proxy-v1", "v1"), ("proxy-v2", "v2")];
 
 /// The Services of one tunnel.
 struct Tunnel {
@@ -139,13 +154,23 @@ pub fn tunnel_paths() -> Vec<ModePath> {
     TUNNELS.iter().flat_map(of_tunnel).collect()
 }
 
-/// All paths of this file.
+/// The paths of HTTP to nginx with the PROXY protocol: version 1 for IPv4, version 2 for IPv6.
+#[must_use]
+pub fn proxy_paths() -> Vec<ModePath> {
+    let path = |((service, _), family): (&(&'static str, &str), Family)| {
+        let vip = plan::routed_vip(family, 32);
+        ModePath { service, forwarding: "fullnat", family, backends: family, vip }
+    };
+    PROXY_SERVICES.iter().zip(Family::BOTH).map(path).collect()
+}
+
+/// All paths of HTTP, `tcp-tell` and `udp-echo`.
 #[must_use]
 pub fn every_path() -> Vec<ModePath> {
     [all_paths(), tunnel_paths()].concat()
 }
 
-/// The paths that the demo shows: every mode with its defaults, and IP-in-IP over the other family.
+/// The paths that the demo shows: every mode with its defaults, IP-in-IP over the other family, and the PROXY protocol.
 #[must_use]
 pub fn demo_paths() -> Vec<ModePath> {
     let is_default = |path: &ModePath| {
@@ -153,7 +178,7 @@ pub fn demo_paths() -> Vec<ModePath> {
         let is_plain = path.family == path.backends || path.envelope() == Some(Envelope::Ip);
         defaults.contains(&path.envelope()) && is_plain
     };
-    every_path().into_iter().filter(is_default).collect()
+    every_path().into_iter().filter(is_default).chain(proxy_paths()).collect()
 }
 
 /// The VIPs that servers must accept packets for: those of the modes that keep the VIP as the destination.
@@ -181,9 +206,15 @@ pub fn manifests_of(paths: &[ModePath], servers: &[u8]) -> Vec<Manifest> {
         }
         let http = PortSpec::tcp("http", HTTP_PORT);
         let http = if path.forwarding.contains("nat") { http.to(HTTP_TARGET_PORT) } else { http };
-        let ports = vec![http, PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("echo", ECHO_PORT)];
+        let ports = match path.proxy_version() {
+            // Only nginx reads the header.
+            Some(_) => vec![http.to(PROXY_PORT)],
+            None => vec![http, PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("echo", ECHO_PORT)],
+        };
         let mut manifest = Manifest::new(path.service, path.forwarding, &[path.vip], ports);
         manifest.annotations = path.envelope().map(Envelope::annotations).unwrap_or_default();
+        let version = path.proxy_version().map(|version| ("tidegate.dev/proxy-protocol", version.to_owned()));
+        manifest.annotations.extend(version);
         manifests.push(manifest.with_endpoints(endpoints));
     }
     manifests
@@ -211,7 +242,7 @@ mod tests {
     fn every_manifest_of_the_lab_is_accepted_without_a_word() {
         let directory = std::env::temp_dir().join(format!("tidegate-modes-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
-        let mut services = manifests_of(&every_path(), &[1, 2, 3]);
+        let mut services = manifests_of(&[every_path(), proxy_paths()].concat(), &[1, 2, 3]);
         services[0].endpoints[0].weight = Some(5);
         services[1].client_ip_affinity = true;
         services[2].health_check_node_port = Some(31_111);

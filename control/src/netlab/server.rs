@@ -4,7 +4,8 @@
 //! Killing a server ends all its programs and keeps its namespace, so that it can start again.
 
 use super::addresses::{
-    self as plan, DECAP_PORT, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT,
+    self as plan, DECAP_PORT, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT,
+    TELL_PORT, UPSTREAM_PORT,
 };
 use super::cleanup::end_processes_in;
 use super::lab_plan::LabPlan;
@@ -23,6 +24,10 @@ const START_BOUND: Duration = Duration::from_secs(20);
 
 /// The size of the file `/large` that nginx serves, in bytes.
 pub const LARGE_FILE_BYTES: u64 = 8 << 20;
+
+/// The log of nginx's requests for `/echo` with a header of the PROXY protocol, in the server's directory. A line is the
+/// client's address and port and the VIP and port of the header.
+const PROXY_LOG: &str = "proxy-protocol.log";
 
 /// A server and its programs.
 #[derive(Debug)]
@@ -127,6 +132,28 @@ impl Server {
         self.until_it_answers("decap's TUN device", || Path::new(tun).exists().then_some(()))
     }
 
+    /// Starts one more program, whose output goes to `<name>.log` in the server's directory.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn run(&self, name: &str, program: &Path, args: &[&str]) -> Result<LabProcess> {
+        LabProcess::start(&self.namespace, &self.directory, name, program, args)
+            .with_context(|| format!("on server {}", self.number))
+    }
+
+    /// The directory of its configuration and logs.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What nginx logged about requests for `/echo` with a header of the PROXY protocol: for each request the client's
+    /// address and port and the VIP and port, with a blank between them.
+    #[must_use]
+    pub fn proxy_log(&self) -> String {
+        fs::read_to_string(self.directory.join(PROXY_LOG)).unwrap_or_default()
+    }
+
     /// Starts iperf3 for one run, and returns when it is listening. Each run needs its own process: between two runs
     /// iperf3 closes its listening socket, and a client that connects too early is reset.
     ///
@@ -182,6 +209,7 @@ pid {directory}/nginx.pid;
 events {{ worker_connections 8192; }}
 http {{
     access_log off;
+    log_format proxied "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port";
     client_body_temp_path {directory}/body;
     proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi;
@@ -197,6 +225,15 @@ http {{
         root {directory};
         location / {{ return 200 "{name} client=$remote_addr:$remote_port\n"; }}
         location = /large {{ }}
+    }}
+    server {{
+        listen {PROXY_PORT} proxy_protocol backlog=4096;
+        listen [::]:{PROXY_PORT} proxy_protocol ipv6only=on backlog=4096;
+        location / {{ return 200 "{name} client=$proxy_protocol_addr:$proxy_protocol_port\n"; }}
+        location = /echo {{
+            access_log {directory}/{PROXY_LOG} proxied;
+            proxy_pass http://127.0.0.1:{UPSTREAM_PORT};
+        }}
     }}
 }}
 "#

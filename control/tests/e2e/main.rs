@@ -25,6 +25,7 @@ mod node_target;
 mod nodes;
 mod own_addresses;
 mod path_mtu;
+mod proxy_protocol;
 mod reload;
 mod restart;
 mod rolling;

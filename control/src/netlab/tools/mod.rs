@@ -3,6 +3,7 @@
 //! They are peers of the gateway and use nothing of the dataplane. Each runs until it is killed.
 
 pub mod decap;
+pub mod http_echo;
 mod outer;
 pub mod tcp_tell;
 pub mod udp_echo;
@@ -14,6 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 ///
 /// - `udp-echo --name NAME --bind ADDRESS:PORT...`
 /// - `tcp-tell --name NAME --port PORT`
+/// - `http-echo --port PORT`
 /// - `decap --tun INTERFACE --own ADDRESS...`
 ///
 /// # Errors
@@ -34,6 +36,7 @@ pub fn run(args: &[String]) -> Result<()> {
             udp_echo::serve(value("--name")?, &addresses)
         }
         "tcp-tell" => tcp_tell::serve(value("--name")?, value("--port")?.parse().context("--port")?),
+        "http-echo" => http_echo::serve(value("--port")?.parse().context("--port")?),
         "decap" => {
             let own: Vec<IpAddr> =
                 values("--own").into_iter().map(str::parse).collect::<Result<_, _>>().context("--own")?;
@@ -43,4 +46,4 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-const TOOLS: &str = "one of udp-echo, tcp-tell, decap";
+const TOOLS: &str = "one of udp-echo, tcp-tell, http-echo, decap";
