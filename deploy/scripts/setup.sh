@@ -10,6 +10,7 @@ packages=(
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux nftables # the namespaces lab, and what kube-proxy does on its nodes
   curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
+  libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
 )
 if [[ ${1:-} == --bench ]]; then packages+=(valgrind); fi

@@ -16,7 +16,7 @@ use std::path::Path;
 pub struct PortSpec {
     /// `name`.
     pub name: &'static str,
-    /// `protocol`: TCP or UDP.
+    /// `protocol`: TCP, UDP or SCTP.
     pub protocol: &'static str,
     /// `port`, which clients use.
     pub port: u16,
@@ -37,6 +37,12 @@ impl PortSpec {
     #[must_use]
     pub fn udp(name: &'static str, port: u16) -> Self {
         Self { name, protocol: "UDP", port, target_port: port, node_port: None }
+    }
+
+    /// An SCTP port that is the same on both sides.
+    #[must_use]
+    pub fn sctp(name: &'static str, port: u16) -> Self {
+        Self { protocol: "SCTP", ..Self::tcp(name, port) }
     }
 
     /// The same port with a different port on the endpoints.

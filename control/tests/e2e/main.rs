@@ -29,6 +29,7 @@ mod proxy_protocol;
 mod reload;
 mod restart;
 mod rolling;
+mod sctp;
 mod self_check;
 mod source_ranges;
 mod tenancy;
