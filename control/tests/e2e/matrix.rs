@@ -1,0 +1,171 @@
+//! The table of the README: every protocol, family and forwarding mode with real clients and servers.
+//!
+//! `make test` fails if the table is not what this run shows. `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix`
+//! writes it.
+
+use crate::sctp::{Peers, Questions, with_sctp};
+use crate::world::{World, alone, lab_with};
+use anyhow::{Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, client};
+use tidegate::netlab::client::{BackendAnswer, Tell, udp_ask};
+use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers};
+use tidegate_model::config::FORWARDING_ACCEPTED;
+
+const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix` -->\n";
+const END: &str = "<!-- end -->\n";
+
+/// Connections, datagrams and associations for each cell and protocol.
+const TIMES: usize = 12;
+
+/// The protocols in the order of a cell.
+const PROTOCOLS: [(&str, Exchange); 3] = [("TCP", over_tcp), ("UDP", over_udp), ("SCTP", over_sctp)];
+
+/// Sends data both ways over a path and returns what the backends saw.
+type Exchange = fn(&Scene, ModePath, u8) -> Result<Vec<BackendAnswer>>;
+
+struct Scene {
+    world: World,
+    peers: Peers,
+}
+
+/// The row of a path, and its column: the family of the client and of the tunnel.
+fn cell_of(path: ModePath) -> (String, (Family, Family)) {
+    let label = path.label();
+    let (label, choice) = label.split_once(" (").map_or((label.as_str(), ""), |(name, rest)| (name, rest));
+    assert!(choice.is_empty() || path.family != path.backends, "{label}: only families are in parentheses");
+    let (mode, choice) = label.split_once(' ').map_or((label, ""), |(mode, choice)| (mode, choice));
+    (format!("`{mode}` {choice}").trim_end().to_owned(), (path.family, path.backends))
+}
+
+#[test]
+fn the_matrix_has_every_forwarding_mode() {
+    let accepted: BTreeSet<&str> = FORWARDING_ACCEPTED.split(", ").collect();
+    let tested: BTreeSet<&str> = every_path().iter().map(|path| path.forwarding).collect();
+    assert_eq!(tested, accepted);
+}
+
+#[test]
+fn the_matrix_of_the_readme_is_what_real_endpoints_show() {
+    let _turn = alone();
+    let lab = lab_with(2, vips_on_servers());
+    let peers = Peers::start(&lab, 2);
+    let services = with_sctp(manifests_of(&every_path(), &[1, 2]));
+    let scene = Scene { world: World::over(lab, GatewayOptions::default(), &services, ""), peers };
+    for path in every_path() {
+        scene.world.wait_until_active(path, &[1, 2]);
+    }
+    let (works, faults) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for (n, path) in every_path().into_iter().enumerate() {
+            let (scene, works, faults) = (&scene, &works, &faults);
+            scope.spawn(move || {
+                let n = u8::try_from(n).expect("a few paths") % CLIENT_ADDRESSES;
+                for (protocol, exchange) in PROTOCOLS {
+                    match exchange(scene, path, n).and_then(|answers| judge(path, n, &answers)) {
+                        Ok(()) => works
+                            .lock()
+                            .expect("no panic")
+                            .entry(cell_of(path))
+                            .or_insert_with(Vec::new)
+                            .push(protocol),
+                        Err(error) => {
+                            let fault = format!("{} {} {protocol}: {error:#}", path.label(), path.family);
+                            faults.lock().expect("no panic").push(fault);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let faults = faults.into_inner().expect("no panic");
+    let table = table(&works.into_inner().expect("no panic"));
+    compare_or_write(&table, &faults);
+}
+
+fn over_tcp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
+    let ask = |time: usize| {
+        let source = SocketAddr::new(client(path.family, n), 0);
+        let mut tell = Tell::connect(scene.world.lab.client(), source, path.tell())?;
+        // Several segments, returned in a line.
+        tell.say(&text(time, 20_000))?;
+        Ok(tell.told)
+    };
+    (0..TIMES).map(ask).collect()
+}
+
+fn over_udp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
+    let source = SocketAddr::new(client(path.family, n), 0);
+    let ask = |time| udp_ask(scene.world.lab.client(), source, path.echo(), &text(time, 1000));
+    (0..TIMES).map(ask).collect()
+}
+
+fn over_sctp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
+    let questions = Questions { client: n, associations: TIMES, messages: 4, linger: Duration::ZERO };
+    scene.peers.ask(&scene.world.lab, path, questions)
+}
+
+/// Printable text whose parts all differ.
+fn text(seed: usize, length: usize) -> String {
+    let mut text: String = (0..).map(|n| format!("{}-{} ", seed, n * 7)).take(length / 4).collect();
+    text.truncate(length);
+    text
+}
+
+/// Every exchange was answered, and each backend saw the client as the mode promises.
+fn judge(path: ModePath, n: u8, answers: &[BackendAnswer]) -> Result<()> {
+    let seen: IpAddr = path.seen_client(client(path.family, n));
+    ensure!(answers.len() == TIMES, "{} of {TIMES} answers", answers.len());
+    ensure!(answers.iter().all(|told| told.client.ip() == seen), "a backend saw another client: {answers:?}");
+    Ok(())
+}
+
+/// The table. A cell names the protocols that work; an empty one does not exist.
+fn table(works: &BTreeMap<(String, (Family, Family)), Vec<&str>>) -> String {
+    const COLUMNS: [(Family, Family); 4] = [
+        (Family::V4, Family::V4),
+        (Family::V6, Family::V6),
+        (Family::V4, Family::V6),
+        (Family::V6, Family::V4),
+    ];
+    let mut rows: Vec<String> = Vec::new();
+    let (nat, dsr): (Vec<_>, Vec<_>) =
+        every_path().into_iter().partition(|path| path.forwarding.contains("nat"));
+    for (row, _) in dsr.into_iter().chain(nat).map(cell_of) {
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    let exists =
+        |row: &String, column| every_path().into_iter().any(|path| cell_of(path) == (row.clone(), column));
+    let mut text = "| mode | IPv4 | IPv6 | IPv4 in IPv6 | IPv6 in IPv4 |\n|---|---|---|---|---|\n".to_owned();
+    for row in rows {
+        let cells = COLUMNS.map(|column| match works.get(&(row.clone(), column)) {
+            Some(protocols) => protocols.join(", "),
+            None if exists(&row, column) => "none".to_owned(),
+            None => String::new(),
+        });
+        text.push_str(&format!("| {row} | {} |\n", cells.join(" | ")));
+    }
+    text
+}
+
+/// Compares the table with that of the README, or writes it there.
+fn compare_or_write(table: &str, faults: &[String]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let readme = std::fs::read_to_string(&path).expect("the README");
+    let (before, rest) = readme.split_once(BEGIN).expect("the begin of the table");
+    let (written, after) = rest.split_once(END).expect("the end of the table");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).expect("the README is written");
+    } else {
+        assert_eq!(written, table, "README.md is not what this run shows: {}\n{faults:#?}", BEGIN.trim());
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
+}
