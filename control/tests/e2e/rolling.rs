@@ -1,13 +1,19 @@
-//! The history of a gateway does not affect its choices. After a kill and a restart that follow a rolling update, it
-//! sends every connection to the same backend as before, and so does a gateway that has never seen the update.
+//! Rolling updates: all backends are replaced, some at a time.
+//!
+//! Connections to backends that drain continue, in every mode, whether the gateway remembers all flows or those in flux
+//! alone. The history of a gateway does not affect its choices: after a kill and a restart that follow a rolling update,
+//! it sends every connection to the same backend as before, and so does a gateway that has never seen the update.
 
 use crate::choice::replayed;
-use crate::world::{World, alone, assert_alive};
+use crate::floods::scene::long;
+use crate::world::{World, alone, assert_alive, lab_with};
 use std::net::SocketAddr;
+use std::time::Duration;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, client};
-use tidegate::netlab::manifests::{EndpointSpec, EndpointState};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate::netlab::client::Tell;
+use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest};
+use tidegate::netlab::modes::{ModePath, all_paths, manifests, manifests_of, tunnel_paths};
 
 /// Servers 1 to 10 are the backends before the update, servers 11 to 20 after it.
 const BACKENDS: u8 = 10;
@@ -58,6 +64,101 @@ fn a_gateway_that_saw_a_rolling_update_chooses_as_one_that_did_not() {
     assert!(differing.is_empty(), "{} of {QUESTIONS} 5-tuples, such as {first:?}", differing.len());
 }
 
+/// Backends that one step of the update of [`no_connection_breaks_while_all_backends_are_replaced`] replaces.
+const AT_ONCE: usize = 7;
+
+/// In the short form 14 backends and 480 connections, in the long form 49 and 9,600: the lab has 99 servers.
+#[test]
+fn no_connection_breaks_while_all_backends_are_replaced() {
+    let _turn = alone();
+    let (backends, connections) = if long() { (49, 9_600) } else { (14, 480) };
+    let all: Vec<u8> = (1..=2 * backends).collect();
+    let (old, new) = all.split_at(usize::from(backends));
+    let paths = live_paths();
+    let mut services = manifests_of(&paths, old);
+    for service in services.iter_mut().filter(|service| service.name.ends_with(ON_CHANGE)) {
+        service.annotations.push(("tidegate.dev/flow-tracking", "on-change".to_owned()));
+    }
+    let options = GatewayOptions {
+        static_servers: 2 * backends,
+        drain_timeout: Duration::from_secs(3_600),
+        ..GatewayOptions::default()
+    };
+    let vips = paths.iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect();
+    let world = World::over(lab_with(2 * backends, vips), options, &services, "");
+    let mut open = opened(&world, &paths, connections);
+    assert_alive("before the update", &mut open);
+    for (step, leaving) in old.chunks(AT_ONCE).enumerate() {
+        let coming = &new[step * AT_ONCE..][..leaving.len()];
+        replace(&mut services, leaving, coming);
+        world.write(&services);
+        let serving: Vec<u8> = old[step * AT_ONCE + leaving.len()..]
+            .iter()
+            .chain(&new[..step * AT_ONCE + leaving.len()])
+            .copied()
+            .collect();
+        for &path in &paths {
+            world.wait_until_active(path, &serving);
+        }
+        assert_alive("while backends terminate", &mut open);
+        for service in &mut services {
+            service.endpoints.retain(|endpoint| endpoint.state == EndpointState::Ready);
+        }
+        world.write(&services);
+        // Connections that begin in the window of the change live too.
+        open.extend(opened(&world, &paths, connections / 10));
+        assert_alive("after a step of the update", &mut open);
+    }
+    let left: Vec<String> = old.iter().map(|n| format!("backend-{n}")).collect();
+    let at_old = open.iter().filter(|(_, tell)| left.contains(&tell.told.backend)).count();
+    println!("{} connections live, {at_old} of them at backends that new flows no longer reach", open.len());
+    assert!(at_old >= connections, "the first ones all began at the old backends");
+}
+
+/// The end of the names of Services that remember only flows in flux.
+const ON_CHANGE: &str = "-on-change";
+
+/// `dsr-l2` and `dsr-gue` with both kinds of tracking, `nat` and `fullnat`.
+fn live_paths() -> Vec<ModePath> {
+    let dual = |path: &ModePath| ["dsr-l2", "gue-1", "nat", "fullnat"].contains(&path.service);
+    let always: Vec<ModePath> = [all_paths(), tunnel_paths()].concat().into_iter().filter(dual).collect();
+    let on_change = always.iter().filter_map(|path| match path.service {
+        "dsr-l2" => {
+            Some(ModePath { service: "dsr-l2-on-change", vip: plan::on_link_vip(path.family, 2), ..*path })
+        }
+        "gue-1" => {
+            Some(ModePath { service: "gue-on-change", vip: plan::routed_vip(path.family, 40), ..*path })
+        }
+        _ => None,
+    });
+    on_change.chain(always.iter().copied()).collect()
+}
+
+/// This number of connections, spread over the paths and the client's addresses.
+fn opened(world: &World, paths: &[ModePath], connections: usize) -> Vec<(ModePath, Tell)> {
+    let connect = |n: usize| {
+        let path = paths[n % paths.len()];
+        let number = u8::try_from(n / paths.len() % usize::from(CLIENT_ADDRESSES)).expect("below 16");
+        (path, world.connect(path, number).unwrap_or_else(|error| panic!("{}: {error:#}", path.label())))
+    };
+    (0..connections).map(connect).collect()
+}
+
+/// The endpoints of `leaving` terminate, and those of `coming` are ready.
+fn replace(services: &mut [Manifest], leaving: &[u8], coming: &[u8]) {
+    for service in services {
+        for family in Family::BOTH {
+            for (leaves, comes) in leaving.iter().zip(coming) {
+                let address = plan::server(family, *leaves);
+                if let Some(endpoint) = service.endpoints.iter_mut().find(|e| e.address == address) {
+                    endpoint.state = EndpointState::Terminating;
+                    service.endpoints.push(EndpointSpec::ready(plan::server(family, *comes)));
+                }
+            }
+        }
+    }
+}
+
 /// The backend that the running gateway names.
 fn asked(world: &World, source: SocketAddr, path: ModePath) -> String {
     let (from, to) = (source.to_string(), path.tell().to_string());
@@ -81,15 +182,7 @@ fn rolled() -> World {
     let options = GatewayOptions { static_servers: 2 * BACKENDS, ..GatewayOptions::default() };
     let world = World::start(2 * BACKENDS, options, &services);
     for step in 0..old.len() {
-        for service in &mut services {
-            for family in Family::BOTH {
-                let (leaves, comes) = (plan::server(family, old[step]), plan::server(family, new[step]));
-                if let Some(endpoint) = service.endpoints.iter_mut().find(|e| e.address == leaves) {
-                    endpoint.state = EndpointState::Terminating;
-                    service.endpoints.push(EndpointSpec::ready(comes));
-                }
-            }
-        }
+        replace(&mut services, &old[step..=step], &new[step..=step]);
         world.write(&services);
         let serving: Vec<u8> = old[step + 1..].iter().chain(&new[..=step]).copied().collect();
         for path in dsr_paths() {

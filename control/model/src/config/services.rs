@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::maglev::is_prime;
-pub use tidegate_core::snapshot::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
 use tidegate_core::snapshot::{self, Policy, TunnelOptions};
+pub use tidegate_core::snapshot::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
 
 use super::section::{scalar_text, section};
 use super::tunnels;

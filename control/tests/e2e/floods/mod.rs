@@ -10,5 +10,5 @@
 mod fragments;
 mod named;
 mod rate;
-mod scene;
+pub(crate) mod scene;
 mod table;

@@ -4,7 +4,6 @@
 //! prefetches the backend; a miss prefetches the data for the choice. Then the packet is delivered to the backend, or
 //! it is answered because there is no backend.
 
-
 use arrayvec::ArrayVec;
 
 use super::burst::{Burst, Delivery, Destination};
