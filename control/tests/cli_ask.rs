@@ -32,6 +32,7 @@ fn backend(last: u8, state: BackendViewState, why: BackendWhy) -> BackendView {
         weight: 1,
         state,
         why,
+        warm_up_percent: None,
         node: Some("node-a".into()),
         zone: None,
         pod: Some(format!("default/web-{last}")),

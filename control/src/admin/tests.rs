@@ -24,6 +24,7 @@ fn backend_view() -> BackendView {
         weight: 1,
         state: BackendViewState::Active,
         why: BackendWhy::Ready,
+        warm_up_percent: None,
         node: None,
         zone: None,
         pod: Some("default/web-0".into()),

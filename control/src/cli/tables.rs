@@ -118,6 +118,7 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
         "+NODE",
         "+ZONE",
         "+POD",
+        "+WARM-UP",
         "+PATH-MTU",
     ];
     let mut table = Table::new(&headers);
@@ -139,6 +140,7 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
             text(&backend.node),
             text(&backend.zone),
             text(&backend.pod),
+            backend.warm_up_percent.map_or_else(String::new, |percent| format!("{percent}%")),
             number(row.forwarding.path_mtu.map(u64::from)),
         ]);
     }

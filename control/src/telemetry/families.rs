@@ -306,12 +306,16 @@ pub(super) fn backends(
     }
 
     let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();
+    let mut warm_up: BTreeMap<(PortKey<'_>, String), u8> = BTreeMap::new();
     for service in services {
         // A refused port does not forward.
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             for one in &port.backends {
                 let backend = std::net::SocketAddr::new(one.address, one.port).to_string();
+                if let Some(percent) = one.warm_up_percent {
+                    warm_up.insert((key, backend.clone()), percent);
+                }
                 *up.entry((key, backend)).or_default() |= one.state == BackendViewState::Active;
             }
         }
@@ -320,6 +324,11 @@ pub(super) fn backends(
     let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
+    }
+    let help = "The part of its new flows that a backend takes while it warms up (slowStart); absent if it takes all.";
+    let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), percent) in &warm_up {
+        family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
     }
 }
 

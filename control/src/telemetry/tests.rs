@@ -262,6 +262,7 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
         weight: 1,
         state: *state,
         why: BackendWhy::Ready,
+        warm_up_percent: (*state == BackendViewState::Active).then_some(30),
         node: None,
         zone: None,
         pod: None,
@@ -631,6 +632,17 @@ fn a_service_port_that_fails_open_on_one_vip_shows_it() {
     let shop = Arc::make_mut(&mut world.services[0]);
     shop.ports.last_mut().expect("a port").fail_open = true;
     assert_eq!(world.page().value("tidegate_health_fail_open", &WEB), 1.0);
+}
+
+#[test]
+fn a_backend_that_warms_up_shows_its_part_of_the_new_flows() {
+    let mut world = world();
+    let name = "tidegate_backend_warm_up_ratio";
+    assert_eq!(world.page().value(name, &web_backend("10.0.0.1:8080")), 0.3);
+    for port in &mut Arc::make_mut(&mut world.services[0]).ports {
+        port.backends.iter_mut().for_each(|backend| backend.warm_up_percent = None);
+    }
+    assert!(!world.page().series.keys().any(|(family, _)| family == name), "all are warm");
 }
 
 #[test]

@@ -53,4 +53,5 @@ mod table;
 pub mod testing;
 pub mod turns;
 pub mod verdict;
+pub mod warm_up;
 pub mod wire;

@@ -16,6 +16,7 @@ use crate::loads::Loaded;
 use crate::prefetch;
 use crate::rendezvous::Rendezvous;
 use crate::turns::Turns;
+use crate::warm_up::WarmUp;
 
 /// The data by which a service port chooses the backend of a new flow. A copy shares everything.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub enum Selector {
     Loads(Arc<Loaded>),
     /// `scheduler: rendezvous` and `flowTracking: on-change`, for a window after a change of the backends.
     InFlux(Arc<BothSeats>),
+    /// Seats or a Maglev table while some of the backends are warming up.
+    WarmUp(Arc<WarmUp<Selector>>),
 }
 
 /// The seats by the present weights, and those by the weights before the changes of the window.
@@ -67,6 +70,7 @@ impl Selector {
             Self::Maglev(slots) => slots.owner(slots.slot_of(hash)),
             Self::Turns(_) | Self::Loads(_) => None,
             Self::InFlux(both) => both.present.owner(hash),
+            Self::WarmUp(both) => both.deciding(hash, both.all().owner(hash)).owner(hash),
         }
     }
 
@@ -76,8 +80,15 @@ impl Selector {
         match self {
             Self::Rendezvous(seats) => Some(seats),
             Self::InFlux(both) => Some(&both.present),
+            Self::WarmUp(both) => both.all().seats(),
             Self::Maglev(_) | Self::Turns(_) | Self::Loads(_) => None,
         }
+    }
+
+    /// The selector that decides on a flow with this hash: another one while backends are warming up.
+    #[must_use]
+    pub fn deciding(&self, hash: u64) -> &Self {
+        if let Self::WarmUp(both) = self { both.deciding(hash, both.all().owner(hash)) } else { self }
     }
 
     /// The former owner of a flow that is in flux, `Some(None)` if it had none; `None` if its owner is settled. Seats
@@ -97,6 +108,7 @@ impl Selector {
         match self {
             Self::Rendezvous(seats) => seats.prefetch(),
             Self::InFlux(both) => prefetch::read(&**both),
+            Self::WarmUp(both) => both.all().prefetch(hash),
             Self::Maglev(slots) => {
                 if let Some(place) = slots.table.get(slots.slot_of(hash) as usize) {
                     prefetch::read(place);
@@ -116,6 +128,7 @@ impl Selector {
             Self::Turns(turns) => turns.is_empty(),
             Self::Loads(loaded) => loaded.members.is_empty(),
             Self::InFlux(both) => both.present.is_empty(),
+            Self::WarmUp(both) => both.all().is_empty(),
         }
     }
 
@@ -135,6 +148,7 @@ impl Selector {
         match self {
             Self::Rendezvous(seats) => seats.seats().for_each(|(.., owner)| count(owner)),
             Self::InFlux(both) => both.present.seats().for_each(|(.., owner)| count(owner)),
+            Self::WarmUp(both) => return both.all().shares(),
             Self::Maglev(slots) => {
                 slots.table.iter().for_each(|&position| count(slots.owners[usize::from(position)]));
             }

@@ -178,6 +178,8 @@ pub const KEYS: &[Key] = &[
         "The number of slots in a Maglev table. It has an effect with `maglev` only."),
     key("services.defaults.drainTimeout", "duration, 0s to 24h", Value("300s"), "1m30s", Reload,
         "How long existing flows continue after their backend or their Service is removed."),
+    key("services.defaults.slowStart", "`0s`, or a duration from 10s to 1h", Value("0s"), "30s", Reload,
+        "How long a backend that has become ready takes to get its full share of new flows, in ten steps. `0s`: it gets it at once ([selection.md](selection.md#slow-start))."),
     key("services.defaults.noEndpoints", "`reject`, `drop`", Value("reject"), "drop", Reload,
         "How the gateway answers clients of a Service without backends. `reject`: with a TCP reset or ICMP \"port unreachable\". `drop`: not at all."),
     key("services.defaults.flowTracking", "`always`, `on-change`", Value("always"), "on-change", Reload,

@@ -40,9 +40,9 @@ pub use protection::ProtectionConfig;
 pub use self_check::SelfCheckConfig;
 pub use services::{
     FLOW_TRACKING_ACCEPTED, FORWARDING_ACCEPTED, FlowTracking, ForwardingMode, HASH_ACCEPTED, HashInput,
-    MSS_CLAMP_ACCEPTED, MssClamp, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
-    ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, VENDORS, Word, flow_tracking, forwarding,
-    hash_input, mss_clamp, scheduler, table_size, target,
+    MSS_CLAMP_ACCEPTED, MssClamp, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED,
+    SLOW_START_ACCEPTED, Scheduler, ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, VENDORS, Word,
+    flow_tracking, forwarding, hash_input, mss_clamp, scheduler, slow_start, table_size, target,
 };
 pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 pub use tunnels::{

@@ -76,6 +76,9 @@ pub struct ServiceDefaults {
     pub table_size: u32,
     /// `drainTimeout`: how long flows of a removed backend continue, 0s to 24h. Default 300s.
     pub drain_timeout: Duration,
+    /// `slowStart`: how long a backend that has become ready takes to get its full share, 0s or 10s to 1h. Default 0s: at
+    /// once.
+    pub slow_start: Duration,
     /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not answer. Default `reject`.
     pub no_endpoints: NoEndpoints,
     /// `flowTracking`: which flows DSR modes remember, `always` or `on-change`. Default `always`.
@@ -95,6 +98,7 @@ impl Default for ServiceDefaults {
             hash: HashInput::Flow,
             table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
+            slow_start: Duration::ZERO,
             no_endpoints: NoEndpoints::Reject,
             flow_tracking: FlowTracking::Always,
             mss_clamp: MssClamp::Off,
@@ -280,6 +284,15 @@ pub fn hash_input(word: &str) -> Word<HashInput> {
     }
 }
 
+/// The values that [`slow_start`] accepts.
+pub const SLOW_START_ACCEPTED: &str = "0s, or a duration from 10s to 1h such as 30s or 5m";
+
+/// Reads the time of a slow start. Each step is a new forwarding state, so steps of less than a second would only cost.
+pub fn slow_start(word: &str) -> Option<Duration> {
+    let range = Duration::from_secs(10)..=Duration::from_secs(3600);
+    text::duration(word).filter(|time| time.is_zero() || range.contains(time))
+}
+
 /// The values that [`mss_clamp`] accepts.
 pub const MSS_CLAMP_ACCEPTED: &str = "off, path, or a number of bytes from 536 to 65495";
 
@@ -349,6 +362,14 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
     let day = Duration::from_secs(24 * 3600);
     if let Some(timeout) = fields.get("drainTimeout").and_then(|f| f.duration(Duration::ZERO..=day)) {
         defaults.drain_timeout = timeout;
+    }
+    if let Some(field) = fields.get("slowStart") {
+        match slow_start(scalar_text(field.node).unwrap_or_default()) {
+            Some(time) => defaults.slow_start = time,
+            None => {
+                field.error(format_args!("{} is not accepted", field.node.describe()), SLOW_START_ACCEPTED);
+            }
+        }
     }
     let choices = [("reject", NoEndpoints::Reject), ("drop", NoEndpoints::Drop)];
     if let Some(value) = fields.get("noEndpoints").and_then(|f| f.one_of(&choices)) {

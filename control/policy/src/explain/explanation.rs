@@ -118,8 +118,8 @@ pub struct Egress {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// The name of the step: `destination`, `service`, `source`, `source list`, `source range`, `source rate`, `limits`,
-    /// `flow`, `affinity`, `former owner`, `seat`, `slot` or `scheduler`, `backend`, `hairpin`, `mode`, `next hop`,
-    /// `mtu`, `segment size`; `gateway` for traffic of backends themselves.
+    /// `flow`, `affinity`, `slow start`, `former owner`, `seat`, `slot` or `scheduler`, `backend`, `hairpin`, `mode`,
+    /// `next hop`, `mtu`, `segment size`; `gateway` for traffic of backends themselves.
     pub step: String,
     /// The result of the step.
     pub found: String,

@@ -261,9 +261,17 @@ fn choose<'s>(
         draft.step("backend", text::pinned(backend));
         return Ok(backend);
     }
-    match service.selector() {
+    let deciding = service.selector().deciding(hash);
+    if let Selector::WarmUp(both) = service.selector()
+        && let Some(owner) = both.all().owner(hash)
+        && let (Some(step), Some(owner)) = (both.step(owner), snapshot.backend(owner))
+    {
+        let takes = deciding.owner(hash) == Some(owner.id);
+        draft.step("slow start", text::slow_start(owner, step, takes));
+    }
+    match deciding {
         Selector::Rendezvous(_) | Selector::InFlux(_) => {
-            let seats = service.selector().seats().expect("both variants have seats");
+            let seats = deciding.seats().expect("both variants have seats");
             if let Some(former) = service.selector().former(hash) {
                 let former = former.and_then(|id| snapshot.backend(id));
                 draft.step("former owner", text::former(former));
@@ -284,7 +292,9 @@ fn choose<'s>(
             draft.0.choice = Some(BackendChoice::Slot { slot, slots: slots.len() });
             draft.step("slot", text::slot(service, slots, slot, hash));
         }
-        Selector::Turns(_) | Selector::Loads(_) => return one_of(snapshot, (service, info), draft),
+        Selector::Turns(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
+            return one_of(snapshot, (service, info), draft);
+        }
     }
     let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
         draft.step("backend", "none has the seat or slot".to_owned());

@@ -233,6 +233,37 @@ fn hash_client_is_named_as_the_input_of_the_choice() {
 }
 
 #[test]
+fn a_backend_that_warms_up_is_named_with_its_part_and_the_flow_that_it_does_not_take_with_its_other_seat() {
+    let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
+    let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
+    let cold = tidegate_core::snapshot::Warming {
+        address: "10.0.0.2".parse().expect("an address"),
+        port: 80,
+        step: 3,
+    };
+    web.choice.warming = [cold].into();
+    let spec = spec(vec![web]);
+    let (mut taken, mut not_taken) = (0, 0);
+    for port in 40_000..40_200 {
+        let told = ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
+        let backend = told.backend.map(|at| at.to_string()).expect("it has one");
+        match told.steps.iter().find(|step| step.step == "slow start") {
+            Some(step) if backend == "10.0.0.2:80" => {
+                assert_eq!(step.found, "10.0.0.2:80 warms up and takes 3 of 10 of its flows, this one too");
+                taken += 1;
+            }
+            Some(step) => {
+                let words = "10.0.0.2:80 warms up and takes 3 of 10 of its flows, not this one: it goes to a backend that is warm";
+                assert_eq!((step.found.as_str(), backend.as_str()), (words, "10.0.0.1:80"));
+                not_taken += 1;
+            }
+            None => assert_eq!(backend, "10.0.0.1:80", "{told}"),
+        }
+    }
+    assert!(taken > 10 && not_taken > taken, "{taken} {not_taken}");
+}
+
+#[test]
 fn affinity_hashes_the_client_alone() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, ACTIVE)];
     let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);

@@ -14,7 +14,7 @@ use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::snapshot::{
-    BackendState, ForwardingMode, Protocol, Scheduler, Snapshot, Transit, TunnelPrefix,
+    BackendState, ForwardingMode, Protocol, Scheduler, Snapshot, Transit, TunnelPrefix, WARM_UP_STEPS,
 };
 use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
 use tidegate_core::source_rates::SourceRate;
@@ -270,6 +270,23 @@ fn hashed(service: &Service) -> &'static str {
     }
 }
 
+/// The choice among all backends of a service, those that warm up included.
+fn all(service: &Service) -> &Selector {
+    match service.selector() {
+        Selector::WarmUp(both) => both.all(),
+        selector => selector,
+    }
+}
+
+pub(super) fn slow_start(owner: &Backend, step: u8, takes: bool) -> String {
+    let address = SocketAddr::new(owner.address.ip(), owner.port);
+    let part = format!("{address} warms up and takes {step} of {WARM_UP_STEPS} of its flows");
+    match takes {
+        true => format!("{part}, this one too"),
+        false => format!("{part}, not this one: it goes to a backend that is warm"),
+    }
+}
+
 pub(super) fn backend(
     snapshot: &Snapshot,
     service: &Service,
@@ -282,10 +299,10 @@ pub(super) fn backend(
     let share = position.and_then(|at| shares.get(at).copied()).unwrap_or(0);
     let percent = 100.0 * f64::from(share) / f64::from(shares.iter().sum::<u32>().max(1));
     let weight = position.map_or(0, |at| info.backends[at].weight);
-    let (unit, plural) = match service.selector() {
+    let (unit, plural) = match all(service) {
         Selector::Rendezvous(_) | Selector::InFlux(_) => ("seat", if share == 1 { "seat" } else { "seats" }),
         Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
-        Selector::Turns(_) | Selector::Loads(_) => {
+        Selector::Turns(_) | Selector::Loads(_) | Selector::WarmUp(_) => {
             return format!(
                 "{address}, weight {weight}, is the only one that takes new flows ({})",
                 states(info)

@@ -26,6 +26,7 @@ pub(super) mod key {
     pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
     pub(crate) const FLOW_TRACKING: &str = "tidegate.dev/flow-tracking";
     pub(crate) const MSS_CLAMP: &str = "tidegate.dev/mss-clamp";
+    pub(crate) const SLOW_START: &str = "tidegate.dev/slow-start";
     pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
     pub(crate) const MAX_BANDWIDTH: &str = "tidegate.dev/max-bandwidth";
     pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
@@ -59,6 +60,7 @@ pub(super) mod key {
         UNHEALTHY_THRESHOLD,
         FLOW_TRACKING,
         MSS_CLAMP,
+        SLOW_START,
         PROXY_PROTOCOL,
         MAX_BANDWIDTH,
         MAX_CONNECTION_RATE,

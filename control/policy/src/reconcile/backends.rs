@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::snapshot::{BackendSpec, BackendState, FormerWeight};
+use tidegate_core::snapshot::{BackendSpec, BackendState, FormerWeight, WARM_UP_STEPS, Warming};
 use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
@@ -50,6 +50,8 @@ pub(super) struct Backends {
     pub(super) fail_open: bool,
     /// With `flowTracking: on-change`: the former weight of each backend whose weight changed lately.
     pub(super) former_weights: Vec<FormerWeight>,
+    /// With `slowStart`: the backends that take only a part of their flows now.
+    pub(super) warming: Vec<Warming>,
     /// Endpoints that are not checked, because they are outside of the networks that the operator allows.
     pub(super) unchecked: BTreeSet<IpAddr>,
 }
@@ -83,6 +85,7 @@ pub(super) fn backends(
     }
     result.keep_removed(collector, &at.frontend);
     result.follow_seats(collector, &at.frontend);
+    result.warm_up(collector, &at.frontend);
     result.specs.sort_by_key(|b| (b.address, b.port));
     result.views.sort_by_key(|b| (b.address, b.port));
     result
@@ -197,6 +200,27 @@ impl Backends {
             former.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight }).collect();
     }
 
+    /// Finds out which backends have begun to take new flows lately, if the Service asks for a slow start.
+    fn warm_up(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
+        let (context, slow_start) = (collector.context, collector.plan.options.slow_start);
+        if slow_start.is_zero() {
+            return;
+        }
+        let takers = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
+        let takers: BTreeSet<_> = takers.map(|b| SocketAddr::new(b.address, b.port)).collect();
+        let (previous, now, count) = (&context.input.memory.drains, context.input.now, takers.len());
+        let warming = collector.drains.step_warm_ups(previous, &frontend.key(), takers, slow_start, now);
+        // If all warm up, they share the flows by their full weights.
+        if warming.len() == count {
+            return;
+        }
+        for view in &mut self.views {
+            let one = warming.iter().find(|one| (one.address, one.port) == (view.address, view.port));
+            view.warm_up_percent = one.map(|one| one.step * (100 / WARM_UP_STEPS));
+        }
+        self.warming = warming;
+    }
+
     fn push(
         &mut self,
         address: IpAddr,
@@ -218,6 +242,7 @@ impl Backends {
                 BackendState::Down => BackendViewState::Down,
             },
             why,
+            warm_up_percent: None,
             node: endpoint.and_then(|e| e.node.clone()),
             zone: endpoint.and_then(|e| e.zone.clone()),
             pod: endpoint.and_then(|e| e.pod.as_ref()).map(ToString::to_string),

@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::rendezvous::SeatHistory;
-use tidegate_core::snapshot::ServiceKey;
+use tidegate_core::snapshot::{ServiceKey, Warming};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
+
+use super::warm_up::WarmUps;
 
 /// The last known backends of each service port, passed from one reconcile to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,6 +30,8 @@ struct PortMemory {
     backends: BTreeMap<SocketAddr, Presence>,
     /// With `flowTracking: on-change`: which seats changed hands.
     seats: Option<SeatHistory>,
+    /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
+    warm_ups: Option<(WarmUps, Option<Duration>)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +80,8 @@ impl Drains {
             listed.iter().map(|address| (*address, Presence::Listed)).collect();
         backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
-            let memory = PortMemory { owner: (*owner).clone(), drain_timeout, backends, seats: None };
+            let memory =
+                PortMemory { owner: (*owner).clone(), drain_timeout, backends, seats: None, warm_ups: None };
             self.ports.insert(key, Arc::new(memory));
         }
         kept.into_iter().map(|(_, address)| address).collect()
@@ -99,6 +104,26 @@ impl Drains {
         let memory = PortMemory { seats: Some(seats), ..PortMemory::clone(memory) };
         self.ports.insert(*key, Arc::new(memory));
         former
+    }
+
+    /// Updates the warm-ups of a service port that [`Self::step`] has just updated, given the backends that take new flows.
+    /// Returns those that warm up.
+    pub(super) fn step_warm_ups(
+        &mut self,
+        previous: &Self,
+        key: &ServiceKey,
+        takers: BTreeSet<SocketAddr>,
+        slow_start: Duration,
+        now: Duration,
+    ) -> Vec<Warming> {
+        let Some(memory) = self.ports.get(key) else { return Vec::new() };
+        let before = previous.ports.get(key).filter(|before| before.owner == memory.owner);
+        let before = before.and_then(|before| before.warm_ups.as_ref()).map(|(warm_ups, _)| warm_ups);
+        let warm_ups = WarmUps::next(before, takers, slow_start, now);
+        let (warming, deadline) = (warm_ups.warming(now).collect(), warm_ups.next_deadline(now));
+        let memory = PortMemory { warm_ups: Some((warm_ups, deadline)), ..PortMemory::clone(memory) };
+        self.ports.insert(*key, Arc::new(memory));
+        warming
     }
 
     /// Replaces the older memory of one Service by a newer one.
@@ -144,7 +169,7 @@ impl Drains {
         self.ports.is_same(&other.ports)
     }
 
-    /// When the next backend is forgotten.
+    /// When the next backend is forgotten, or reaches its next step.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let presences = self.ports.values().flat_map(|p| p.backends.values());
@@ -153,7 +178,8 @@ impl Drains {
             Presence::LeftUntil(until) => Some(*until),
         });
         let seats = self.ports.values().filter_map(|p| p.seats.as_ref()?.next_deadline());
-        left.chain(seats).min()
+        let warm_ups = self.ports.values().filter_map(|p| p.warm_ups.as_ref()?.1);
+        left.chain(seats).chain(warm_ups).min()
     }
 }
 

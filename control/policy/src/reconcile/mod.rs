@@ -77,6 +77,7 @@ mod too_large;
 mod tunnel_options;
 pub mod view;
 mod vips;
+mod warm_up;
 mod weights;
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ pub(super) struct Options {
     /// The number of slots of the table, if the scheduler has one.
     pub(super) table_size: u32,
     pub(super) drain_timeout: Duration,
+    /// How long a backend that has become ready takes to get its full share; zero: at once.
+    pub(super) slow_start: Duration,
     /// Which flows are remembered; `OnChange` only if the Service can do without entries.
     pub(super) flow_tracking: config::FlowTracking,
     /// The limit for the segment size in SYNs.
@@ -127,7 +129,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     {
         options.flow_tracking = config::FlowTracking::Always;
         if annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
-            let accepted = "a DSR mode, scheduler rendezvous and no sessionAffinity, or always";
+            let accepted =
+                "a DSR mode, scheduler rendezvous, no sessionAffinity and no slow start, or always";
             read.ignored(key::FLOW_TRACKING, why, accepted);
         }
     }
@@ -154,6 +157,8 @@ fn tracks_always(service: &Service, options: &Options) -> Option<&'static str> {
         Some("only scheduler rendezvous knows the former owner of a flow")
     } else if service.session_affinity.is_some() {
         Some("sessionAffinity: ClientIP needs an entry for each client")
+    } else if !options.slow_start.is_zero() {
+        Some("with slow start, owners change at each step")
     } else if options.limits.limits_new_flows() {
         Some("limits of connections need an entry for each flow")
     } else {
@@ -172,6 +177,7 @@ fn defaults(settings: &Settings) -> Options {
         hash: settings.services.defaults.hash,
         table_size: settings.services.defaults.table_size,
         drain_timeout: settings.services.defaults.drain_timeout,
+        slow_start: settings.services.defaults.slow_start,
         flow_tracking: settings.services.defaults.flow_tracking,
         mss_clamp: settings.services.defaults.mss_clamp,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
@@ -302,6 +308,10 @@ impl Reader<'_> {
             key::DRAIN_TIMEOUT => {
                 self.duration(&mut options.drain_timeout, annotation, value, Duration::ZERO, DAY);
             }
+            key::SLOW_START => match config::slow_start(value) {
+                Some(time) => options.slow_start = time,
+                None => self.invalid(annotation, value, config::SLOW_START_ACCEPTED),
+            },
             key::FLOW_TRACKING | key::MSS_CLAMP => self.apply_to_flows(options, ours, annotation, value),
             key::IDLE_TIMEOUT_TCP => {
                 self.duration(&mut options.idle_timeout_tcp, annotation, value, SECOND, 7 * DAY);

@@ -288,7 +288,7 @@ fn service_spec(
         mode: options.mode,
         tunnel: options.tunnel,
         scheduler: options.scheduler.with_table(options.table_size),
-        choice: ChoiceOptions { hash: options.hash },
+        choice: ChoiceOptions { hash: options.hash, warming: backends.warming.as_slice().into() },
         flow_tracking: match options.flow_tracking {
             config::FlowTracking::Always => FlowTracking::Always,
             config::FlowTracking::OnChange => {

@@ -212,6 +212,9 @@ pub struct BackendView {
     pub state: BackendViewState,
     /// The reason for that state.
     pub why: BackendWhy,
+    /// With `slowStart`: the part of its flows that it takes now, in percent; absent if it takes all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_up_percent: Option<u8>,
     /// Its node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,

@@ -419,7 +419,7 @@ impl Pipeline {
     #[inline(never)]
     fn select_otherwise(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
         match service.selector() {
-            Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) => {
+            Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) | Selector::WarmUp(_) => {
                 service.select(choice_hash)
             }
             Selector::Turns(turns) => self.schedule.turn(service.id, turns),

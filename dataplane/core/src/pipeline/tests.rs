@@ -28,6 +28,7 @@ mod same_choice;
 mod schedulers;
 mod segment_size;
 mod service_limits;
+mod slow_start;
 mod source_ranges;
 mod sources;
 mod talk;

@@ -205,6 +205,10 @@ impl<'a> Seen<'a> {
                         .for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
                 }
             }
+            Selector::WarmUp(both) => {
+                [both.all(), both.warm()].map(|selector| self.all_choices(selector)).hash(&mut hasher);
+                both.steps().iter().for_each(|&(id, step)| (self.at(id), step).hash(&mut hasher));
+            }
             Selector::Rendezvous(seats) => {
                 seats.seats().for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
             }

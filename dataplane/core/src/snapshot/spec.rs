@@ -252,6 +252,23 @@ impl HashInput {
 pub struct ChoiceOptions {
     /// `hash`.
     pub hash: HashInput,
+    /// The backends that have just become ready and take only a part of their flows (`slowStart`). If no other backend
+    /// takes new flows, it has no effect, and none for a service that tracks flows on change.
+    pub warming: Arc<[Warming]>,
+}
+
+/// The number of steps in which a backend warms up.
+pub const WARM_UP_STEPS: u8 = 10;
+
+/// A backend that is warming up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Warming {
+    /// Address of the backend.
+    pub address: IpAddr,
+    /// Port of the backend.
+    pub port: u16,
+    /// The part of its flows that it takes, in [`WARM_UP_STEPS`]ths: at least 1, and less than all.
+    pub step: u8,
 }
 
 /// How the gateway limits the maximum segment size that a SYN names (`mssClamp`, RFC 6691).

@@ -410,7 +410,12 @@ impl Snapshot {
     pub fn tables(&self) -> usize {
         let table = |service: &Service| match service.selector() {
             Selector::Maglev(slots) => Some(slots.table().as_ptr()),
-            Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Turns(_) | Selector::Loads(_) => None,
+            // Its tables are not counted while backends are warming up.
+            Selector::WarmUp(_)
+            | Selector::Rendezvous(_)
+            | Selector::InFlux(_)
+            | Selector::Turns(_)
+            | Selector::Loads(_) => None,
         };
         let tables = self.services().filter_map(|(service, _)| table(service));
         tables.collect::<std::collections::HashSet<_>>().len()

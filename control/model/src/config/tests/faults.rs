@@ -242,6 +242,10 @@ const FAULTS: &[(&str, &str)] = &[
         "8:37: error: services.defaults.drainTimeout: the number 300 is not accepted; accepted: a duration such as 500ms, 2s, 1m30s or 1h",
     ),
     (
+        "services: {defaults: {slowStart: 9s}}",
+        "8:34: error: services.defaults.slowStart: the text \"9s\" is not accepted; accepted: 0s, or a duration from 10s to 1h such as 30s or 5m",
+    ),
+    (
         "services: {defaults: {noEndpoints: rst}}",
         "8:36: error: services.defaults.noEndpoints: the text \"rst\" is not accepted; accepted: reject, drop",
     ),

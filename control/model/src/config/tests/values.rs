@@ -98,6 +98,7 @@ fn every_key_of_source_and_services_arrives() {
             hash: HashInput::Client,
             table_size: 65537,
             drain_timeout: Duration::from_secs(90),
+            slow_start: Duration::from_secs(30),
             no_endpoints: NoEndpoints::Drop,
             flow_tracking: FlowTracking::OnChange,
             mss_clamp: MssClamp::AtMost(1400),

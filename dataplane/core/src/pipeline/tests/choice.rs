@@ -240,7 +240,7 @@ fn client_affinity_outlasts_a_change_of_backends_until_its_timeout() {
 
 #[test]
 fn with_hash_client_all_connections_of_a_client_to_all_ports_reach_one_backend() {
-    let choice = ChoiceOptions { hash: HashInput::Client };
+    let choice = ChoiceOptions { hash: HashInput::Client, ..ChoiceOptions::default() };
     let rendezvous = (Scheduler::Rendezvous, FlowTracking::Always);
     let maglev = (Scheduler::Maglev { slots: 251 }, FlowTracking::Always);
     let on_change = (Scheduler::Rendezvous, FlowTracking::OnChange([].into()));

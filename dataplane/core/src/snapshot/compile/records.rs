@@ -18,10 +18,11 @@ use crate::service_limits::LimitFlags;
 use crate::snapshot::ForwardingMode;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{
-    BackendState, FlowTracking, FormerWeight, HashInput, Protocol, Scheduler, ServiceSpec,
+    BackendState, FlowTracking, FormerWeight, HashInput, Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS,
 };
 use crate::source_ranges::SourceRanges;
 use crate::turns::Turns;
+use crate::warm_up::{self, WarmUp};
 use crate::wire::Addr;
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
@@ -79,15 +80,59 @@ fn selector(
     if takers.is_empty() {
         return (Selector::default(), None);
     }
+    let steps = steps(service.spec, &takers);
     match service.spec.scheduler {
-        Scheduler::Rendezvous | Scheduler::SourceHash | Scheduler::DestinationHash => {
-            let (seats, problem) = seats(service, &takers);
-            (Selector::Rendezvous(seats), problem)
+        Scheduler::WeightedRoundRobin => turns(service, &takers, &steps),
+        Scheduler::Loads(rule) => (loads(&takers, &steps, rule), None),
+        _ if steps.is_empty() => by_hash(service, &takers, tables),
+        _ => {
+            let (all, problem) = by_hash(service, &takers, tables);
+            let is_warm = |backend: &&&BackendInfo| !steps.iter().any(|&(id, _)| id == backend.id);
+            let warm: Vec<&BackendInfo> = takers.iter().filter(is_warm).copied().collect();
+            let (warm, _) = by_hash(service, &warm, tables);
+            (Selector::WarmUp(Arc::new(WarmUp::new(all, warm, steps))), problem)
         }
-        Scheduler::Maglev { slots } => maglev_table(service, &takers, slots, tables),
-        Scheduler::WeightedRoundRobin => turns(service, &takers),
-        Scheduler::Loads(rule) => (loads(&takers, rule), None),
     }
+}
+
+/// The seats or the table of a scheduler that chooses by a hash.
+fn by_hash(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    if let Scheduler::Maglev { slots } = service.spec.scheduler {
+        return maglev_table(service, takers, slots, tables);
+    }
+    let (seats, problem) = seats(service, takers);
+    (Selector::Rendezvous(seats), problem)
+}
+
+/// The backends that are warming up, with their steps. None if no other backend takes new flows: they then share the
+/// flows as if all were warm.
+fn steps(spec: &ServiceSpec, takers: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
+    if spec.choice.warming.is_empty() {
+        return Vec::new();
+    }
+    let warming: HashMap<(Addr, u16), u8> =
+        spec.choice.warming.iter().map(|one| ((one.address.into(), one.port), one.step)).collect();
+    let step = |backend: &&BackendInfo| {
+        let step = warming.get(&(backend.address, backend.port)).filter(|&&step| step < WARM_UP_STEPS)?;
+        Some((backend.id, *step))
+    };
+    let steps: Vec<(BackendId, u8)> = takers.iter().filter_map(step).collect();
+    if steps.len() < takers.len() { steps } else { Vec::new() }
+}
+
+/// The weights with which backends are taken in turn or compared.
+fn weights(takers: &[&BackendInfo], steps: &[(BackendId, u8)]) -> Vec<u16> {
+    if steps.is_empty() {
+        return takers.iter().map(|backend| backend.weight).collect();
+    }
+    let steps: HashMap<BackendId, u8> = steps.iter().copied().collect();
+    let weights: Vec<_> =
+        takers.iter().map(|backend| (backend.weight, steps.get(&backend.id).copied())).collect();
+    warm_up::scaled(&weights)
 }
 
 /// The part of a packet that determines the choice.
@@ -101,17 +146,26 @@ fn basis(spec: &ServiceSpec) -> ChoiceBasis {
 }
 
 /// The ring of turns.
-fn turns(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
-    let members: Vec<_> = takers.iter().map(|backend| (backend.id, backend.weight)).collect();
+fn turns(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    steps: &[(BackendId, u8)],
+) -> (Selector, Option<Problem>) {
+    let weights = weights(takers, steps);
+    let members: Vec<_> = takers.iter().zip(weights).map(|(backend, weight)| (backend.id, weight)).collect();
     let built = Turns::build(&members);
-    let problem = divided(service, takers, built.divisor, limits::WRR_TURNS_MAX);
+    // The factor of a warm-up ends with it, so its effect is not reported.
+    let divisor = if steps.is_empty() { built.divisor } else { 1 };
+    let problem = divided(service, takers, divisor, limits::WRR_TURNS_MAX);
     (Selector::Turns(Arc::new(built.turns)), problem)
 }
 
 /// The backends that are compared by their loads.
-fn loads(takers: &[&BackendInfo], rule: LoadRule) -> Selector {
-    let member = |backend: &&BackendInfo| LoadMember { owner: backend.id, weight: backend.weight };
-    Selector::Loads(Arc::new(Loaded { rule, members: takers.iter().map(member).collect() }))
+fn loads(takers: &[&BackendInfo], steps: &[(BackendId, u8)], rule: LoadRule) -> Selector {
+    let weights = weights(takers, steps);
+    let members =
+        takers.iter().zip(weights).map(|(backend, weight)| LoadMember { owner: backend.id, weight });
+    Selector::Loads(Arc::new(Loaded { rule, members: members.collect() }))
 }
 
 /// The report that the weights of a service were divided, if they were.

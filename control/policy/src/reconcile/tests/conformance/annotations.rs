@@ -48,6 +48,9 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::MSS_CLAMP, "535", "off, path, or a number of bytes from 536 to 65495"),
     (key::MSS_CLAMP, "65496", "off, path, or a number of bytes from 536 to 65495"),
     (key::MSS_CLAMP, "auto", "off, path, or a number of bytes from 536 to 65495"),
+    (key::SLOW_START, "9s", "0s, or a duration from 10s to 1h"),
+    (key::SLOW_START, "61m", "0s, or a duration from 10s to 1h"),
+    (key::SLOW_START, "slow", "0s, or a duration from 10s to 1h"),
     (key::ADDRESS_POOL, "", "the name of a pool"),
     (key::ALLOW_SHARED_IP, " ", "any text that the Services sharing an address have in common"),
     (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, sctp, none"),
@@ -443,6 +446,7 @@ fn flow_tracking_on_change_reaches_the_spec_where_a_service_can_do_without_entri
         (annotated_web(&[on_change]), "NAT modes need an entry for each flow"),
         (dsr(&[(key::SCHEDULER, "maglev")]), "only scheduler rendezvous knows the former owner of a flow"),
         (sticky, "sessionAffinity: ClientIP needs an entry for each client"),
+        (dsr(&[(key::SLOW_START, "30s")]), "with slow start, owners change at each step"),
     ] {
         let outcome = Both::new(&yaml).look();
         assert_eq!(only(&outcome).flow_tracking, FlowTracking::Always);
@@ -450,6 +454,49 @@ fn flow_tracking_on_change_reaches_the_spec_where_a_service_can_do_without_entri
         assert_eq!(reason, Reason::InvalidValue);
         assert_eq!(what, format!("annotation tidegate.dev/flow-tracking has no effect: {why}"));
     }
+}
+
+#[test]
+fn a_backend_that_becomes_ready_warms_up_in_steps_and_those_of_the_start_are_warm() {
+    let service = annotated_web(&[(key::SLOW_START, "30s")]);
+    let second = slice_of_web("second", "IPv4", &["addresses: [10.0.1.2]"]);
+    let joined = format!("{service}{second}");
+    let warming = |outcome: &Outcome| -> Vec<String> {
+        let all = only(outcome).choice.warming.iter();
+        all.map(|one| format!("{}:{} {}", one.address, one.port, one.step)).collect()
+    };
+    let shown = |outcome: &Outcome| -> Vec<Option<u8>> {
+        outcome.services[0].ports[0].backends.iter().map(|backend| backend.warm_up_percent).collect()
+    };
+    let mut both = Both::new(&service);
+    let first = both.step();
+    assert_eq!((warming(&first), first.reconcile_at, messages(&first)), (vec![], None, vec![]));
+    both.now_is(&joined);
+    let begun = both.directory.now;
+    for (seconds, step, next) in [(0, 1, 6), (6, 2, 9), (10, 3, 12), (29, 9, 30)] {
+        both.both(|world| world.now = begun + Duration::from_secs(seconds));
+        let outcome = both.step();
+        assert_eq!(warming(&outcome), [format!("10.0.1.2:8080 {step}")], "after {seconds} s");
+        assert_eq!(shown(&outcome), [None, Some(10 * step)]);
+        assert_eq!(outcome.reconcile_at, Some(begun + Duration::from_secs(next)));
+    }
+    both.both(|world| world.now = begun + Duration::from_secs(30));
+    let warm = both.step();
+    assert_eq!((warming(&warm), shown(&warm), warm.reconcile_at), (vec![], vec![None, None], None));
+    // A gateway that starts now knows of no earlier state.
+    let restarted = Both::new(&joined).step();
+    assert_eq!(warming(&restarted), [] as [String; 0]);
+}
+
+#[test]
+fn the_only_backend_that_takes_flows_does_not_warm_up() {
+    let service = annotated_web(&[(key::SLOW_START, "30s")]);
+    let mut both = Both::new(&service);
+    both.step();
+    both.now_is(&service.replace("10.0.1.1", "10.0.1.2"));
+    let outcome = both.step();
+    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
+    assert!(only(&outcome).choice.warming.is_empty());
 }
 
 #[test]
