@@ -32,6 +32,7 @@ mod address_request;
 mod addresses;
 mod aliases;
 mod annotations;
+mod app_protocol;
 mod backends;
 mod candidates;
 mod checkable;

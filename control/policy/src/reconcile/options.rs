@@ -32,8 +32,6 @@ use super::settings::Settings;
 use super::tunnel_options;
 use super::view::{PortRefusal, RefusalReason};
 
-/// Idle time of an established TCP flow: RFC 5382 REQ-5 forbids less than 2 hours 4 minutes.
-const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 /// Idle time of a UDP flow: RFC 4787 REQ-5 recommends 5 minutes.
 const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
 /// Idle time of an established SCTP flow: 30 of the intervals at which endpoints send a HEARTBEAT by default (RFC 9260
@@ -66,7 +64,8 @@ pub(super) struct Options {
     pub(super) flow_tracking: config::FlowTracking,
     /// The limit for the segment size in SYNs.
     pub(super) mss_clamp: MssClamp,
-    pub(super) idle_timeout_tcp: Duration,
+    /// Idle time of an established TCP flow; `None`: by the `appProtocol` of the port.
+    pub(super) idle_timeout_tcp: Option<Duration>,
     pub(super) idle_timeout_udp: Duration,
     pub(super) idle_timeout_sctp: Duration,
     pub(super) limits: ServiceLimits,
@@ -180,7 +179,7 @@ fn defaults(settings: &Settings) -> Options {
         slow_start: settings.services.defaults.slow_start,
         flow_tracking: settings.services.defaults.flow_tracking,
         mss_clamp: settings.services.defaults.mss_clamp,
-        idle_timeout_tcp: IDLE_TIMEOUT_TCP,
+        idle_timeout_tcp: None,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
         limits: ServiceLimits::default(),
@@ -314,7 +313,9 @@ impl Reader<'_> {
             },
             key::FLOW_TRACKING | key::MSS_CLAMP => self.apply_to_flows(options, ours, annotation, value),
             key::IDLE_TIMEOUT_TCP => {
-                self.duration(&mut options.idle_timeout_tcp, annotation, value, SECOND, 7 * DAY);
+                let mut idle = options.idle_timeout_tcp.unwrap_or_default();
+                self.duration(&mut idle, annotation, value, SECOND, 7 * DAY);
+                options.idle_timeout_tcp = Some(idle).filter(|idle| !idle.is_zero());
             }
             key::IDLE_TIMEOUT_UDP => {
                 self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, DAY);

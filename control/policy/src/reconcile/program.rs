@@ -18,6 +18,7 @@ use tidegate_model::objects::{
     IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 
+use super::app_protocol;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
 use super::checkable;
@@ -302,7 +303,9 @@ fn service_spec(
             context.settings().services.defaults.no_endpoints
         },
         mss_clamp: options.mss_clamp,
-        idle_timeout_tcp: options.idle_timeout_tcp,
+        idle_timeout_tcp: options
+            .idle_timeout_tcp
+            .unwrap_or_else(|| app_protocol::idle_timeout_tcp(port.app_protocol.as_deref(), options.mode)),
         idle_timeout_udp: options.idle_timeout_udp,
         idle_timeout_sctp: options.idle_timeout_sctp,
         source_ranges,

@@ -1,5 +1,6 @@
 //! Section 8, our own annotations: the effect of each, its range, and the findings for invalid values.
 
+use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
@@ -261,6 +262,32 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
     ] {
         let outcome = annotated_with(key, value);
         assert_eq!((outcome.spec.services.len(), messages(&outcome)), (1, vec![]), "{key}: {value}");
+    }
+}
+
+#[test]
+fn app_protocol_sets_the_idle_timeout_where_no_annotation_does_and_changes_no_check() {
+    let idle = |protocol: &str, annotations: &[(&str, &str)]| {
+        // The last value of a key counts.
+        let nat = [(key::FORWARDING, "nat")];
+        let all: BTreeMap<_, _> = nat.iter().chain(annotations).copied().collect();
+        let all: Vec<_> = all.into_iter().collect();
+        let yaml = annotated_web(&all);
+        let with = yaml.replace("port: 80,", &format!("port: 80, appProtocol: {protocol},"));
+        assert_ne!(yaml, with, "the port is in the text");
+        let outcome = Both::new(&with).look();
+        let checks: Vec<String> = outcome.targets.iter().map(ToString::to_string).collect();
+        assert_eq!((messages(&outcome), checks), (vec![], vec!["tcp://10.0.1.1:8080".to_owned()]));
+        only(&outcome).idle_timeout_tcp.as_secs()
+    };
+    for protocol in ["kubernetes.io/ws", "kubernetes.io/wss", "WSS", "mqtt", "amqp"] {
+        assert_eq!(idle(protocol, &[]), 86_400, "{protocol}");
+        assert_eq!(idle(protocol, &[(key::IDLE_TIMEOUT_TCP, "1h")]), 3_600, "{protocol}");
+        // A vanished client would keep its SNAT port for a day.
+        assert_eq!(idle(protocol, &[(key::FORWARDING, "fullnat")]), 7_440, "{protocol}");
+    }
+    for protocol in ["http", "https", "kubernetes.io/h2c", "example.com/ws"] {
+        assert_eq!(idle(protocol, &[]), 7_440, "{protocol}");
     }
 }
 
