@@ -61,7 +61,7 @@ pub fn lower(segment: &mut [u8], most: u16) -> bool {
         if old > most {
             header[value..value + 2].copy_from_slice(&most.to_be_bytes());
             // At an odd offset the bytes are in two words, each at the other place of its word.
-            let [old, new] = [old, most].map(|n| if value % 2 == 0 { n } else { n.swap_bytes() });
+            let [old, new] = [old, most].map(|n| if value.is_multiple_of(2) { n } else { n.swap_bytes() });
             delta = delta.u16(old, new);
             changed = true;
         }
