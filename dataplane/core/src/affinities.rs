@@ -36,7 +36,7 @@ const TIME_MASK: u64 = AGAIN - 1;
 const TIME_SHIFT: u32 = 27;
 
 /// After this time no affinity is in force: the longest timeout of Kubernetes is a day.
-const OVER: u64 = (86_400 * 1_000_000_000_u64 >> TIME_SHIFT) + 2;
+const OVER: u64 = ((86_400 * 1_000_000_000_u64) >> TIME_SHIFT) + 2;
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -87,7 +87,7 @@ impl Affinities {
         let (bucket, check) = self.place(client)?;
         let content = bucket.0.iter().find_map(|entry| entry.content_of(check))?;
         // The times of both are rounded down, so an entry ends up to two units late and never early.
-        let timeout = (u64::from(timeout_ms) * 1_000_000 >> TIME_SHIFT) + 2;
+        let timeout = ((u64::from(timeout_ms) * 1_000_000) >> TIME_SHIFT) + 2;
         (idle(content, now) < timeout).then(|| BackendId::from_raw((content >> 32) as u32))
     }
 
@@ -130,7 +130,7 @@ impl Entry {
 
 /// A moment in units of time, never 0, so that no entry looks like an empty place.
 fn units(now: Now) -> u64 {
-    (now.0 >> TIME_SHIFT) + 1 & TIME_MASK
+    ((now.0 >> TIME_SHIFT) + 1) & TIME_MASK
 }
 
 /// The units of time since the last connection. Another worker may be ahead by one.
