@@ -382,6 +382,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        passive_health: None,
         announced: true,
         backends: backends.collect(),
     }

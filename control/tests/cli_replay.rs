@@ -96,6 +96,29 @@ fn the_same_packets_give_the_same_bytes_for_any_order_of_manifests_and_backends(
 }
 
 #[test]
+fn a_connection_that_a_backend_refuses_is_sent_to_another_one() {
+    let site = site();
+    for vip in ["203.0.113.3", "2001:db8:1::3"] {
+        let syn = syn(vip, 40_000);
+        let backend = |replay: &Replay, n: usize| {
+            let text = replay.lines[n]["backend"].as_str().expect("a backend").to_owned();
+            text.parse::<SocketAddr>().expect("an address with a port")
+        };
+        let first = backend(&site.replay(std::slice::from_ref(&syn)), 0);
+        let refusal =
+            Builder::tcp(first, client(vip, 40_000)).flags(flags::RST | flags::ACK).seq_ack(0, 2).build();
+        let replay = site.replay(&[syn, refusal]);
+        assert_eq!((replay.end(0), replay.end(1)), ("transmit forward".into(), "transmit retried".into()));
+        let next = backend(&replay, 1);
+        assert_ne!(next, first);
+        assert_eq!(addresses(&replay.written()[1]), (client(vip, 0).ip(), next.ip()));
+        let told = explain(&site, client(vip, 40_000), to(vip, 80));
+        let steps = told["steps"].as_array().expect("a list");
+        assert!(steps.iter().any(|step| step["step"] == "passive health"), "{told}");
+    }
+}
+
+#[test]
 fn a_client_outside_the_source_ranges_is_a_drop_with_its_reason_and_explain_names_the_step() {
     let closed = service("closed", "nat", "203.0.113.9").replacen(
         "spec:\n",

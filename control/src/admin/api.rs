@@ -322,6 +322,9 @@ pub struct BackendForwarding {
     /// none was reported in the last ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u16>,
+    /// The number of workers that have set it aside because it refused or ignored new connections; absent if none has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set_aside_workers: Option<usize>,
 }
 
 impl BackendRow {

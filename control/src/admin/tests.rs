@@ -74,6 +74,7 @@ impl AdminBackend for Daemon {
             backends: BackendRow::of_services(&[service_view()], |_, _| BackendForwarding {
                 connections: Some(5),
                 path_mtu: Some(1480),
+                set_aside_workers: None,
             }),
         }
     }

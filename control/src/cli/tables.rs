@@ -120,6 +120,7 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
         "+POD",
         "+WARM-UP",
         "+PATH-MTU",
+        "+SET-ASIDE",
     ];
     let mut table = Table::new(&headers);
     for row in rows {
@@ -142,6 +143,7 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
             text(&backend.pod),
             backend.warm_up_percent.map_or_else(String::new, |percent| format!("{percent}%")),
             number(row.forwarding.path_mtu.map(u64::from)),
+            row.forwarding.set_aside_workers.map_or_else(String::new, |workers| workers.to_string()),
         ]);
     }
     table

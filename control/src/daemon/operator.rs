@@ -154,11 +154,12 @@ impl AdminBackend for Operator {
     }
 
     fn backends(&self) -> api::BackendsAnswer {
-        let mut connections = BTreeMap::new();
+        let mut counted = BTreeMap::new();
         for service in self.state.dataplane.service_stats() {
             for backend in &service.backends {
                 let key = (service.key.vip, service.key.protocol, service.key.port);
-                connections.insert((key, backend.address.ip(), backend.port), backend.connections);
+                let counts = (backend.connections, backend.set_aside);
+                counted.insert((key, backend.address.ip(), backend.port), counts);
             }
         }
         let dataplane = &self.state.dataplane;
@@ -168,8 +169,10 @@ impl AdminBackend for Operator {
             backends: api::BackendRow::of_services(&round.outcome.services, |port, backend| {
                 let key = (port.vip, port.protocol, port.port);
                 let path_mtu = paths.get(&backend.address).copied();
+                let counts = counted.get(&(key, backend.address, backend.port)).copied();
                 api::BackendForwarding {
-                    connections: connections.get(&(key, backend.address, backend.port)).copied(),
+                    connections: counts.map(|(connections, _)| connections),
+                    set_aside_workers: counts.map(|(_, set_aside)| set_aside).filter(|&workers| workers > 0),
                     path_mtu: path_mtu.filter(|_| port.mode.is_tunnel()),
                 }
             }),
@@ -231,9 +234,18 @@ impl AdminBackend for Operator {
         let (known_flow, affinity, silent_workers) = flows::known(dataplane, packet, FLOWS_WAIT);
         let refused = self.with_round(|round| refusal(&round.outcome.services, packet));
         let refused = refused.as_deref();
+        let set_aside = dataplane.set_aside();
         Ok(dataplane.with_snapshot(|snapshot| {
             let (neighbors, now) = (dataplane.neighbors(), dataplane.now());
-            let about = Circumstances { neighbors, now, refused, known_flow, affinity, silent_workers };
+            let about = Circumstances {
+                neighbors,
+                now,
+                refused,
+                known_flow,
+                affinity,
+                silent_workers,
+                set_aside: &set_aside,
+            };
             explain(snapshot, about, packet)
         }))
     }

@@ -192,6 +192,10 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     let help =
         "New flows that got no flow table entry, because every flow that could be evicted was established.";
     page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
+    let help = "How often a worker set a backend aside because it refused or ignored new connections.";
+    page.counter("tidegate_backends_set_aside_total", help, []).sample([], stats.backends_set_aside);
+    let help = "How often a backend that a worker had set aside answered a new connection again.";
+    page.counter("tidegate_backends_returned_total", help, []).sample([], stats.backends_returned);
     let help = "Resets and ICMP errors that were not sent because of the rate limit of their kind.";
     let mut counter = page.counter("tidegate_answers_suppressed_total", help, ["kind"]);
     for (kind, count) in &stats.answers_suppressed {
@@ -293,9 +297,13 @@ pub(super) fn backends(
     services: &[std::sync::Arc<ServiceView>],
 ) {
     let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    let mut set_aside: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
     for port in stats {
         for one in &port.backends {
             let backend = std::net::SocketAddr::new(one.address.ip(), one.port).to_string();
+            if one.set_aside > 0 {
+                *set_aside.entry((port_key(port), backend.clone())).or_default() += one.set_aside as u64;
+            }
             *connections.entry((port_key(port), backend)).or_default() += one.connections;
         }
     }
@@ -303,6 +311,12 @@ pub(super) fn backends(
     let mut family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), count) in &connections {
         family.sample([namespace, service, port, protocol, backend], *count);
+    }
+
+    let help = "Workers that have set the backend aside because it refused or ignored new connections; only for backends with any.";
+    let mut family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), workers) in &set_aside {
+        family.sample([namespace, service, port, protocol, backend], *workers);
     }
 
     let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();

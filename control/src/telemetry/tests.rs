@@ -242,6 +242,7 @@ fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceSt
         address: address.parse::<std::net::IpAddr>().unwrap().into(),
         port: 8080,
         connections: *connections,
+        set_aside: usize::from(at == 0),
     };
     ServiceStats {
         id: ServiceId::new(0, 0),
@@ -309,6 +310,8 @@ fn stats() -> Stats {
         punt_queue: recorded(&[40_000, 4_500_000]),
         evictions: EvictionReason::ALL.iter().map(|&why| (why, 300 + why as u64)).collect(),
         flows_refused: 32,
+        backends_set_aside: 34,
+        backends_returned: 35,
         answers_suppressed: AnswerKind::ALL.iter().map(|&kind| (kind, 400 + kind.index() as u64)).collect(),
         punt_classes: PuntClass::ALL
             .map(|class| {
@@ -430,6 +433,9 @@ fn every_promised_metric_is_on_the_page_with_its_kind() {
         ("service_packets_total", "counter"),
         ("service_bytes_total", "counter"),
         ("backend_connections_total", "counter"),
+        ("backend_set_aside_workers", "gauge"),
+        ("backends_set_aside_total", "counter"),
+        ("backends_returned_total", "counter"),
         ("backend_up", "gauge"),
         ("snat_ports", "gauge"),
         ("snat_ports_max", "gauge"),

@@ -25,6 +25,7 @@ mod matrix;
 mod node_target;
 mod nodes;
 mod own_addresses;
+mod passive;
 mod path_mtu;
 mod proxy_protocol;
 mod reload;

@@ -143,6 +143,8 @@ pub struct Tallies {
     /// The loads of backends in this worker's flow tables, for the other workers ([`Load::word`]). Only those that
     /// schedulers compare are set.
     loads: Box<[Counter]>,
+    /// Whether this worker has set the backend aside: 1 or 0.
+    set_aside: Box<[Counter]>,
 }
 
 impl Tallies {
@@ -153,6 +155,7 @@ impl Tallies {
             services: std::iter::repeat_with(ServiceTally::default).take(services).collect(),
             connections: std::iter::repeat_with(Counter::default).take(backends).collect(),
             loads: std::iter::repeat_with(Counter::default).take(backends).collect(),
+            set_aside: std::iter::repeat_with(Counter::default).take(backends).collect(),
         }
     }
 
@@ -190,6 +193,19 @@ impl Tallies {
     #[must_use]
     pub fn load(&self, backend: BackendId) -> Load {
         self.loads.get(backend.index()).map_or(Load::default(), |word| Load::from_word(word.value()))
+    }
+
+    /// Tells whether the worker has set a backend aside.
+    pub fn tell_set_aside(&self, backend: BackendId, is_aside: bool) {
+        if let Some(word) = self.set_aside.get(backend.index()) {
+            word.set(u64::from(is_aside));
+        }
+    }
+
+    /// Whether the worker has set aside the backend at this index, as it told last.
+    #[must_use]
+    pub fn is_set_aside(&self, index: usize) -> bool {
+        self.set_aside.get(index).is_some_and(|word| word.value() != 0)
     }
 
     /// Packets and bytes of the service at this index since these tallies were created.

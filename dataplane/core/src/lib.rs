@@ -43,6 +43,7 @@ pub mod selection_key;
 pub mod selector;
 pub mod service;
 pub mod service_limits;
+pub mod set_aside;
 pub mod snapshot;
 mod sorted_chunks;
 pub mod source_lists;

@@ -94,6 +94,35 @@ pub const SNAT_PORT_BATCH: usize = 8;
 /// Pairs that share a position only rotate faster.
 pub const SNAT_CURSORS: usize = 1 << 16;
 
+/// Other backends that are tried for a connection that a backend refuses, at most.
+pub const RETRIES_MAX: u8 = 3;
+
+/// SYNs that a worker stores, so that it can offer a connection to another backend: 128 KiB, and as much again at most
+/// for notes. At 1,000,000 new connections a second a SYN stays for a millisecond or so.
+pub const KEPT_SYNS: usize = 1024;
+
+/// Slots of a Maglev table, or turns, that are examined for a backend that was not tried and is not set aside. If half
+/// of the backends are set aside, none is found once in 2^64 times.
+pub const MAGLEV_TRIES: u32 = 64;
+
+/// Bytes of the longest frame of a stored SYN: the largest TCP header behind an IPv6 header and a tag, with room to spare.
+pub const KEPT_SYN_LEN: usize = 128;
+
+/// A SYN that its client repeats after this time, in milliseconds, was not answered. Hosts wait for a second (RFC 6298
+/// section 2), and their timers are coarse.
+pub const SYN_REPEATED_MS: u32 = 800;
+
+/// Backends of which a worker counts failed connections. Failures of others are not counted.
+pub const MARKED_MAX: usize = 1024;
+
+/// Failures of a backend that are further apart than this, in milliseconds, are not in a row.
+pub const FAILURES_WITHIN_MS: u32 = 60_000;
+
+/// A client (an IPv4 address or a /64) whose flow failed last counts for the same backend again only after this time, in
+/// milliseconds. So one client that a backend refuses, by a network policy for example, does not set it aside with a
+/// burst of connections.
+pub const FAILURE_OF_SOURCE_MS: u32 = 1_000;
+
 /// The idle time after which an unanswered opening flow releases its port to another `nat` flow. Before that, a genuine
 /// handshake may be in progress, and the new flow can use another port.
 pub const OPENING_IDLE_MIN_MS: u32 = 1_000;

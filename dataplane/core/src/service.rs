@@ -16,7 +16,9 @@ use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
 use crate::selector::Selector;
 use crate::service_limits::LimitFlags;
-use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Scheduler, ServiceKey};
+use crate::snapshot::{
+    BackendState, ForwardingMode, NoEndpoints, PassiveHealth, Protocol, Scheduler, ServiceKey,
+};
 use crate::source_ranges::SourceRanges;
 use crate::table::Table;
 use crate::wire::Addr;
@@ -59,6 +61,8 @@ pub struct Service {
     /// Whether its packets are only translated: there is no limit of bandwidth or of segment sizes, and no header for
     /// its backends.
     pub(crate) is_plain: bool,
+    /// Whether new flows avoid backends that refuse or ignore them: [`ServiceInfo::passive_health`] has the rules.
+    pub passive: bool,
     /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
@@ -123,6 +127,8 @@ pub struct ServiceInfo {
     pub scheduler: Scheduler,
     /// The version of the PROXY protocol whose header the backends get.
     pub proxy_protocol: Option<ProxyVersion>,
+    /// What happens when backends refuse or ignore new connections, if the mode and the protocol allow it.
+    pub passive_health: Option<PassiveHealth>,
     /// The admitted clients; `None` admits all.
     pub source_ranges: Option<Arc<SourceRanges>>,
     /// The programmed backends in the order of (address, port). The index is the backend's position.
@@ -261,6 +267,7 @@ fn vacant_service() -> Service {
         on_change: false,
         proxy_protocol: None,
         is_plain: true,
+        passive: false,
         selector: Selector::default(),
     }
 }

@@ -89,6 +89,8 @@ reasons! {
         NotRouted => "not_routed",
         /// An ICMP error about a flow, passed on to the flow's other end.
         IcmpError => "icmp_error",
+        /// To another backend: the SYN of a connection that a backend refused. It takes the place of the refusal.
+        Retried => "retried",
     }
 }
 
@@ -179,6 +181,8 @@ reasons! {
         FlowTableFull => "flow_table_full",
         /// The service has reached its share of a full flow table, in a mode that needs state.
         ServiceFlowShare => "service_flow_share",
+        /// A backend refused a connection, and its client is not told, because its next SYN goes to another backend.
+        BackendRefused => "backend_refused",
         /// No local port is left towards this backend: all ports that were examined belong to established flows.
         SnatPortsExhausted => "snat_ports_exhausted",
         /// A fragment whose first fragment was not seen.

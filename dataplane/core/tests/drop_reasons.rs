@@ -11,7 +11,7 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::limits::BANDWIDTH_BURST_MIN;
 use tidegate_core::pipeline::Arrival;
 use tidegate_core::snapshot::{
-    ForwardingMode, NoEndpoints, Policy, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec,
+    ForwardingMode, NoEndpoints, PassiveHealth, Policy, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec,
 };
 use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
@@ -182,6 +182,18 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             (lab, to_gateway(Builder::udp("10.0.0.1:40000", VIP)))
         }
         Refusal::ServiceFlowShare => first_of_many(lab(Nat).with_entries(64), refusal),
+        Refusal::BackendRefused => {
+            let passive_health = Some(PassiveHealth::default());
+            let backends = ["10.0.0.1:80", "10.0.0.2:80"];
+            let mut lab =
+                Lab::new(vec![ServiceSpec { passive_health, ..service(Nat, Protocol::Tcp, VIP, &backends) }]);
+            // A SYN with data is not stored, so it cannot be sent again.
+            let syn = Builder::tcp(CLIENT, VIP).flags(flags::SYN).payload(b"data");
+            let fate = lab.receive(&to_gateway(syn));
+            let backend = lab.backend_of(&fate);
+            let reset = Builder::tcp((backend, 80), CLIENT).flags(flags::RST | flags::ACK).seq_ack(0, 6);
+            (lab, to_gateway(reset))
+        }
         Refusal::SnatPortsExhausted => first_of_many(lab(FullNat).with_entries(100_000), refusal),
         Refusal::SctpFragment => {
             let whole = Builder::sctp_init(CLIENT, VIP, 7).dont_fragment(false).chunk(0x80, 0, &[0; 600]);
@@ -271,6 +283,7 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::FlowTableFull
         | Refusal::Hairpin
         | Refusal::ServiceFlowShare
+        | Refusal::BackendRefused
         | Refusal::SnatPortsExhausted
         | Refusal::SctpFragment
         | Refusal::ProxyFragment

@@ -9,10 +9,10 @@ use std::time::Duration;
 use tidegate_core::frame::{Frame, MemoryFrame};
 use tidegate_core::limits::BURST;
 use tidegate_core::pipeline::{Arrival, BurstOutput, View};
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceSpec};
+use tidegate_core::snapshot::{ForwardingMode, PassiveHealth, Protocol, ServiceSpec};
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service};
-use tidegate_core::verdict::Verdict;
+use tidegate_core::verdict::{TransmitReason, Verdict};
 use tidegate_core::wire::sctp::chunk;
 use tidegate_core::wire::tcp::flags;
 use tidegate_core::wire::{arp, ndp};
@@ -107,6 +107,36 @@ fn replies_are_translated_without_an_allocation() {
                 })
                 .collect();
             assert_eq!(allocations(&mut lab, &replies), (0, 64), "{mode} {vip}");
+        }
+    }
+}
+
+#[test]
+fn refused_and_repeated_connections_go_elsewhere_without_an_allocation() {
+    for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
+        for vip in VIPS {
+            let passive_health = Some(PassiveHealth { share_max: 100, ..PassiveHealth::default() });
+            let spec = ServiceSpec { passive_health, ..with_backends(mode, Protocol::Tcp, vip) };
+            let mut lab = Lab::new(vec![spec]);
+            let syns = clients(vip, Protocol::Tcp, flags::SYN, 64);
+            let refusals: Vec<Vec<u8>> = syns
+                .iter()
+                .map(|frame| {
+                    let there = lab.receive(frame);
+                    let Ok(tidegate_core::wire::Parsed::Ip(h)) = tidegate_core::wire::parse(&there.frame)
+                    else {
+                        panic!("{there:?}")
+                    };
+                    Builder::tcp((h.dst.ip(), h.dst_port), (h.src.ip(), h.src_port))
+                        .flags(flags::RST | flags::ACK)
+                        .seq_ack(0, 2)
+                        .build()
+                })
+                .collect();
+            assert_eq!(allocations(&mut lab, &refusals), (0, 64), "{mode} {vip}");
+            assert_eq!(lab.counters.transmits(TransmitReason::Retried), 64, "{mode} {vip}");
+            lab.wait(Duration::from_secs(1));
+            assert_eq!(allocations(&mut lab, &syns), (0, 64), "{mode} {vip}");
         }
     }
 }

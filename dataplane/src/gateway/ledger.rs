@@ -65,6 +65,12 @@ impl Ledger {
         self.backend_sum(id).saturating_sub(self.backends.get(id.index()).copied().unwrap_or_default())
     }
 
+    /// The number of workers that have set a backend aside.
+    pub(super) fn set_aside(&self, id: BackendId) -> usize {
+        let present = self.history.iter().filter_map(|worker| worker.last());
+        present.filter(|tallies| tallies.is_set_aside(id.index())).count()
+    }
+
     fn service_sum(&self, id: ServiceId) -> (u64, u64) {
         self.all()
             .map(|tallies| tallies.service(id.index()))

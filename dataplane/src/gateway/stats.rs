@@ -49,6 +49,10 @@ pub struct Stats {
     pub evictions: Vec<(EvictionReason, u64)>,
     /// New flows refused because all flows that could have been evicted were established.
     pub flows_refused: u64,
+    /// How often a worker set a backend aside because it refused or ignored new connections.
+    pub backends_set_aside: u64,
+    /// How often one of these answered again.
+    pub backends_returned: u64,
     /// Resets and ICMP errors that were not sent because of a limit, by kind.
     pub answers_suppressed: Vec<(AnswerKind, u64)>,
     /// How often an ICMP error reduced the path MTU of a tunnel.
@@ -142,6 +146,8 @@ pub struct BackendStats {
     pub port: u16,
     /// New flows given to it.
     pub connections: u64,
+    /// The number of workers that have set it aside, because it refused or ignored new connections.
+    pub set_aside: usize,
 }
 
 impl<F> WorkerPool<F> {
@@ -193,6 +199,8 @@ impl<F> WorkerPool<F> {
                 .map(|&why| (why, sum(&|shared| shared.turns.evictions[why as usize].value())))
                 .collect(),
             flows_refused: sum(&|shared| shared.turns.flows_refused.value()),
+            backends_set_aside: sum(&|shared| shared.turns.backends_set_aside.value()),
+            backends_returned: sum(&|shared| shared.turns.backends_returned.value()),
             answers_suppressed: AnswerKind::ALL
                 .iter()
                 .map(|&kind| (kind, sum(&|shared| shared.turns.answers_suppressed[kind.index()].value())))
@@ -226,6 +234,7 @@ impl<F> WorkerPool<F> {
                 address: backend.address,
                 port: backend.port,
                 connections: control.ledger.connections(backend.id),
+                set_aside: control.ledger.set_aside(backend.id),
             });
             ServiceStats {
                 id: info.id,
@@ -247,6 +256,15 @@ impl<F> WorkerPool<F> {
     #[must_use]
     pub fn limited_services(&self) -> Vec<LimitedService> {
         self.control().publisher.current().snapshot.limited_services().to_vec()
+    }
+
+    /// The backends that a worker has set aside because they refused or ignored new connections.
+    #[must_use]
+    pub fn set_aside(&self) -> Vec<BackendId> {
+        let control = self.control();
+        let services = control.publisher.current().snapshot.services();
+        let backends = services.flat_map(|(_, info)| info.backends.iter().map(|backend| backend.id));
+        backends.filter(|&id| control.ledger.set_aside(id) > 0).collect()
     }
 
     /// The secret by which the published snapshot chooses backends, if there is one.

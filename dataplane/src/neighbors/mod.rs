@@ -142,6 +142,7 @@ mod tests {
             source_ranges: Some(Arc::from([])),
             limits: ServiceLimits::default(),
             proxy_protocol: None,
+            passive_health: None,
             announced,
             backends: vec![BackendSpec {
                 address: ip(backend),

@@ -38,6 +38,10 @@ pub struct LoopCounters {
     pub evictions: [Gauge; EvictionReason::COUNT],
     /// New flows that were refused.
     pub flows_refused: Gauge,
+    /// How often a backend was set aside because it refused or ignored new connections.
+    pub backends_set_aside: Gauge,
+    /// How often one of these answered again.
+    pub backends_returned: Gauge,
     /// Answers that a limit suppressed, by [`AnswerKind`].
     pub answers_suppressed: [Gauge; AnswerKind::COUNT],
 }

@@ -509,12 +509,16 @@ impl<Q: PortQueue> Worker<Q> {
     }
 
     fn report_counts(&mut self) {
-        let Forwarding { snapshot, .. } = self.parts.forwarding.get();
+        let Forwarding { snapshot, tallies } = self.parts.forwarding.get();
         self.parts.pipeline.report_limits(snapshot);
+        self.parts.pipeline.report_set_aside(snapshot, &tallies[usize::from(self.parts.worker)]);
         let (flows, turns) = (self.parts.pipeline.flows(), &self.parts.shared.turns);
         turns.flows.set(flows.live() as u64);
         let counters = flows.counters();
         turns.flows_refused.set(counters.refused);
+        let aside = self.parts.pipeline.set_aside_counts();
+        turns.backends_set_aside.set(aside.set_aside);
+        turns.backends_returned.set(aside.returned);
         for (level, &count) in turns.evictions.iter().zip(&counters.evictions) {
             level.set(count);
         }

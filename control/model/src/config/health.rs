@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tidegate_core::snapshot::PassiveHealth;
 
+use super::passive_health;
 use super::section::section;
 use super::services::Word;
 use crate::health::Rules;
@@ -44,6 +46,10 @@ pub struct HealthConfig {
     /// on a node of the cluster, this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are
     /// always checked.
     pub allowed_networks: Option<Vec<IpNet>>,
+    /// `passive`: what new connections that backends refuse or ignore cause. `failures`: so many in a row set a backend
+    /// aside, 0 (never) to 100, default 3. `retries`: other backends to try for a refused connection, 0 to 3, default
+    /// 2. `setAside`: for how long, 1s to 1h, default 10s. `maxShare`: of the backends of a port, in percent, default 50.
+    pub passive: PassiveHealth,
 }
 
 impl Default for HealthConfig {
@@ -57,6 +63,7 @@ impl Default for HealthConfig {
             interval_min: *HEALTH_INTERVAL.start(),
             timeout_max: Duration::from_secs(60),
             allowed_networks: None,
+            passive: PassiveHealth::default(),
         }
     }
 }
@@ -175,6 +182,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
             let networks = fields.items("allowedNetworks");
             config.allowed_networks = Some(networks.iter().filter_map(Field::network).collect());
         }
+        config.passive = passive_health::decode(fields);
         rules.damping = fields.get("damping").and_then(|f| f.boolean()).unwrap_or(rules.damping);
         config.fail_open = fields.get("failOpen").and_then(|f| f.boolean()).unwrap_or(config.fail_open);
         if let Some(field) = fields.get("protocol")

@@ -266,6 +266,15 @@ pub const KEYS: &[Key] = &[
     key("health.damping", "boolean", Value("true"), "false", Reload, "A backend that flaps needs more successful checks before it becomes healthy again."),
     key("health.failOpen", "boolean", Value("true"), "false", Reload,
         "If all backends of a service port are unhealthy at the same time, keep using all of them."),
+    key("health.passive.failures", "0 to 100", Value("3"), "5", Reload,
+        "With TCP in the modes `nat` and `fullnat`, a backend that refuses or ignores this many new connections in a row is set aside \
+         ([nat.md](nat.md#backends-that-refuse-or-ignore-connections)). 0 sets none aside."),
+    key("health.passive.retries", "0 to 3", Value("2"), "1", Reload,
+        "How many other backends are tried for a connection that a backend refuses, before the client is told."),
+    key("health.passive.setAside", "duration, 1s to 1h", Value("10s"), "30s", Reload,
+        "How long a backend is set aside. Then one new connection tries it."),
+    key("health.passive.maxShare", "1 to 100", Value("50"), "30", Reload,
+        "The largest share of the backends of a service port that may be set aside at the same time, in percent."),
 
     fixed("announce.l2", "`{}`", Value("{}"), "The gateway answers ARP and neighbour discovery for VIPs. This is always on."),
     fixed("announce.bgp", "`{}`", Value("{}"), "Not supported yet."),

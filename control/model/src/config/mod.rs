@@ -16,6 +16,7 @@ mod expand;
 mod gateway;
 mod health;
 pub mod keys;
+mod passive_health;
 mod pools;
 mod protection;
 mod section;
@@ -35,6 +36,7 @@ pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
+pub use passive_health::{PASSIVE_HEALTH_ACCEPTED, passive_health};
 pub use pools::pool;
 pub use protection::ProtectionConfig;
 pub use self_check::SelfCheckConfig;

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::forward::tunnel;
+use tidegate_core::ids::BackendId;
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
 use tidegate_core::now::Now;
 use tidegate_core::selector::Selector;
@@ -46,6 +47,8 @@ pub struct Circumstances<'a> {
     pub known_flow: Option<KnownFlow>,
     /// The backend that the client has by session affinity, on this service port.
     pub affinity: Option<SocketAddr>,
+    /// The backends that a worker has set aside because they refused or ignored new connections.
+    pub set_aside: &'a [BackendId],
     /// The number of workers that did not answer the query for the flow in time.
     pub silent_workers: usize,
 }
@@ -54,7 +57,7 @@ impl<'a> Circumstances<'a> {
     /// The circumstances without flow tables.
     #[must_use]
     pub fn of_files(neighbors: &'a NeighborTable, now: Now, refused: Option<&'a str>) -> Self {
-        Self { neighbors, now, refused, known_flow: None, affinity: None, silent_workers: 0 }
+        Self { neighbors, now, refused, known_flow: None, affinity: None, silent_workers: 0, set_aside: &[] }
     }
 }
 
@@ -147,6 +150,10 @@ fn decide(
 
     let backend = choose(snapshot, about, packet, (service, info), draft)?;
     draft.0.backend = Some(SocketAddr::new(backend.address.ip(), backend.port));
+    if let Some(rules) = &info.passive_health {
+        let is_aside = about.set_aside.contains(&backend.id);
+        draft.step("passive health", text::passive_health(rules, is_aside));
+    }
     if service.mode == ForwardingMode::Nat && backend.address == src {
         let snat = snapshot.snat_addresses(backend.family);
         draft.step("hairpin", text::hairpin(&src, snat));

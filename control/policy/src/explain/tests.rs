@@ -6,8 +6,8 @@ use tidegate_core::hash::selection_hash;
 use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
     BackendSpec, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec,
-    NetworkSpec, Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec,
-    TunnelOptions,
+    NetworkSpec, PassiveHealth, Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
+    SnapshotSpec, TunnelOptions,
 };
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::testing::lab::{self, Lab};
@@ -48,6 +48,7 @@ fn service(
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        passive_health: None,
         announced: true,
         backends: backends.iter().map(backend).collect(),
     }
@@ -316,6 +317,44 @@ fn the_limit_of_the_segment_size_is_shown_where_it_applies() {
     assert_eq!(limited(ForwardingMode::DsrIpip, MssClamp::Path), in_syn(1440, "in the client's SYN"));
     assert_eq!(limited(ForwardingMode::DsrL2, MssClamp::Path), None, "both links are one");
     assert_eq!(limited(ForwardingMode::FullNat, MssClamp::Off), None);
+}
+
+#[test]
+fn what_a_refusal_by_the_backend_causes_is_shown_where_another_one_can_be_tried() {
+    let web = |backends: &[_], rules| {
+        let web = service(ForwardingMode::FullNat, "203.0.113.1", 80, backends);
+        spec(vec![ServiceSpec { passive_health: Some(rules), ..web }])
+    };
+    let (one, two) = (("192.0.2.11", 8080, ACTIVE), ("192.0.2.12", 8080, ACTIVE));
+    let rules = PassiveHealth::default();
+    let shown = |backends: &[_], rules| {
+        let told = ask(&web(backends, rules), "203.0.113.1:80");
+        told.steps.iter().find(|step| step.step == "passive health").map(|step| step.found.clone())
+    };
+    let found = "if it refuses the connection, up to 2 others are tried; after 3 failures in a row it is set \
+                 aside for 10s, at most 50 % of the backends are";
+    assert_eq!(shown(&[one, two], rules).as_deref(), Some(found));
+    assert_eq!(shown(&[one], rules), None, "there is no other backend");
+    let retries = PassiveHealth { failures: 0, retries: 1, ..rules };
+    let found = "if it refuses the connection, another backend is tried";
+    assert_eq!(shown(&[one, two], retries).as_deref(), Some(found));
+
+    let neighbors = NeighborTable::new();
+    let (snapshot, _) = Snapshot::compile(&web(&[one, two], rules), None, &neighbors).expect("compiles");
+    let ids: Vec<_> =
+        snapshot.services().flat_map(|(_, info)| info.backends.iter().map(|one| one.id)).collect();
+    let packet = Packet {
+        protocol: Transport(Protocol::Tcp),
+        source: "198.51.100.7:40000".parse().expect("an address with a port"),
+        destination: "203.0.113.1:80".parse().expect("an address with a port"),
+    };
+    let about =
+        Circumstances { set_aside: &ids, ..Circumstances::of_files(&neighbors, Now::default(), None) };
+    let told = explain(&snapshot, about, &packet).to_string();
+    assert!(
+        told.contains("a worker has set this backend aside, and gives new flows to another one"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -14,7 +14,8 @@ use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::snapshot::{
-    BackendState, ForwardingMode, Protocol, Scheduler, Snapshot, Transit, TunnelPrefix, WARM_UP_STEPS,
+    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, Snapshot, Transit, TunnelPrefix,
+    WARM_UP_STEPS,
 };
 use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
 use tidegate_core::source_rates::SourceRate;
@@ -22,7 +23,7 @@ use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::proxy_header::{ProxyVersion, proxy_header};
 use tidegate_core::wire::rewrite::Endpoint;
 use tidegate_core::wire::{Addr, Family};
-use tidegate_model::yaml::text::show_bit_rate;
+use tidegate_model::yaml::text::{show_bit_rate, show_duration};
 
 use super::explanation::{Explanation, PacketVerdict};
 use super::packet::{KnownFlow, Packet};
@@ -367,6 +368,29 @@ pub(super) fn proxy_protocol(version: ProxyVersion, packet: &Packet) -> String {
         ProxyVersion::V2 => format!("{} -> {}", packet.source, packet.destination),
     };
     format!("{version}, {} bytes in front of {wherein}: {shown}", header.len())
+}
+
+/// What a refusal or a lack of an answer by the backend causes.
+pub(super) fn passive_health(rules: &PassiveHealth, is_aside: bool) -> String {
+    let aside = if is_aside {
+        "a worker has set this backend aside, and gives new flows to another one; ".to_owned()
+    } else {
+        String::new()
+    };
+    let retries = match rules.retries {
+        0 => "a refusal is passed on".to_owned(),
+        1 => "if it refuses the connection, another backend is tried".to_owned(),
+        n => format!("if it refuses the connection, up to {n} others are tried"),
+    };
+    let failures = match rules.failures {
+        0 => String::new(),
+        n => format!(
+            "; after {n} failures in a row it is set aside for {}, at most {} % of the backends are",
+            show_duration(rules.set_aside),
+            rules.share_max
+        ),
+    };
+    format!("{aside}{retries}{failures}")
 }
 
 /// The hash that chooses the outer source and the UDP source port.

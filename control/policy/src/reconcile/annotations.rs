@@ -24,6 +24,7 @@ pub(super) mod key {
     pub(crate) const HEALTH_TIMEOUT: &str = "tidegate.dev/health-check-timeout";
     pub(crate) const HEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-healthy-threshold";
     pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
+    pub(crate) const PASSIVE_HEALTH: &str = "tidegate.dev/passive-health";
     pub(crate) const FLOW_TRACKING: &str = "tidegate.dev/flow-tracking";
     pub(crate) const MSS_CLAMP: &str = "tidegate.dev/mss-clamp";
     pub(crate) const SLOW_START: &str = "tidegate.dev/slow-start";
@@ -58,6 +59,7 @@ pub(super) mod key {
         HEALTH_TIMEOUT,
         HEALTHY_THRESHOLD,
         UNHEALTHY_THRESHOLD,
+        PASSIVE_HEALTH,
         FLOW_TRACKING,
         MSS_CLAMP,
         SLOW_START,

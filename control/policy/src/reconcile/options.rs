@@ -11,7 +11,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, HashInput, MssClamp, ServiceLimits, TunnelOptions};
+use tidegate_core::snapshot::{
+    ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, TunnelOptions,
+};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -69,6 +71,8 @@ pub(super) struct Options {
     pub(super) idle_timeout_udp: Duration,
     pub(super) idle_timeout_sctp: Duration,
     pub(super) limits: ServiceLimits,
+    /// What new connections that backends refuse or ignore cause; `None` for nothing.
+    pub(super) passive_health: Option<PassiveHealth>,
     /// The header of the PROXY protocol that backends get.
     pub(super) proxy_protocol: Option<ProxyHeaderRequest>,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
@@ -138,6 +142,11 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let why = "with forwarding dsr-l2, packets are as long on one link as on the other";
         read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
     }
+    if options.mode.is_dsr() && annotations.get(key::PASSIVE_HEALTH).is_some_and(|value| value.trim() == "on")
+    {
+        let why = "in DSR modes the gateway does not see the answers of backends";
+        read.ignored(key::PASSIVE_HEALTH, why, "tidegate.dev/forwarding nat or fullnat, or no annotation");
+    }
     let protocols = service.ports.iter().map(|port| port.protocol);
     let header = options.proxy_protocol.as_ref().map(|request| request.version);
     options.checks = options.health.clone().checks(&mut read, protocols, header);
@@ -183,6 +192,7 @@ fn defaults(settings: &Settings) -> Options {
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
         limits: ServiceLimits::default(),
+        passive_health: Some(settings.health.passive),
         proxy_protocol: None,
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
@@ -310,6 +320,10 @@ impl Reader<'_> {
             key::SLOW_START => match config::slow_start(value) {
                 Some(time) => options.slow_start = time,
                 None => self.invalid(annotation, value, config::SLOW_START_ACCEPTED),
+            },
+            key::PASSIVE_HEALTH => match config::passive_health(value) {
+                Some(on) => options.passive_health = options.passive_health.filter(|_| on),
+                None => self.invalid(annotation, value, config::PASSIVE_HEALTH_ACCEPTED),
             },
             key::FLOW_TRACKING | key::MSS_CLAMP => self.apply_to_flows(options, ours, annotation, value),
             key::IDLE_TIMEOUT_TCP => {

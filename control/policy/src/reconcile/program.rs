@@ -311,6 +311,7 @@ fn service_spec(
         source_ranges,
         limits: options.limits,
         proxy_protocol: options.proxy_protocol.as_ref().map(|request| request.version),
+        passive_health: options.passive_health,
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),
         backends: backends.specs.clone(),

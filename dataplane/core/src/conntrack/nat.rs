@@ -17,7 +17,7 @@ use super::stream::Stream;
 use super::table::{Entry, Place, Table};
 use super::view::{FlowKind, FlowView};
 use crate::ids::{BackendId, EndpointId, ServiceId};
-use crate::limits::{DOUBTFUL_IDLE_MIN_MS, SERVICES_MAX};
+use crate::limits::{DOUBTFUL_IDLE_MIN_MS, SERVICES_MAX, SYN_REPEATED_MS};
 use crate::now::Now;
 use crate::wire::Addr;
 
@@ -48,6 +48,8 @@ pub struct NatHit {
     /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. If
     /// only the client sent a FIN or RST, that packet and the SYN may be forged, and the flow stays with its backend.
     pub reopened: bool,
+    /// The packet is a SYN that its client repeats, after [`SYN_REPEATED_MS`] or more, and that nobody has answered.
+    pub repeated: bool,
 }
 
 /// The state of a reply key that a new flow needs. The variants are in the order of preference.
@@ -174,6 +176,17 @@ impl NatTable {
         by_family!(self, key, |table, packed| {
             let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now))?;
             Some(reply_hit(table, place))
+        })
+    }
+
+    /// Whether the client of this flow has sent only SYNs, or INITs, and the server nothing. The key may be that of
+    /// either side.
+    #[must_use]
+    pub fn awaits_answer(&self, key: &FlowKey, hash: FlowHash, now: Now) -> bool {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now));
+            let sides = place.and_then(|place| Some((place, table.peer(place)?)));
+            sides.is_some_and(|(place, peer)| awaits_answer(table, place, peer))
         })
     }
 
@@ -321,6 +334,7 @@ fn hit<const A: usize, const W: usize, const K: usize, const B: usize>(
         source_port: (to.tag >> 16) as u16,
         phase: table.phase(place),
         reopened,
+        repeated: false,
     }
 }
 
@@ -349,9 +363,12 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     let place = table.alive(place, now)?;
     // Only a SYN needs the state of the server's side, and most SYNs have a key that is not known.
     let peer = if packet.is_opening() { table.peer(place) } else { None };
+    let mut repeated = false;
     let reopened = match peer {
         // The server has ended the connection and the client's SYN confirms that, or both sides had ended it.
         Some(peer) => {
+            repeated = awaits_answer(table, place, peer)
+                && table.vitality(place, now).is_some_and(|flow| flow.idle_ms >= SYN_REPEATED_MS);
             let ended = table
                 .state(peer)
                 .is_some_and(|server| matches!(server.phase(), Phase::Closing | Phase::Closed));
@@ -367,7 +384,17 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
         table.touch(place, state, now);
         set_both(table, place, packet, now);
     }
-    Some(hit(table, place, reopened))
+    Some(NatHit { repeated, ..hit(table, place, reopened) })
+}
+
+/// Whether the client has sent only SYNs, and the server nothing.
+#[inline]
+fn awaits_answer<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &Table<A, W, K, B>,
+    place: Place,
+    peer: Place,
+) -> bool {
+    [place, peer].iter().all(|&side| table.state(side) == Some(State::TcpOpening))
 }
 
 /// Gives the other side its state too, after a packet of SCTP that decides for both.

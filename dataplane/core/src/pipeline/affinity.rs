@@ -32,11 +32,12 @@ impl Pipeline {
         let own = self.flows.dsr.lookup(&key, hash, Packet::Datagram, now).map(|hit| hit.backend);
         let known = [last, own].into_iter().flatten().find_map(|id| {
             let backend = snapshot.backend(id).filter(|backend| backend.service == service.id)?;
-            (backend.state == BackendState::Active).then_some(backend)
+            let stays = backend.state == BackendState::Active && !self.passive.avoids(id, now);
+            stays.then_some(backend)
         });
         let backend = match known {
             Some(backend) => backend,
-            None => snapshot.backend(self.select(service, choice_hash)?)?,
+            None => snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?)?,
         };
         if own != Some(backend.id) {
             let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));

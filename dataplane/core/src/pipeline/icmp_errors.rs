@@ -56,6 +56,9 @@ impl Pipeline {
             {
                 burst.set(at, Refusal::Authenticated);
             }
+            Ok((Destination::Client { service, client }, _))
+                if service.passive
+                    && self.is_retried_after_error(burst, packet, &quoted, service, client) => {}
             Ok((destination, note)) => {
                 burst.out.notes[at] = note;
                 burst.deliveries.push(Delivery { packet, destination });

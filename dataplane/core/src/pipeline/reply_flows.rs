@@ -9,6 +9,7 @@ use arrayvec::ArrayVec;
 use super::burst::{Burst, Delivery, Destination};
 use super::output::FlowNote;
 use super::owners::Dealt;
+use super::passive::may_refuse;
 use super::service_flows::kind_of;
 use super::state::Pipeline;
 use crate::conntrack::{First, FlowHash, FlowKey, Packet, ReplyHit, Side};
@@ -77,6 +78,10 @@ impl Pipeline {
             let kind = kind_of(&burst.packets[usize::from(reply.packet)].headers);
             reply.found = match self.flows.nat.lookup_reply_first(key, *hash, kind, burst.now) {
                 First::Steady(hit) => Some(hit),
+                // Left to the next stage, which may offer the connection to another backend.
+                First::There if may_refuse(kind) && self.flows.nat.awaits_answer(key, *hash, burst.now) => {
+                    None
+                }
                 // Looked up now, not together with those of the other bucket: packets of one flow must be recorded in
                 // their order.
                 First::There => self.reply_flow(burst, reply.packet, key, *hash),
@@ -99,7 +104,11 @@ impl Pipeline {
             let flow = FlowKey::flow(hit.service, hit.client, hit.client_port);
             kind = self.proved(burst, packet, self.flows.hash(&flow), Side::Server);
         }
-        self.flows.nat.lookup_reply(key, hash, kind, burst.now)
+        let hit = self.flows.nat.lookup_reply(key, hash, kind, burst.now);
+        if let Some(hit) = hit.filter(|_| !self.passive.is_idle()) {
+            self.note_answer(kind, hit.backend);
+        }
+        hit
     }
 
     /// Stage 4: finds the client of each reply.
@@ -109,15 +118,15 @@ impl Pipeline {
         for reply in replies {
             let Some((key, hash)) = &reply.flow else { continue };
             let at = burst.frame_of(reply.packet);
-            let h = &burst.packets[usize::from(reply.packet)].headers;
             let hit = match reply.found {
                 Some(hit) => Some(hit),
+                None if self.is_retried_after_reset(burst, reply.packet, key, *hash) => continue,
                 // The flow is in its other bucket, or a request of this burst began it.
                 None => self.reply_flow(burst, reply.packet, key, *hash),
             };
             let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))
             else {
-                let h = *h;
+                let h = burst.packets[usize::from(reply.packet)].headers;
                 self.unserved(burst, at, &h);
                 continue;
             };

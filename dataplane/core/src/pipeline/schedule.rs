@@ -82,6 +82,18 @@ impl Schedule {
         loaded: &Loaded,
         flows: &mut FlowTables,
     ) -> Option<BackendId> {
+        self.least_where(service, loaded, flows, |_| true)
+    }
+
+    /// The same among the backends that are `wanted`; `None` if none of those that are compared is.
+    #[inline]
+    pub(super) fn least_where(
+        &mut self,
+        service: &Service,
+        loaded: &Loaded,
+        flows: &mut FlowTables,
+        wanted: impl Fn(BackendId) -> bool,
+    ) -> Option<BackendId> {
         if !self.is_counted {
             // Tables without flows are counted from now on. Those with flows are walked between packets.
             self.is_counted = flows.count_loads(0, |_| true);
@@ -90,7 +102,10 @@ impl Schedule {
         let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
         let elsewhere = |id: BackendId| self.elsewhere.get(id.index()).map_or(0, |&word| word);
         let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(elsewhere(id)));
-        loaded.least(self.random, if is_dsr { 1 } else { 2 }, load)
+        // With this load a backend comes after all others.
+        let most = Load { active: u32::MAX, ended: u32::MAX };
+        let load = |id: BackendId| if wanted(id) { load(id) } else { most };
+        loaded.least(self.random, if is_dsr { 1 } else { 2 }, load).filter(|&id| wanted(id))
     }
 
     /// See [`Pipeline::share_loads`](super::Pipeline::share_loads).

@@ -10,6 +10,7 @@ use super::burst::{Burst, Delivery, Destination};
 use super::on_change;
 use super::output::FlowNote;
 use super::owners::{Dealt, owner_of_client};
+use super::passive::Syn;
 use super::state::Pipeline;
 use super::view::Arrival;
 use crate::backend::Backend;
@@ -28,6 +29,7 @@ use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snaps
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::rewrite::Endpoint;
+use crate::wire::tcp::flags;
 use crate::wire::{Addr, Headers, proto, sctp};
 
 /// The requests of one burst.
@@ -51,13 +53,12 @@ pub(super) struct Request<'s> {
 struct Known {
     backend: BackendId,
     local: Option<Endpoint>,
-    /// The packet begins a new connection with the same addresses and ports.
-    reopened: bool,
+    syn: Syn,
 }
 
 impl From<DsrHit> for Known {
     fn from(hit: DsrHit) -> Self {
-        Self { backend: hit.backend, local: None, reopened: hit.reopened }
+        Self { backend: hit.backend, local: None, syn: Syn::of(hit.reopened, false) }
     }
 }
 
@@ -66,7 +67,7 @@ impl Known {
     #[inline]
     fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
         let local = local_of(hit, mode, &client.addr(), client.port());
-        Self { backend: hit.backend, local, reopened: hit.reopened }
+        Self { backend: hit.backend, local, syn: Syn::of(hit.reopened, hit.repeated) }
     }
 }
 
@@ -80,6 +81,17 @@ pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: 
 }
 
 impl<'s> Request<'s> {
+    /// The SYN of a flow that is known to be with `backend` and gets another one.
+    pub(super) fn again(
+        service: &'s Service,
+        packet: u8,
+        (key, flow_hash): (FlowKey, FlowHash),
+        backend: BackendId,
+    ) -> Self {
+        let found = Some(Known { backend, local: None, syn: Syn::No });
+        Self { packet, service, key, kind: Packet::Tcp(flags::SYN), flow_hash, choice_hash: 0, found }
+    }
+
     /// The position of its packet.
     fn index(&self) -> usize {
         usize::from(self.packet)
@@ -171,7 +183,7 @@ impl Pipeline {
         }
         match self.flows.dsr.lookup_first(key, *flow_hash, *kind, burst.now) {
             First::Steady(backend) => {
-                request.found = Some(Known { backend, local: None, reopened: false });
+                request.found = Some(Known { backend, local: None, syn: Syn::No });
                 Some(backend)
             }
             First::There => self.known_now(burst, request),
@@ -248,11 +260,11 @@ impl Pipeline {
             };
             let known = found.and_then(|known| {
                 let backend = snapshot.backend(known.backend)?;
-                burst.keeps(backend, request, known.reopened).then_some((backend, known.local))
+                burst.keeps(backend, request, known.syn).then_some((backend, known.local))
             });
             let chosen = match known {
                 Some((backend, local)) => Ok(Chosen { backend, local, flow: FlowNote::Known }),
-                None => self.begin(burst, request),
+                None => self.begin_or_stay(burst, request, found.copied()),
             };
             match chosen {
                 Ok(Chosen { backend, local, flow }) => {
@@ -276,9 +288,29 @@ impl Pipeline {
         }
     }
 
+    /// Begins a flow, unless the packet is a repeated SYN of one that has no other backend to go to.
+    #[inline(never)]
+    fn begin_or_stay<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'s>,
+        found: Option<Known>,
+    ) -> Result<Chosen<'s>, Refusal> {
+        if let Some(known) = found.filter(|known| known.syn == Syn::Repeats)
+            && let Some(backend) = burst.view.snapshot.backend(known.backend)
+            && burst.keeps(backend, request, Syn::No)
+            && !self.leaves_silent(burst, request.index(), request.service, backend)
+        {
+            return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
+        }
+        let begun = self.begin(burst, request);
+        self.passive.choice_is_made();
+        begun
+    }
+
     /// Chooses a backend for a packet whose flow is not known, or whose backend no longer takes it, and creates the
     /// flow entry.
-    fn begin<'s, F: Frame>(
+    pub(super) fn begin<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         request: &Request<'_>,
@@ -289,7 +321,7 @@ impl Pipeline {
         if request.found.is_none()
             && let Some(known) = self.known(burst, request)
             && let Some(backend) = snapshot.backend(known.backend)
-            && burst.keeps(backend, request, known.reopened)
+            && burst.keeps(backend, request, known.syn)
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
@@ -351,6 +383,10 @@ impl Pipeline {
             ForwardingMode::Nat => self.bind_client(request, &h, backend, idle, now)?,
             ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, &h, backend, idle, now)?),
         };
+        if service.passive && request.kind.is_opening() {
+            let flow = (&request.key, request.flow_hash);
+            self.keep_syn(burst, request.index(), flow, request.found.is_some(), backend);
+        }
         if request.kind == Packet::Sctp(sctp::Kind::Init) {
             let (_, initiate) = sctp::tags(burst.frames[burst.frame_of(request.packet)].bytes(), &h);
             self.flows.tags.begin(request.flow_hash, initiate, now);
@@ -401,7 +437,7 @@ impl Pipeline {
         let service = request.service;
         let choice_hash = request.choice_hash(snapshot, h);
         if service.affinity_ms == 0 {
-            return snapshot.backend(self.select(service, choice_hash)?);
+            return snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?);
         }
         self.choose_for_client(snapshot, service, h.src, choice_hash, now)
     }
@@ -437,7 +473,7 @@ impl Pipeline {
         source: &Addr,
         now: Now,
     ) -> Result<(), Refusal> {
-        if request.found.is_some_and(|known| !known.reopened) {
+        if request.found.is_some_and(|known| known.syn != Syn::Reopens) {
             return Ok(());
         }
         if snapshot.source_rates(source).is_some_and(|rates| !rates.take(source, self.seed, now)) {
@@ -620,9 +656,9 @@ fn choice_hash(snapshot: &Snapshot, service: &Service, h: &Headers) -> u64 {
 }
 
 /// The result of stage 4 for one packet.
-struct Chosen<'s> {
-    backend: &'s Backend,
-    local: Option<Endpoint>,
+pub(super) struct Chosen<'s> {
+    pub(super) backend: &'s Backend,
+    pub(super) local: Option<Endpoint>,
     flow: FlowNote,
 }
 
@@ -639,11 +675,11 @@ fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
 
 impl<F: Frame> Burst<'_, '_, F> {
     /// Whether a known flow stays with its backend (see [`BackendState`]). A connection that is opened again is a new
-    /// flow. A SYN or INIT to a backend that is down belongs to no connection yet.
+    /// flow, and a repeated SYN may leave its backend. A SYN or INIT to a backend that is down belongs to no connection yet.
     #[inline]
-    fn keeps(&self, backend: &Backend, request: &Request<'_>, reopened: bool) -> bool {
+    fn keeps(&self, backend: &Backend, request: &Request<'_>, syn: Syn) -> bool {
         match backend.state {
-            _ if reopened => false,
+            _ if syn != Syn::No => false,
             BackendState::Active | BackendState::Draining => true,
             BackendState::Down => self.keeps_to_down(backend, request),
         }

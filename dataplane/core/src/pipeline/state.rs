@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::admission::Recheck;
+use super::passive::Passive;
 use super::schedule::Schedule;
 use crate::affinities::Affinities;
 use crate::conntrack::FlowTables;
@@ -15,6 +16,7 @@ use crate::limits::AGEING_BUCKETS_PER_BURST;
 use crate::now::Now;
 use crate::reply_limit::{Bucket, ReplyLimit};
 use crate::service_limits::WorkerLimits;
+use crate::set_aside::SetAsideCounts;
 use crate::snapshot::Snapshot;
 use crate::verdict::AnswerKind;
 
@@ -51,6 +53,7 @@ pub struct Pipeline {
     pub(super) limits: WorkerLimits,
     /// The backends of clients that all workers share; `None` for a single worker.
     pub(super) affinities: Option<Arc<Affinities>>,
+    pub(super) passive: Passive,
     recheck: Recheck,
 }
 
@@ -72,6 +75,7 @@ impl Pipeline {
             schedule: Schedule::new(config.worker, config.workers, config.seed),
             limits: WorkerLimits::new(),
             affinities: None,
+            passive: Passive::new(),
             recheck: Recheck::default(),
         }
     }
@@ -119,6 +123,18 @@ impl Pipeline {
     /// several times a second, also when there are no packets.
     pub fn report_limits(&mut self, snapshot: &Snapshot) {
         self.limits.report(snapshot, &self.flows);
+    }
+
+    /// Tells which backends this worker has set aside, and forgets those that new flows no longer go to anyway. Call it
+    /// several times a second, also when there are no packets. `tallies` are those of this worker.
+    pub fn report_set_aside(&mut self, snapshot: &Snapshot, tallies: &Tallies) {
+        self.passive.report(snapshot, tallies);
+    }
+
+    /// How often this worker set a backend aside, and how often one came back.
+    #[must_use]
+    pub fn set_aside_counts(&self) -> SetAsideCounts {
+        self.passive.aside.counts()
     }
 
     /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to

@@ -17,6 +17,7 @@ mod nat;
 mod on_change;
 mod openings;
 mod oversized;
+mod passive;
 mod path_mtu;
 mod path_mtu_packets;
 mod ports;

@@ -13,6 +13,7 @@ use super::rank::Order;
 use super::seats::{GOLDEN, Seated};
 use super::walk::Deck;
 use crate::hash::mix;
+use crate::ids::BackendId;
 
 /// Two or more decks.
 #[derive(Debug)]
@@ -43,6 +44,16 @@ impl Decks {
         let (_, _, deck, rank, seat) = best;
         Some(Place { deck, seat, rank, owner: self.0[usize::from(deck)].owner(seat) })
     }
+}
+
+/// The owner of the occupied seat with the earliest time among those whose owner is `wanted`.
+pub(super) fn owner_where(decks: &Decks, hash: u64, wanted: impl Fn(BackendId) -> bool) -> Option<BackendId> {
+    let firsts = (0_u16..).zip(decks.all()).filter_map(|(n, deck)| {
+        let hash = hash_of(hash, n);
+        let (rank, owner) = deck.first_where(&Order::new(hash), &wanted)?;
+        Some((Time::of(hash, rank), std::cmp::Reverse(hash), owner))
+    });
+    firsts.min_by_key(|&(time, hash, _)| (time, hash)).map(|(.., owner)| owner)
 }
 
 /// The hash of a flow for one of the decks.

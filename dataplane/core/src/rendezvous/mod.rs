@@ -125,6 +125,24 @@ impl Rendezvous {
         }
     }
 
+    /// The backend of a flow if only the backends that are `wanted` existed; `None` if no seat belongs to one of them.
+    /// It takes longer than [`Self::owner`], by far with many seats.
+    #[must_use]
+    pub fn owner_where(&self, hash: u64, wanted: impl Fn(BackendId) -> bool) -> Option<BackendId> {
+        let order = Order::new(hash);
+        match &self.0 {
+            Kind::Empty => None,
+            Kind::Scan1(scan) => scan.owner_where(&order, wanted),
+            Kind::Scan2(scan) => scan.owner_where(&order, wanted),
+            Kind::Scan3(scan) => scan.owner_where(&order, wanted),
+            Kind::Scan4(scan) => scan.owner_where(&order, wanted),
+            Kind::Scan6(scan) => scan.owner_where(&order, wanted),
+            Kind::Scan8(scan) => scan.owner_where(&order, wanted),
+            Kind::Walk(deck) => deck.first_where(&order, wanted).map(|(_, owner)| owner),
+            Kind::Decks(decks) => decks::owner_where(decks, hash, wanted),
+        }
+    }
+
     /// Prefetches the data that [`Self::owner`] reads first.
     #[inline]
     pub fn prefetch(&self) {

@@ -59,6 +59,13 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
         self.owners[group * CHUNKS_AT_ONCE + chunk_in_group][lane]
     }
 
+    /// The owner of the first seat in the order whose owner is `wanted`.
+    pub(super) fn owner_where(&self, order: &Order, wanted: impl Fn(BackendId) -> bool) -> Option<BackendId> {
+        let seats = self.seats.iter().flatten().zip(self.owners.iter().flatten());
+        let wanted = seats.filter(|&(_, &owner)| wanted(owner));
+        wanted.min_by_key(|&(&seat, _)| order.rank(seat)).map(|(_, &owner)| owner)
+    }
+
     #[inline]
     pub(super) fn prefetch(&self) {
         prefetch::read(&self.seats);

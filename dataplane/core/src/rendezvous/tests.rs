@@ -124,6 +124,28 @@ fn a_scan_of_any_width_answers_like_a_walk() {
 }
 
 #[test]
+fn without_some_members_a_flow_has_the_owner_that_it_would_have_if_they_did_not_exist() {
+    let sizes = [vec![1; 2], vec![1; 10], vec![1; 70], vec![1; 300], vec![3, 1, 200], vec![600; 16]];
+    for weights in sizes {
+        let all = weighted(&weights);
+        let whole = build(&all);
+        let gone = |owner: BackendId| owner.index() % 3 == 1;
+        let rest: Vec<_> = all.iter().filter(|member| !gone(member.owner)).copied().collect();
+        let without = build(&rest);
+        for hash in hashes(60) {
+            assert_eq!(whole.owner_where(hash, |_| true), whole.owner(hash), "{} members", all.len());
+            let found = whole.owner_where(hash, |owner| !gone(owner));
+            // Members that leave free seats that others had wanted, so a few flows go elsewhere.
+            assert!(found.is_some_and(|owner| !gone(owner)), "{} members", all.len());
+            if weights.len() <= 10 {
+                assert_eq!(found, without.owner(hash), "{} members", all.len());
+            }
+        }
+        assert_eq!(whole.owner_where(7, |_| false), None);
+    }
+}
+
+#[test]
 fn several_decks_answer_with_the_earliest_time() {
     for weights in [vec![600_u16; 10], vec![256, 512, 768, 256, 512, 768, 4_000, 4_000], vec![u16::MAX, 1]] {
         let rendezvous = build(&weighted(&weights));

@@ -54,6 +54,18 @@ impl Deck {
         None
     }
 
+    /// The rank and owner of the first occupied seat whose owner is `wanted`.
+    pub(super) fn first_where(
+        &self,
+        order: &Order,
+        wanted: impl Fn(BackendId) -> bool,
+    ) -> Option<(u16, BackendId)> {
+        let back = order.back();
+        let seats = (0..DECK_SEATS).map(|rank| (rank, back.seat(rank)));
+        let occupied = seats.filter(|&(_, seat)| self.is_occupied(seat));
+        occupied.map(|(rank, seat)| (rank, self.owner(seat))).find(|&(_, owner)| wanted(owner))
+    }
+
     /// The seats at the next positions in an order, and a bit for each occupied one.
     #[inline(always)]
     fn stride(&self, back: &Back, rank: u16) -> ([u16; STRIDE as usize], u32) {

@@ -101,6 +101,7 @@ impl<'a> Seen<'a> {
             mode: shown_mode,
             scheduler,
             proxy_protocol: shown_proxy,
+            passive_health,
             source_ranges: asked,
             backends,
         } = info;
@@ -120,6 +121,7 @@ impl<'a> Seen<'a> {
             on_change,
             proxy_protocol,
             is_plain,
+            passive,
             ref selector,
         } = service;
         let names = (key, (namespace, name, port_name), (shown_mode, shown_proxy), scheduler);
@@ -135,7 +137,7 @@ impl<'a> Seen<'a> {
             port,
             protocol,
             mode,
-            (no_endpoints, proxy_protocol),
+            (no_endpoints, proxy_protocol, (passive, passive_health)),
             (basis, mss_limit, on_change, is_plain),
         );
         let is_compared = snapshot.compared.contains(&id);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::network_spec::NetworkSpec;
+use super::passive_health::PassiveHealth;
 use super::service_limits::ServiceLimits;
 use super::shared::Shared;
 use crate::loads::LoadRule;
@@ -380,6 +381,9 @@ pub struct ServiceSpec {
     /// The version of the PROXY protocol in whose header a backend gets the addresses of each client. Only modes that
     /// translate can add the header; version 1 is for TCP only.
     pub proxy_protocol: Option<ProxyVersion>,
+    /// What happens when backends refuse or ignore new connections; `None` for nothing. It has an effect with TCP in
+    /// `nat` and `fullnat`.
+    pub passive_health: Option<PassiveHealth>,
     /// Whether a new VIP is announced on the links (`announce.l2`). It is not announced if routes lead to it. If a VIP
     /// has several ports, one announced port is sufficient.
     pub announced: bool,

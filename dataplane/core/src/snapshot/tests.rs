@@ -58,6 +58,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        passive_health: None,
         announced: true,
         backends,
     }

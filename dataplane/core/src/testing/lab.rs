@@ -114,6 +114,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        passive_health: None,
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
     }

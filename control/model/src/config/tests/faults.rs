@@ -378,6 +378,22 @@ const FAULTS: &[(&str, &str)] = &[
         "8:32: error: health.path: the text \"healthz\" is not accepted; accepted: a path such as /healthz, at most 1024 bytes",
     ),
     (
+        "health: {passive: {failures: 101}}",
+        "8:30: error: health.passive.failures: the number 101 is not accepted; accepted: a whole number from 0 to 100",
+    ),
+    (
+        "health: {passive: {retries: 4}}",
+        "8:29: error: health.passive.retries: the number 4 is not accepted; accepted: a whole number from 0 to 3",
+    ),
+    (
+        "health: {passive: {setAside: 500ms}}",
+        "8:30: error: health.passive.setAside: the text \"500ms\" is not accepted; accepted: a duration from 1s to 1h",
+    ),
+    (
+        "health: {passive: {maxShare: 0}}",
+        "8:30: error: health.passive.maxShare: the number 0 is not accepted; accepted: a whole number from 1 to 100",
+    ),
+    (
         "health: {failOpen: maybe}",
         "8:20: error: health.failOpen: the text \"maybe\" is not accepted; accepted: true or false",
     ),

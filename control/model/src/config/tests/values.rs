@@ -1,7 +1,7 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
 use tidegate_core::selection_key::SelectionKey;
-use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, Policy, RouteSpec, TunnelOptions};
+use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, TunnelOptions};
 use tidegate_core::source_lists::SourceList;
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::MacAddr;
@@ -146,6 +146,12 @@ fn every_key_of_health_admin_and_self_check_arrives() {
             interval_min: Duration::from_secs(1),
             timeout_max: Duration::from_secs(10),
             allowed_networks: Some(vec!["10.0.0.0/8".parse().unwrap(), "2001:db8::/32".parse().unwrap()]),
+            passive: PassiveHealth {
+                failures: 0,
+                retries: 1,
+                set_aside: Duration::from_secs(60),
+                share_max: 30,
+            },
         }
     );
     assert!(config.announce.l2);

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::super::flow_state::{FlowStatus, State, Worth};
 use super::*;
+use crate::limits::SYN_REPEATED_MS;
 
 /// One step. Keys are from a small set, so that steps affect the same flows.
 #[derive(Debug, Clone)]
@@ -125,6 +126,13 @@ impl Flow {
         ms - seen < u64::from(self.standing().timeout_ms)
     }
 
+    /// How long the client of a pair has been waiting for an answer to its SYNs.
+    fn waits(&self, ms: u64) -> u64 {
+        let Some((_, server)) = self.server else { return 0 };
+        let silent = [self.client, server].iter().all(|side| side.state == State::TcpOpening);
+        if silent { ms - server.seen_ms.max(self.client.seen_ms) } else { 0 }
+    }
+
     /// The state that decides whether another flow may take the reply key.
     fn reply_key(&self, ms: u64) -> ReplyKey {
         let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
@@ -173,12 +181,13 @@ impl Pairs {
         let packet = of_protocol(flow, packet);
         let key = flow_key(flow);
         let expected = alive(&self.model, &key, ms).map(|mut flow| {
+            let repeated = packet == Packet::Tcp(SYN) && flow.waits(ms) >= u64::from(SYN_REPEATED_MS);
             let reopened = flow.client_packet(packet, ms);
             self.model.insert(key, flow);
             let (reply, _) = flow.server.unwrap();
             let phase = flow.client.state.phase();
             let (source, source_port) = (reply.addr(), reply.port());
-            NatHit { backend: flow.backend, source, source_port, phase, reopened }
+            NatHit { backend: flow.backend, source, source_port, phase, reopened, repeated }
         });
         let hash = self.tables.hash(&key);
         prop_assert_eq!(self.tables.nat.lookup(&key, hash, packet, at(ms)), expected);

@@ -16,6 +16,7 @@ use crate::selector::{BothSeats, Selector, Slots};
 use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
 use crate::service_limits::LimitFlags;
 use crate::snapshot::ForwardingMode;
+use crate::snapshot::passive_health::PassiveHealth;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{
     BackendState, FlowTracking, FormerWeight, HashInput, Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS,
@@ -315,6 +316,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         on_change: moved(service.spec).is_some(),
         proxy_protocol,
         is_plain: limits.bandwidth.is_none() && mss_limit == 0 && proxy_protocol.is_none(),
+        passive: passive_health(service.spec).is_some(),
         selector,
     }
 }
@@ -334,9 +336,17 @@ fn info(
         mode: spec.mode,
         scheduler: spec.scheduler,
         proxy_protocol: spec.proxy_protocol,
+        passive_health: passive_health(spec),
         source_ranges,
         backends: backends.into(),
     }
+}
+
+/// The rules of passive health, where they have an effect: the gateway sees the answers, and another backend exists.
+fn passive_health(spec: &ServiceSpec) -> Option<PassiveHealth> {
+    let takers = spec.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0);
+    let can = !spec.mode.is_dsr() && spec.key.protocol == Protocol::Tcp && takers.take(2).count() > 1;
+    spec.passive_health.filter(|rules| can && rules.is_on())
 }
 
 /// Whole milliseconds, below 2^31: ages are differences modulo 2^32.

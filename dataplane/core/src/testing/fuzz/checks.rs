@@ -85,8 +85,20 @@ pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
         | TransmitReason::IcmpError => {
             forwarded(snapshot, seen, why, interface, &h);
         }
+        TransmitReason::Retried => retried(snapshot, seen, interface, &h),
         _ => answered(seen, why, &h),
     }
+}
+
+/// Checks the SYN that was sent to another backend in place of a refusal.
+fn retried(snapshot: &Snapshot, seen: &Seen<'_>, out: &Interface, after: &Headers) {
+    let backend = seen.note.backend.and_then(|id| snapshot.backend(id));
+    let is_to = backend.is_some_and(|to| to.address == after.dst && to.port == after.dst_port);
+    seen.assert(is_to, "not to the backend of the note");
+    seen.assert(after.tcp_flags & (flags::SYN | flags::ACK | flags::RST) == flags::SYN, "no SYN");
+    seen.assert(after.ip_len() <= out.mtu, "larger than the MTU");
+    let before = seen.packet(seen.before);
+    seen.assert(before.dst != after.dst || before.is_icmp_error(), "not caused by a backend");
 }
 
 /// Checks a frame that is sent in fragments: they can be created, are valid, and fit.

@@ -12,7 +12,7 @@ use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::testing::lab::{ROUTER_MAC, ip};
 use crate::wire::checksum::checksum;
 use crate::wire::sctp::chunk;
-use crate::wire::tcp::flags;
+use crate::wire::tcp::{flags, segment};
 use crate::wire::{Headers, L4Checksum, MacAddr, Parsed, VlanId, arp, ndp, parse, proto};
 
 const CLIENTS_V4: [&str; 8] = [
@@ -222,12 +222,17 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     let Some(h) = headers(sent) else { return choices.bytes(60).to_vec() };
     let (from, to) = ((h.dst.ip(), h.dst_port), (h.src.ip(), h.src_port));
     let b = match h.l4_checksum {
-        L4Checksum::Tcp => Builder::tcp(from, to).flags(choices.pick(&[
-            flags::SYN | flags::ACK,
-            flags::ACK,
-            flags::FIN | flags::ACK,
-            flags::RST,
-        ])),
+        L4Checksum::Tcp => {
+            let all = [flags::SYN | flags::ACK, flags::ACK, flags::FIN | flags::ACK, flags::RST];
+            match (choices.pick(&all), segment(sent, &h)) {
+                // Like a host on which nobody listens. It follows from the frame, so that old inputs mean what they did.
+                (flags::RST, Some(syn)) if h.ttl % 2 == 1 => {
+                    let ack = syn.seq.wrapping_add(syn.len);
+                    Builder::tcp(from, to).flags(flags::RST | flags::ACK).seq_ack(0, ack)
+                }
+                (flags, _) => Builder::tcp(from, to).flags(flags),
+            }
+        }
         L4Checksum::Sctp => association(choices, from, to),
         L4Checksum::Icmp | L4Checksum::Icmpv6 => Builder::echo_request(from.0, to.0, 1, 1),
         _ => Builder::udp(from, to),

@@ -25,8 +25,8 @@ use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineCon
 use crate::selection_key::SelectionKey;
 use crate::snapshot::{
     BackendSpec, BackendState, ChoiceOptions, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec,
-    InterfaceSpec, MssClamp, NeighborSpec, NoEndpoints, Policy, Protocol, Scheduler, ServiceKey,
-    ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
+    InterfaceSpec, MssClamp, NeighborSpec, NoEndpoints, PassiveHealth, Policy, Protocol, Scheduler,
+    ServiceKey, ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
 };
 use crate::source_lists::SourceLists;
 use crate::source_rates::SourceRate;
@@ -394,6 +394,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         source_ranges: None,
         limits: limits(&key),
         proxy_protocol: None,
+        passive_health: Some(PassiveHealth::default()).filter(|_| key.port.is_multiple_of(2)),
         announced: true,
         backends: Vec::new(),
     };

@@ -46,6 +46,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::IDLE_TIMEOUT_SCTP, "0s", "1s to 168h"),
     (key::FLOW_TRACKING, "never", "always, on-change"),
     (key::FLOW_TRACKING, "", "always, on-change"),
+    (key::PASSIVE_HEALTH, "yes", "on, off"),
     (key::MSS_CLAMP, "535", "off, path, or a number of bytes from 536 to 65495"),
     (key::MSS_CLAMP, "65496", "off, path, or a number of bytes from 536 to 65495"),
     (key::MSS_CLAMP, "auto", "off, path, or a number of bytes from 536 to 65495"),
@@ -550,6 +551,21 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
     assert_eq!(former(&outcome), ["10.0.1.1 1", "10.0.1.2 0"]);
     assert_eq!(outcome.reconcile_at, Some(begun + Duration::from_secs(60)));
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
+}
+
+#[test]
+fn passive_health_is_that_of_the_operator_unless_the_service_has_none() {
+    let rules = tidegate_model::config::HealthConfig::default().passive;
+    assert_eq!(only(&plain()).passive_health, Some(rules));
+    let off = annotated_with(key::PASSIVE_HEALTH, " off ");
+    assert_eq!((only(&off).passive_health, messages(&off)), (None, vec![]));
+    let nat = Both::new(&annotated_web(&[(key::FORWARDING, "nat"), (key::PASSIVE_HEALTH, "on")])).look();
+    assert_eq!((only(&nat).passive_health, messages(&nat)), (Some(rules), vec![]));
+    let dsr = [(key::FORWARDING, "dsr-ipip"), (key::PASSIVE_HEALTH, "on")];
+    let dsr = Both::new(&annotated_web(&dsr).replace("port: 80,", "port: 8080,")).look();
+    let (_, what, accepted) = finding(&dsr);
+    assert!(what.starts_with("annotation tidegate.dev/passive-health has no effect: in DSR modes"), "{what}");
+    assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat, or no annotation");
 }
 
 #[test]
