@@ -127,6 +127,19 @@ pub const FAILURE_OF_SOURCE_MS: u32 = 1_000;
 /// handshake may be in progress, and the new flow can use another port.
 pub const OPENING_IDLE_MIN_MS: u32 = 1_000;
 
+/// Opening entries of a service, in the table of one family of one worker, from which on its new connections are answered
+/// with SYN cookies; less in a small table. A flow has two of them until its backend answers, then one.
+pub const COOKIES_FROM: usize = 16_384;
+
+/// The part of a flow table that the opening flows of a service may have before SYN cookies are used: one in this many.
+pub const COOKIES_TABLE_SHARE: usize = 8;
+
+/// SYN cookies stay in use for at least this long: the flows that were opening at the start are over or established by then.
+pub const COOKIES_HOLD_MS: u32 = 10_000;
+
+/// Services of one worker that use SYN cookies at the same time. The next ones go on without.
+pub const COOKIES_SERVICES_MAX: usize = 64;
+
 /// Counters for the opening entries of clients' networks, for each table: 16 KiB.
 pub const OPENING_NETWORKS: usize = 4096;
 

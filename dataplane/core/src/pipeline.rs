@@ -22,6 +22,8 @@ mod affinity;
 mod answers;
 mod associations;
 mod burst;
+mod cookie_state;
+mod cookies;
 mod deliver;
 mod fragments;
 mod icmp_errors;
@@ -45,6 +47,7 @@ mod transit;
 mod tunnel_errors;
 mod view;
 
+pub use cookie_state::CookieCounts;
 pub use on_change::FlowInFlux;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,

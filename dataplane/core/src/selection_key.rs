@@ -7,17 +7,18 @@
 //!
 //! Invariant: the values for a key never change, and neither do those without one (golden values in the tests).
 
-use crate::hash::{client_hash, selection_hash, words};
+use crate::hash::{client_hash, mix, selection_hash, words};
 use crate::wire::Addr;
 
 /// The key: 128 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SelectionKey([u64; 2]);
 
-/// Domains: a client has other values than a flow, and neither has the fingerprint's.
+/// Domains: a client has other values than a flow, and neither has the fingerprint's or a SYN cookie's.
 const FLOW: u64 = 1;
 const CLIENT: u64 = 2;
 const FINGERPRINT: u64 = 3;
+const COOKIE: u64 = 4;
 
 impl SelectionKey {
     /// The number of digits that [`Self::from_hex`] accepts.
@@ -32,6 +33,17 @@ impl SelectionKey {
         let word = |at| u64::from_str_radix(text.get(at..at + 16)?, 16).ok();
         // The first digits are the first byte, as SipHash reads its key.
         Some(Self([word(0)?.swap_bytes(), word(16)?.swap_bytes()]))
+    }
+
+    /// A key that follows from a secret of one worker, for what no other worker must compute.
+    pub(crate) fn of_worker(secret: u64) -> Self {
+        Self([secret, mix(secret)])
+    }
+
+    /// The hash of a SYN cookie's words.
+    pub(crate) fn cookie_hash(&self, message: &[u64; 6]) -> u64 {
+        let [a, b, c, d, e, f] = *message;
+        self.hash(&[COOKIE, a, b, c, d, e, f])
     }
 
     /// Eight digits that tell keys apart and say nothing about them.

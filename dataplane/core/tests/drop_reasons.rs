@@ -12,6 +12,7 @@ use tidegate_core::limits::BANDWIDTH_BURST_MIN;
 use tidegate_core::pipeline::Arrival;
 use tidegate_core::snapshot::{
     ForwardingMode, NoEndpoints, PassiveHealth, Policy, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec,
+    SynCookies,
 };
 use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
@@ -170,6 +171,14 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             (Lab::with_spec(spec), error.mac(backend_mac(1), GATEWAY_MAC).build())
         }
         Refusal::NoFlow => (silent(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK))),
+        Refusal::SynCookie => {
+            let services = vec![one(FullNat, Protocol::Tcp, VIP).into()];
+            let lab = Lab::with_spec(spec_with(services, |network| {
+                network.policy.syn_cookies = SynCookies::Always;
+            }));
+            let syn = Builder::tcp(CLIENT, VIP).flags(flags::SYN);
+            (lab, syn.mac(MacAddr([3, 0, 0, 0, 0, 1]), GATEWAY_MAC).build())
+        }
         Refusal::NatConflict => every_port_of_a_client_taken(),
         Refusal::FlowTableFull => {
             let mut lab = lab(Nat).with_entries(64);
@@ -279,6 +288,7 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::NotRouted
         | Refusal::NeighborUnresolved
         | Refusal::NoFlow
+        | Refusal::SynCookie
         | Refusal::NatConflict
         | Refusal::FlowTableFull
         | Refusal::Hairpin

@@ -147,7 +147,7 @@ impl Counts {
     /// The load of a flow: the eviction priority from the counts of its network and its service, and whether either floods.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
         let network_floods = self.floods(slot(self.secret, client));
-        let of_service = self.of_service.get(index(owner)).map_or(0, |counts| counts[OPENING]);
+        let of_service = self.opening_of(owner);
         let service_floods = of_service > self.opening / OPENING_SERVICE_SHARE;
         // If a network floods, the other clients of the service do not count as flooding.
         let floods = network_floods || service_floods && !self.floods(self.largest);
@@ -159,9 +159,9 @@ impl Counts {
         of_network > OPENING_NETWORK_MIN && of_network > self.opening / OPENING_NETWORK_SHARE
     }
 
-    #[cfg(test)]
-    pub(super) fn opening_of(&self, service: ServiceId) -> u32 {
-        self.of_service[service.index()][OPENING]
+    /// The opening entries of a service, by its raw id.
+    pub(super) fn opening_of(&self, owner: u32) -> u32 {
+        self.of_service.get(index(owner)).map_or(0, |counts| counts[OPENING])
     }
 
     #[cfg(test)]

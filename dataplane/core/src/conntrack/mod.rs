@@ -29,6 +29,7 @@ mod kept_syns;
 mod key;
 mod nat;
 mod room;
+mod splice;
 mod stream;
 mod table;
 mod tags;
@@ -43,6 +44,7 @@ pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Pha
 pub use kept_syns::{KeptSyn, KeptSyns, Tried};
 pub use key::{FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
+pub use splice::Splice;
 pub use stream::{Placement, Stream};
 pub use tags::{Shown, Side, Tags};
 pub use view::{FlowKind, FlowView};

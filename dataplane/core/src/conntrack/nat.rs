@@ -13,13 +13,14 @@ use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::room::NoRoom;
+use super::splice::Splice;
 use super::stream::Stream;
 use super::table::{Entry, Place, Table};
 use super::view::{FlowKind, FlowView};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits::{DOUBTFUL_IDLE_MIN_MS, SERVICES_MAX, SYN_REPEATED_MS};
 use crate::now::Now;
-use crate::wire::Addr;
+use crate::wire::{Addr, Family};
 
 pub(super) type V4 = Table<1, 8, 2, 16>;
 pub(super) type V6 = Table<4, 16, 2, 32>;
@@ -255,14 +256,14 @@ impl NatTable {
         })
     }
 
-    /// Whether any flow has had a stream. Without one, no flow has anything to look up.
+    /// Whether any flow has had a stream or a splice. Without one, no flow has anything to look up.
     #[inline]
     #[must_use]
     pub fn has_streams(&self) -> bool {
         self.v4.has_streams() | self.v6.has_streams()
     }
 
-    /// Whether a flow of this service may have a stream, although the service may no longer ask for one.
+    /// Whether a flow of this service may have a stream or a splice, although the service may no longer ask for one.
     #[inline]
     #[must_use]
     pub fn may_stream(&self, service: ServiceId) -> bool {
@@ -290,15 +291,49 @@ impl NatTable {
 
     /// Records the stream of the flow with this key of its client, if the flow is known.
     pub fn set_stream(&mut self, service: ServiceId, key: &FlowKey, hash: FlowHash, stream: Stream) {
-        let index = service.index();
-        if let Some(bits) = self.streaming.get_mut(index / 64) {
-            *bits |= 1 << (index % 64);
-        }
+        self.may_stream_from_now_on(service);
         by_family!(mut self, key, |table, packed| {
             if let Some(place) = table.find(&packed, hash) {
                 table.set_stream(place, stream);
             }
         });
+    }
+
+    fn may_stream_from_now_on(&mut self, service: ServiceId) {
+        let index = service.index();
+        if let Some(bits) = self.streaming.get_mut(index / 64) {
+            *bits |= 1 << (index % 64);
+        }
+    }
+
+    /// The splice of the flow with this key of its client.
+    #[must_use]
+    pub fn splice(&self, key: &FlowKey, hash: FlowHash) -> Option<Splice> {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash)?;
+            table.splice(place)
+        })
+    }
+
+    /// Records the splice of the flow with this key of its client, if the flow is known.
+    pub fn set_splice(&mut self, service: ServiceId, key: &FlowKey, hash: FlowHash, splice: Splice) {
+        self.may_stream_from_now_on(service);
+        by_family!(mut self, key, |table, packed| {
+            if let Some(place) = table.find(&packed, hash) {
+                table.set_splice(place, splice);
+            }
+        });
+    }
+
+    /// The entries of flows of this service, in the table of a family, that do not show yet that the flow is
+    /// established: two for each client whose backend has not answered, one for each that has not acknowledged the
+    /// answer.
+    #[must_use]
+    pub fn opening_of(&self, service: ServiceId, clients: Family) -> u32 {
+        match clients {
+            Family::V4 => self.v4.opening_of(service.raw()),
+            Family::V6 => self.v6.opening_of(service.raw()),
+        }
     }
 
     /// Removes both entries of a flow, given the key of either side. Returns whether it was known.
@@ -434,7 +469,7 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
         NoRoom::Share => PairError::Share,
     })?;
     table.write(place, flow);
-    table.forget_stream(place);
+    table.forget_streams(place);
     let Some(place) = table.make_room(&flow.key, reply_hash, now) else {
         // The first entry may have been moved by the second insertion.
         let place = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");

@@ -8,6 +8,7 @@
 //!
 //! Invariant: the length of the header of a stream never changes, whatever the configuration becomes.
 
+use super::splice::Splice;
 use crate::wire::proxy_header::ProxyVersion;
 
 /// A stream with this many bytes or more is no longer compared with its beginning: half the range in which sequence
@@ -111,25 +112,40 @@ impl Stream {
     }
 }
 
-/// The streams of the entries of a table, by the number of the entry's place. The memory is zeroed by the system and
-/// stays untouched until the first stream begins.
+/// The streams and splices of the entries of a table, by the number of the entry's place. The memory is zeroed by the
+/// system and stays untouched until the first of either kind begins.
 #[derive(Debug)]
 pub(super) struct Streams {
     words: Box<[u64]>,
+    splices: Box<[[u32; 4]]>,
     /// Whether any word has been written.
     used: bool,
+    /// Whether any splice has been written.
+    spliced: bool,
 }
 
 impl Streams {
     /// Room for the streams of this many places.
     pub(super) fn new(places: usize) -> Self {
-        Self { words: vec![0; places].into_boxed_slice(), used: false }
+        let splices = vec![[0; 4]; places].into_boxed_slice();
+        Self { words: vec![0; places].into_boxed_slice(), splices, used: false, spliced: false }
     }
 
-    /// Whether there has been a stream.
+    /// Whether there has been a stream or a splice.
     #[inline]
     pub(super) fn used(&self) -> bool {
         self.used
+    }
+
+    pub(super) fn splice(&self, place: usize) -> Option<Splice> {
+        Splice::unpacked(*self.splices.get(place)?)
+    }
+
+    pub(super) fn set_splice(&mut self, place: usize, splice: Splice) {
+        if let Some(words) = self.splices.get_mut(place) {
+            *words = splice.packed();
+            (self.used, self.spliced) = (true, true);
+        }
     }
 
     pub(super) fn get(&self, place: usize) -> Option<Stream> {
@@ -142,9 +158,18 @@ impl Streams {
         }
     }
 
-    /// Forgets the stream at a place.
+    /// Forgets the stream and the splice at a place.
     #[inline]
     pub(super) fn forget(&mut self, place: usize) {
+        self.forget_stream(place);
+        if self.spliced {
+            self.splices[place] = [0; 4];
+        }
+    }
+
+    /// Forgets the stream at a place.
+    #[inline]
+    pub(super) fn forget_stream(&mut self, place: usize) {
         if self.used {
             self.words[place] = 0;
         }
@@ -155,6 +180,9 @@ impl Streams {
     pub(super) fn relocate(&mut self, from: usize, to: usize) {
         if self.used {
             self.words[to] = std::mem::take(&mut self.words[from]);
+        }
+        if self.spliced {
+            self.splices[to] = std::mem::take(&mut self.splices[from]);
         }
     }
 }

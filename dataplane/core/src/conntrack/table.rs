@@ -19,6 +19,7 @@ use super::counts::{Counts, Load};
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
+use super::splice::Splice;
 use super::stream::{Stream, Streams};
 use crate::ids::BackendId;
 use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
@@ -349,7 +350,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         (place.0 - self.first) / W
     }
 
-    /// Whether any flow has had a stream.
+    /// Whether any flow has had a stream or a splice.
     #[inline]
     pub(super) fn has_streams(&self) -> bool {
         self.streams.used()
@@ -364,10 +365,29 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.streams.set(self.number(place), stream);
     }
 
-    /// Forgets the stream at this entry: its flow begins, or begins again.
-    #[inline]
+    /// Forgets the stream at this entry: its flow begins again.
     pub(super) fn forget_stream(&mut self, place: Place) {
+        self.streams.forget_stream(self.number(place));
+    }
+
+    /// Forgets the stream and the splice at this entry: its flow begins.
+    #[inline]
+    pub(super) fn forget_streams(&mut self, place: Place) {
         self.streams.forget(self.number(place));
+    }
+
+    /// The splice of a flow, at the client's entry.
+    pub(super) fn splice(&self, place: Place) -> Option<Splice> {
+        self.streams.splice(self.number(place))
+    }
+
+    pub(super) fn set_splice(&mut self, place: Place, splice: Splice) {
+        self.streams.set_splice(self.number(place), splice);
+    }
+
+    /// The opening entries of a service.
+    pub(super) fn opening_of(&self, owner: u32) -> u32 {
+        self.counts.opening_of(owner)
     }
 
     /// The state of the entry, `None` for an empty slot.

@@ -11,6 +11,7 @@ pub mod fullnat;
 pub mod nat;
 pub mod proxy_protocol;
 pub mod snat_ports;
+pub mod spliced;
 pub mod tunnel;
 
 use crate::frame::Frame;

@@ -207,7 +207,7 @@ fn unshift_blocks(option: &mut [u8], stream: &Stream) {
 }
 
 /// Changes the TCP header of a packet, except its checksum, and updates the checksum.
-fn edit_tcp(frame: &mut [u8], h: &Headers, edit: impl FnOnce(&mut [u8])) {
+pub(super) fn edit_tcp(frame: &mut [u8], h: &Headers, edit: impl FnOnce(&mut [u8])) {
     let (l4, len) = (usize::from(h.l4), l4_header_len(frame, h));
     let tcp = &mut frame[l4..l4 + len];
     let before = Sum::new().bytes(tcp);
@@ -222,7 +222,7 @@ fn apply(tcp: &mut [u8], delta: Delta) {
     tcp[16..18].copy_from_slice(&check.to_be_bytes());
 }
 
-fn set_word(bytes: &mut [u8], at: usize, change: impl FnOnce(u32) -> u32) {
+pub(super) fn set_word(bytes: &mut [u8], at: usize, change: impl FnOnce(u32) -> u32) {
     let word: &mut [u8; 4] = bytes[at..].first_chunk_mut().expect("parse saw a whole TCP header");
     *word = change(u32::from_be_bytes(*word)).to_be_bytes();
 }

@@ -132,7 +132,7 @@ fn error<F: Frame>(frame: &mut F, h: &Headers, problem: Problem, mac: MacAddr, f
 }
 
 /// Replaces the whole frame.
-fn become_small<F: Frame>(frame: &mut F, answer: &SmallFrame) -> bool {
+pub(super) fn become_small<F: Frame>(frame: &mut F, answer: &SmallFrame) -> bool {
     let fits = frame.resize(answer.len());
     if fits {
         frame.bytes_mut().copy_from_slice(answer);

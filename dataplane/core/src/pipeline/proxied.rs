@@ -9,11 +9,13 @@
 //! A flow keeps its header when the service changes its version or no longer asks for one, and a flow that began
 //! without a header gets none.
 
+use core::ops::ControlFlow;
+
 use super::burst::{Burst, Destination, Packet};
 use super::deliver::{NextHop, finish_translated, limit_segments, translate, way_of};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
-use crate::forward::proxy_protocol;
+use crate::forward::{proxy_protocol, spliced};
 use crate::frame::Frame;
 use crate::service::Service;
 use crate::verdict::Refusal;
@@ -23,7 +25,7 @@ use crate::wire::tcp::flags;
 use crate::wire::{Headers, L4Checksum};
 
 /// The change of one packet, apart from its addresses.
-enum Change {
+pub(super) enum Change {
     /// None.
     Nothing,
     /// A client's SYN loses its data.
@@ -51,7 +53,8 @@ impl Change {
 }
 
 impl Pipeline {
-    /// Sends one packet of a service that asks for headers, or of a gateway that has flows with one.
+    /// Sends one packet of a service that asks for headers, or of a gateway that has flows with one, or that
+    /// began with a SYN cookie.
     #[cold]
     #[inline(never)]
     pub(super) fn send_proxied<F: Frame>(
@@ -60,6 +63,7 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
+        let ControlFlow::Continue(splice) = self.follow_splice(burst, packet, destination) else { return };
         let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
         let (at, mut h) = (usize::from(*frame), *before);
         let change = match self.change_of(burst.frames[at].bytes(), &h, destination) {
@@ -111,6 +115,18 @@ impl Pipeline {
             Change::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), &h, stream),
             Change::Nothing | Change::Insert(_) => {}
         }
+        match (splice, destination) {
+            (None, _) => {}
+            (Some(splice), Destination::Client { .. }) => {
+                spliced::to_client(frame.bytes_mut(), &h, &splice);
+            }
+            (Some(splice), Destination::Backend { .. }) if h.is_icmp_error() => {
+                spliced::error_to_backend(frame.bytes_mut(), &h, &splice);
+            }
+            (Some(splice), Destination::Backend { .. }) => {
+                spliced::to_backend(frame.bytes_mut(), &h, &splice);
+            }
+        }
         if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
             return burst.set(at, Refusal::from(no_room));
         }
@@ -161,7 +177,13 @@ impl Pipeline {
     }
 
     /// The change of a backend's segment. It may begin a stream, and acknowledge its header.
-    fn change_to_client(&mut self, frame: &[u8], h: &Headers, service: &Service, client: Endpoint) -> Change {
+    pub(super) fn change_to_client(
+        &mut self,
+        frame: &[u8],
+        h: &Headers,
+        service: &Service,
+        client: Endpoint,
+    ) -> Change {
         let ack = proxy_protocol::acknowledgement(frame, h);
         let known = self.stream(service, client);
         if h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN | flags::ACK {
@@ -220,7 +242,7 @@ impl Pipeline {
     }
 }
 
-fn key_of(service: &Service, client: Endpoint) -> FlowKey {
+pub(super) fn key_of(service: &Service, client: Endpoint) -> FlowKey {
     FlowKey::flow(service.id, client.addr, client.port)
 }
 

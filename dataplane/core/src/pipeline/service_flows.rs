@@ -36,13 +36,14 @@ use crate::wire::{Addr, Headers, proto, sctp};
 pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
 
 /// A packet to a service port, with its state between the stages.
+#[derive(Clone, Copy)]
 pub(super) struct Request<'s> {
-    packet: u8,
-    service: &'s Service,
-    key: FlowKey,
-    kind: Packet,
+    pub(super) packet: u8,
+    pub(super) service: &'s Service,
+    pub(super) key: FlowKey,
+    pub(super) kind: Packet,
     /// The hash for the flow table.
-    flow_hash: FlowHash,
+    pub(super) flow_hash: FlowHash,
     /// The hash for the choice of a backend, which is the same on every gateway.
     choice_hash: u64,
     found: Option<Known>,
@@ -90,6 +91,11 @@ impl<'s> Request<'s> {
     ) -> Self {
         let found = Some(Known { backend, local: None, syn: Syn::No });
         Self { packet, service, key, kind: Packet::Tcp(flags::SYN), flow_hash, choice_hash: 0, found }
+    }
+
+    /// The same request, as if its packet were the SYN of its connection.
+    pub(super) fn with_syn(&self) -> Self {
+        Self { kind: Packet::Tcp(flags::SYN), ..*self }
     }
 
     /// The position of its packet.
@@ -279,6 +285,10 @@ impl Pipeline {
                 }
                 Err(Refusal::NoEndpoints) => self.no_endpoints(burst, at, request),
                 Err(Refusal::NoFlow) => self.no_flow(burst, at, request),
+                Err(Refusal::SynCookie) => {
+                    let h = burst.packets[request.index()].headers;
+                    self.answer_with_cookie(burst, at, &h, request.service);
+                }
                 Err(Refusal::TtlExceeded) => {
                     let h = burst.packets[request.index()].headers;
                     self.cannot_pass(burst, at, &h, 0, 0);
@@ -318,8 +328,9 @@ impl Pipeline {
         let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
         let h = burst.packets[request.index()].headers;
         // An earlier packet of this burst may have begun the same flow.
+        let found = request.found.or_else(|| self.known(burst, request));
         if request.found.is_none()
-            && let Some(known) = self.known(burst, request)
+            && let Some(known) = found
             && let Some(backend) = snapshot.backend(known.backend)
             && burst.keeps(backend, request, known.syn)
         {
@@ -337,12 +348,33 @@ impl Pipeline {
         let stray = request.kind.has_connection() && !request.kind.is_opening();
         let has_backends = !service.selector().is_empty();
         if stray && !service.mode.is_dsr() {
-            return Err(if has_backends { Refusal::NoFlow } else { Refusal::NoEndpoints });
+            return if has_backends {
+                self.begin_by_cookie(burst, request, &h)
+            } else {
+                Err(Refusal::NoEndpoints)
+            };
         }
         // The packet ends here, so it begins no flow. Without a backend, the gateway itself is its destination.
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
         }
+        if found.is_none() && has_backends && self.asks_for_cookie(snapshot, service, &h, now) {
+            return Err(Refusal::SynCookie);
+        }
+        self.open(burst, request, &h)
+    }
+
+    /// Creates the flow of a packet that may begin one, if the limits of new flows allow it.
+    #[inline]
+    pub(super) fn open<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+        h: &Headers,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
+        let stray = request.kind.has_connection() && !request.kind.is_opening();
+        let has_backends = !service.selector().is_empty();
         if (service.limited.of_new_flows() || snapshot.limits_sources()) && !stray && has_backends
             // Without entries, only a SYN is known to begin a flow.
             && (!service.on_change || request.kind.is_opening())
@@ -350,9 +382,9 @@ impl Pipeline {
             self.admit(snapshot, request, &h.src, now)?;
         }
         if service.on_change {
-            return self.begin_on_change(burst, request, &h);
+            return self.begin_on_change(burst, request, h);
         }
-        let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
+        let backend = self.choose(snapshot, request, h, now).ok_or(Refusal::NoEndpoints)?;
         let idle = service.idle;
         let local = match service.mode {
             ForwardingMode::DsrL2
@@ -378,17 +410,17 @@ impl Pipeline {
                 if snapshot.snat_addresses(h.family).is_empty() {
                     return Err(Refusal::Hairpin);
                 }
-                Some(self.bind_local(snapshot, request, &h, backend, idle, now)?)
+                Some(self.bind_local(snapshot, request, h, backend, idle, now)?)
             }
-            ForwardingMode::Nat => self.bind_client(request, &h, backend, idle, now)?,
-            ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, &h, backend, idle, now)?),
+            ForwardingMode::Nat => self.bind_client(request, h, backend, idle, now)?,
+            ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, h, backend, idle, now)?),
         };
         if service.passive && request.kind.is_opening() {
             let flow = (&request.key, request.flow_hash);
             self.keep_syn(burst, request.index(), flow, request.found.is_some(), backend);
         }
         if request.kind == Packet::Sctp(sctp::Kind::Init) {
-            let (_, initiate) = sctp::tags(burst.frames[burst.frame_of(request.packet)].bytes(), &h);
+            let (_, initiate) = sctp::tags(burst.frames[burst.frame_of(request.packet)].bytes(), h);
             self.flows.tags.begin(request.flow_hash, initiate, now);
         }
         burst.view.tallies.connected(backend.id);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::admission::Recheck;
+use super::cookie_state::Cookies;
 use super::passive::Passive;
 use super::schedule::Schedule;
 use crate::affinities::Affinities;
@@ -54,6 +55,7 @@ pub struct Pipeline {
     /// The backends of clients that all workers share; `None` for a single worker.
     pub(super) affinities: Option<Arc<Affinities>>,
     pub(super) passive: Passive,
+    pub(super) cookies: Cookies,
     recheck: Recheck,
 }
 
@@ -76,6 +78,7 @@ impl Pipeline {
             limits: WorkerLimits::new(),
             affinities: None,
             passive: Passive::new(),
+            cookies: Cookies::new(config.seed, config.entries),
             recheck: Recheck::default(),
         }
     }

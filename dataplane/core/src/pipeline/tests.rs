@@ -7,6 +7,8 @@ mod answers;
 mod associations;
 mod choice;
 mod client_affinity;
+mod cookie_stream;
+mod cookies;
 mod dsr;
 mod endings;
 mod faults;

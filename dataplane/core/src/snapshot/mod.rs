@@ -33,7 +33,9 @@ mod tunnel_prefix;
 pub use interface::Interface;
 pub use lineage::Fresh;
 pub use network::Transit;
-pub use network_spec::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec};
+pub use network_spec::{
+    GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, SynCookies,
+};
 pub use passive_health::PassiveHealth;
 pub use problem::{BackendProblem, CompileError, Problem};
 pub use service_limits::ServiceLimits;

@@ -37,8 +37,8 @@ pub struct NetworkSpec<I = InterfaceSpec> {
     pub sources: Arc<SourceLists>,
     /// `protection.newConnections`: the rate of new flows of each source prefix; `None` for no limit.
     pub source_rate: Option<SourceRate>,
-    /// `dataplane.unknownFlows`, `services.unservedPorts`, `dataplane.routersAsClients`, `dataplane.oversized` and
-    /// `selectionKey`.
+    /// `dataplane.unknownFlows`, `services.unservedPorts`, `dataplane.routersAsClients`, `dataplane.oversized`,
+    /// `protection.synCookies` and `selectionKey`.
     pub policy: Policy,
 }
 
@@ -130,6 +130,8 @@ pub struct Policy {
     /// IPv4 packets without DF that do not fit the path are sent in fragments (RFC 791 section 2.3). Otherwise they are
     /// answered like packets with DF.
     pub fragment_ipv4: bool,
+    /// When new connections of services that translate are answered with SYN cookies.
+    pub syn_cookies: SynCookies,
     /// The secret by which backends are chosen, the same on all gateways. Without one, clients can choose theirs.
     pub selection_key: Option<SelectionKey>,
 }
@@ -141,7 +143,33 @@ impl Default for Policy {
             reject_unserved_ports: true,
             serve_routers: false,
             fragment_ipv4: true,
+            syn_cookies: SynCookies::Off,
             selection_key: None,
+        }
+    }
+}
+
+/// When the SYN of a new TCP connection is answered with a SYN cookie, without a flow, in modes that translate
+/// (`protection.synCookies`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SynCookies {
+    /// Never.
+    #[default]
+    Off,
+    /// While a service has many flows that are not established.
+    Auto,
+    /// Always.
+    Always,
+}
+
+impl SynCookies {
+    /// The name in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::Always => "always",
         }
     }
 }

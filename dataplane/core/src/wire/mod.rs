@@ -29,6 +29,7 @@ pub mod proxy_header;
 pub mod quote;
 pub mod rewrite;
 pub mod sctp;
+pub mod syn_cookie;
 pub mod tcp;
 pub mod tcp_options;
 mod transport;

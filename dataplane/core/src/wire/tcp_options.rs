@@ -10,6 +10,7 @@ pub mod kind {
     pub const END: u8 = 0;
     pub const NOP: u8 = 1;
     pub const MSS: u8 = 2;
+    pub const SACK_PERMITTED: u8 = 4;
     pub const SACK: u8 = 5;
     pub const FAST_OPEN: u8 = 34;
     pub const EXPERIMENT_1: u8 = 253;

@@ -115,7 +115,7 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
     let opening =
         places.filter(|&place| !affinity(place) && table.state(place).is_some_and(State::is_opening));
     let opening = opening.count();
-    let counted = (0..16).map(|n| table.counts().opening_of(service(n)) as usize).sum::<usize>();
+    let counted = (0..16).map(|n| table.counts().opening_of(service(n).raw()) as usize).sum::<usize>();
     assert_eq!(
         (counted, table.counts().opening() as usize),
         (opening, opening),

@@ -15,15 +15,15 @@ use crate::wire::{Parsed, parse};
 
 /// A segment as an end sees it.
 #[derive(Debug, Clone)]
-struct Segment {
-    from: SocketAddr,
-    to: SocketAddr,
-    seq: u32,
-    ack: u32,
-    flags: u8,
+pub(super) struct Segment {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) seq: u32,
+    pub(super) ack: u32,
+    pub(super) flags: u8,
     /// Kind and data of each option.
-    options: Vec<(u8, Vec<u8>)>,
-    data: Vec<u8>,
+    pub(super) options: Vec<(u8, Vec<u8>)>,
+    pub(super) data: Vec<u8>,
 }
 
 fn be16(bytes: &[u8], at: usize) -> u16 {
@@ -46,7 +46,7 @@ fn naive_sum(parts: &[&[u8]]) -> u16 {
 }
 
 /// Reads a frame with all its lengths and checksums, without the functions of the gateway.
-fn read(frame: &[u8]) -> Segment {
+pub(super) fn read(frame: &[u8]) -> Segment {
     let Ok(Parsed::Ip(h)) = parse(frame) else { panic!("{frame:02x?}") };
     let ip = &frame[14..];
     let (l4, end, addresses) = match ip[0] >> 4 {
@@ -82,21 +82,21 @@ fn read(frame: &[u8]) -> Segment {
 }
 
 impl Segment {
-    fn option(&self, kind: u8) -> Option<&[u8]> {
+    pub(super) fn option(&self, kind: u8) -> Option<&[u8]> {
         self.options.iter().find(|(k, _)| *k == kind).map(|(_, data)| data.as_slice())
     }
 
-    fn blocks(&self) -> Vec<(u32, u32)> {
+    pub(super) fn blocks(&self) -> Vec<(u32, u32)> {
         let blocks = self.option(5).unwrap_or_default();
         blocks.chunks(8).map(|block| (be32(block, 0), be32(block, 4))).collect()
     }
 }
 
 /// Random numbers that a seed determines (xorshift).
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -254,10 +254,10 @@ impl Client {
 
 /// The frames on one side in one direction.
 #[derive(Default)]
-struct Wire(Vec<Vec<u8>>);
+pub(super) struct Wire(Vec<Vec<u8>>);
 
 impl Wire {
-    fn put(&mut self, frame: &[u8], dice: &mut Dice) {
+    pub(super) fn put(&mut self, frame: &[u8], dice: &mut Dice) {
         let copies = match dice.below(10) {
             0 | 1 => 0,
             2 => 2,
@@ -267,7 +267,7 @@ impl Wire {
     }
 
     /// Any of the frames, so that they overtake each other.
-    fn take(&mut self, dice: &mut Dice) -> Option<Vec<u8>> {
+    pub(super) fn take(&mut self, dice: &mut Dice) -> Option<Vec<u8>> {
         (!self.0.is_empty()).then(|| self.0.swap_remove(dice.below(self.0.len())))
     }
 }
@@ -389,7 +389,7 @@ impl World {
 }
 
 /// The bytes of the header as the specification has them.
-fn header_of(version: ProxyVersion, v6: bool) -> Vec<u8> {
+pub(super) fn header_of(version: ProxyVersion, v6: bool) -> Vec<u8> {
     match (version, v6) {
         (ProxyVersion::V1, false) => b"PROXY TCP4 192.0.2.202 10.0.42.7 12345 7\r\n".to_vec(),
         (ProxyVersion::V1, true) => b"PROXY TCP6 2001:db8::7 2001:db8:1::5 40000 80\r\n".to_vec(),

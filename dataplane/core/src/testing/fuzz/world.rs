@@ -26,7 +26,7 @@ use crate::selection_key::SelectionKey;
 use crate::snapshot::{
     BackendSpec, BackendState, ChoiceOptions, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec,
     InterfaceSpec, MssClamp, NeighborSpec, NoEndpoints, PassiveHealth, Policy, Protocol, Scheduler,
-    ServiceKey, ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
+    ServiceKey, ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, SynCookies, TunnelOptions,
 };
 use crate::source_lists::SourceLists;
 use crate::source_rates::SourceRate;
@@ -316,6 +316,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
         reject_unserved_ports: !choices.one_in(4),
         serve_routers: choices.one_in(4),
         fragment_ipv4: !choices.one_in(4),
+        syn_cookies: SynCookies::Off,
         selection_key: None,
     };
     for _ in 0..2 + choices.below(8) {
