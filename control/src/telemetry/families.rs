@@ -12,6 +12,7 @@ use std::time::UNIX_EPOCH;
 use jiff::Timestamp;
 use tidegate_core::ids::BackendId;
 use tidegate_core::limits::SNAT_PORT_MIN;
+use tidegate_core::pipeline::CookieCounts;
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
@@ -183,6 +184,18 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     let mut gauge = page.gauge("tidegate_flows", "Flows in the worker's flow tables.", ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.flows);
+    }
+    let help = "SYN cookies sent to clients, accepted when they came back, and segments refused because they had none.";
+    let mut counter = page.counter("tidegate_syn_cookies_total", help, ["result"]);
+    let sum =
+        |of: fn(&CookieCounts) -> u64| stats.workers.iter().map(|one| of(&one.syn_cookies)).sum::<u64>();
+    counter.sample(["sent"], sum(|counts| counts.sent));
+    counter.sample(["accepted"], sum(|counts| counts.accepted));
+    counter.sample(["refused"], sum(|counts| counts.refused));
+    let help = "Service ports whose new connections get SYN cookies on the worker because of a SYN flood.";
+    let mut gauge = page.gauge("tidegate_services_under_syn_flood", help, ["worker"]);
+    for (worker, one) in &workers {
+        gauge.sample([worker], one.services_under_flood);
     }
     let help = "Flows removed from a flow table, by reason.";
     let mut counter = page.counter("tidegate_flow_evictions_total", help, ["reason"]);

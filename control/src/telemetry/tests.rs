@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::pipeline::CookieCounts;
 use tidegate_core::service_limits::LimitedService;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
@@ -226,6 +227,8 @@ fn worker(worker: u8, state: WorkerState) -> WorkerStats {
         frames: 1000 + u64::from(worker),
         flows: 50,
         neighbor_events_lost: 3,
+        syn_cookies: CookieCounts { sent: 61, accepted: 62, refused: 63 },
+        services_under_flood: 2,
     }
 }
 
@@ -511,6 +514,9 @@ fn values_of_the_dataplane_are_those_of_the_sample() {
     check("worker_packets_total", &[("worker", "1")], 1001.0);
     check("neighbor_events_lost_total", &[("worker", "0")], 3.0);
     check("flows", &[("worker", "0")], 50.0);
+    check("syn_cookies_total", &[("result", "sent")], 122.0);
+    check("syn_cookies_total", &[("result", "refused")], 126.0);
+    check("services_under_syn_flood", &[("worker", "1")], 2.0);
     check("flow_evictions_total", &[("reason", "bucket_full")], 301.0);
     check("flows_refused_total", &[], 32.0);
     check("path_mtus_learnt_total", &[], 33.0);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tidegate_core::ids::WorkerIndex;
+use tidegate_core::pipeline::CookieCounts;
 
 use super::error::WorkerPoolError;
 use super::window::{Reading, Window};
@@ -68,6 +69,10 @@ pub struct WorkerStats {
     pub flows: u64,
     /// Events for the resolver that were lost. The next packet creates them again.
     pub neighbor_events_lost: u64,
+    /// What became of its SYN cookies.
+    pub syn_cookies: CookieCounts,
+    /// Services that use SYN cookies on it because they are under flood.
+    pub services_under_flood: u64,
 }
 
 /// One worker as seen by other threads.
@@ -119,6 +124,7 @@ impl WorkerHandle {
         let frames = turns.frames.value();
         let (busy_ratio, cycles_per_packet) =
             self.window.ratios(Reading { at: Instant::now(), busy, idle, frames });
+        let [sent, accepted, refused] = [0, 1, 2].map(|n| turns.syn_cookies[n].value());
         WorkerStats {
             worker: self.place.worker,
             core: self.place.core,
@@ -128,6 +134,8 @@ impl WorkerHandle {
             frames,
             flows: turns.flows.value(),
             neighbor_events_lost: turns.neighbor_events_lost.value(),
+            syn_cookies: CookieCounts { sent, accepted, refused },
+            services_under_flood: turns.services_under_flood.value(),
         }
     }
 

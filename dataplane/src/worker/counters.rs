@@ -42,6 +42,10 @@ pub struct LoopCounters {
     pub backends_set_aside: Gauge,
     /// How often one of these answered again.
     pub backends_returned: Gauge,
+    /// SYN cookies sent, accepted and refused.
+    pub syn_cookies: [Gauge; 3],
+    /// Services that use SYN cookies because they are under flood.
+    pub services_under_flood: Gauge,
     /// Answers that a limit suppressed, by [`AnswerKind`].
     pub answers_suppressed: [Gauge; AnswerKind::COUNT],
 }

@@ -215,7 +215,7 @@ impl<Q: PortQueue> Worker<Q> {
         self.parts.pipeline.age(now);
         self.turn = self.turn.wrapping_add(1);
         if self.turn.is_multiple_of(TURNS_PER_REPORT) {
-            self.report_counts();
+            self.report_counts(now);
         }
         worked
     }
@@ -508,10 +508,12 @@ impl<Q: PortQueue> Worker<Q> {
         self.asked = question.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now));
     }
 
-    fn report_counts(&mut self) {
+    fn report_counts(&mut self, now: Now) {
         let Forwarding { snapshot, tallies } = self.parts.forwarding.get();
         self.parts.pipeline.report_limits(snapshot);
         self.parts.pipeline.report_set_aside(snapshot, &tallies[usize::from(self.parts.worker)]);
+        let under_flood = self.parts.pipeline.services_under_flood(snapshot, now);
+        let cookies = self.parts.pipeline.cookie_counts();
         let (flows, turns) = (self.parts.pipeline.flows(), &self.parts.shared.turns);
         turns.flows.set(flows.live() as u64);
         let counters = flows.counters();
@@ -519,6 +521,11 @@ impl<Q: PortQueue> Worker<Q> {
         let aside = self.parts.pipeline.set_aside_counts();
         turns.backends_set_aside.set(aside.set_aside);
         turns.backends_returned.set(aside.returned);
+        turns.services_under_flood.set(under_flood as u64);
+        for (level, count) in turns.syn_cookies.iter().zip([cookies.sent, cookies.accepted, cookies.refused])
+        {
+            level.set(count);
+        }
         for (level, &count) in turns.evictions.iter().zip(&counters.evictions) {
             level.set(count);
         }

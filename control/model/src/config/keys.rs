@@ -219,6 +219,9 @@ pub const KEYS: &[Key] = &[
         "New flows that a source prefix may begin at once."),
     key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
     key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
+    key("protection.synCookies", "`off`, `auto`, `always`", Value("off"), "always", Reload,
+        "When a new TCP connection of a `nat` or `fullnat` Service is answered with a SYN cookie instead of a flow \
+         ([floods.md](floods.md#syn-cookies)): never, while a worker has many unanswered handshakes of the Service, or always."),
 
     key("selectionKey.value", "32 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f", Reload,
         "A secret by which backends are chosen, so that clients cannot choose theirs ([selection.md](selection.md#a-secret-for-the-choice)). \

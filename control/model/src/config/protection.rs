@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_core::limits::LISTED_SOURCES_MAX;
+use tidegate_core::snapshot::SynCookies;
 use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
 
@@ -25,7 +26,12 @@ pub struct ProtectionConfig {
     pub files: Vec<PathBuf>,
     /// `newConnections`. Default no limit.
     pub new_connections: Option<SourceRate>,
+    /// `synCookies`. Default off.
+    pub syn_cookies: Option<SynCookies>,
 }
+
+/// When SYN cookies are used unless configured.
+pub(super) const SYN_COOKIES: SynCookies = SynCookies::Off;
 
 /// Faults of one file that are reported; more would only repeat what is wrong with it.
 const FAULTS_PER_FILE: usize = 20;
@@ -49,6 +55,10 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
             config.sources = Arc::new(SourceLists::new(&deny, &allow));
         }
         config.new_connections = section(fields, "newConnections", new_connections);
+        config.syn_cookies = fields.get("synCookies").and_then(|field| {
+            let all = [SynCookies::Off, SynCookies::Auto, SynCookies::Always];
+            field.one_of(&all.map(|one| (one.as_str(), one)))
+        });
         Some(())
     });
     config

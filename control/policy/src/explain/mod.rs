@@ -356,6 +356,11 @@ fn deliver(
 ) -> Result<(), (PacketVerdict, &'static str)> {
     let neighbors = about.neighbors;
     draft.step("mode", text::mode(snapshot, service, backend, packet));
+    let may_get_cookie =
+        !service.mode.is_dsr() && service.protocol == Protocol::Tcp && about.known_flow.is_none();
+    if may_get_cookie && let Some(step) = text::syn_cookie(snapshot.policy().syn_cookies) {
+        draft.step("syn cookie", step);
+    }
     if let Some(version) = service.proxy_protocol {
         draft.step("proxy protocol", text::proxy_protocol(version, packet));
     }

@@ -7,7 +7,7 @@ use tidegate_core::loads::LoadRule;
 use tidegate_core::snapshot::{
     BackendSpec, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec,
     NetworkSpec, PassiveHealth, Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
-    SnapshotSpec, TunnelOptions,
+    SnapshotSpec, SynCookies, TunnelOptions,
 };
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::testing::lab::{self, Lab};
@@ -120,6 +120,24 @@ fn found<'a>(explanation: &'a Explanation, step: &str) -> &'a str {
 }
 
 const ACTIVE: BackendState = BackendState::Active;
+
+#[test]
+fn a_new_connection_that_gets_a_syn_cookie_says_so() {
+    let of = |mode, cookies| {
+        let mut spec = spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+        spec.network.policy.syn_cookies = cookies;
+        let steps = ask(&spec, "203.0.113.1:80").steps;
+        steps.into_iter().find(|step| step.step == "syn cookie").map(|step| step.found)
+    };
+    let always = of(ForwardingMode::FullNat, SynCookies::Always);
+    assert_eq!(
+        always.as_deref(),
+        Some("always: the gateway answers the SYN (syn_cookie), and the next segment begins the flow")
+    );
+    assert!(of(ForwardingMode::Nat, SynCookies::Auto).is_some());
+    assert_eq!(of(ForwardingMode::FullNat, SynCookies::Off), None);
+    assert_eq!(of(ForwardingMode::DsrIpip, SynCookies::Always), None);
+}
 
 #[test]
 fn a_forwarded_packet_is_followed_from_vip_to_link_address() {

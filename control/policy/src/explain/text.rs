@@ -14,11 +14,12 @@ use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::snapshot::{
-    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, Snapshot, Transit, TunnelPrefix,
-    WARM_UP_STEPS,
+    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, Snapshot, SynCookies, Transit,
+    TunnelPrefix, WARM_UP_STEPS,
 };
 use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
 use tidegate_core::source_rates::SourceRate;
+use tidegate_core::verdict::TransmitReason;
 use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::proxy_header::{ProxyVersion, proxy_header};
 use tidegate_core::wire::rewrite::Endpoint;
@@ -352,6 +353,20 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
             )
         }
     }
+}
+
+/// Whether the gateway answers the SYN of a new connection itself; nothing without SYN cookies.
+pub(super) fn syn_cookie(cookies: SynCookies) -> Option<String> {
+    let when = match cookies {
+        SynCookies::Off => return None,
+        SynCookies::Auto => "during a flood of SYNs to the service, ",
+        SynCookies::Always => "",
+    };
+    let reason = TransmitReason::SynCookie;
+    Some(format!(
+        "{}: {when}the gateway answers the SYN ({reason}), and the next segment begins the flow",
+        cookies.as_str()
+    ))
 }
 
 /// The header that the backend gets in front of the client's data.

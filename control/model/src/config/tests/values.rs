@@ -1,7 +1,9 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
 use tidegate_core::selection_key::SelectionKey;
-use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, TunnelOptions};
+use tidegate_core::snapshot::{
+    GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, SynCookies, TunnelOptions,
+};
 use tidegate_core::source_lists::SourceList;
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::MacAddr;
@@ -64,6 +66,7 @@ fn every_key_of_the_dataplane_arrives() {
             reject_unserved_ports: false,
             serve_routers: true,
             fragment_ipv4: false,
+            syn_cookies: SynCookies::Always,
             selection_key: SelectionKey::from_hex("0f0e0d0c0b0a09080706050403020100"),
         }
     );
@@ -219,6 +222,9 @@ fn every_key_of_protection_arrives() {
     let rate = SourceRate { per_second: 100, burst: 500, v4_len: 24, v6_len: 56 };
     assert_eq!(config.protection.new_connections, Some(rate));
     assert_eq!(config.dataplane.network.source_rate, Some(rate));
+    assert_eq!(config.dataplane.network.policy.syn_cookies, SynCookies::Always);
+    let auto = valid(&format!("{BASE}protection: {{synCookies: auto}}\n"));
+    assert_eq!(auto.dataplane.network.policy.syn_cookies, SynCookies::Auto);
     assert_eq!(config.dataplane.network.sources, config.protection.sources);
     let only_rate = valid(&format!("{BASE}protection: {{newConnections: {{perSecond: 7}}}}\n"));
     let rate = SourceRate { per_second: 7, burst: 7, v4_len: 32, v6_len: 64 };
@@ -265,6 +271,7 @@ fn faults_of_protection_and_of_the_key_say_what_is_accepted() {
         ("protection: {newConnections: {burst: 5}}", "perSecond"),
         ("protection: {newConnections: {perSecond: 0}}", "1 to 10000000"),
         ("protection: {newConnections: {perSecond: 5, ipv6Prefix: 65}}", "16 to 64"),
+        ("protection: {synCookies: sometimes}", "always"),
         ("protection: {deny: {prefixes: [10.0.0.1/8]}}", "10.0.0.0/8"),
         ("protection: {deny: [10.0.0.0/8]}", "a mapping"),
         ("selectionKey: {value: '00'}", "32 hexadecimal digits"),
