@@ -258,7 +258,7 @@ impl Pipeline {
     }
 
     /// The splice of a client's flow, and the hash of the flow.
-    fn splice(&self, service: &Service, client: Endpoint) -> Option<(Splice, FlowHash)> {
+    pub(super) fn splice(&self, service: &Service, client: Endpoint) -> Option<(Splice, FlowHash)> {
         if !self.flows.nat.may_stream(service.id) {
             return None;
         }

@@ -31,6 +31,10 @@ impl Pipeline {
         backend: &Backend,
     ) {
         let packet = &burst.packets[packet];
+        // A flow that a returned cookie begins has no SYN.
+        if packet.headers.tcp_flags & flags::SYN == 0 {
+            return;
+        }
         let frame = burst.frames[usize::from(packet.frame)].bytes();
         // A SYN with data is acknowledged with the data, and the answers to a link-local client depend on its station.
         let Some(syn) = segment(frame, &packet.headers).filter(|syn| syn.len == 1) else { return };
@@ -96,7 +100,7 @@ impl Pipeline {
     ) -> Option<BackendId> {
         let Self { passive, schedule, flows, .. } = self;
         let sound = |id: BackendId| !tried.contains(&id) && !passive.aside.closes(id, now);
-        match service.selector() {
+        match service.selector().deciding(choice_hash) {
             Selector::Rendezvous(seats) => seats.owner_where(choice_hash, sound),
             Selector::InFlux(both) => both.present.owner_where(choice_hash, sound),
             Selector::Maglev(slots) => {
@@ -110,6 +114,7 @@ impl Pipeline {
                 next.into_iter().find(|&id| sound(id))
             }
             Selector::Loads(loaded) => schedule.least_where(service, loaded, flows, sound),
+            Selector::WarmUp(both) => both.all().seats()?.owner_where(choice_hash, sound),
         }
     }
 

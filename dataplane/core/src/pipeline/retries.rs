@@ -97,6 +97,10 @@ impl Pipeline {
         client: Endpoint,
         sequence: u32,
     ) -> bool {
+        // The client of a flow that a cookie began takes it for established.
+        if self.splice(service, client).is_some() {
+            return false;
+        }
         let (snapshot, now) = (burst.view.snapshot, burst.now);
         let key = FlowKey::flow(service.id, client.addr, client.port);
         let hash = self.flows.hash(&key);
