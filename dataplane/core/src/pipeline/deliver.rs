@@ -373,7 +373,7 @@ impl Pipeline {
         if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
             return;
         }
-        if !forward::nat::can_translate(&h) {
+        if !forward::nat::can_translate(&h) && changes_ports(&h, destination) {
             return burst.set(at, Refusal::SctpFragment);
         }
         if let Err(no_room) = translate(&mut burst.frames[at], &mut h, destination, &way.link) {
@@ -517,6 +517,18 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
         }
     };
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
+}
+
+/// Whether the ports of a packet that has them change on the way to its destination.
+#[cold]
+pub(super) fn changes_ports(h: &Headers, destination: &Destination<'_>) -> bool {
+    let (source, target) = match destination {
+        Destination::Backend { backend, local, .. } => {
+            (local.map_or(h.src_port, |local| local.port), backend.port)
+        }
+        Destination::Client { service, client } => (service.port, client.port),
+    };
+    (source, target) != (h.src_port, h.dst_port)
 }
 
 /// Limits the segment size of a SYN that leaves by `way`: answers take both links in the other direction.

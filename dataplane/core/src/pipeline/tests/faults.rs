@@ -212,3 +212,24 @@ fn sctp_in_fragments_is_not_translated() {
     let parts = builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 78, 256);
     assert_eq!(lab.receive(&parts[0]).refused(), Refusal::SctpFragment);
 }
+
+#[test]
+fn sctp_in_fragments_passes_nat_where_the_ports_stay() {
+    for (port, passes) in [(53, true), (54, false)] {
+        let backend = format!("10.0.0.1:{port}");
+        let mut lab =
+            Lab::new(vec![service(ForwardingMode::Nat, Protocol::Sctp, "203.0.113.5:53", &[&*backend])]);
+        let (client, vip) = ("198.51.100.7:40000", "203.0.113.5:53");
+        lab.send(Builder::sctp_init(client, vip, 7)).sent(TransmitReason::Forward);
+        let whole = Builder::sctp(client, vip).chunk(0, 3, &[1; 600]).dont_fragment(false);
+        let parts = builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 78, 256);
+        let fates: Vec<_> = parts.iter().map(|part| lab.receive(part)).collect();
+        if passes {
+            let sent: Vec<&[u8]> = fates.iter().map(|fate| fate.sent(TransmitReason::Forward)).collect();
+            let (first, part) = (&sent[0][14 + 20..], &parts[0][14 + 20..]);
+            assert_eq!(&first[..part.len()], part, "ports and checksum stay");
+        } else {
+            assert_eq!(fates[0].refused(), Refusal::SctpFragment);
+        }
+    }
+}
