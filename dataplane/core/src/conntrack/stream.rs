@@ -24,6 +24,8 @@ pub struct Stream {
     pub version: ProxyVersion,
     /// Bytes of the header.
     pub header_len: u8,
+    /// The header was sent to the backend.
+    pub sent: bool,
     /// The backend has acknowledged the whole header.
     pub acknowledged: bool,
     /// Sequence numbers may have come round: none is compared with `first` any more.
@@ -45,10 +47,11 @@ impl Stream {
     /// A stream whose first byte has this sequence number.
     #[must_use]
     pub fn new(first: u32, version: ProxyVersion, header_len: u8) -> Self {
-        Self { first, version, header_len, acknowledged: false, aged: false }
+        Self { first, version, header_len, sent: false, acknowledged: false, aged: false }
     }
 
-    /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any.
+    /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any: it must
+    /// have the next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was sent.
     #[inline]
     #[must_use]
     pub fn place(&self, seq: u32, carries: bool) -> Placement {
@@ -57,6 +60,7 @@ impl Stream {
         }
         match seq.wrapping_sub(self.first) as i32 {
             0 if carries => Placement::First,
+            0 if self.sent => Placement::After,
             ..=0 => Placement::Before,
             _ => Placement::After,
         }
@@ -94,7 +98,8 @@ impl Stream {
 
     /// The stream in one word. It is never zero.
     fn packed(self) -> u64 {
-        let state = u64::from(self.acknowledged) << 1 | u64::from(self.aged) << 2;
+        let (acknowledged, aged) = (u64::from(self.acknowledged) << 1, u64::from(self.aged) << 2);
+        let state = acknowledged | aged | u64::from(self.sent) << 3;
         let version = (self.version as u64) << 16;
         u64::from(self.first) << 32 | version | u64::from(self.header_len) << 8 | state | 1
     }
@@ -106,6 +111,7 @@ impl Stream {
             first: (word >> 32) as u32,
             version,
             header_len: (word >> 8) as u8,
+            sent: word & 8 != 0,
             acknowledged: word & 2 != 0,
             aged: word & 4 != 0,
         })
@@ -203,6 +209,13 @@ mod tests {
             let at = |n: u32| first.wrapping_add(n);
             assert_eq!(new.place(at(0), true), Placement::First);
             assert_eq!(new.place(at(0), false), Placement::Before, "a reset carries nothing");
+            let sent = Stream { sent: true, ..new };
+            assert_eq!(
+                sent.place(at(0), false),
+                Placement::After,
+                "the backend expects what follows the header"
+            );
+            assert_eq!(sent.place(at(0), true), Placement::First, "the header may be lost");
             assert_eq!(new.place(at(u32::MAX), true), Placement::Before, "a keepalive");
             assert_eq!(new.place(at(1), true), Placement::After);
             assert!(!new.acknowledge(at(41)).acknowledged);
@@ -233,9 +246,11 @@ mod tests {
         }
 
         #[test]
-        fn a_stream_keeps_its_facts_in_its_word(first: u32, len in 1u8..=104, v2: bool, acknowledged: bool, aged: bool) {
+        fn a_stream_keeps_its_facts_in_its_word(
+            first: u32, len in 1u8..=104, v2: bool, sent: bool, acknowledged: bool, aged: bool,
+        ) {
             let version = if v2 { ProxyVersion::V2 } else { ProxyVersion::V1 };
-            let stream = Stream { first, version, header_len: len, acknowledged, aged };
+            let stream = Stream { first, version, header_len: len, sent, acknowledged, aged };
             prop_assert_eq!(Stream::unpacked(stream.packed()), Some(stream));
         }
     }

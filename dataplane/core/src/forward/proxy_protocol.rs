@@ -168,11 +168,15 @@ pub fn announce_smaller_segments(frame: &mut [u8], h: &Headers, stream: &Stream)
 #[cold]
 pub fn error_to_client(frame: &mut [u8], h: &Headers, stream: &Stream) {
     quote::set_sequence(frame, h, |seq| stream.to_client(seq));
-    if stream.acknowledged {
-        return;
+    if !stream.acknowledged {
+        leave_room(frame, h, u16::from(stream.header_len));
     }
+}
+
+/// Makes the path MTU that an ICMP error reports to a client smaller by a header of this length.
+#[cold]
+pub fn leave_room(frame: &mut [u8], h: &Headers, by: u16) {
     let icmp = &mut frame[usize::from(h.l4)..];
-    let by = u16::from(stream.header_len);
     // The field of ICMPv6 is longer; a path MTU fits its lower half, unless the upper half is not zero.
     let smallest = match (h.family, h.icmp_type, h.icmp_code) {
         // RFC 1191 section 4: a router that does not know the MTU writes zero.

@@ -12,12 +12,13 @@
 use core::ops::ControlFlow;
 
 use super::burst::{Burst, Destination, Packet};
-use super::deliver::{NextHop, finish_translated, limit_segments, translate, way_of};
+use super::deliver::{NextHop, changes_ports, finish_translated, limit_segments, translate, way_of};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
 use crate::forward::{proxy_protocol, spliced};
 use crate::frame::Frame;
 use crate::service::Service;
+use crate::snapshot::Protocol;
 use crate::verdict::Refusal;
 use crate::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
 use crate::wire::rewrite::Endpoint;
@@ -40,6 +41,8 @@ pub(super) enum Change {
     ToClient(Stream),
     /// An ICMP error to a client quotes the client's own sequence number, and leaves room for the header.
     Quote(Stream),
+    /// An ICMP error to a client leaves room for the header of a datagram, which has this length.
+    QuoteDatagram(u16),
 }
 
 impl Change {
@@ -83,7 +86,7 @@ impl Pipeline {
                 return;
             }
         }
-        if !crate::forward::nat::can_translate(&h) {
+        if !crate::forward::nat::can_translate(&h) && changes_ports(&h, destination) {
             return burst.set(at, Refusal::SctpFragment);
         }
         let spare = way.link.header_len().saturating_sub(usize::from(h.l3));
@@ -113,6 +116,7 @@ impl Pipeline {
             }
             Change::ToClient(stream) => proxy_protocol::to_client(frame.bytes_mut(), &h, stream),
             Change::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), &h, stream),
+            Change::QuoteDatagram(len) => proxy_protocol::leave_room(frame.bytes_mut(), &h, *len),
             Change::Nothing | Change::Insert(_) => {}
         }
         match (splice, destination) {
@@ -149,27 +153,42 @@ impl Pipeline {
             Destination::Client { service, client } => Ok(match h.l4_checksum {
                 L4Checksum::Tcp => self.change_to_client(frame, h, service, client),
                 L4Checksum::Icmp | L4Checksum::Icmpv6 if h.is_icmp_error() => {
-                    self.stream(service, client).map_or(Change::Nothing, |(stream, _)| Change::Quote(stream))
+                    self.change_of_error(service, client)
                 }
                 _ => Change::Nothing,
             }),
         }
     }
 
+    /// The change of an ICMP error about a packet that went to the backend.
+    fn change_of_error(&self, service: &Service, client: Endpoint) -> Change {
+        match service.protocol {
+            Protocol::Udp if service.proxy_protocol == Some(ProxyVersion::V2) => {
+                // At most `LEN_MAX`.
+                Change::QuoteDatagram(datagram_header(service, client).len() as u16)
+            }
+            _ => self.stream(service, client).map_or(Change::Nothing, |(stream, _)| Change::Quote(stream)),
+        }
+    }
+
     /// The change of a client's segment.
-    fn change_to_backend(&self, frame: &[u8], h: &Headers, service: &Service) -> Result<Change, Refusal> {
+    fn change_to_backend(&mut self, frame: &[u8], h: &Headers, service: &Service) -> Result<Change, Refusal> {
         if h.tcp_flags & flags::SYN != 0 {
             let trims = service.proxy_protocol.is_some() && !h.is_fragment();
             return Ok(if trims { Change::TrimSyn } else { Change::Nothing });
         }
         let client = Endpoint { addr: h.src, port: h.src_port };
-        let Some((stream, _)) = self.stream(service, client) else { return Ok(Change::Nothing) };
+        let Some((stream, hash)) = self.stream(service, client) else { return Ok(Change::Nothing) };
         let carries = h.tcp_flags & flags::RST == 0;
         match stream.place(proxy_protocol::sequence(frame, h), carries) {
             Placement::Before => Ok(Change::Nothing),
             Placement::After => Ok(Change::Shift(stream)),
             Placement::First if h.is_fragment() => Err(Refusal::ProxyFragment),
             Placement::First => {
+                if !stream.sent {
+                    let now = Stream { sent: true, ..stream };
+                    self.flows.nat.set_stream(service.id, &key_of(service, client), hash, now);
+                }
                 let vip = Endpoint { addr: service.vip, port: service.port };
                 Ok(Change::Insert(proxy_header(stream.version, h.proto, client, vip)))
             }
@@ -254,7 +273,11 @@ fn datagram(h: &Headers, service: &Service) -> Result<Change, Refusal> {
     if h.is_fragment() {
         return Err(Refusal::ProxyFragment);
     }
-    let client = Endpoint { addr: h.src, port: h.src_port };
+    Ok(Change::Insert(datagram_header(service, Endpoint { addr: h.src, port: h.src_port })))
+}
+
+/// The header of each datagram of a client.
+fn datagram_header(service: &Service, client: Endpoint) -> ProxyHeader {
     let vip = Endpoint { addr: service.vip, port: service.port };
-    Ok(Change::Insert(proxy_header(ProxyVersion::V2, h.proto, client, vip)))
+    proxy_header(ProxyVersion::V2, service.protocol.number(), client, vip)
 }

@@ -9,7 +9,7 @@ use crate::verdict::{Refusal, TransmitReason};
 use crate::wire::checksum::Sum;
 use crate::wire::proxy_header::ProxyVersion;
 use crate::wire::tcp::flags::{ACK, FIN, PSH, RST, SYN, URG};
-use crate::wire::{Family, proto};
+use crate::wire::{Family, icmp, proto};
 
 const VIP: &str = "10.0.42.7:7";
 const BACKEND: &str = "10.0.0.1:8080";
@@ -108,13 +108,17 @@ fn a_segment_that_overtakes_the_first_one_gets_its_place_after_the_header() {
 }
 
 #[test]
-fn a_fin_without_data_carries_the_header_and_a_reset_does_not() {
+fn a_fin_without_data_carries_the_header_and_a_reset_follows_it_without_one() {
+    let mut open = Open::new(lab());
+    let fate = open.ask(|b| b.flags(RST));
+    let sent = fate.sent(TransmitReason::Forward);
+    assert_eq!((seq(sent), data(sent)), (ISN + 1, vec![]), "the backend has got nothing yet");
     let mut open = Open::new(lab());
     let fate = open.ask(|b| b.flags(FIN | ACK));
     assert_eq!(data(fate.sent(TransmitReason::Forward)), LINE);
     let fate = open.ask(|b| b.flags(RST));
     let sent = fate.sent(TransmitReason::Forward);
-    assert_eq!((seq(sent), data(sent)), (ISN + 1, vec![]));
+    assert_eq!((seq(sent), data(sent)), (ISN + 1 + LINE.len() as u32, vec![]));
     open.acknowledges(LINE.len() as u32);
     let fate = open.ask(|b| b.flags(RST));
     assert_eq!(seq(fate.sent(TransmitReason::Forward)), ISN + 1 + LINE.len() as u32);
@@ -331,6 +335,26 @@ fn each_datagram_has_a_header_of_version_2() {
     let sent = fate.sent(TransmitReason::Forward);
     let l4 = usize::from(headers(sent).l4);
     assert_eq!(sent[l4 + 6..l4 + 8], [0, 0], "no checksum stays none");
+}
+
+#[test]
+fn a_path_mtu_is_told_to_the_client_without_the_header_of_its_datagram() {
+    for (from, vip, backend, header_len) in
+        [(CLIENT, VIP, BACKEND, 28), ("[2001:db8::7]:40000", "[2001:db8:1::5]:53", "[fd00::1]:53", 52)]
+    {
+        let mut lab = proxied(ForwardingMode::FullNat, Protocol::Udp, vip, backend, ProxyVersion::V2);
+        let fate = lab.send(Builder::udp(from, vip).payload_len(1350));
+        let sent = fate.sent(TransmitReason::Forward).to_vec();
+        let h = headers(&sent);
+        let (kind, code) = if h.family == Family::V4 { (3, 4) } else { (2, 0) };
+        let router = if h.family == Family::V4 { "10.0.0.9" } else { "fd00::9" };
+        let quoted = &sent[usize::from(h.l3)..][..80];
+        let router: std::net::IpAddr = router.parse().unwrap();
+        let error = Builder::icmp(router, h.src.ip(), kind, code, 1400_u32.to_be_bytes());
+        let fate = lab.send(error.payload(quoted));
+        let sent = fate.sent(TransmitReason::IcmpError);
+        assert_eq!(icmp::reported_mtu(sent, &headers(sent)), Some(1400 - header_len), "{from}");
+    }
 }
 
 #[test]
