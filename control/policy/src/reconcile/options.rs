@@ -17,7 +17,7 @@ use tidegate_core::snapshot::{
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
-use tidegate_model::objects::{Labels, Selector, Service};
+use tidegate_model::objects::{Labels, Protocol, Selector, Service};
 use tidegate_model::yaml::text;
 
 use super::address_request::AddressRequest;
@@ -128,7 +128,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
     read.outgoing_bandwidth(&mut options, annotations);
     if options.flow_tracking == config::FlowTracking::OnChange
-        && let Some(why) = tracks_always(service, &options)
+        && let Some(why) = tracks_always(service, settings, &options)
     {
         options.flow_tracking = config::FlowTracking::Always;
         if annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
@@ -158,7 +158,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
 }
 
 /// Why all flows of a Service are remembered, whatever it asks for; `None` if it can do without entries.
-fn tracks_always(service: &Service, options: &Options) -> Option<&'static str> {
+fn tracks_always(service: &Service, settings: &Settings, options: &Options) -> Option<&'static str> {
+    let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
     if !options.mode.is_dsr() {
         Some("NAT modes need an entry for each flow")
     } else if options.scheduler != config::Scheduler::Rendezvous {
@@ -169,6 +170,8 @@ fn tracks_always(service: &Service, options: &Options) -> Option<&'static str> {
         Some("with slow start, owners change at each step")
     } else if options.limits.limits_new_flows() {
         Some("limits of connections need an entry for each flow")
+    } else if has_udp && settings.network.source_rate.is_some() {
+        Some("protection.newConnections needs an entry for each UDP flow")
     } else {
         None
     }

@@ -6,6 +6,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use super::*;
 use crate::reconcile::annotations::key;
 use tidegate_core::snapshot::{FlowTracking, ForwardingMode, HashInput, MssClamp, Scheduler, TunnelOptions};
+use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::encapsulation::GueVariant;
 use tidegate_core::wire::proxy_header::ProxyVersion;
 
@@ -482,6 +483,23 @@ fn flow_tracking_on_change_reaches_the_spec_where_a_service_can_do_without_entri
         assert_eq!(reason, Reason::InvalidValue);
         assert_eq!(what, format!("annotation tidegate.dev/flow-tracking has no effect: {why}"));
     }
+}
+
+#[test]
+fn udp_flows_are_all_remembered_where_new_ones_are_counted_by_source() {
+    let tracking = |protocol: &str, rate: Option<SourceRate>| {
+        let annotations = [(key::FORWARDING, "dsr-ipip"), (key::FLOW_TRACKING, "on-change")];
+        let yaml = annotated_web(&annotations).replace("port: 80,", "port: 8080,");
+        let yaml = yaml
+            .replace("protocol: TCP, ", "")
+            .replace("name: http,", &format!("name: http, protocol: {protocol},"));
+        let outcome = Both::new(&yaml).with(|world| world.settings.network.source_rate = rate).look();
+        only(&outcome).flow_tracking.clone()
+    };
+    let rate = Some(SourceRate { per_second: 3, burst: 6, v4_len: 32, v6_len: 64 });
+    let on_change = FlowTracking::OnChange([].into());
+    assert_eq!((tracking("UDP", None), tracking("TCP", rate)), (on_change.clone(), on_change));
+    assert_eq!(tracking("UDP", rate), FlowTracking::Always);
 }
 
 #[test]
