@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use tidegate_core::capture::{PcapError, Reader, Writer};
 use tidegate_core::counters::Tallies;
@@ -181,7 +182,7 @@ impl InOrder {
 pub struct Replay {
     snapshot: Snapshot,
     neighbors: NeighborTable,
-    tallies: Tallies,
+    tallies: [Arc<Tallies>; 1],
     pipeline: Pipeline,
     out: BurstOutput,
     clock: Now,
@@ -199,6 +200,7 @@ impl Replay {
         let neighbors = NeighborTable::new();
         let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors)?;
         let tallies = Tallies::with_capacity(snapshot.service_indices(), snapshot.backend_indices());
+        let tallies = [Arc::new(tallies)];
         let mut pipeline = Pipeline::new(&PipelineConfig {
             worker: 0,
             workers: 1,
@@ -220,6 +222,8 @@ impl Replay {
     pub fn one(&mut self, n: u64, now: Now, interface: InterfaceIndex, bytes: &[u8]) -> Vec<Replayed> {
         assert!(usize::from(interface) < self.snapshot.interfaces().len(), "an interface of the spec");
         self.clock = self.clock.max(now);
+        // As a worker does in each turn. From the first packet on, so the tables count the loads of all flows.
+        self.pipeline.share_loads(&self.snapshot, &self.tallies, self.clock);
         let expired: Vec<HeldPacket> = std::iter::from_fn(|| self.fragments.expire(self.clock)).collect();
         let mut done: Vec<Replayed> = expired.into_iter().map(|held| held.replayed).collect();
         let mut frames = [MemoryFrame::new(bytes)];
@@ -248,7 +252,7 @@ impl Replay {
     }
 
     fn process(&mut self, n: u64, interface: InterfaceIndex, frames: &mut [MemoryFrame; 1]) -> Replayed {
-        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies[0] };
         self.pipeline.process(view, self.clock, Arrival::Wire(interface), frames, &mut self.out);
         let (verdict, note) = (self.out.verdicts[0], self.out.notes[0]);
         let sent = match verdict {

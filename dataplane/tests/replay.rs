@@ -6,12 +6,17 @@ mod common;
 
 use common::*;
 use tidegate_core::capture::{Reader, Writer};
+use tidegate_core::loads::LoadRule;
 use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+use tidegate_core::snapshot::{
+    BackendSpec, BackendState, ForwardingMode, NeighborSpec, Protocol, Scheduler, ServiceSpec, SnapshotSpec,
+};
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::fragments;
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, replay};
+
+const VIP_WEIGHTED: &str = "192.0.2.102";
 
 fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
@@ -137,4 +142,38 @@ fn fragments_before_their_first_are_told_in_their_turn_and_sent_when_it_comes() 
     let times: Vec<u64> = written.iter().map(|(time, _)| *time).collect();
     assert_eq!(times, [3, 3, 3, 5, 5], "sent when the first fragment came");
     assert_eq!(written[1].1, told[0].frames[0], "in the order that they came");
+}
+
+/// A DSR service with backends of the weights 1, 2 and 3, beside the services of [`spec`].
+fn with_weighted_service(scheduler: Scheduler) -> SnapshotSpec {
+    let backend = |weight: u16| BackendSpec {
+        address: ip(&format!("192.0.2.{}", 10 + weight)),
+        port: 80,
+        weight,
+        state: BackendState::Active,
+    };
+    let weighted = service(VIP_WEIGHTED, "weighted", ForwardingMode::DsrL2);
+    let weighted = ServiceSpec { scheduler, backends: [1, 2, 3].map(backend).to_vec(), ..weighted };
+    let mut spec = spec(1);
+    let neighbors = weighted.backends.iter().map(|one| NeighborSpec { ip: one.address, mac: BACKEND });
+    spec.network.neighbors.extend(neighbors);
+    spec.services.push(weighted.into());
+    spec
+}
+
+#[test]
+fn loads_are_counted_whatever_flows_there_were_before() {
+    for scheduler in
+        [LoadRule::LeastConnections, LoadRule::ShortestDelay, LoadRule::NeverQueue].map(Scheduler::Loads)
+    {
+        let mut frames = vec![syn(4000, VIP_L2)];
+        frames.extend((5000..5600).map(|port| syn(port, VIP_WEIGHTED)));
+        let (told, summary, _) = run(&with_weighted_service(scheduler), &capture(&frames));
+        assert_eq!(summary.unwrap().transmitted, 601);
+        for weight in [1, 2, 3] {
+            let backend = Some(format!("192.0.2.{}:80", 10 + weight).parse().unwrap());
+            let flows = told.iter().filter(|packet| packet.backend == backend).count();
+            assert!(flows.abs_diff(100 * weight) <= 3, "{flows} flows for weight {weight} by {scheduler:?}");
+        }
+    }
 }
