@@ -1,7 +1,7 @@
 //! Runs the real pipeline over a capture: what the gateway would do with these packets, without ports, root or DPDK.
 //!
 //! It uses one worker, the capture's timestamps as the clock, and static neighbours only, and processes one packet
-//! after another in the order of the file. `tidegate replay` and tests use it. A fragment that precedes the first one
+//! after another in the order of the file. Flows expire between packets as the clock advances. `tidegate replay` and tests use it. A fragment that precedes the first one
 //! of its datagram waits for it as in the worker: its result is reported in its turn, and the frames that are sent
 //! because of it go to the output when they are sent, with the timestamp of the packet that ended the wait.
 //!
@@ -221,7 +221,10 @@ impl Replay {
     /// If the spec has no such interface.
     pub fn one(&mut self, n: u64, now: Now, interface: InterfaceIndex, bytes: &[u8]) -> Vec<Replayed> {
         assert!(usize::from(interface) < self.snapshot.interfaces().len(), "an interface of the spec");
-        self.clock = self.clock.max(now);
+        let before = self.clock;
+        self.clock = before.max(now);
+        // A new replay has no flows, so the time before its first packet costs nothing.
+        self.pipeline.age_between(before, self.clock);
         // As a worker does in each turn. From the first packet on, so the tables count the loads of all flows.
         self.pipeline.share_loads(&self.snapshot, &self.tallies, self.clock);
         let expired: Vec<HeldPacket> = std::iter::from_fn(|| self.fragments.expire(self.clock)).collect();
@@ -242,7 +245,6 @@ impl Replay {
                 done.push(self.process(replayed.n, replayed.interface, &mut [frame]));
             }
         }
-        self.pipeline.age(self.clock);
         done
     }
 

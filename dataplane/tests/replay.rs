@@ -4,12 +4,15 @@
 
 mod common;
 
+use std::num::NonZeroU32;
+
 use common::*;
 use tidegate_core::capture::{Reader, Writer};
 use tidegate_core::loads::LoadRule;
 use tidegate_core::pipeline::FlowNote;
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, NeighborSpec, Protocol, Scheduler, ServiceSpec, SnapshotSpec,
+    BackendSpec, BackendState, ForwardingMode, NeighborSpec, Protocol, Scheduler, ServiceLimits, ServiceSpec,
+    SnapshotSpec,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::fragments;
@@ -19,9 +22,15 @@ use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, repl
 const VIP_WEIGHTED: &str = "192.0.2.102";
 
 fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let frames: Vec<_> = (0..).zip(frames).map(|(ms, frame)| (ms, frame.clone())).collect();
+    capture_at(&frames)
+}
+
+/// A capture of frames with the milliseconds at which they came.
+fn capture_at(frames: &[(u64, Vec<u8>)]) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
-    for (n, frame) in frames.iter().enumerate() {
-        writer.write(1_700_000_000_000_000_000 + n as u64 * 1_000_000, frame).unwrap();
+    for (ms, frame) in frames {
+        writer.write(1_700_000_000_000_000_000 + ms * 1_000_000, frame).unwrap();
     }
     writer.finish().unwrap()
 }
@@ -174,6 +183,27 @@ fn loads_are_counted_whatever_flows_there_were_before() {
             let backend = Some(format!("192.0.2.{}:80", 10 + weight).parse().unwrap());
             let flows = told.iter().filter(|packet| packet.backend == backend).count();
             assert!(flows.abs_diff(100 * weight) <= 3, "{flows} flows for weight {weight} by {scheduler:?}");
+        }
+    }
+}
+
+#[test]
+fn flows_that_expired_while_the_capture_was_silent_leave_room_for_as_many() {
+    let limits = ServiceLimits { connections: NonZeroU32::new(10), ..ServiceLimits::default() };
+    let names =
+        [(VIP_L2, "direct", ForwardingMode::DsrL2), (VIP_FULLNAT, "translated", ForwardingMode::FullNat)];
+    let service = |(vip, name, mode)| ServiceSpec { limits, ..service(vip, name, mode) }.into();
+    let spec = SnapshotSpec { services: names.map(service).to_vec(), ..spec(1) };
+    for (vip, ..) in names {
+        // In days, also those after which the timestamps of flows begin anew.
+        for (seconds, transmitted) in [(1, 10), (3_600, 20), (30 * 86_400, 20), (50 * 86_400, 20)] {
+            let first = (0..15).map(|n| (u64::from(n), syn(4000 + n, vip)));
+            let second = (0..15).map(|n| (seconds * 1_000 + u64::from(n), syn(5000 + n, vip)));
+            let frames: Vec<_> = first.chain(second).collect();
+            let (told, summary, _) = run(&spec, &capture_at(&frames));
+            assert_eq!(summary.unwrap().transmitted, transmitted, "{vip} after {seconds} s");
+            let refused = told.iter().filter(|one| one.verdict == Refusal::ServiceConnections.into()).count();
+            assert_eq!(refused as u64, 30 - transmitted);
         }
     }
 }

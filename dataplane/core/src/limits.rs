@@ -3,6 +3,8 @@
 //! Nothing in this crate grows without one of these. A limit that is reached has a named outcome: a drop
 //! reason, an eviction reason, or a compile error of the snapshot.
 
+use std::time::Duration;
+
 use crate::now::Now;
 
 /// Frames that pass through the pipeline at once. With 32, all metadata of a burst fits in the first-level cache;
@@ -186,6 +188,14 @@ pub const HEADROOM_MIN: usize = 112;
 /// Buckets of flows that are examined for ageing with each burst: at 30,000 bursts a second, a whole table for a
 /// million flows in 3 seconds. Eight buckets would cost 4 % more time per packet.
 pub const AGEING_BUCKETS_PER_BURST: usize = 4;
+
+/// Buckets of each table of flows that a replay examines for each second of its capture: as a worker with 30,000 bursts
+/// a second. At most one walk of the whole table follows a gap, whatever its length.
+pub const AGEING_BUCKETS_PER_SECOND: u64 = 30_000 * AGEING_BUCKETS_PER_BURST as u64;
+
+/// The gap of a capture from which flows are also examined as of this time after its beginning, because the timestamps
+/// of flows wrap. It is longer than any idle timeout that can be configured.
+pub const AGEING_GAP_MAX: Duration = Duration::from_secs(10 * 86_400);
 
 /// Buckets of flows whose source ranges are checked in each turn after a change of ranges: this takes some 10 µs, and a
 /// whole table for a million flows takes a second at 10,000 turns.

@@ -161,6 +161,14 @@ impl FlowTables {
         0
     }
 
+    /// Removes expired flows from the next `buckets` buckets of each table, at most all of them once.
+    pub fn age_each(&mut self, now: Now, buckets: usize) {
+        self.dsr.v4.age(now, buckets);
+        self.dsr.v6.age(now, buckets);
+        self.nat.v4.age(now, buckets);
+        self.nat.v6.age(now, buckets);
+    }
+
     /// Counts the entries of backends in up to `buckets` more buckets of each table. Returns whether all are counted;
     /// from then on, they stay counted. `exists` is whether an id is one of the snapshot in use.
     pub fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
