@@ -18,6 +18,7 @@ use tidegate_model::objects::{
     IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 
+use super::annotations::key;
 use super::app_protocol;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
@@ -182,7 +183,8 @@ fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -
     let request = plan.options.proxy_protocol.as_ref()?;
     let (why, accepted) = proxy_protocol::obstacle(request.version, port.protocol)?;
     let what = format!("port {} of Service {} is not programmed: {why}", port.label(), plan.service.meta.key);
-    let diagnostic = Diagnostic::error(what).accepting(format!("{}: {accepted}", request.annotation));
+    // Ours takes precedence over an alias, which does not have these values.
+    let diagnostic = Diagnostic::error(what).accepting(format!("{}: {accepted}", key::PROXY_PROTOCOL));
     collector.find(&format!("spec.ports[{i}].protocol"), Reason::PortNotProgrammed, diagnostic);
     Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
 }

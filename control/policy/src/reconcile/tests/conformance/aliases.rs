@@ -463,6 +463,26 @@ fn a_value_of_an_alias_that_is_not_understood_is_named_and_nothing_unsafe_is_don
 }
 
 #[test]
+fn a_port_that_cannot_have_the_header_of_an_alias_is_told_of_an_annotation_that_helps() {
+    let alias = ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*");
+    for (protocol, version, accepted) in [
+        ("UDP", "v2", "tidegate.dev/proxy-protocol: v2, or a Service without UDP ports"),
+        ("SCTP", "none", "tidegate.dev/proxy-protocol: none, or a Service without SCTP ports"),
+    ] {
+        let look = |annotations: &[(&str, &str)]| {
+            let yaml = annotated_web(annotations)
+                .replace("port: 80,", &format!("port: 80, protocol: {protocol},"))
+                .replace("protocol: TCP", &format!("protocol: {protocol}"));
+            Both::new(&yaml).with(|world| world.settings.services.compat = ["aws".to_owned()].into()).look()
+        };
+        let refused = look(&[alias]);
+        assert_eq!((refused.spec.services.len(), finding(&refused).2), (0, accepted));
+        let followed = look(&[alias, (key::PROXY_PROTOCOL, version)]);
+        assert_eq!(followed.spec.services.len(), 1, "{protocol}");
+    }
+}
+
+#[test]
 fn every_alias_has_its_meaning_and_its_error_path() {
     let with_meaning: BTreeSet<&str> = MEANINGS.iter().map(|m| m.1).collect();
     let with_error: BTreeSet<&str> = NOT_UNDERSTOOD.iter().map(|m| m.1).collect();
