@@ -376,7 +376,12 @@ fn deliver(
     let path = path.filter(|&path| service.mode.is_tunnel() && path < link_mtu);
     let mtu = path.unwrap_or(link_mtu).saturating_sub(overhead);
     draft.0.way = Some(Egress { interface: name.to_owned(), next_hop: hop, mtu });
-    draft.step("mtu", text::mtu(name, link_mtu, path, overhead));
+    let longer = text::longer(packet, snapshot.policy().fragment_ipv4, mtu, overhead);
+    let mut found = format!("{}; {longer}", text::mtu(name, link_mtu, path, overhead));
+    if let Some(version) = service.proxy_protocol {
+        found = format!("{found}; {}", text::room_for_header(version, packet));
+    }
+    draft.step("mtu", found);
     let is_limited = service.mss_limit > 0 && service.mode != ForwardingMode::DsrL2;
     if is_limited && service.protocol == Protocol::Tcp {
         let most = mss::most(service.vip.family(), usize::from(mtu), service.mss_limit);

@@ -303,6 +303,49 @@ fn a_tunnel_takes_its_header_off_the_mtu() {
 }
 
 #[test]
+fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header() {
+    let backends = [("192.0.2.11", 80, ACTIVE)];
+    let mut direct = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &backends)]);
+    let told = ask(&direct, "203.0.113.1:80");
+    assert_eq!(
+        found(&told, "mtu"),
+        "1500 bytes, the MTU of uplink; longer packets are answered with \"fragmentation needed\" if they have DF, \
+         else fragmented"
+    );
+    direct.network.policy.fragment_ipv4 = false;
+    let told = ask(&direct, "203.0.113.1:80");
+    assert!(found(&told, "mtu").ends_with("also without DF (dataplane.oversized: answer)"), "{told}");
+
+    let six = [service(ForwardingMode::DsrIpip, "2001:db8:1::1", 80, &backends)];
+    let ask_six = |spec: &SnapshotSpec| ask_about(spec, "[2001:db8:9::7]:40000", "[2001:db8:1::1]:80", None);
+    let mut tunnel = spec(six.to_vec());
+    let told = ask_six(&tunnel);
+    assert!(found(&told, "mtu").ends_with("; longer packets are answered with \"packet too big\""), "{told}");
+    tunnel.network.interfaces[0].mtu = 1280;
+    let told = ask_six(&tunnel);
+    assert!(found(&told, "mtu").ends_with("in fragments of the outer packet"), "{told}");
+
+    for (version, protocol, needs) in [
+        (ProxyVersion::V1, Protocol::Tcp, "the first segment needs 46 bytes more"),
+        (ProxyVersion::V2, Protocol::Udp, "each datagram needs 28 bytes more"),
+    ] {
+        let plain = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
+        let key = ServiceKey { protocol, ..plain.key };
+        let proxied = spec(vec![ServiceSpec { key, proxy_protocol: Some(version), ..plain }]);
+        let neighbors = NeighborTable::new();
+        let (snapshot, _) = Snapshot::compile(&proxied, None, &neighbors).expect("a spec that compiles");
+        let packet = Packet {
+            protocol: Transport(protocol),
+            source: "198.51.100.7:40000".parse().expect("an address"),
+            destination: "203.0.113.1:80".parse().expect("an address"),
+        };
+        let told = explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
+        let expected = format!("{needs}, for the header of the PROXY protocol");
+        assert!(found(&told, "mtu").ends_with(&expected), "{told}");
+    }
+}
+
+#[test]
 fn traffic_that_a_backend_originates_is_said_to_be_forwarded_or_refused() {
     for (forward, verdict) in [(true, "transmit routed"), (false, "transmit not_routed")] {
         let mut spec = spec(vec![]);

@@ -9,6 +9,7 @@ use tidegate_core::backend::Backend;
 use tidegate_core::hash::{outer_hash, selection_hash};
 use tidegate_core::ids::BackendId;
 use tidegate_core::neighbors::NeighborState;
+use tidegate_core::path_mtu;
 use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
@@ -21,7 +22,7 @@ use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::verdict::TransmitReason;
 use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
-use tidegate_core::wire::proxy_header::{ProxyVersion, proxy_header};
+use tidegate_core::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
 use tidegate_core::wire::rewrite::Endpoint;
 use tidegate_core::wire::{Addr, Family};
 use tidegate_model::yaml::text::{show_bit_rate, show_duration};
@@ -371,10 +372,8 @@ pub(super) fn syn_cookie(cookies: SynCookies) -> Option<String> {
 
 /// The header that the backend gets in front of the client's data.
 pub(super) fn proxy_protocol(version: ProxyVersion, packet: &Packet) -> String {
-    let end = |at: SocketAddr| Endpoint { addr: at.ip().into(), port: at.port() };
-    let protocol = packet.protocol.0;
-    let header = proxy_header(version, protocol.number(), end(packet.source), end(packet.destination));
-    let wherein = match protocol {
+    let header = header_of(version, packet);
+    let wherein = match packet.protocol.0 {
         Protocol::Udp => "each datagram",
         Protocol::Tcp | Protocol::Sctp => "the client's data",
     };
@@ -406,6 +405,11 @@ pub(super) fn passive_health(rules: &PassiveHealth, is_aside: bool) -> String {
         ),
     };
     format!("{aside}{retries}{failures}")
+}
+
+fn header_of(version: ProxyVersion, packet: &Packet) -> ProxyHeader {
+    let end = |at: SocketAddr| Endpoint { addr: at.ip().into(), port: at.port() };
+    proxy_header(version, packet.protocol.0.number(), end(packet.source), end(packet.destination))
 }
 
 /// The hash that chooses the outer source and the UDP source port.
@@ -466,11 +470,36 @@ pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) 
         None => format!("{link} of {interface}"),
     };
     match overhead {
-        0 => format!("{fits} bytes, the MTU of {interface}; what is longer is answered with packet-too-big"),
-        _ => format!(
-            "{fits} bytes: {of} less {overhead} for the outer header; what is longer is answered with packet-too-big"
-        ),
+        0 => format!("{fits} bytes, the MTU of {interface}"),
+        _ => format!("{fits} bytes: {of} less {overhead} for the outer header"),
     }
+}
+
+/// What happens to packets that are longer than `fits`, with this `overhead` of a tunnel.
+pub(super) fn longer(packet: &Packet, fragments_ipv4: bool, fits: u16, overhead: u16) -> &'static str {
+    match (packet.source.is_ipv4(), fragments_ipv4) {
+        (true, true) => {
+            "longer packets are answered with \"fragmentation needed\" if they have DF, else fragmented"
+        }
+        (true, false) => {
+            "longer packets are answered with \"fragmentation needed\", also without DF (dataplane.oversized: answer)"
+        }
+        (false, _) if overhead > 0 && fits < path_mtu::minimum(Family::V6) => {
+            "longer packets are answered with \"packet too big\", except that those of at most 1280 bytes are sent in \
+             fragments of the outer packet"
+        }
+        (false, _) => "longer packets are answered with \"packet too big\"",
+    }
+}
+
+/// Which packets also need room for the header of the PROXY protocol.
+pub(super) fn room_for_header(version: ProxyVersion, packet: &Packet) -> String {
+    let which = match packet.protocol.0 {
+        Protocol::Udp => "each datagram",
+        Protocol::Tcp | Protocol::Sctp => "the first segment",
+    };
+    let len = header_of(version, packet).len();
+    format!("{which} needs {len} bytes more, for the header of the PROXY protocol")
 }
 
 pub(super) fn transit(src: &Addr, transit: &Transit) -> String {
