@@ -1,8 +1,9 @@
 //! Parses text to trees: one for each document, with anchors, aliases and merge keys resolved.
 //!
 //! The grammar is saphyr-parser's (events with positions, without recursion). This file builds the tree, and defines
-//! its limits and its faults. After a fault, parsing continues to find others, except that nothing after a syntax
-//! error can be read.
+//! its limits and its faults. After a fault, parsing continues to find others. After a syntax error it continues at the
+//! next document separator: a line with `---` or `...` at its start ends a document wherever it is, also within quotes,
+//! brackets and block scalars (YAML 1.2, 9.1.2).
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,10 +16,13 @@ use super::{
 /// The number of keys of a mapping up to which a scan is cheaper than a set.
 const SCANNED_KEYS_MAX: usize = 16;
 
+/// The number of syntax errors after which the rest of a text is not read.
+const SYNTAX_ERRORS_MAX: usize = 100;
+
 /// The non-empty documents of a text, and the faults of the text.
 #[derive(Debug, Default)]
 pub struct Parsed {
-    /// The documents. After a syntax error, only those that were complete before it.
+    /// The documents without syntax errors.
     pub documents: Vec<Node>,
     /// Indices of the `documents` whose text has a fault.
     pub flawed: Vec<usize>,
@@ -45,24 +49,44 @@ pub struct Fault {
 /// assert_eq!(parsed.documents[1].entry("b").expect("it has one").at.column, 2);
 /// ```
 pub fn parse(text: &str) -> Parsed {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut rest = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
-    let mut parser = Parser::new_from_str(text);
-    while let Some(event) = parser.next_event() {
-        match event {
-            Ok((event, span)) => {
-                if !builder.event(event, span) {
-                    break;
-                }
-            }
-            Err(error) => {
-                let at = position(*error.marker());
-                builder.fault(at, format!("not YAML: {}", error.info()), "YAML or JSON");
-                break;
-            }
+    while let Some(stop) = builder.documents(rest) {
+        let Some((offset, lines)) = next_document(rest, stop) else { break };
+        if builder.syntax_errors >= SYNTAX_ERRORS_MAX {
+            let at = Position { line: builder.lines_before + lines + 1, column: 1 };
+            let what =
+                format!("more than {SYNTAX_ERRORS_MAX} syntax errors: the rest of the file is not read");
+            builder.fault(at, what, "YAML or JSON");
+            break;
         }
+        builder.lines_before += lines;
+        rest = &rest[offset..];
     }
     builder.parsed
+}
+
+/// Finds the next document from the place of a syntax error on: its offset, and the number of lines before it.
+fn next_document(text: &str, error: Position) -> Option<(usize, u32)> {
+    let (mut offset, mut lines) = (0, 0);
+    loop {
+        let line = &text[offset..];
+        let len = line.find(['\n', '\r'])?;
+        let len = len + if line[len..].starts_with("\r\n") { 2 } else { 1 };
+        // An error at a separator is about the document before it. The text itself may begin with one.
+        let is_after = offset > 0 && (lines + 1, 1) >= (error.line, error.column);
+        if is_after && is_separator(line, "---") {
+            return Some((offset, lines));
+        }
+        (offset, lines) = (offset + len, lines + 1);
+        if is_after && is_separator(line, "...") {
+            return Some((offset, lines));
+        }
+    }
+}
+
+fn is_separator(line: &str, mark: &str) -> bool {
+    line.strip_prefix(mark).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\n', '\r']))
 }
 
 fn position(marker: saphyr_parser::Marker) -> Position {
@@ -123,12 +147,53 @@ struct Builder {
     unfolded: Size,
     /// Whether the current document has a fault.
     flawed: bool,
+    /// The lines before the text that is being parsed.
+    lines_before: u32,
+    syntax_errors: usize,
+    /// The number of `documents` before the one in progress.
+    complete: usize,
 }
 
 impl Builder {
+    /// Reads the documents of a text up to its end, a limit or a syntax error. Returns the place of the latter within
+    /// the text.
+    fn documents(&mut self, text: &str) -> Option<Position> {
+        let mut parser = Parser::new_from_str(text);
+        while let Some(event) = parser.next_event() {
+            match event {
+                Ok((event, span)) => {
+                    if !self.event(event, span) {
+                        return None;
+                    }
+                }
+                Err(error) => {
+                    let within = position(*error.marker());
+                    self.fault(
+                        self.place(*error.marker()),
+                        format!("not YAML: {}", error.info()),
+                        "YAML or JSON",
+                    );
+                    self.syntax_errors += 1;
+                    // Its first value may be complete, but it is only a part of what was meant.
+                    self.parsed.documents.truncate(self.complete);
+                    self.parsed.flawed.retain(|&index| index < self.complete);
+                    self.open.clear();
+                    return Some(within);
+                }
+            }
+        }
+        None
+    }
+
+    /// The place in the file.
+    fn place(&self, marker: saphyr_parser::Marker) -> Position {
+        let Position { line, column } = position(marker);
+        Position { line: line.saturating_add(self.lines_before), column }
+    }
+
     /// Processes one event. Returns false if a limit was exceeded and the rest must not be read.
     fn event(&mut self, event: Event<'_>, span: Span) -> bool {
-        let at = position(span.start);
+        let at = self.place(span.start);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let node = Node { at, value: Value::Scalar(scalar(&text, style, tag.as_deref())) };
@@ -144,9 +209,14 @@ impl Builder {
                 // Anchors are valid only within their document (YAML 1.2, 7.1).
                 self.anchors.clear();
                 self.flawed = false;
+                self.complete = self.parsed.documents.len();
                 true
             }
-            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => true,
+            Event::DocumentEnd => {
+                self.complete = self.parsed.documents.len();
+                true
+            }
+            Event::Nothing | Event::StreamStart | Event::StreamEnd => true,
         }
     }
 

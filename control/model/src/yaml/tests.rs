@@ -95,6 +95,59 @@ fn faults_of_the_text_have_a_place() {
 }
 
 #[test]
+fn a_syntax_error_costs_its_document_and_no_other() {
+    // Unclosed brackets, braces and quotes, wrong indentation, a tab, an unknown alias, and what is no value.
+    let broken = [
+        "a: [1\nb: 2\n",
+        "a: {b: 1\n",
+        "a: \"b\nc: d\n",
+        "a: 'b\n",
+        "a:\n  b: 1\n c: 2\n",
+        "a:\n\tb: 1\n",
+        "a: *unknown\n",
+        "a: @b\n",
+        "a: b: c\n",
+        "[1, 2]]\nmore: 3\n",
+        "|\n  text\n x: [\n",
+    ];
+    for (line_break, end) in [("\n", "---\n"), ("\r\n", "--- # next\n"), ("\n", "...\n")] {
+        for one in broken {
+            let text = format!("first: 1\n---\n{one}{end}last: 2\nlast: 3\n---\nend: |\n  ---\n  x\n");
+            let text = text.replace('\n', line_break);
+            let parsed = parse(&text);
+            let lines = u32::try_from(text.lines().count()).expect("a few");
+            let keys: Vec<&str> = parsed
+                .documents
+                .iter()
+                .filter_map(|document| match &document.value {
+                    Value::Mapping(entries) => Some(entries[0].key.as_str()),
+                    _ => None,
+                })
+                .filter(|key| !matches!(*key, "a" | "more"))
+                .collect();
+            assert_eq!(keys, ["first", "last", "end"], "{text}");
+            let faults = faults(&text);
+            assert!(faults[0].contains("not YAML"), "{text}{faults:?}");
+            let duplicate = format!("{}:1: duplicate key \"last\"", lines - 4);
+            assert_eq!(faults.last(), Some(&duplicate), "{text}");
+        }
+    }
+}
+
+#[test]
+fn each_syntax_error_of_a_file_is_reported_up_to_a_limit() {
+    let two = "a: [\n---\nok: 1\n---\nb: }\n---\nend: 2\n";
+    let found = faults(two);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("2:1: not YAML") && found[1].starts_with("5:4: not YAML"), "{found:?}");
+    assert_eq!(parse(two).documents.len(), 2);
+
+    let many = faults(&"a: [\n---\n".repeat(1000));
+    assert_eq!(many.len(), 101);
+    assert!(many[100].ends_with("more than 100 syntax errors: the rest of the file is not read"), "{many:?}");
+}
+
+#[test]
 fn a_mapping_of_60_000_keys_is_read_in_linear_time_and_names_the_one_key_that_is_there_twice() {
     // Scanning all keys for each key would take 1.8 billion comparisons of equal prefixes. That is minutes in a debug
     // build, while a linear reader takes less than a second.
