@@ -365,6 +365,22 @@ fn a_capture_that_is_none_or_is_cut_off_is_named_with_the_offset() {
 }
 
 #[test]
+fn the_capture_that_is_read_is_never_the_one_that_is_written() {
+    let site = site();
+    cli_support::write_capture(&site.path("in.pcap"), &[syn("203.0.113.1", 40_000)]);
+    let before = std::fs::read(site.path("in.pcap")).expect("it was written");
+    std::os::unix::fs::symlink("in.pcap", site.path("symlink.pcap")).expect("it is new");
+    std::fs::hard_link(site.path("in.pcap"), site.path("link.pcap")).expect("it is new");
+    for output in ["in.pcap", "./in.pcap", "symlink.pcap", "link.pcap"] {
+        let ran = site.run(&["replay", "-c", "gateway.yaml", "--in", "in.pcap", "--out", output]);
+        assert_eq!(ran.code, 1);
+        let refusal = format!("--out {output} is the file of --in in.pcap; accepted: another file");
+        assert!(ran.err.contains(&refusal), "{}", ran.err);
+        assert_eq!(std::fs::read(site.path("in.pcap")).expect("it is there"), before, "{output}");
+    }
+}
+
+#[test]
 fn a_faulty_configuration_is_refused_and_a_faulty_manifest_costs_its_object_alone() {
     let refused = Site::new(&GATEWAY.replace("cores: [1]", "cores: []"), &[]);
     cli_support::write_capture(&refused.path("in.pcap"), &[syn("203.0.113.1", 40_000)]);

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -34,7 +35,7 @@ pub(super) struct ReplayArgs {
     /// Capture file to read: pcap or pcapng, Ethernet
     #[arg(long = "in", value_name = "IN.pcap")]
     input: PathBuf,
-    /// Capture file to write: the frames that the gateway would send
+    /// Capture file to write, another one: the frames that the gateway would send
     #[arg(long = "out", value_name = "OUT.pcap")]
     output: PathBuf,
     /// Print one JSON object per packet of the capture
@@ -75,6 +76,10 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     };
     take_over_stations(&config, &mut outcome.spec, &args.input);
     let input = File::open(&args.input).with_context(|| args.input.display().to_string())?;
+    if is_same_file(&input, &args.output) {
+        let (input, output) = (args.input.display(), args.output.display());
+        return Err(anyhow!("--out {output} is the file of --in {input}; accepted: another file"));
+    }
     let output = File::create(&args.output).with_context(|| args.output.display().to_string())?;
     let mut writer =
         Writer::new(BufWriter::new(output)).with_context(|| args.output.display().to_string())?;
@@ -94,6 +99,12 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let summary = ended.map_err(|error| anyhow!("{}: {error}", args.input.display()))?;
     eprintln!("{}", text(&summary));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the output would replace the capture that is read: the same regular file, by whatever names.
+fn is_same_file(input: &File, output: &Path) -> bool {
+    let (Ok(input), Ok(output)) = (input.metadata(), std::fs::metadata(output)) else { return false };
+    input.is_file() && (input.dev(), input.ino()) == (output.dev(), output.ino())
 }
 
 /// Sets the MAC address of each interface that has no `mac` in the configuration. A running gateway uses the MAC
