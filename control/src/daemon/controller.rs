@@ -138,9 +138,8 @@ impl Controller {
         // Before the first objects there is no round to compare.
         let self_check = &self.configuration.config.self_check;
         let compare_at = self.manifests.as_ref().and_then(|_| self.desired.comparison_due(self_check));
-        let all =
-            [self.desired.due(), self.cluster.due(), save_at, self.drained.due(), compare_at, self.log.due()];
-        all.into_iter().flatten().min()
+        let own = [save_at, compare_at, self.drained.due(), self.log.due(), self.publisher.due()];
+        own.into_iter().chain([self.desired.due(), self.cluster.due()]).flatten().min()
     }
 
     /// Sets what is known about the other gateways.

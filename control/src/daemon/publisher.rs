@@ -20,6 +20,8 @@ const APPLY_MAX: Duration = Duration::from_millis(500);
 /// How long the round polls the workers without yielding its thread.
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
+/// The pause before parts that were left out of a full neighbour table are tried again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Publishes desired states to the workers.
 pub(super) struct Publisher {
@@ -37,6 +39,8 @@ pub(super) struct Publisher {
     /// Whether the next snapshot is compiled from scratch although its spec is equal, because the snapshot in use was
     /// revised incorrectly.
     recompiles: bool,
+    /// If something is left out because the neighbour table was full: when to look for room.
+    looks_for_room_at: Option<Instant>,
 }
 
 impl Publisher {
@@ -51,6 +55,7 @@ impl Publisher {
             applied: None,
             version_applied: 0,
             recompiles: false,
+            looks_for_room_at: None,
         }
     }
 
@@ -69,6 +74,20 @@ impl Publisher {
         self.recompiles = true;
     }
 
+    /// When [`Self::publish`] must be called although nothing changes.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.looks_for_room_at
+    }
+
+    /// Whether something was left out because the neighbour table was full, and there is room now. Slots become free
+    /// only after the workers have stopped using an older snapshot, so nothing else changes then.
+    fn found_room(&mut self) -> bool {
+        let Some(at) = &mut self.looks_for_room_at else { return false };
+        *at = Instant::now() + RETRY;
+        let usage = self.dataplane.neighbors().usage();
+        usage.next_hops < usage.next_hops_max
+    }
+
     /// The snapshot in use, and the outcome that it was compiled from.
     pub(super) fn in_use(&self) -> Option<(KeptSnapshot, Arc<Outcome>)> {
         let published = self.published.as_ref()?;
@@ -79,7 +98,8 @@ impl Publisher {
     /// of parts that are left out; `None` if nothing was published.
     pub(super) async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
-        if self.is_published(spec) && !self.recompiles {
+        let found_room = self.found_room();
+        if self.is_published(spec) && !self.recompiles && !found_room {
             // A state whose publication failed is no longer wanted.
             self.state.published();
             return None;
@@ -107,6 +127,8 @@ impl Publisher {
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
+        let lacks_room = published.problems.iter().any(Problem::is_lack_of_room);
+        self.looks_for_room_at = lacks_room.then(|| Instant::now() + RETRY);
         self.handed_over.get_or_insert(published.handed_over);
         self.state.desire(spec.generation);
         self.wait_for_workers().await;

@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use super::compile::compile_anew;
-use super::problem::{BackendProblem, Problem};
+use super::problem::Problem;
 use super::spec::SnapshotSpec;
 use super::state::Snapshot;
 use crate::backend::Backend;
@@ -45,7 +45,7 @@ impl Snapshot {
             }
         };
         let known = self.carried.lineage.problems();
-        if known.iter().chain(&problems).any(is_lack_of_room) {
+        if known.iter().chain(&problems).any(Problem::is_lack_of_room) {
             return None;
         }
         let [one, other] = [Seen { snapshot: self, neighbors }, Seen { snapshot: &scratch, neighbors: &own }];
@@ -65,14 +65,6 @@ impl Snapshot {
             difference::of_lists("problems", &known, &problems),
         ];
         Some(found.into_iter().flatten().collect())
-    }
-}
-
-fn is_lack_of_room(problem: &Problem) -> bool {
-    match problem {
-        Problem::RouterTableFull { .. } | Problem::NeighborTableFull { .. } => true,
-        Problem::Backend { reason, .. } => *reason == BackendProblem::NeighborTableFull,
-        _ => false,
     }
 }
 

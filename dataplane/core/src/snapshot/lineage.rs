@@ -79,6 +79,12 @@ impl Problems {
         };
     }
 
+    /// Whether something is left out because the neighbour table was full.
+    pub(super) fn lack_room(&self) -> bool {
+        let mut all = self.network.iter().chain(self.left_out.values().flatten()).chain(&self.neighbors);
+        all.any(Problem::is_lack_of_room)
+    }
+
     pub(super) fn all(&self) -> Vec<Problem> {
         let of_backends = self.left_out.values().flatten();
         let all =

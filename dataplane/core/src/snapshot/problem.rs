@@ -92,6 +92,18 @@ pub enum Problem {
     },
 }
 
+impl Problem {
+    /// Whether the part is left out only because the neighbour table was full. It can be programmed when there is room.
+    #[must_use]
+    pub fn is_lack_of_room(&self) -> bool {
+        match self {
+            Self::RouterTableFull { .. } | Self::NeighborTableFull { .. } => true,
+            Self::Backend { reason, .. } => *reason == BackendProblem::NeighborTableFull,
+            _ => false,
+        }
+    }
+}
+
 /// Why packets cannot be forwarded to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum BackendProblem {

@@ -3,7 +3,8 @@
 //!
 //! Unchanged parts are shared. Tables that packets read get new entries only for the changes (see [`crate::table`]). So
 //! a change of one endpoint costs little, and not a compile of everything. All other cases (services that are added or
-//! removed, other source ranges, another network, a refused spec) use the compile from scratch.
+//! removed, other source ranges, another network, a refused spec, something left out of a full neighbour table) use the
+//! compile from scratch.
 //!
 //! Invariant: the result equals that of a compile from scratch with the same previous snapshot (tested).
 
@@ -36,6 +37,11 @@ pub(super) fn revise(
     neighbors: &NeighborTable,
 ) -> Option<(Snapshot, Vec<Problem>)> {
     let before = &previous.carried;
+    // What was left out must be tried again: there may be room now. The holds of a chain of revisions would also keep
+    // slots that nobody needs any more.
+    if before.lineage.problems.lack_room() {
+        return None;
+    }
     let (changed, backends) = changed(spec, &before.lineage)?;
     let sorted: Vec<Sorted<'_>> =
         changed.iter().map(|&(_, at)| sorted_service(&spec.services[at]).ok()).collect::<Option<_>>()?;

@@ -116,3 +116,29 @@ fn problems_of_routes_neighbours_and_tables_are_told() {
          by 2"
     );
 }
+
+/// Two services with backends on the link. The table has room for `capacity` next hops.
+fn short(own: &[&str]) -> SnapshotSpec {
+    let backends = |all: &[&str]| all.iter().map(|at| backend(at, 80)).collect();
+    network(vec![
+        service("203.0.113.1", 80, Nat, backends(own)),
+        service("203.0.113.2", 80, Nat, backends(&["10.0.1.9"])),
+    ])
+}
+
+#[test]
+fn a_backend_that_was_left_out_of_a_full_table_is_tried_again_by_every_compile() {
+    let mut spec = short(&["10.0.1.1", "10.0.1.2", "10.0.1.3"]);
+    let routers = compile(&network(vec![]), None).0.next_hops().len();
+    let neighbors = NeighborTable::with_capacity(routers + 3);
+    let (first, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
+    assert!(problems.iter().all(Problem::is_lack_of_room) && problems.len() == 1, "{problems:?}");
+    spec.services[0] = short(&["10.0.1.1"]).services.swap_remove(0);
+    spec.generation += 1;
+    let (second, _) = Snapshot::compile(&spec, Some(&first), &neighbors).unwrap();
+    drop(first);
+    spec.generation += 1;
+    let (third, problems) = Snapshot::compile(&spec, Some(&second), &neighbors).unwrap();
+    assert_eq!(problems, [], "the slots that the first snapshot held are free");
+    assert_eq!(third.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [1, 1]);
+}
