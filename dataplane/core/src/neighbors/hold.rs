@@ -5,6 +5,7 @@
 //!
 //! Invariant: a slot is free exactly when no [`Hold`] and no [`NeighborTable::intern`] holds it.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 use std::sync::{MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ use crate::wire::Addr;
 pub struct Hold {
     table: NeighborTable,
     slots: Vec<NeighborSlot>,
+    /// The only next hops that it may take; `None` for any.
+    granted: Option<HashSet<(InterfaceIndex, Addr)>>,
 }
 
 impl Hold {
@@ -33,9 +36,17 @@ impl Hold {
     /// # Errors
     /// [`TableFull`].
     pub fn intern(&mut self, interface: InterfaceIndex, addr: Addr) -> Result<NeighborSlot, TableFull> {
+        if self.granted.as_ref().is_some_and(|granted| !granted.contains(&(interface, addr))) {
+            return Err(TableFull);
+        }
         let slot = self.table.take(interface, &addr, Holder::Snapshot)?;
         self.slots.push(slot);
         Ok(slot)
+    }
+
+    /// Refuses other next hops than these from now on, until it is called with `None`.
+    pub fn grant(&mut self, granted: Option<HashSet<(InterfaceIndex, Addr)>>) {
+        self.granted = granted;
     }
 
     /// Holds a slot that another hold of the same table has.
@@ -71,7 +82,7 @@ impl NeighborTable {
     /// An empty hold for a snapshot.
     #[must_use]
     pub fn hold(&self) -> Hold {
-        Hold { table: self.clone(), slots: Vec::new() }
+        Hold { table: self.clone(), slots: Vec::new(), granted: None }
     }
 
     /// The slot of a next hop, allocated if it has none. The resolver holds it until [`Self::release`].

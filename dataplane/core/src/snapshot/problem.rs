@@ -141,7 +141,7 @@ pub enum BackendProblem {
     /// Nothing listens on port 0.
     #[error("its port is 0")]
     PortZero,
-    /// The neighbour table has no room for its next hop.
+    /// The neighbour table has no room for its next hop, or its namespace has more next hops than its share.
     #[error("the neighbour table is full ({} next hops)", limits::NEXT_HOPS_MAX)]
     NeighborTableFull,
 }

@@ -8,6 +8,7 @@
 
 mod identity;
 mod network;
+mod next_hop_shares;
 mod records;
 mod revise;
 mod services;
@@ -26,14 +27,14 @@ use super::spec::{NoEndpoints, ServiceKey, SnapshotSpec};
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
 use crate::limits;
-use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::neighbors::{Hold, NeighborSlot, NeighborTable};
 use crate::service::Services;
 use crate::service_limits::LimitedServices;
 use crate::source_ranges::Sets;
 use crate::source_rates::SourceRates;
 use identity::Ids;
 use records::finish;
-use services::{Programmed, at_most, sorted_services};
+use services::{Programmed, Sorted, at_most, sorted_services};
 
 impl Snapshot {
     /// Compiles a spec. Objects that exist in `previous` keep their ids, and unchanged Maglev tables are shared with
@@ -84,21 +85,39 @@ pub(super) fn compile_anew(
 
     let mut hold = neighbors.hold();
     let network = Network::build(spec, &services, interfaces, &mut hold, &mut problems.network);
-    let programmed: Vec<Programmed<'_>> = (0..)
-        .zip(services)
-        .map(|(rank, service)| {
-            let mut found = Vec::new();
-            let programmed = network.program(service, &mut hold, &mut found);
-            problems.left_out(rank, found);
-            programmed
-        })
-        .collect();
-    let ids = Ids::assign(&programmed, previous);
+    // Before the backends, which must not take their room.
     let static_neighbors = network.set_static(spec, previous, &mut hold, &mut problems.neighbors);
-    let holds = Holds::of(hold);
+    let mut of_backends = neighbors.hold();
+    let mut programmed = program(&network, &services, &mut of_backends, &mut problems);
+    if problems.lack_room() {
+        of_backends = neighbors.hold();
+        let taken = network.routers.iter().chain(&*static_neighbors).collect::<HashSet<_>>().len();
+        let room = neighbors.usage().next_hops_max.saturating_sub(taken);
+        of_backends.grant(Some(next_hop_shares::granted(spec, &network, &services, room)));
+        programmed = program(&network, &services, &mut of_backends, &mut problems);
+        of_backends.grant(None);
+    }
+    let ids = Ids::assign(&programmed, previous);
+    let holds = Holds::of(hold).and(of_backends);
     let snapshot = assemble(spec, previous, network, &programmed, ids, (static_neighbors, holds), problems);
     let problems = snapshot.carried.lineage.problems.all();
     Ok((snapshot, problems))
+}
+
+/// The backends that can be reached, with the reasons for the others in `problems`.
+fn program<'a>(
+    network: &Network,
+    services: &[Sorted<'a>],
+    hold: &mut Hold,
+    problems: &mut Problems,
+) -> Vec<Programmed<'a>> {
+    let one = |(rank, service)| {
+        let mut found = Vec::new();
+        let programmed = network.program(service, hold, &mut found);
+        problems.left_out(rank, found);
+        programmed
+    };
+    services.iter().enumerate().map(one).collect()
 }
 
 fn interfaces(spec: &SnapshotSpec) -> Result<Arc<[Interface]>, CompileError> {

@@ -88,12 +88,12 @@ impl Network {
 
     pub(super) fn program<'a>(
         &self,
-        service: Sorted<'a>,
+        service: &Sorted<'a>,
         neighbors: &mut Hold,
         problems: &mut Vec<Problem>,
     ) -> Programmed<'a> {
-        let Sorted { spec, vip, backends } = service;
-        let reachable = |(address, backend): (Addr, &'a BackendSpec)| match self
+        let &Sorted { spec, vip, ref backends } = service;
+        let reachable = |&(address, backend): &(Addr, &'a BackendSpec)| match self
             .reach(spec, vip, address, backend, neighbors)
         {
             Ok((interface, neighbor)) => Some(Reachable { spec: backend, address, interface, neighbor }),
@@ -103,7 +103,7 @@ impl Network {
                 None
             }
         };
-        Programmed { spec, vip, backends: backends.into_iter().filter_map(reachable).collect() }
+        Programmed { spec, vip, backends: backends.iter().filter_map(reachable).collect() }
     }
 
     fn reach(

@@ -49,7 +49,7 @@ pub(super) fn revise(
     let mut hold = neighbors.hold();
     let revised: Vec<Revised<'_>> = changed
         .iter()
-        .zip(sorted)
+        .zip(&sorted)
         .map(|(&(rank, _), service)| {
             let mut found = Vec::new();
             let programmed = previous.network.program(service, &mut hold, &mut found);
@@ -57,6 +57,10 @@ pub(super) fn revise(
             Revised::new(previous, rank, programmed)
         })
         .collect();
+    // The compile from scratch divides the room among namespaces.
+    if problems.lack_room() {
+        return None;
+    }
     let numbers = Numbers::of(previous, &revised);
     let (services, hot) = records(previous, &revised, &numbers, &mut problems);
     let services = previous.services.revised(services);

@@ -142,3 +142,29 @@ fn a_backend_that_was_left_out_of_a_full_table_is_tried_again_by_every_compile()
     assert_eq!(problems, [], "the slots that the first snapshot held are free");
     assert_eq!(third.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [1, 1]);
 }
+
+#[test]
+fn a_namespace_with_more_next_hops_than_the_table_has_takes_none_of_another_namespace() {
+    let many: Vec<String> = (1..9).map(|n| format!("10.0.1.{n}")).collect();
+    let mut spec = short(&many.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut other = ServiceSpec::clone(&spec.services[1]);
+    other.namespace = "other".into();
+    spec.services[1] = other.into();
+    spec.network.neighbors = vec![NeighborSpec { ip: ip("10.0.0.77"), mac: MAC }];
+    let fixed = compile(&network(vec![]), None).0.next_hops().len() + 1;
+    let neighbors = NeighborTable::with_capacity(fixed + 4);
+    let (snapshot, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
+    assert_eq!(snapshot.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [3, 1]);
+    assert!(problems.len() == 5 && problems.iter().all(Problem::is_lack_of_room), "{problems:?}");
+
+    // A snapshot that is in use keeps its slots. The share is free when it is no longer in use.
+    let first = network(vec![ServiceSpec::clone(&spec.services[0])]);
+    let neighbors = NeighborTable::with_capacity(fixed + 3);
+    let (before, _) = Snapshot::compile(&first, None, &neighbors).unwrap();
+    spec.generation += 1;
+    let (between, _) = Snapshot::compile(&spec, Some(&before), &neighbors).unwrap();
+    drop(before);
+    spec.generation += 1;
+    let (after, _) = Snapshot::compile(&spec, Some(&between), &neighbors).unwrap();
+    assert_eq!(after.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [2, 1]);
+}
