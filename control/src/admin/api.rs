@@ -231,6 +231,18 @@ impl NeighborsStatus {
     pub fn is_full(&self) -> bool {
         self.next_hops_max > 0 && self.next_hops >= self.next_hops_max
     }
+
+    /// What lacks because the table is full, and what to do.
+    #[must_use]
+    pub fn shortage(&self) -> Option<String> {
+        let Self { next_hops, next_hops_max, .. } = self;
+        self.is_full().then(|| {
+            format!(
+                "the table of next hops is full ({next_hops} of {next_hops_max}): further backends on the links of \
+                 the gateway are left out; remove such backends, or reach them through routers (dataplane.routes)"
+            )
+        })
+    }
 }
 
 /// The reason of the finding for a latest configuration with errors.

@@ -84,7 +84,7 @@ impl AdminBackend for Operator {
             pid: std::process::id(),
             started: self.state.started.to_string(),
             uptime_seconds: self.state.uptime().as_secs(),
-            healthy: health.healthy && !neighbors.is_full(),
+            healthy: health.healthy,
             ready: health.ready,
             degraded: {
                 let failure = self.state.publish_failure().map(|failure| failure.to_string());
@@ -104,6 +104,7 @@ impl AdminBackend for Operator {
                     .chain(failure)
                     .chain(health.degraded)
                     .chain(unsaved)
+                    .chain(neighbors.shortage())
                     .collect()
             },
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
