@@ -24,7 +24,7 @@ use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::NeighborEvent;
-use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_core::snapshot::{Problem, SnapshotSpec};
 use tidegate_core::wire::arp::{self, ArpOperation};
 use tidegate_core::wire::ndp::{self, Ndp};
 use tidegate_core::wire::{Addr, Parsed, SmallFrame};
@@ -93,6 +93,20 @@ impl Outside {
     pub fn of(spec: &SnapshotSpec, announce: bool) -> Self {
         let around = neighbors::surroundings(spec, announce);
         Self { routes: neighbors::tap_routes(spec, &around), around }
+    }
+
+    /// Without the next hops that the snapshot has left out of a full table. They have no slots, and must not take
+    /// those of neighbours that packets request.
+    #[must_use]
+    pub fn without_left_out(mut self, spec: &SnapshotSpec, problems: &[Problem]) -> Self {
+        for problem in problems.iter().filter(|problem| problem.is_lack_of_room()) {
+            if let Problem::Backend { backend, .. } = problem
+                && spec.network.routes.iter().all(|route| route.via != backend.ip())
+            {
+                self.around.next_hops.remove(&backend.ip());
+            }
+        }
+        self
     }
 }
 
@@ -195,7 +209,8 @@ impl<S: FrameSource> SlowPath<S> {
         worked |= self.send_probes(&mut memory.buffer, now);
         let Memory { resolver, routes, .. } = memory;
         if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
-            self.act(&resolver.configure(now, around));
+            let refused = self.act(&resolver.configure(now, around));
+            resolver.count_refused(refused);
             routes.want(&wanted);
         }
         worked |= routes.turn(&self.taps);
@@ -396,22 +411,26 @@ impl<S: FrameSource> SlowPath<S> {
                         resolver.claimed(now, (interface, addr.ip()), mac)
                     }
                 };
-                self.act(&actions);
+                let refused = self.act(&actions);
+                resolver.count_refused(refused);
                 worked = true;
             }
         }
         let actions = resolver.tick(now, &uses);
         worked |= !actions.is_empty();
-        self.act(&actions);
+        let refused = self.act(&actions);
+        resolver.count_refused(refused);
         let (refused, evicted) = resolver.crowding();
         self.counters.neighbors_refused.set(refused);
         self.counters.neighbors_evicted.set(evicted);
         worked
     }
 
-    fn act(&self, actions: &[Action]) {
+    /// Carries out actions. Returns the number of neighbours for which the table had no room.
+    fn act(&self, actions: &[Action]) -> u64 {
+        let mut refused = 0;
         for action in actions {
-            neighbors::apply(&self.table, action);
+            refused += u64::from(!neighbors::apply(&self.table, action));
             match action {
                 Action::Send { interface, frame } => {
                     let sent = self.inject(*interface, frame);
@@ -424,6 +443,7 @@ impl<S: FrameSource> SlowPath<S> {
                 _ => {}
             }
         }
+        refused
     }
 
     /// Passes a frame to worker 0. All frames use this worker, so that they stay in order.

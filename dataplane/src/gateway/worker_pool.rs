@@ -177,7 +177,8 @@ impl<F> WorkerPool<F> {
             return Err(PublishError::Interfaces { given: first.network.interfaces.len(), ports }.into());
         }
         let neighbors = Arc::new(NeighborTable::seeded(config.seed));
-        let (snapshot, _) = Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
+        let (snapshot, problems) =
+            Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
         let mut ledger = Ledger::new(config.places.len());
         let tallies = ledger.follow(&snapshot);
         // A single worker remembers all clients itself.
@@ -187,7 +188,7 @@ impl<F> WorkerPool<F> {
         });
         prepare(affinities.as_deref(), &snapshot);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
-        let outside = Outside::of(first, config.announce);
+        let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
         let probes: Arc<Probes> = Arc::default();
         probes.follow(&first.network.interfaces, &publisher.current().snapshot);
         let mut worker_pool = Self {
@@ -345,7 +346,7 @@ impl<F> WorkerPool<F> {
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
         let handed_over = Instant::now();
         if !same_outside {
-            let outside = Outside::of(spec, self.announce);
+            let outside = Outside::of(spec, self.announce).without_left_out(spec, &problems);
             if *control.outside != outside {
                 self.slow_path.tell(outside.clone());
                 control.outside = Arc::new(outside);

@@ -112,10 +112,11 @@ impl Entries {
         self.by_key.get(key).copied()
     }
 
-    /// Records that a packet needs it now. Returns whether there is such an entry.
-    pub(super) fn note_wanted(&mut self, key: &Key, now: Now) -> bool {
-        let entry = self.by_key.get_mut(key);
-        entry.map(|entry| entry.wanted_at = now).is_some()
+    /// Records that a packet needs it now. Returns the entry, if there is one.
+    pub(super) fn note_wanted(&mut self, key: &Key, now: Now) -> Option<Entry> {
+        let entry = self.by_key.get_mut(key)?;
+        entry.wanted_at = now;
+        Some(*entry)
     }
 
     /// All entries, ordered by interface, then by address.

@@ -69,15 +69,15 @@ pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::R
     spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
 }
 
-/// Applies an action to the table. If there is no room for another next hop, it stays unresolved, and that is logged.
-pub fn apply(table: &NeighborTable, action: &Action) {
+/// Applies an action to the table. Returns whether there was room for it. If not, the neighbour stays unresolved until
+/// a packet requests it again, and that is logged.
+#[must_use]
+pub fn apply(table: &NeighborTable, action: &Action) -> bool {
     match *action {
-        Action::Hold { interface, address } => {
-            slot(table, interface, address);
-        }
+        Action::Hold { interface, address } => return slot(table, interface, address).is_some(),
         Action::Learn { interface, address, mac, how } => {
             tracing::debug!(interface, %address, %mac, ?how, "neighbor found");
-            let Some(slot) = slot(table, interface, address) else { return };
+            let Some(slot) = slot(table, interface, address) else { return false };
             match how {
                 Known::Fixed => table.set_static(slot, mac),
                 Known::Confirmed => {
@@ -99,6 +99,7 @@ pub fn apply(table: &NeighborTable, action: &Action) {
         }
         Action::Send { .. } | Action::Conflict { .. } => {}
     }
+    true
 }
 
 fn slot(table: &NeighborTable, interface: u8, address: IpAddr) -> Option<NeighborSlot> {
@@ -196,5 +197,42 @@ mod tests {
         let spec = spec();
         let routes = tap_routes(&spec, &surroundings(&spec, true));
         assert_eq!(Vec::from_iter(routes), [("10.244.0.0/24".parse().unwrap(), (0, ip("192.0.2.10")))]);
+    }
+
+    #[test]
+    fn a_client_that_got_no_slot_of_a_full_table_gets_one_at_its_next_packet_when_there_is_room() {
+        use tidegate_core::now::Now;
+        use tidegate_core::pipeline::Sighting;
+        let table = NeighborTable::with_capacity(1);
+        let (client, other) = (ip("192.0.2.77"), ip("192.0.2.78"));
+        let mac = MacAddr([2, 0, 0, 0, 0, 9]);
+        let mut resolver = resolver::Resolver::default();
+        assert!(resolver.configure(Now(0), surroundings(&spec(), false)).len() > 1);
+        assert!(apply(&table, &Action::Hold { interface: 0, address: other }));
+        let unused = |_, _| false;
+        let wanted = resolver.wanted(Now(1), 0, client);
+        assert!(!wanted.iter().all(|action| apply(&table, action)), "there is no room");
+        let sighting = Sighting::Request;
+        let seen = resolver.seen(Now(2), (0, client), Some(mac), sighting, &unused);
+        assert!(!seen.iter().all(|action| apply(&table, action)), "there is no room");
+        assert!(apply(&table, &Action::Release { interface: 0, address: other, fixed: false }));
+        let again = resolver.wanted(Now(3), 0, client);
+        assert!(!again.is_empty() && again.iter().all(|action| apply(&table, action)));
+        assert_eq!(table.resolve(0, &Addr::from(client)), Some(mac));
+    }
+
+    #[test]
+    fn a_backend_that_the_snapshot_left_out_is_no_next_hop_of_the_resolver_and_a_router_stays_one() {
+        use tidegate_core::snapshot::{BackendProblem, Problem};
+        let spec = spec();
+        let left_out = |address| Problem::Backend {
+            service: spec.services[0].key,
+            label: String::new(),
+            backend: std::net::SocketAddr::new(ip(address), 80),
+            reason: BackendProblem::NeighborTableFull,
+        };
+        let problems = [left_out("192.0.2.20"), left_out("192.0.2.10")];
+        let outside = crate::slow_path::Outside::of(&spec, true).without_left_out(&spec, &problems);
+        assert_eq!(Vec::from_iter(outside.around.next_hops), [ip("192.0.2.10")]);
     }
 }

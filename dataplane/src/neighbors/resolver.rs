@@ -118,8 +118,17 @@ impl Resolver {
         if usize::from(interface) >= self.around.interfaces.len() || !is_host(address) {
             return actions;
         }
-        // A request was already sent; the timer of the entry paces further ones.
-        if self.entries.note_wanted(&key, now) {
+        // A request was already sent; the timer of the entry paces further ones. The worker did not find the neighbour
+        // in the table, which may have had no room before.
+        if let Some(entry) = self.entries.note_wanted(&key, now) {
+            actions.push(match (entry.state, entry.mac) {
+                (_, None) => Action::Hold { interface, address },
+                (State::Fixed, Some(mac)) => Action::Learn { interface, address, mac, how: Known::Fixed },
+                (_, Some(mac)) => {
+                    let how = if entry.confirmed { Known::Confirmed } else { Known::Unconfirmed };
+                    Action::Learn { interface, address, mac, how }
+                }
+            });
             return actions;
         }
         if self.make_room(now, &key, Shelf::Asked, &|_, _| false, &mut actions) {
@@ -226,6 +235,11 @@ impl Resolver {
     #[must_use]
     pub fn crowding(&self) -> (u64, u64) {
         (self.refused, self.evicted)
+    }
+
+    /// Counts a neighbour for which the table had no slot. The next packet to it is another attempt.
+    pub fn count_refused(&mut self, neighbors: u64) {
+        self.refused += neighbors;
     }
 
     /// Adds a next hop of a route or backend.
