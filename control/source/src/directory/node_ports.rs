@@ -18,8 +18,35 @@ const SIZE: u16 = LAST - FIRST + 1;
 /// min(max(16, size/32), 128)
 const STATIC_BAND: u16 = 86;
 
-/// The owner of each port.
-type Taken = BTreeMap<(Port, Protocol), ObjectKey>;
+/// The lowest port that is not in the static band.
+const FIRST_DYNAMIC: u16 = FIRST + STATIC_BAND;
+
+/// The owner of each port, and the ports of the range that have none.
+#[derive(Default)]
+struct Ports {
+    owners: BTreeMap<(Port, Protocol), ObjectKey>,
+    /// Kept, because any number of Services may ask after the last port was assigned: each is refused at once.
+    free: BTreeMap<Protocol, BTreeSet<u16>>,
+}
+
+impl Ports {
+    fn take(&mut self, port: Port, protocol: Protocol, owner: &ObjectKey) {
+        self.owners.insert((port, protocol), owner.clone());
+        self.free_of(protocol).remove(&port.get());
+    }
+
+    fn free_of(&mut self, protocol: Protocol) -> &mut BTreeSet<u16> {
+        self.free.entry(protocol).or_insert_with(|| (FIRST..=LAST).collect())
+    }
+
+    /// The first free port from `start` on, which continues at the lowest dynamic port after the highest. Then the
+    /// static band, from its lowest port.
+    fn next_free(&mut self, protocol: Protocol, start: u16) -> Option<Port> {
+        let free = self.free_of(protocol);
+        let found = free.range(start..).chain(free.range(FIRST_DYNAMIC..start)).next();
+        found.or_else(|| free.first()).copied().and_then(Port::new)
+    }
+}
 
 /// Requested ports that belong to another Service: the Service, and the index of the port, or `None` for
 /// `healthCheckNodePort`.
@@ -28,7 +55,7 @@ type Refused = BTreeSet<(ObjectKey, Option<usize>)>;
 /// First records the ports that Services request, in order, then assigns ports to those that need one. A requested port
 /// that belongs to another Service is removed and not replaced: an API server would have refused the whole object.
 pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
-    let mut taken = Taken::new();
+    let mut ports = Ports::default();
     let mut refused = Refused::new();
     let mut services: Vec<&Arc<Service>> = objects.services.values().collect();
     services.sort_by(|a, b| a.meta.seniority().cmp(&b.meta.seniority()));
@@ -37,13 +64,13 @@ pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
         for (i, port) in service.ports.iter().enumerate() {
             if let Some(node_port) = port.node_port {
                 let field = format!("spec.ports[{i}].nodePort");
-                if !claim(&mut taken, service, node_port, port.protocol, &field, report) {
+                if !claim(&mut ports, service, node_port, port.protocol, &field, report) {
                     refused.insert((key.clone(), Some(i)));
                 }
             }
         }
         if let Some(port) = service.health_check_node_port
-            && !claim(&mut taken, service, port, Protocol::Tcp, "spec.healthCheckNodePort", report)
+            && !claim(&mut ports, service, port, Protocol::Tcp, "spec.healthCheckNodePort", report)
         {
             refused.insert((key.clone(), None));
         }
@@ -62,14 +89,14 @@ pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
                 port.node_port = None;
             } else if numbered && port.node_port.is_none() {
                 let (protocol, seed) = wants(port.protocol, &format!("{}/{}", port.port, port.protocol));
-                port.node_port = choose(&mut taken, service, protocol, &seed, report);
+                port.node_port = choose(&mut ports, service, protocol, &seed, report);
             }
         }
         if refused.contains(&(service.meta.key.clone(), None)) {
             given.health_check_node_port = None;
         } else if lacks_health_port(service) {
             let (protocol, seed) = wants(Protocol::Tcp, "health");
-            given.health_check_node_port = choose(&mut taken, service, protocol, &seed, report);
+            given.health_check_node_port = choose(&mut ports, service, protocol, &seed, report);
         }
         *service = Arc::new(given);
     }
@@ -92,7 +119,7 @@ fn lacks_health_port(service: &Service) -> bool {
 
 /// Claims the port for the Service. Returns whether it was free.
 fn claim(
-    taken: &mut Taken,
+    ports: &mut Ports,
     service: &Service,
     port: Port,
     protocol: Protocol,
@@ -100,7 +127,7 @@ fn claim(
     report: &mut Report,
 ) -> bool {
     let key = &service.meta.key;
-    if let Some(owner) = taken.get(&(port, protocol)) {
+    if let Some(owner) = ports.owners.get(&(port, protocol)) {
         report.push(
             Diagnostic::error(format!("{field}: {port}/{protocol} is already taken by Service {owner}"))
                 .accepting("a free port; or omit the field")
@@ -108,26 +135,22 @@ fn claim(
         );
         return false;
     }
-    taken.insert((port, protocol), key.clone());
+    ports.take(port, protocol, key);
     true
 }
 
 fn choose(
-    taken: &mut Taken,
+    ports: &mut Ports,
     service: &Service,
     protocol: Protocol,
     seed: &str,
     report: &mut Report,
 ) -> Option<Port> {
     let dynamic = SIZE - STATIC_BAND;
-    let start = u16::try_from(path_hash(PATH_START, seed) % u64::from(dynamic)).expect("less than a u16");
-    let upper = (0..dynamic).map(|i| FIRST + STATIC_BAND + (start + i) % dynamic);
-    let lower = (0..STATIC_BAND).map(|i| FIRST + i);
-    let free = upper.chain(lower).filter_map(Port::new).find(|p| !taken.contains_key(&(*p, protocol)));
+    let offset = u16::try_from(path_hash(PATH_START, seed) % u64::from(dynamic)).expect("less than a u16");
+    let free = ports.next_free(protocol, FIRST_DYNAMIC + offset);
     match free {
-        Some(port) => {
-            taken.insert((port, protocol), service.meta.key.clone());
-        }
+        Some(port) => ports.take(port, protocol, &service.meta.key),
         None => report.push(
             Diagnostic::warning(format!(
                 "no free {protocol} node port is left for Service {}",
@@ -138,4 +161,57 @@ fn choose(
         ),
     }
     free
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The order of choice, written out: every port is looked at until one is free.
+    fn scan(ports: &Ports, protocol: Protocol, start: u16) -> Option<Port> {
+        let all = (start..=LAST).chain(FIRST_DYNAMIC..start).chain(FIRST..FIRST_DYNAMIC);
+        all.filter_map(Port::new).find(|port| !ports.owners.contains_key(&(*port, protocol)))
+    }
+
+    fn protocols() -> impl Strategy<Value = Protocol> {
+        prop::sample::select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
+    }
+
+    proptest! {
+        #[test]
+        fn the_port_is_the_one_that_a_scan_of_the_range_finds(
+            // Ports that Services request, some outside of the range, in runs that may use up a band.
+            runs in prop::collection::vec((protocols(), FIRST - 100..=LAST + 100, 1_u16..2_900), 0..4),
+            chosen in prop::collection::vec((protocols(), FIRST_DYNAMIC..=LAST), 1..100),
+        ) {
+            let (mut ports, owner) = (Ports::default(), ObjectKey::new("a", "a"));
+            for (protocol, first, count) in runs {
+                for port in (first..=first.saturating_add(count)).filter_map(Port::new) {
+                    ports.take(port, protocol, &owner);
+                }
+            }
+            for (protocol, start) in chosen {
+                let expected = scan(&ports, protocol, start);
+                prop_assert_eq!(ports.next_free(protocol, start), expected);
+                if let Some(port) = expected {
+                    ports.take(port, protocol, &owner);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_to_search_once_all_ports_are_assigned() {
+        let (mut ports, owner) = (Ports::default(), ObjectKey::new("a", "a"));
+        for start in FIRST_DYNAMIC..FIRST_DYNAMIC + SIZE {
+            let start = start.min(LAST);
+            let port = ports.next_free(Protocol::Tcp, start).expect("one is left");
+            ports.take(port, Protocol::Tcp, &owner);
+        }
+        assert!(ports.free[&Protocol::Tcp].is_empty());
+        assert_eq!(ports.next_free(Protocol::Tcp, FIRST_DYNAMIC), None);
+        assert_eq!(ports.next_free(Protocol::Udp, LAST), Port::new(LAST));
+    }
 }
