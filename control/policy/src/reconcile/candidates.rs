@@ -110,26 +110,33 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
     })
 }
 
-/// The candidates without those that are VIPs or the gateway itself: packets to these would return to the gateway.
+/// The candidates without those that are VIPs or the gateway itself: packets to these would return to the gateway. Nor
+/// can a host have the ends of a network of the gateway: neighbours would answer for the broadcast address together.
 fn usable<'a>(
     collector: &mut Collector<'_>,
     candidates: Cow<'a, [ResolvedEndpoint]>,
 ) -> Cow<'a, [ResolvedEndpoint]> {
     let (context, service) = (collector.context, collector.plan.service);
-    let is_ours = |ip: &IpAddr| context.vips.contains(ip) || context.own_addresses.contains(ip);
-    if !candidates.iter().any(|candidate| is_ours(&candidate.ip)) {
+    let is_refused = |ip: &IpAddr| {
+        context.vips.contains(ip) || context.own_addresses.contains(ip) || context.hostless.contains_key(ip)
+    };
+    if !candidates.iter().any(|candidate| is_refused(&candidate.ip)) {
         return candidates;
     }
     let (refused, usable): (Vec<_>, Vec<_>) =
-        candidates.into_owned().into_iter().partition(|candidate| is_ours(&candidate.ip));
+        candidates.into_owned().into_iter().partition(|candidate| is_refused(&candidate.ip));
     let ips: BTreeSet<IpAddr> = refused.iter().map(|candidate| candidate.ip).collect();
     let key = &service.meta.key;
     let mut places = places_of_endpoints(context.input.objects, context.slices, key, &ips);
     for ip in ips {
-        let own = context.own_addresses.contains(&ip);
-        let whose = if own { "an address of the gateway itself" } else { "a VIP" };
+        let why = match context.hostless.get(&ip) {
+            _ if context.own_addresses.contains(&ip) => "an address of the gateway itself".to_owned(),
+            Some(net) if ip == net.network() => format!("the network address of {net}"),
+            Some(net) => format!("the broadcast address of {net}"),
+            None => "a VIP".to_owned(),
+        };
         let accepted = "the address of a Pod or server";
-        let mut finding = Finding::refused_endpoint(&service.meta, "spec", ip, whose, accepted);
+        let mut finding = Finding::refused_endpoint(&service.meta, "spec", ip, &why, accepted);
         // The finding refers to the endpoint. For a node, which is in no slice, it refers to the Service.
         if let Some(place) = places.remove(&ip) {
             finding.diagnostic.location = Some(place);

@@ -1,8 +1,9 @@
 //! The read-only data that the programming of all Services shares.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tidegate_model::objects::{ResolvedEndpoint, SliceIndex};
 
 use super::checkable::Checkable;
@@ -20,6 +21,8 @@ pub(super) struct Context<'a> {
     pub(super) slices: &'a SliceIndex,
     /// `NetworkSpec::own_addresses`.
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
+    /// `NetworkSpec::hostless_addresses`.
+    pub(super) hostless: &'a BTreeMap<IpAddr, IpNet>,
     /// Node ports and cluster IPs that belong to other Services.
     pub(super) contested: &'a Contested,
     /// The networks in which endpoints may be checked.

@@ -309,12 +309,12 @@ impl Last {
 
     /// Repeats steps 3 and 4 for these Services, and for those for which there is room now, or no longer.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
-        let own_addresses = input.settings.network.own_addresses();
+        let network = &input.settings.network;
+        let (own_addresses, hostless) = (&network.own_addresses(), &network.hostless_addresses());
         let Self { addresses, slices, plans, served, sums, shares, .. } = self;
         let Addresses { vips, contested, .. } = &*addresses;
-        let checkable = Checkable::new(input.settings);
-        let context =
-            Context { input, vips, slices, own_addresses: &own_addresses, contested, checkable: &checkable };
+        let checkable = &Checkable::new(input.settings);
+        let context = Context { input, vips, slices, own_addresses, hostless, contested, checkable };
         let pods = PodIndex::default();
         let index = EndpointIndex::over(input.objects, slices, &pods);
         let limits = &input.settings.limits;

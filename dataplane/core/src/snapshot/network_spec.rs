@@ -4,7 +4,7 @@
 //! contains the interfaces as configured. [`NetworkSpec::with_interfaces`] replaces them by the running interfaces,
 //! whose link addresses are known.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -94,6 +94,20 @@ impl NetworkSpec {
     #[must_use]
     pub fn is_on_link(&self, ip: IpAddr) -> bool {
         self.interface_addresses().any(|net| net.contains(&ip))
+    }
+
+    /// The network addresses and directed broadcast addresses of the IPv4 networks of the interfaces: no host can have
+    /// them. Each has its network, the longest that contains it. A network of two addresses has neither (RFC 3021), and
+    /// the first address of an IPv6 network is an anycast address of hosts.
+    #[must_use]
+    pub fn hostless_addresses(&self) -> BTreeMap<IpAddr, IpNet> {
+        let networks: BTreeSet<IpNet> = self.interface_addresses().map(IpNet::trunc).collect();
+        let is_narrowest = |ip: IpAddr, net: &IpNet| {
+            !networks.iter().any(|other| other.contains(&ip) && other.prefix_len() > net.prefix_len())
+        };
+        let with_hosts = networks.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
+        let edges = with_hosts.flat_map(|net| [(net.network(), *net), (net.broadcast(), *net)]);
+        edges.filter(|(ip, net)| is_narrowest(*ip, net)).collect()
     }
 
     /// The addresses of the gateway itself: of interfaces, for SNAT, and of tunnels. No Service may have them. A tunnel
@@ -210,6 +224,27 @@ pub struct NeighborSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hostless_addresses_are_the_ends_of_ipv4_networks_of_more_than_two_addresses() {
+        let hostless = |addresses: &[&str]| {
+            let interface = InterfaceSpec {
+                name: "uplink".to_owned(),
+                mac: MacAddr([2, 0, 0, 0, 0, 1]),
+                mtu: 1500,
+                vlan: None,
+                addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            };
+            let network = NetworkSpec { interfaces: vec![interface], ..NetworkSpec::default() };
+            network.hostless_addresses().iter().map(|(ip, net)| format!("{ip} {net}")).collect::<Vec<_>>()
+        };
+        let both = ["192.0.2.0 192.0.2.0/24", "192.0.2.255 192.0.2.0/24"];
+        assert_eq!(hostless(&["192.0.2.2/24", "192.0.2.3/24", "2001:db8::2/64"]), both);
+        assert_eq!(hostless(&["192.0.2.5/30"]), ["192.0.2.4 192.0.2.4/30", "192.0.2.7 192.0.2.4/30"]);
+        assert_eq!(hostless(&["192.0.2.4/31", "192.0.2.9/32"]), [""; 0]);
+        // The narrower network has a host at the end of the wider one.
+        assert_eq!(hostless(&["192.0.2.2/24", "192.0.2.254/31"]), ["192.0.2.0 192.0.2.0/24"]);
+    }
 
     #[test]
     fn own_addresses_are_those_of_interfaces_snat_and_short_tunnel_prefixes() {

@@ -240,6 +240,38 @@ fn an_endpoint_must_not_be_any_of_our_vips_cluster_ips_of_ours_included() {
 }
 
 #[test]
+fn an_endpoint_must_not_be_an_end_of_an_ipv4_network_of_the_gateway() {
+    let endpoints =
+        ["10.0.0.0", "10.0.255.255", "10.0.0.255", "10.0.1.0"].map(|ip| format!("addresses: [{ip}]"));
+    let both = web_with("  loadBalancerIP: 203.0.113.5\n", &endpoints.each_ref().map(String::as_str));
+    let outcome = both.look();
+    assert_eq!(states(only(&outcome)), ["10.0.0.255:8080 active", "10.0.1.0:8080 active"]);
+    let refused = |ip: &str, why: &str| {
+        format!("endpoint {ip} of Service default/web is refused: {why} address of 10.0.0.0/16")
+    };
+    let refusals: Vec<_> = outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).collect();
+    assert_eq!(
+        refusals.iter().map(|f| f.diagnostic.what.clone()).collect::<Vec<_>>(),
+        [refused("10.0.0.0", "the network"), refused("10.0.255.255", "the broadcast")]
+    );
+    assert!(refusals.iter().all(|f| f.diagnostic.location.is_some()), "{refusals:?}");
+}
+
+#[test]
+fn the_first_address_of_an_ipv6_network_may_be_an_endpoint() {
+    let yaml = web("  loadBalancerIP: '2001:db8:1::5'\n  ipFamilies: [IPv6]\n")
+        + &slice_of_web("s", "IPv6", &["addresses: ['2001:db8::']"]);
+    let outcome = Both::new(&yaml).look();
+    assert!(
+        !outcome.findings.iter().any(|f| f.reason == Reason::EndpointRefused),
+        "{:?}",
+        messages(&outcome)
+    );
+    let served = outcome.spec.services.iter().map(|s| states(s)).collect::<Vec<_>>();
+    assert_eq!(served, [["[2001:db8::]:8080 active"]]);
+}
+
+#[test]
 fn external_ips_load_balancer_addresses_and_node_ports_are_all_the_same_table_of_service_ports() {
     // An address is one VIP, however it was requested, and each of its ports belongs to one Service.
     let web = web("  loadBalancerIP: 203.0.113.5\n  externalIPs: [203.0.113.5]\n")
