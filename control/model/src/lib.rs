@@ -7,8 +7,10 @@
 //! agree, and [`time`] formats points in time.
 //!
 //! May depend on: `tidegate-core`, for values such as forwarding modes and MAC addresses. May not: a Kubernetes
-//! client, the dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files.
+//! client, the dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with
+//! [`bounded_file`], which the directory source uses as well.
 
+pub mod bounded_file;
 pub mod config;
 pub mod diagnostic;
 pub mod fnv;

@@ -55,6 +55,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::bounded_file;
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
 use section::section;
@@ -63,6 +64,8 @@ use section::section;
 pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
 /// `kind` of the configuration.
 pub const KIND: &str = "GatewayConfig";
+/// The largest configuration, and the largest file of `protection`, that is read: 64 MiB.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The result of reading a configuration.
 #[derive(Debug)]
@@ -82,7 +85,7 @@ pub fn load(path: &Path) -> Loaded {
     let base = path.parent().unwrap_or(Path::new(""));
     let unreadable =
         |fault: Diagnostic| Loaded { config: None, source: None, report: [fault].into_iter().collect() };
-    match std::fs::read(path) {
+    match bounded_file::read(path, FILE_BYTES_MAX) {
         Ok(bytes) => {
             let text = match String::from_utf8(bytes) {
                 Ok(text) => text,
@@ -97,7 +100,7 @@ pub fn load(path: &Path) -> Loaded {
         }
         Err(error) => {
             let fault = Diagnostic::error(format!("cannot be read: {error}"))
-                .accepting("a readable file")
+                .accepting(error.accepted())
                 .at(Location::start_of(shown.as_ref()));
             unreadable(fault)
         }

@@ -5,10 +5,14 @@ use std::path::Path;
 use tidegate_core::selection_key::SelectionKey;
 
 use super::section::section;
+use crate::bounded_file;
 use crate::yaml::{Field, Fields};
 
 const ACCEPTED: &str =
     "32 hexadecimal digits, as `openssl rand -hex 16` writes them, the same on all gateways";
+
+/// The largest file of a key that is read. A key has 32 characters.
+const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
 pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SelectionKey> {
     section(parent, "selectionKey", |fields| {
@@ -40,10 +44,11 @@ fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
 /// The key of a file, such as a mounted Secret. White space around it is ignored.
 fn key_of_file(field: &Field<'_>, base: &Path) -> Option<SelectionKey> {
     let path = base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-    match std::fs::read_to_string(&path) {
-        Ok(text) => key(field, &text),
+    match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
+        // What is not UTF-8 is no key, and is reported as that.
+        Ok(bytes) => key(field, &String::from_utf8_lossy(&bytes)),
         Err(error) => {
-            field.error(format_args!("{} cannot be read: {error}", path.display()), "a readable file");
+            field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
             None
         }
     }

@@ -11,13 +11,11 @@
 //! Invariant: a file with an error in its text keeps the objects of its last valid version, if there was one.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use tidegate_model::bounded_file;
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::objects::Objects;
 use tidegate_model::yaml::{self, Sheet};
@@ -163,7 +161,7 @@ impl FileState {
     fn refresh(&mut self, path: &Path, found: &Found) -> bool {
         let (signature, read) = match found {
             Found::File(signature) if self.signature == Some(*signature) => return false,
-            Found::File(signature) => (Some(*signature), read_bounded(path)),
+            Found::File(signature) => (Some(*signature), read(path)),
             Found::NoFile(what) => (None, Err((*what).to_owned())),
         };
         let shown = path.to_string_lossy();
@@ -257,18 +255,6 @@ fn shown(time: Option<SystemTime>) -> String {
 }
 
 /// The contents of the file, or the reason why they cannot be read.
-fn read_bounded(path: &Path) -> Result<Vec<u8>, String> {
-    // The file may have become a FIFO since its metadata were read: opening one for reading would wait for a writer.
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");
-    let mut options = fs::OpenOptions::new();
-    let file = options.read(true).custom_flags(flags).open(path).map_err(|e| e.to_string())?;
-    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err("it is not a regular file".to_owned());
-    }
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err("larger than 64 MiB".to_owned());
-    }
-    Ok(bytes)
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    bounded_file::read(path, FILE_BYTES_MAX).map_err(|unreadable| unreadable.to_string())
 }

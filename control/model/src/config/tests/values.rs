@@ -265,6 +265,51 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     assert!(report.contains("deny.txt cannot be read") && report.contains("key cannot be read"), "{report}");
 }
 
+/// A FIFO has no writer, so a reading that waits for one never ends, and neither does this test.
+#[test]
+fn what_is_not_a_regular_file_or_is_too_large_is_a_fault_and_nothing_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    std::os::unix::fs::symlink("fifo", at("link")).unwrap();
+    std::fs::File::create(at("large")).unwrap().set_len((64 << 20) + 1).unwrap();
+    let list = "a readable regular file of at most 64 MiB, or a link to one";
+    let key = "a readable regular file of at most 4 KiB, or a link to one";
+    for (name, why) in [
+        ("fifo", "it is not a regular file"),
+        ("link", "it is not a regular file"),
+        ("/dev/zero", "it is not a regular file"),
+        (".", "it is not a regular file"),
+        ("large", "it is larger than 64 MiB"),
+    ] {
+        let text =
+            format!("{BASE}protection: {{deny: {{files: [{name}]}}}}\nselectionKey: {{file: {name}}}\n");
+        let loaded = parse(&text, "gateway.yaml", directory.path(), 2);
+        assert!(loaded.config.is_none(), "{name}");
+        let (report, file, lines) = (loaded.report.to_string(), at(name), BASE.lines().count());
+        let file = file.display();
+        let of_key = if name == "large" { "it is larger than 4 KiB" } else { why };
+        for (line, field, why, accepted) in [
+            (lines + 1, "protection.deny.files[0]", why, list),
+            (lines + 2, "selectionKey.file", of_key, key),
+        ] {
+            let place = format!("gateway.yaml:{line}:");
+            let expected = format!("error: {field}: {file} cannot be read: {why}; accepted: {accepted}");
+            let told = report.lines().any(|l| l.starts_with(&place) && l.ends_with(&expected));
+            assert!(told, "{expected}\n{report}");
+        }
+        let report = load(&at(name)).report.to_string();
+        let expected = format!("{file}:1:1: error: cannot be read: {why}; accepted: {list}");
+        assert!(report.contains(&expected), "{expected}\n{report}");
+    }
+    std::fs::write(at("key"), "000102030405060708090a0b0c0d0e0f\n").unwrap();
+    std::fs::remove_file(at("link")).unwrap();
+    std::os::unix::fs::symlink("key", at("link")).unwrap();
+    let linked = parse(&format!("{BASE}selectionKey: {{file: link}}\n"), "gateway.yaml", directory.path(), 2);
+    assert!(linked.config.is_some(), "{}", linked.report);
+}
+
 #[test]
 fn faults_of_protection_and_of_the_key_say_what_is_accepted() {
     for (text, expected) in [

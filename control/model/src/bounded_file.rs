@@ -1,0 +1,89 @@
+//! Reads a file that an operator names, without waiting for anyone and up to a size.
+//!
+//! The configuration and the files that it names are read with this, and so are manifests of the directory source. A path
+//! may lead to anything: opening a FIFO waits for a writer, a device may never end, and opening some devices has
+//! effects of its own. So only regular files are opened, after links are followed. `/dev/null` counts as an empty file,
+//! because that is how people write one.
+//!
+//! Not covered: a file system that does not answer, such as a network file system whose server is gone.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Why a file is not read.
+#[derive(Debug)]
+pub struct Unreadable {
+    why: Why,
+    bytes_max: u64,
+}
+
+#[derive(Debug)]
+enum Why {
+    Io(io::Error),
+    NotRegular,
+    TooLarge,
+}
+
+impl Unreadable {
+    /// What would be read.
+    pub fn accepted(&self) -> String {
+        format!("a readable regular file of at most {}, or a link to one", Size(self.bytes_max))
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            Why::Io(error) => error.fmt(f),
+            Why::NotRegular => f.write_str("it is not a regular file"),
+            Why::TooLarge => write!(f, "it is larger than {}", Size(self.bytes_max)),
+        }
+    }
+}
+
+/// A number of bytes for people.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes >= 1 << 20 => write!(f, "{} MiB", bytes >> 20),
+            bytes => write!(f, "{} KiB", bytes >> 10),
+        }
+    }
+}
+
+/// The contents of the file.
+///
+/// # Errors
+///
+/// If there is none, if it is not a regular file or a link to one, or if it has more than `bytes_max` bytes.
+pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Unreadable> {
+    contents(path, bytes_max).map_err(|why| Unreadable { why, bytes_max })
+}
+
+fn contents(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Why> {
+    let fits = |metadata: fs::Metadata| match metadata.len() {
+        _ if !metadata.is_file() => Err(Why::NotRegular),
+        bytes if bytes > bytes_max => Err(Why::TooLarge),
+        _ => Ok(()),
+    };
+    let metadata = fs::metadata(path).map_err(Why::Io)?;
+    // Its numbers are 1 and 3 on every Linux.
+    if metadata.file_type().is_char_device() && metadata.rdev() == rustix::fs::makedev(1, 3) {
+        return Ok(Vec::new());
+    }
+    // Before it is opened, because the mere opening of a device may have an effect.
+    fits(metadata)?;
+    // It may have become a FIFO since: opening one for reading would wait for a writer.
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(Why::Io)?;
+    fits(file.metadata().map_err(Why::Io)?)?;
+    let mut bytes = Vec::new();
+    // A file may grow while it is read, and those of /proc have no length.
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(Why::Io)?;
+    if bytes.len() as u64 > bytes_max { Err(Why::TooLarge) } else { Ok(bytes) }
+}
