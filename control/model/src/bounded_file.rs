@@ -13,6 +13,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+/// The largest configuration, list of `protection` or manifest that is read: 64 MiB.
+pub const FILE_BYTES_MAX: u64 = 64 << 20;
+
 /// Why a file is not read.
 #[derive(Debug)]
 pub struct Unreadable {

@@ -55,7 +55,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::bounded_file;
+use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
 use section::section;
@@ -64,8 +64,6 @@ use section::section;
 pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
 /// `kind` of the configuration.
 pub const KIND: &str = "GatewayConfig";
-/// The largest configuration, and the largest file of `protection`, that is read: 64 MiB.
-const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The result of reading a configuration.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
 
 use super::section::section;
-use crate::bounded_file;
+use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location};
 use crate::yaml::{Field, Fields, text};
 
@@ -90,7 +90,7 @@ fn prefix(field: &Field<'_>) -> Option<IpNet> {
 
 /// Adds the prefixes of a file, and reports its faults with their lines.
 fn read(field: &Field<'_>, path: &Path, nets: &mut Vec<IpNet>) {
-    let text = match bounded_file::read(path, super::FILE_BYTES_MAX) {
+    let text = match bounded_file::read(path, FILE_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) => {
             return field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());

@@ -15,7 +15,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use tidegate_model::bounded_file;
+use tidegate_model::bounded_file::{self, FILE_BYTES_MAX};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::objects::Objects;
 use tidegate_model::yaml::{self, Sheet};
@@ -25,8 +25,6 @@ use super::listing::{Found, Listing, Signature};
 use crate::manifest::{self, Object};
 use crate::{RefusedObject, StaleFile};
 
-/// Largest file read: 64 MiB.
-const FILE_BYTES_MAX: u64 = 64 << 20;
 /// The age from which a file's metadata reliably show its next change.
 const SETTLED: Duration = Duration::from_secs(2);
 

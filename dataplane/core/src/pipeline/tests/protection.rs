@@ -234,7 +234,7 @@ fn a_service_that_remembers_only_flows_in_flux_chooses_by_the_key_too() {
         let web = service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &backends);
         let web = ServiceSpec { flow_tracking, ..web };
         let mut lab = Lab::with_spec(spec_with(vec![web.into()], |network| {
-            network.policy.selection_key = Some(key(KEY))
+            network.policy.selection_key = Some(key(KEY));
         }));
         let port = |n: u16| format!("198.51.100.7:{n}");
         (1000..1050)

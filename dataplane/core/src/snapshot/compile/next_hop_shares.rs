@@ -90,7 +90,7 @@ mod tests {
             let of = |set: &std::collections::BTreeSet<u8>| set.iter().map(|&n| hop(n)).collect::<Vec<_>>();
             let given = names.iter().map(String::as_str).zip(needs.iter().map(of)).collect();
             let granted = divide(given, room);
-            let all: HashSet<Hop> = needs.iter().flat_map(|need| of(need)).collect();
+            let all: HashSet<Hop> = needs.iter().flat_map(of).collect();
             prop_assert_eq!(granted.len(), room.min(all.len()));
             for need in needs.iter().filter(|need| need.len() <= room / needs.len()) {
                 prop_assert!(of(need).iter().all(|hop| granted.contains(hop)));
