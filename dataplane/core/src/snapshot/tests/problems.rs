@@ -159,7 +159,8 @@ fn a_namespace_with_more_next_hops_than_the_table_has_takes_none_of_another_name
 
     // A snapshot that is in use keeps its slots. The share is free when it is no longer in use.
     let first = network(vec![ServiceSpec::clone(&spec.services[0])]);
-    let neighbors = NeighborTable::with_capacity(fixed + 3);
+    spec.network.neighbors.clear();
+    let neighbors = NeighborTable::with_capacity(fixed + 2);
     let (before, _) = Snapshot::compile(&first, None, &neighbors).unwrap();
     spec.generation += 1;
     let (between, _) = Snapshot::compile(&spec, Some(&before), &neighbors).unwrap();
