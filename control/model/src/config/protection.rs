@@ -13,7 +13,7 @@ use tidegate_core::snapshot::SynCookies;
 use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
 
-use super::section::section;
+use super::section::{scalar_text, section};
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location};
 use crate::yaml::{Field, Fields, text};
@@ -57,8 +57,14 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
         }
         config.new_connections = section(fields, "newConnections", new_connections);
         config.syn_cookies = fields.get("synCookies").and_then(|field| {
-            let all = [SynCookies::Off, SynCookies::Auto, SynCookies::Always];
-            field.one_of(&all.map(|one| (one.as_str(), one)))
+            // The text, because `off` is a boolean in YAML.
+            let word = scalar_text(field.node).unwrap_or_default();
+            let known = [SynCookies::Off, SynCookies::Auto, SynCookies::Always];
+            let found = known.into_iter().find(|one| one.as_str() == word);
+            if found.is_none() {
+                field.error(format_args!("{word:?} is not valid"), "off, auto, always");
+            }
+            found
         });
         Some(())
     });
