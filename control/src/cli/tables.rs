@@ -119,8 +119,8 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
         "+ZONE",
         "+POD",
         "+WARM-UP",
-        "+PATH-MTU",
         "+SET-ASIDE",
+        "+PATH-MTU",
     ];
     let mut table = Table::new(&headers);
     for row in rows {
@@ -142,8 +142,8 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
             text(&backend.zone),
             text(&backend.pod),
             backend.warm_up_percent.map_or_else(String::new, |percent| format!("{percent}%")),
-            number(row.forwarding.path_mtu.map(u64::from)),
             row.forwarding.set_aside_workers.map_or_else(String::new, |workers| workers.to_string()),
+            number(row.forwarding.path_mtu.map(u64::from)),
         ]);
     }
     table

@@ -151,6 +151,10 @@ impl Pipeline {
             return false;
         }
         self.failed(snapshot, backend, &h.src, now);
+        // One answer that is lost says nothing: the backend may have the connection, and repeat its answer.
+        if !self.passive.aside.fails_again(backend.id) {
+            return false;
+        }
         let key = FlowKey::flow(service.id, h.src, h.src_port);
         let tried = self.tried(&key, self.flows.hash(&key), backend.id);
         let choice = snapshot.choice_hash(service, (&h.src, h.src_port), (&h.dst, h.dst_port), h.proto);
