@@ -96,8 +96,8 @@ fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
 fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
-    let hold = Action::Hold { interface: 0, address: ip("192.0.2.1") };
-    assert_eq!(resolver.wanted(at(5), 0, ip("192.0.2.1")), [hold.clone()]);
+    let hold = [Action::Hold { interface: 0, address: ip("192.0.2.1") }];
+    assert_eq!(resolver.wanted(at(5), 0, ip("192.0.2.1")), hold);
     let actions = resolver.tick(at(5), &UNUSED);
     let [(to, request)] = requests(&actions)[..] else { panic!("one request: {actions:?}") };
     assert_eq!(
@@ -106,7 +106,7 @@ fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
     );
     assert_eq!(request.target_ip.to_string(), "192.0.2.1");
     // The table may have had no room, so the place is requested again. The neighbour is asked once.
-    assert_eq!(resolver.wanted(at(6), 0, ip("192.0.2.1")), [hold]);
+    assert_eq!(resolver.wanted(at(6), 0, ip("192.0.2.1")), hold);
     assert_eq!(resolver.tick(at(6), &UNUSED), []);
     let learnt = answer(&mut resolver, at(7), ip("192.0.2.1"), ROUTER);
     assert_eq!(learnt, [learn(ip("192.0.2.1"), ROUTER, Known::Confirmed)]);
