@@ -44,7 +44,8 @@ fn connect(wire: &MemoryPort, queue: usize, port: u16) -> Vec<MacAddr> {
         assert!(wire.offer(queue, &syn));
         let mut sent = None;
         wait_until("the SYN is forwarded", || {
-            sent = wire.take(queue);
+            // Other frames than those to backends are the gateway's own.
+            sent = wire.take(queue).filter(|sent| ethernet::destination(sent.bytes()).0[4] == 1);
             sent.is_some()
         });
         ethernet::destination(sent.unwrap().bytes())

@@ -176,7 +176,7 @@ fn decode(
     let protection = protection::decode(&fields, base);
     dataplane.network.sources = Arc::clone(&protection.sources);
     dataplane.network.source_rate = protection.new_connections;
-    dataplane.network.policy.syn_cookies = protection.syn_cookies.unwrap_or(protection::SYN_COOKIES);
+    dataplane.network.policy.syn_cookies = protection.syn_cookies;
     dataplane.network.policy.selection_key = selection_key::decode(&fields, base);
     let config = GatewayConfig {
         name: name.unwrap_or_else(|| "gateway".to_owned()),

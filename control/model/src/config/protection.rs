@@ -28,7 +28,7 @@ pub struct ProtectionConfig {
     /// `newConnections`. Default no limit.
     pub new_connections: Option<SourceRate>,
     /// `synCookies`. Default off.
-    pub syn_cookies: Option<SynCookies>,
+    pub syn_cookies: SynCookies,
 }
 
 /// When SYN cookies are used unless configured.
@@ -56,7 +56,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
             config.sources = Arc::new(SourceLists::new(&deny, &allow));
         }
         config.new_connections = section(fields, "newConnections", new_connections);
-        config.syn_cookies = fields.get("synCookies").and_then(|field| {
+        let syn_cookies = fields.get("synCookies").and_then(|field| {
             // The text, because `off` is a boolean in YAML.
             let word = scalar_text(field.node).unwrap_or_default();
             let known = [SynCookies::Off, SynCookies::Auto, SynCookies::Always];
@@ -66,6 +66,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
             }
             found
         });
+        config.syn_cookies = syn_cookies.unwrap_or(SYN_COOKIES);
         Some(())
     });
     config
