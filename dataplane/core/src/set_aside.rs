@@ -200,11 +200,6 @@ impl SetAside {
         self.mark(id).is_some_and(|mark| mark.is_closed(now.millis()))
     }
 
-    /// Whether a backend is set aside, or has failed more than once in a row.
-    pub(crate) fn fails_again(&self, id: BackendId) -> bool {
-        self.mark(id).is_some_and(|mark| mark.state != State::Suspect || mark.failures > 1)
-    }
-
     /// Whether a backend is set aside, also while its trial is due or in progress.
     pub(crate) fn has(&self, id: BackendId) -> bool {
         self.mark(id).is_some_and(|mark| mark.state != State::Suspect)

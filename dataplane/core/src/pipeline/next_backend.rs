@@ -4,6 +4,7 @@
 //! exist. So it is nearly always the one that the flow gets once health checks have removed them.
 
 use super::burst::Burst;
+use super::service_flows::Request;
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowHash, FlowKey, Packet, Tried};
@@ -141,23 +142,20 @@ impl Pipeline {
     pub(super) fn leaves_silent<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
-        packet: usize,
-        service: &Service,
+        request: &Request<'_>,
         backend: &Backend,
     ) -> bool {
-        let (snapshot, now) = (burst.view.snapshot, burst.now);
-        let h = &burst.packets[packet].headers;
-        if !service.passive {
+        let (snapshot, service, now) = (burst.view.snapshot, request.service, burst.now);
+        let (key, hash) = (&request.key, request.flow_hash);
+        // The answer may be in this burst: both ends repeat their packets a second after the first ones. The client gets
+        // it, so the connection is with this backend.
+        if !service.passive || !self.flows.nat.awaits_answer(key, hash, now) {
             return false;
         }
+        let h = &burst.packets[request.index()].headers;
         self.failed(snapshot, backend, &h.src, now);
-        // One answer that is lost says nothing: the backend may have the connection, and repeat its answer.
-        if !self.passive.aside.fails_again(backend.id) {
-            return false;
-        }
-        let key = FlowKey::flow(service.id, h.src, h.src_port);
-        let tried = self.tried(&key, self.flows.hash(&key), backend.id);
-        let choice = snapshot.choice_hash(service, (&h.src, h.src_port), (&h.dst, h.dst_port), h.proto);
+        let tried = self.tried(key, hash, backend.id);
+        let choice = request.choice_hash(snapshot, h);
         self.passive.next = self
             .another(service, choice, &tried, now)
             // All have been tried: another one than the last is better than none.

@@ -99,12 +99,12 @@ impl<'s> Request<'s> {
     }
 
     /// The position of its packet.
-    fn index(&self) -> usize {
+    pub(super) fn index(&self) -> usize {
         usize::from(self.packet)
     }
 
     /// The hash for the choice of a backend.
-    fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
+    pub(super) fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
         match self.found {
             // It was not computed for a known flow.
             Some(_) => choice_hash(snapshot, self.service, h),
@@ -309,7 +309,7 @@ impl Pipeline {
         if let Some(known) = found.filter(|known| known.syn == Syn::Repeats)
             && let Some(backend) = burst.view.snapshot.backend(known.backend)
             && burst.keeps(backend, request, Syn::No)
-            && !self.leaves_silent(burst, request.index(), request.service, backend)
+            && !self.leaves_silent(burst, request, backend)
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
