@@ -77,12 +77,16 @@ pub fn client(family: Family, n: u8) -> IpAddr {
 /// The number of the client's addresses of each family.
 pub const CLIENT_ADDRESSES: u8 = 16;
 
-/// The address of server `n` (from 1) of `family`.
+/// The number of servers that have addresses.
+pub const SERVERS_MAX: u8 = 250;
+
+/// The address of server `n` (1..=250) of `family`.
 #[must_use]
 pub fn server(family: Family, n: u8) -> IpAddr {
-    assert!((1..100).contains(&n), "servers are numbered from 1 to 99");
+    assert!((1..=SERVERS_MAX).contains(&n), "servers are numbered from 1 to {SERVERS_MAX}");
     match family {
-        Family::V4 => Ipv4Addr::new(192, 0, 2, 100 + n).into(),
+        // After the last address of the prefix comes the first one behind those of the gateway.
+        Family::V4 => Ipv4Addr::new(192, 0, 2, if n < 155 { 100 + n } else { n - 151 }).into(),
         Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x100 + u16::from(n)).into(),
     }
 }

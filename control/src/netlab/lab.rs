@@ -43,6 +43,7 @@ impl Lab {
         ensure!(rustix::process::geteuid().is_root(), "the namespaces lab needs root");
         ensure!(lab.tidegate.is_file(), "no tidegate binary at {}", lab.tidegate.display());
         cleanup::sweep();
+        allow_neighbors(lab.servers)?;
 
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let id = format!("tg{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -131,6 +132,22 @@ impl Lab {
     pub fn server_mut(&mut self, n: u8) -> &mut Server {
         &mut self.servers[usize::from(n) - 1]
     }
+}
+
+/// Raises the kernel's limits of neighbours for a lab of many servers, and leaves them raised. The kernel counts the
+/// neighbours of all namespaces together, and every server may have every address of the client as one.
+fn allow_neighbors(servers: u8) -> Result<()> {
+    let wanted = 2 * u32::from(servers) * u32::from(plan::CLIENT_ADDRESSES);
+    for family in ["ipv4", "ipv6"] {
+        for limit in ["gc_thresh3", "gc_thresh2"] {
+            let path = format!("/proc/sys/net/{family}/neigh/default/{limit}");
+            let present = fs::read_to_string(&path).with_context(|| path.clone())?;
+            if present.trim().parse().is_ok_and(|present: u32| present < wanted) {
+                fs::write(&path, wanted.to_string()).with_context(|| path.clone())?;
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Lab {

@@ -7,10 +7,11 @@
 use crate::choice::replayed;
 use crate::floods::scene::long;
 use crate::world::{World, alone, assert_alive, lab_with};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, client};
+use tidegate::netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, TELL_PORT, client};
 use tidegate::netlab::client::Tell;
 use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest};
 use tidegate::netlab::modes::{ModePath, all_paths, manifests, manifests_of, tunnel_paths};
@@ -67,27 +68,37 @@ fn a_gateway_that_saw_a_rolling_update_chooses_as_one_that_did_not() {
 /// Backends that one step of the update of [`no_connection_breaks_while_all_backends_are_replaced`] replaces.
 const AT_ONCE: usize = 7;
 
-/// In the short form 14 backends and 480 connections, in the long form 49 and 9,600: the lab has 99 servers.
+/// In the short form 14 backends and 480 connections, in the long form 100 and 10,000.
 #[test]
 fn no_connection_breaks_while_all_backends_are_replaced() {
     let _turn = alone();
-    let (backends, connections) = if long() { (49, 9_600) } else { (14, 480) };
+    let (backends, connections) = if long() { (100, 10_000) } else { (14, 480) };
     let all: Vec<u8> = (1..=2 * backends).collect();
     let (old, new) = all.split_at(usize::from(backends));
     let paths = live_paths();
-    let mut services = manifests_of(&paths, old);
+    let served = [&paths[..], &choosers()].concat();
+    let mut services = manifests_of(&served, old);
+    for service in &mut services {
+        service.ports.retain(|port| port.port == TELL_PORT);
+    }
+    for service in services.iter_mut().filter(|service| service.name == MAGLEV) {
+        service.annotations.push(("tidegate.dev/scheduler", "maglev".to_owned()));
+    }
     for service in services.iter_mut().filter(|service| service.name.ends_with(ON_CHANGE)) {
         service.annotations.push(("tidegate.dev/flow-tracking", "on-change".to_owned()));
     }
     let options = GatewayOptions {
         static_servers: 2 * backends,
         drain_timeout: Duration::from_secs(3_600),
+        // The programs of 200 servers share two cores.
+        health_interval: Duration::from_millis(if long() { 20_000 } else { 500 }),
         ..GatewayOptions::default()
     };
-    let vips = paths.iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect();
+    let vips = served.iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect();
     let world = World::over(lab_with(2 * backends, vips), options, &services, "");
     let mut open = opened(&world, &paths, connections);
     assert_alive("before the update", &mut open);
+    let mut choices = choosers().map(|path| vec![chosen(&world, path)]);
     for (step, leaving) in old.chunks(AT_ONCE).enumerate() {
         let coming = &new[step * AT_ONCE..][..leaving.len()];
         replace(&mut services, leaving, coming);
@@ -105,14 +116,55 @@ fn no_connection_breaks_while_all_backends_are_replaced() {
             service.endpoints.retain(|endpoint| endpoint.state == EndpointState::Ready);
         }
         world.write(&services);
+        for (choices, path) in choices.iter_mut().zip(choosers()) {
+            choices.push(chosen(&world, path));
+        }
         // Connections that begin in the window of the change live too.
-        open.extend(opened(&world, &paths, connections / 10));
+        open.extend(opened(&world, &paths, connections.min(2_500) / 10));
         assert_alive("after a step of the update", &mut open);
+        println!("step {step}: {} connections live", open.len());
+    }
+    for (path, choices) in choosers().iter().zip(&choices) {
+        println!("{} alone, without tracking: {}", path.service, moves(choices));
     }
     let left: Vec<String> = old.iter().map(|n| format!("backend-{n}")).collect();
     let at_old = open.iter().filter(|(_, tell)| left.contains(&tell.told.backend)).count();
     println!("{} connections live, {at_old} of them at backends that new flows no longer reach", open.len());
     assert!(at_old >= connections, "the first ones all began at the old backends");
+}
+
+const MAGLEV: &str = "dsr-l2-maglev";
+
+/// Services that show what the choice by hash alone does to flows: the default scheduler, and Maglev.
+fn choosers() -> [ModePath; 2] {
+    let path = dsr_paths()[0];
+    let family = path.family;
+    let of = |service, vip| ModePath { service, vip: plan::on_link_vip(family, vip), ..path };
+    [of("dsr-l2-rendezvous", 3), of(MAGLEV, 4)]
+}
+
+/// The backends of many 5-tuples at a gateway without any history.
+fn chosen(world: &World, path: ModePath) -> Vec<String> {
+    replayed(world, client(path.family, 8), path.tell(), QUESTIONS)
+}
+
+/// How many flows changed their backend, and how many of them left one that stays: each of these would be broken.
+fn moves(choices: &[Vec<String>]) -> String {
+    let (mut moved, mut left_one_that_stays) = (0, 0);
+    for step in choices.windows(2) {
+        let serving: BTreeSet<&String> = step[1].iter().collect();
+        for (before, _) in step[0].iter().zip(&step[1]).filter(|(before, after)| before != after) {
+            moved += 1;
+            left_one_that_stays += usize::from(serving.contains(before));
+        }
+    }
+    let steps = choices.len() - 1;
+    let share = |flows: usize| flows as f64 * 100.0 / (steps * usize::from(QUESTIONS)) as f64;
+    format!(
+        "each of {steps} steps would break {:.1} % of the connections, {:.1} % of them at backends that stay",
+        share(moved),
+        share(left_one_that_stays)
+    )
 }
 
 /// The end of the names of Services that remember only flows in flux.
