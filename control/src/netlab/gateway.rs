@@ -50,6 +50,8 @@ pub struct GatewayOptions {
     pub own_cluster_ips: bool,
     /// `dataplane.flowTable.entriesPerCore`.
     pub flow_entries: u32,
+    /// `protection.synCookies`.
+    pub syn_cookies: &'static str,
     /// The number of servers that are configured in `dataplane.neighbors`, from 1: `replay` resolves no others.
     pub static_servers: u8,
     /// `selfCheck.enabled`. If it is on, a comparison is made every second.
@@ -71,6 +73,7 @@ impl Default for GatewayOptions {
             node_port_addresses: Vec::new(),
             own_cluster_ips: false,
             flow_entries: 65_536,
+            syn_cookies: "auto",
             static_servers: 0,
             self_check: true,
         }
@@ -132,11 +135,13 @@ pools:
   - {{name: on-link, addresses: {on_link}, autoAssign: false}}
 health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
+protection: {{synCookies: "{syn_cookies}"}}
 selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
 "#,
             self_check = self.self_check,
             hugepages = self.hugepages,
             flow_entries = self.flow_entries,
+            syn_cookies = self.syn_cookies,
             queues = self.cores.len(),
             c4 = plan::GATEWAY_FOR_CLIENTS[v4],
             c6 = plan::GATEWAY_FOR_CLIENTS[v6],

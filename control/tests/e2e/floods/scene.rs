@@ -50,14 +50,20 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn start(flow_entries: u32) -> Self {
+        // Cookies would answer the floods before they reach what these tests are about.
+        let syn_cookies = "off";
+        Self::start_with(GatewayOptions { flow_entries, syn_cookies, ..GatewayOptions::default() })
+    }
+
+    /// The same with more options.
+    pub(crate) fn start_with(options: GatewayOptions) -> Self {
         let options = GatewayOptions {
             // The interval is twice the default, so that a check survives the loss of one frame (a SYN is retransmitted
             // after a second) and a busy machine does not cause failures.
             health_interval: Duration::from_secs(4),
             unhealthy_threshold: 3,
             routes: routes(),
-            flow_entries,
-            ..GatewayOptions::default()
+            ..options
         };
         let mut services = manifests(&[1, 2]);
         services.extend(attacked_services());
@@ -227,7 +233,7 @@ impl Counters {
     }
 
     /// The sum of the series that begin with `prefix` and contain `label`.
-    fn sum(&self, prefix: &str, label: &str) -> f64 {
+    pub(crate) fn sum(&self, prefix: &str, label: &str) -> f64 {
         let named = self.0.iter().filter(|(series, _)| series.starts_with(prefix) && series.contains(label));
         named.map(|(_, value)| value).sum()
     }

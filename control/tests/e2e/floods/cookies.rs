@@ -1,0 +1,92 @@
+//! SYN cookies under a flood of SYNs at the full rate of the generator: the flooded Services themselves stay reachable.
+//!
+//! The clients are real TCP stacks, which offer timestamps, window scale and selective acknowledgements.
+
+use super::scene::{Attempts, Others, Scene, attacked_paths, long, seconds, target};
+use crate::world::alone;
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::CLIENT_ADDRESSES;
+use tidegate::netlab::flood::{Kind, Limits, Target};
+use tidegate::netlab::modes::{ModePath, all_paths};
+
+const FLOODED: &str = "tidegate_services_under_syn_flood";
+
+#[test]
+fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connections() {
+    let _turn = alone();
+    let (wanted, least) = if long() { (10_000, 95) } else { (480, 90) };
+    let mut scene = Scene::start_with(GatewayOptions {
+        flow_entries: 262_144,
+        syn_cookies: "auto",
+        ..GatewayOptions::default()
+    });
+    let attacked: Vec<ModePath> =
+        attacked_paths().into_iter().filter(|path| !path.forwarding.starts_with("dsr")).collect();
+    let targets: Vec<Target> = attacked.iter().copied().map(target).collect();
+    open(&mut scene, &attacked, wanted);
+
+    let before = scene.counters();
+    let flood = scene.attacker.flood(Kind::Syn, &targets, Limits::full_rate(seconds(8, 30)));
+    flood.wait_until_begun().expect("the flood begins");
+    scene.world.wait_until("cookies for the flooded Services", || {
+        (scene.counters().sum(FLOODED, "") >= targets.len() as f64).then_some(())
+    });
+    let others = scene.others();
+    let own = Others::start(&scene.world, attacked.iter().copied());
+    // These live on after the flood, without cookies.
+    let spliced: Vec<_> =
+        attacked.iter().flat_map(|path| (0..4).map(|n| (*path, scene.world.connect(*path, n)))).collect();
+    let sent = flood.finish().expect("the flood is sent");
+    let (others, own) = (others.finish(), own.finish());
+    let during = scene.counters();
+    let served = |what: &str, attempts: &Attempts| {
+        let (served, all) = (attempts.succeeded(), attempts.count());
+        println!("new connections {what}: {served} of {all} succeeded{}", attempts.failures());
+        assert!(all > 0 && served * 100 >= all * least, "{what}: {served} of {all}{}", attempts.failures());
+    };
+    let cookies = |result: &str| during.grown(&before, "tidegate_syn_cookies_total", result);
+    println!(
+        "{:.0} SYNs a second for {:.0} s; cookies: {} sent, {} returned, {} segments without one",
+        sent.rate(),
+        sent.time.as_secs_f64(),
+        cookies("sent"),
+        cookies("accepted"),
+        cookies("refused"),
+    );
+    served("of others", &others);
+    served("to the flooded Services", &own);
+    assert!(cookies("sent") > 0.0 && cookies("accepted") > 0.0, "cookies were used");
+
+    let mut alive = 0;
+    for (path, tell) in spliced {
+        // A connection may have failed to open, which is counted above for others like it.
+        if let Ok(mut tell) = tell {
+            tell.ping_late(tidegate::netlab::client::PATIENCE)
+                .unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
+            scene.established.push((path, tell));
+            alive += 1;
+        }
+    }
+    assert!(alive > 0, "connections that began with a cookie");
+    if long() {
+        // Unanswered handshakes from before the cookies count as pressure until they are idle for too long.
+        scene.world.wait_until("the end of the flood to be noticed", || {
+            (scene.counters().sum(FLOODED, "") == 0.0).then_some(())
+        });
+    }
+    let broken = scene.ping_late(|_| true);
+    println!("{} established connections live, {} broke", scene.established.len(), broken.len());
+    assert!(broken.is_empty(), "established connections broke: {broken:?}");
+}
+
+/// Opens connections over all paths, until there are `wanted` ones.
+fn open(scene: &mut Scene, attacked: &[ModePath], wanted: usize) {
+    let paths: Vec<ModePath> = all_paths().into_iter().chain(attacked.iter().copied()).collect();
+    for n in scene.established.len()..wanted {
+        let path = paths[n % paths.len()];
+        let number = u8::try_from(n / paths.len() % usize::from(CLIENT_ADDRESSES)).expect("below 16");
+        let tell = scene.world.connect(path, number);
+        let tell = tell.unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
+        scene.established.push((path, tell));
+    }
+}
