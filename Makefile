@@ -5,7 +5,7 @@
 CARGO ?= cargo
 # The duration of fuzzing in seconds: long by default, short inside `make test`.
 FUZZ_SECONDS ?= 600
-# The tests that `make floods` runs: all, or one of table, named, rate, rolling.
+# The tests that `make floods` runs: all, or one of table, named, rate, cookies, rolling.
 FLOODS ?=
 export CARGO
 

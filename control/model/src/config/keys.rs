@@ -219,7 +219,7 @@ pub const KEYS: &[Key] = &[
         "New flows that a source prefix may begin at once."),
     key("protection.newConnections.ipv4Prefix", "8 to 32", Value("32"), "24", Reload, "The length of the prefixes of IPv4 sources."),
     key("protection.newConnections.ipv6Prefix", "16 to 64", Value("64"), "56", Reload, "The length of the prefixes of IPv6 sources."),
-    key("protection.synCookies", "`off`, `auto`, `always`", Value("off"), "always", Reload,
+    key("protection.synCookies", "`off`, `auto`, `always`", Value("auto"), "always", Reload,
         "When a new TCP connection of a `nat` or `fullnat` Service is answered with a SYN cookie instead of a flow \
          ([floods.md](floods.md#syn-cookies)): never, while a worker has many unanswered handshakes of the Service, or always."),
 

@@ -27,12 +27,12 @@ pub struct ProtectionConfig {
     pub files: Vec<PathBuf>,
     /// `newConnections`. Default no limit.
     pub new_connections: Option<SourceRate>,
-    /// `synCookies`. Default off.
+    /// `synCookies`. Default auto.
     pub syn_cookies: SynCookies,
 }
 
 /// When SYN cookies are used unless configured.
-pub(super) const SYN_COOKIES: SynCookies = SynCookies::Off;
+pub(super) const SYN_COOKIES: SynCookies = SynCookies::Auto;
 
 /// Faults of one file that are reported; more would only repeat what is wrong with it.
 const FAULTS_PER_FILE: usize = 20;
