@@ -1,15 +1,17 @@
 //! `tidegate demo`: real clients reach real servers through the real gateway, in every forwarding mode.
 //!
 //! It builds a lab of namespaces, starts this same binary as `tidegate run` in the gateway's namespace, sends HTTP
-//! and UDP over every path, kills a backend under load, adds one, and prints the results. This file and [`steps`]
-//! decide what is expected; [`report`] prints it. The demo uses only the daemon's public interfaces, as a user would.
+//! and UDP over every path, kills a backend under load, adds one, floods two Services with SYNs, and prints the
+//! results. This file, [`steps`] and [`flood`] decide what is expected; [`report`] prints it. The demo uses only the daemon's public interfaces, as a user would.
 //!
 //! Invariant: the lab is removed in any case, including Ctrl-C. The demo succeeds only if every path behaved as its
 //! mode specifies.
 
+mod flood;
 mod report;
 mod steps;
 
+use crate::netlab::flood::routes;
 use crate::netlab::gateway::manifests_of;
 use crate::netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, modes};
 use anyhow::{Context, Result, bail};
@@ -52,6 +54,7 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
     cleanup::on_signals()?;
     let gateway_options = GatewayOptions {
         hugepages: !options.no_hugepages && hugepages_suffice(),
+        routes: routes(),
         ..GatewayOptions::default()
     };
 

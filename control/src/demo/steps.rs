@@ -1,8 +1,9 @@
-//! The steps of the demo: every path, a backend killed under load, a backend added.
+//! The steps of the demo: every path, a backend killed under load, a backend added, a flood.
 //!
 //! A step prints its table and adds every deviation from the expected behaviour to the list of problems. It returns
 //! an error only if the demo cannot continue: a tool is missing, or the gateway has ended.
 
+use super::flood::flood;
 use super::report::{counts, print_table};
 use crate::netlab::addresses::client;
 use crate::netlab::client::{Answers, Load, Tell, curl_many, spread, udp_ask_here};
@@ -35,6 +36,7 @@ pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) ->
     let mut problems = Vec::new();
     every_path(lab, &mut problems)?;
     under_load(lab, options, &mut problems)?;
+    flood(lab, gateway, &mut problems)?;
     println!("\nThrough DPDK: {}", frames(gateway)?);
     Ok(problems)
 }
