@@ -1,7 +1,7 @@
 //! `tidegate demo`: real clients reach real servers through the real gateway, in every forwarding mode.
 //!
-//! It builds a lab of namespaces, starts this same binary as `tidegate run` in the gateway's namespace, sends HTTP
-//! and UDP over every path, kills a backend under load, adds one, floods two Services with SYNs, and prints the
+//! It builds a lab of namespaces, starts this same binary as `tidegate run` in the gateway's namespace, sends HTTP,
+//! UDP and SCTP over every path, kills a backend under load, adds one, floods two Services with SYNs, and prints the
 //! results. This file, [`steps`] and [`flood`] decide what is expected; [`report`] prints it. The demo uses only the daemon's public interfaces, as a user would.
 //!
 //! Invariant: the lab is removed in any case, including Ctrl-C. The demo succeeds only if every path behaved as its
@@ -61,8 +61,9 @@ fn show(options: &DemoOptions) -> Result<Vec<String>> {
     let tidegate = std::env::current_exe().context("the path of this binary")?;
     let mut lab = Lab::build(&LabPlan { servers: SERVERS, vips: modes::vips_on_servers(), tidegate })?;
     lab.start_servers()?;
+    let _sctp = (1..=SERVERS).map(|n| lab.server(n).start_sctp()).collect::<Result<Vec<_>>>()?;
     Gateway::configure(&lab, &gateway_options)?;
-    for manifest in modes::manifests_of(&modes::demo_paths(), &FIRST_SERVERS) {
+    for manifest in modes::with_sctp(modes::manifests_of(&modes::demo_paths(), &FIRST_SERVERS)) {
         manifest.write(&manifests_of(&lab))?;
     }
     let mut gateway = Gateway::start(&lab)?;

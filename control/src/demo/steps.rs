@@ -6,9 +6,10 @@
 use super::flood::flood;
 use super::report::{counts, print_table};
 use crate::netlab::addresses::client;
-use crate::netlab::client::{Answers, Load, Tell, curl_many, spread, udp_ask_here};
+use crate::netlab::client::{Answers, BackendAnswer, Load, Tell, curl_many, spread, udp_ask_here};
 use crate::netlab::gateway::manifests_of;
 use crate::netlab::modes::{ModePath, all_paths, demo_paths, manifests};
+use crate::netlab::tools::sctp_tell;
 use crate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
 use anyhow::Result;
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ pub(super) const FIRST_SERVERS: [u8; 3] = [1, 2, 3];
 
 const HTTP_REQUESTS: usize = 60;
 const UDP_QUESTIONS: usize = 30;
+const ASSOCIATIONS: usize = 30;
 /// The number of connections on each path that stay open while a backend is killed and another is added.
 const OPEN_CONNECTIONS: usize = 12;
 /// The number of the backend that is killed, and of the one that is added.
@@ -41,7 +43,7 @@ pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) ->
     Ok(problems)
 }
 
-/// Sends HTTP with curl and UDP over every path, and checks which backends answered and which clients they saw.
+/// Sends HTTP with curl, UDP and SCTP over every path, and checks which backends answered and which clients they saw.
 fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
     println!("Every mode, both families, {} backends; answers of requests:", FIRST_SERVERS.len());
     let mut rows = Vec::new();
@@ -51,14 +53,23 @@ fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
         let http = curl_many(lab.client(), &format!("http://{}/", path.http()), HTTP_REQUESTS, &[])?;
         // The servers have no program for UDP that reads headers of the PROXY protocol.
         let is_http_only = path.proxy_version().is_some();
-        let udp = if is_http_only { Answers::default() } else { ask_many(lab, path, source) };
+        let udp = if is_http_only {
+            Answers::default()
+        } else {
+            ask_many(lab, UDP_QUESTIONS, |text| udp_ask_here(SocketAddr::new(source, 0), path.echo(), text))
+        };
+        let sctp = if is_http_only {
+            Answers::default()
+        } else {
+            ask_many(lab, ASSOCIATIONS, |text| sctp_tell::ask_here(source, path.sctp(), text))
+        };
         let mut row = vec![path.label(), path.family.to_string()];
-        for (protocol, answers) in [("HTTP", &http), ("UDP", &udp)] {
+        for (protocol, answers) in [("HTTP", &http), ("UDP", &udp), ("SCTP", &sctp)] {
             judge(path, protocol, source, answers, problems);
             let cell = format!("{} of {}", answers.told.len(), answers.asked);
             row.push(if answers.asked == 0 { "-".to_owned() } else { cell });
         }
-        let told = [http.told, udp.told].concat();
+        let told = [http.told, udp.told, sctp.told].concat();
         row.push(counts(&spread(&told), SERVERS - 1));
         row.push(told.first().map_or("-".to_owned(), |told| {
             let ip = told.client.ip();
@@ -67,7 +78,7 @@ fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
         rows.push(row);
     }
     check_tunnels(lab, problems);
-    let header = ["mode", "family", "HTTP", "UDP", "backends 1 2 3", "client as a backend sees it"];
+    let header = ["mode", "family", "HTTP", "UDP", "SCTP", "backends 1 2 3", "client as a backend sees it"];
     print_table(&header, &rows);
     Ok(())
 }
@@ -102,12 +113,13 @@ fn wait_for_path(lab: &Lab, path: ModePath, problems: &mut Vec<String>) {
     }
 }
 
-fn ask_many(lab: &Lab, path: ModePath, source: IpAddr) -> Answers {
-    let mut answers = Answers { asked: UDP_QUESTIONS, ..Answers::default() };
+/// Asks `count` times from the client.
+fn ask_many(lab: &Lab, count: usize, ask: impl Fn(&str) -> Result<BackendAnswer> + Sync) -> Answers {
+    let mut answers = Answers { asked: count, ..Answers::default() };
     let mut failures = 0;
     lab.client().enter(|| {
-        for n in 0..UDP_QUESTIONS {
-            match udp_ask_here(SocketAddr::new(source, 0), path.echo(), &format!("question {n}")) {
+        for n in 0..count {
+            match ask(&format!("question {n}")) {
                 Ok(told) => answers.told.push(told),
                 Err(error) => {
                     answers.errors = format!("{error:#}");

@@ -125,5 +125,9 @@ pub const PROXY_PORT: u16 = 8090;
 pub const UPSTREAM_PORT: u16 = 7003;
 /// The counts of decapsulation, on the servers' loopback.
 pub const DECAP_PORT: u16 = 7002;
+/// The SCTP port of Services, and of the servers at the VIPs.
+pub const SCTP_PORT: u16 = 7005;
+/// The port of the endpoints of NAT modes, so that they change the port and with it the CRC32c.
+pub const SCTP_TARGET_PORT: u16 = 7006;
 /// iperf3 on the servers.
 pub const IPERF_PORT: u16 = 5201;

@@ -8,7 +8,8 @@
 //! cannot.
 
 use super::addresses::{
-    self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT, TELL_PORT,
+    self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, PROXY_PORT, SCTP_PORT,
+    SCTP_TARGET_PORT, TELL_PORT,
 };
 use super::envelope::Envelope;
 use super::manifests::{EndpointSpec, Manifest, PortSpec};
@@ -46,6 +47,12 @@ impl ModePath {
     #[must_use]
     pub fn echo(&self) -> SocketAddr {
         SocketAddr::new(self.vip, ECHO_PORT)
+    }
+
+    /// The address and port of `sctp-tell` for clients.
+    #[must_use]
+    pub fn sctp(&self) -> SocketAddr {
+        SocketAddr::new(self.vip, SCTP_PORT)
     }
 
     /// The address that a backend sees when the client is `client`.
@@ -216,6 +223,18 @@ pub fn manifests_of(paths: &[ModePath], servers: &[u8]) -> Vec<Manifest> {
         let version = path.proxy_version().map(|version| ("tidegate.dev/proxy-protocol", version.to_owned()));
         manifest.annotations.extend(version);
         manifests.push(manifest.with_endpoints(endpoints));
+    }
+    manifests
+}
+
+/// The manifests with an SCTP port, except those of the PROXY protocol.
+#[must_use]
+pub fn with_sctp(mut manifests: Vec<Manifest>) -> Vec<Manifest> {
+    let has_proxy = |manifest: &Manifest| PROXY_SERVICES.iter().any(|(name, _)| *name == manifest.name);
+    for manifest in manifests.iter_mut().filter(|manifest| !has_proxy(manifest)) {
+        let port = PortSpec::sctp("sctp", SCTP_PORT);
+        let is_nat = manifest.forwarding.contains("nat");
+        manifest.ports.push(if is_nat { port.to(SCTP_TARGET_PORT) } else { port });
     }
     manifests
 }

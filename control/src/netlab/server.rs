@@ -93,6 +93,18 @@ impl Server {
         self.launch("decap", &tidegate, &decap)
     }
 
+    /// Starts `sctp-tell` at its own addresses and the VIPs. Other programs for SCTP must not run there.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_sctp(&self) -> Result<LabProcess> {
+        let own = Family::BOTH.map(|family| self.address(family));
+        let addresses: Vec<String> = own.iter().chain(&self.vips).map(ToString::to_string).collect();
+        let (name, binds) = (self.name(), addresses.iter().flat_map(|address| ["--bind", address]));
+        let args: Vec<&str> = ["lab", "sctp-tell", "--name", &name].into_iter().chain(binds).collect();
+        self.run("sctp-tell", &self.tidegate, &args)
+    }
+
     /// What decapsulation delivered and refused so far.
     ///
     /// # Errors

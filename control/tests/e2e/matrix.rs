@@ -3,7 +3,7 @@
 //! `make test` fails if the table is not what this run shows. `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix`
 //! writes it.
 
-use crate::sctp::{Peers, Questions, with_sctp};
+use crate::sctp::{Peers, Questions};
 use crate::world::{World, alone, lab_with};
 use anyhow::{Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate::netlab::client::{BackendAnswer, Tell, udp_ask};
-use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers};
+use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
 use tidegate_model::config::FORWARDING_ACCEPTED;
 
 const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix` -->\n";

@@ -5,6 +5,7 @@
 pub mod decap;
 pub mod http_echo;
 mod outer;
+pub mod sctp_tell;
 pub mod tcp_tell;
 pub mod udp_echo;
 
@@ -16,6 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 /// - `udp-echo --name NAME --bind ADDRESS:PORT...`
 /// - `tcp-tell --name NAME --port PORT`
 /// - `http-echo --port PORT`
+/// - `sctp-tell --name NAME --bind ADDRESS...`
 /// - `decap --tun INTERFACE --own ADDRESS...`
 ///
 /// # Errors
@@ -37,6 +39,11 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         "tcp-tell" => tcp_tell::serve(value("--name")?, value("--port")?.parse().context("--port")?),
         "http-echo" => http_echo::serve(value("--port")?.parse().context("--port")?),
+        "sctp-tell" => {
+            let addresses: Vec<IpAddr> =
+                values("--bind").into_iter().map(str::parse).collect::<Result<_, _>>().context("--bind")?;
+            sctp_tell::serve(value("--name")?, &addresses)
+        }
         "decap" => {
             let own: Vec<IpAddr> =
                 values("--own").into_iter().map(str::parse).collect::<Result<_, _>>().context("--own")?;
@@ -46,4 +53,4 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-const TOOLS: &str = "one of udp-echo, tcp-tell, http-echo, decap";
+const TOOLS: &str = "one of udp-echo, tcp-tell, http-echo, sctp-tell, decap";

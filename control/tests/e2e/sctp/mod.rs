@@ -9,18 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use tidegate::netlab::addresses::{Family, client};
+use tidegate::netlab::addresses::{Family, SCTP_PORT, SCTP_TARGET_PORT, client};
 use tidegate::netlab::client::{BackendAnswer, spread};
-use tidegate::netlab::manifests::{Manifest, PortSpec};
-use tidegate::netlab::modes::{ModePath, demo_paths, manifests_of, vips_on_servers};
+use tidegate::netlab::modes::{ModePath, demo_paths, manifests_of, vips_on_servers, with_sctp};
 use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::wire::{Faults, Wire};
 use tidegate::netlab::{GatewayOptions, Lab, wait_for};
-
-/// The SCTP port of the Services, and of the servers at the VIPs.
-pub(crate) const PORT: u16 = 7005;
-/// The port of the endpoints of NAT modes, so that they change the port and with it the CRC32c.
-const TARGET_PORT: u16 = 7006;
 
 /// The program, and the servers that run it.
 pub(crate) struct Peers {
@@ -50,7 +44,7 @@ impl Peers {
         let start = |n: u8| {
             let server = lab.server(n);
             let own = Family::BOTH.map(|family| server.address(family).to_string());
-            let (name, ports) = (server.name(), format!("{PORT},{TARGET_PORT}"));
+            let (name, ports) = (server.name(), format!("{SCTP_PORT},{SCTP_TARGET_PORT}"));
             let mut args = vec!["serve", &name, &ports];
             args.extend(own.iter().chain(&vips).map(String::as_str));
             server.run("sctp-peer", &program, &args).expect("the SCTP server starts")
@@ -68,7 +62,7 @@ impl Peers {
     /// come back, and all associations have been shut down.
     pub(crate) fn ask(&self, lab: &Lab, path: ModePath, questions: Questions) -> Result<Vec<BackendAnswer>> {
         let Questions { client: n, associations, messages, linger } = questions;
-        let numbers = [usize::from(PORT), associations, messages];
+        let numbers = [usize::from(SCTP_PORT), associations, messages];
         let args = numbers.map(|number| number.to_string());
         let linger = linger.as_millis().to_string();
         let mut command = lab.client().command(&self.program);
@@ -110,16 +104,6 @@ fn compile(directory: &Path) -> PathBuf {
         "peer.c does not compile (is libusrsctp-dev installed? make setup): {said}"
     );
     program
-}
-
-/// The manifests with an SCTP port.
-pub(crate) fn with_sctp(mut manifests: Vec<Manifest>) -> Vec<Manifest> {
-    for manifest in &mut manifests {
-        let port = PortSpec::sctp("sctp", PORT);
-        let is_nat = manifest.forwarding.contains("nat");
-        manifest.ports.push(if is_nat { port.to(TARGET_PORT) } else { port });
-    }
-    manifests
 }
 
 fn flows(world: &World) -> String {
