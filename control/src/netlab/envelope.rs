@@ -22,6 +22,13 @@ pub enum Envelope {
         /// The key.
         key: Option<u32>,
     },
+    /// UDP to this port and Geneve (RFC 8926) with the option that identifies the Service.
+    Geneve {
+        /// The UDP destination port.
+        port: u16,
+        /// The virtual network identifier.
+        vni: u32,
+    },
 }
 
 impl Envelope {
@@ -33,9 +40,11 @@ impl Envelope {
     pub const GRE_PLAIN: Self = Self::Gre { key: None };
     /// GRE with a key that has four different bytes.
     pub const GRE_KEYED: Self = Self::Gre { key: Some(0x0a_1b_2c_3d) };
+    /// Geneve at the lab's own port, because GUE has the usual one here, with an identifier of three different bytes.
+    pub const GENEVE: Self = Self::Geneve { port: 6082, vni: 0x1a_2b_3c };
     /// Everything that the lab's servers accept.
-    pub const ALL: [Self; 5] =
-        [Self::Ip, Self::GUE_DIRECT, Self::GUE_HEADER, Self::GRE_PLAIN, Self::GRE_KEYED];
+    pub const ALL: [Self; 6] =
+        [Self::Ip, Self::GUE_DIRECT, Self::GUE_HEADER, Self::GRE_PLAIN, Self::GRE_KEYED, Self::GENEVE];
 
     /// The forwarding mode.
     #[must_use]
@@ -44,6 +53,7 @@ impl Envelope {
             Self::Ip => "dsr-ipip",
             Self::Gue { .. } => "dsr-gue",
             Self::Gre { .. } => "dsr-gre",
+            Self::Geneve { .. } => "dsr-geneve",
         }
     }
 
@@ -59,6 +69,10 @@ impl Envelope {
                 ]
             }
             Self::Gre { key: Some(key) } => vec![("tidegate.dev/gre-key", key.to_string())],
+            Self::Geneve { port, vni } => vec![
+                ("tidegate.dev/geneve-port", port.to_string()),
+                ("tidegate.dev/geneve-vni", vni.to_string()),
+            ],
             Self::Ip | Self::Gue { .. } | Self::Gre { key: None } => Vec::new(),
         }
     }
@@ -71,6 +85,7 @@ impl fmt::Display for Envelope {
             Self::Gue { variant, port } => write!(f, "gue:variant={variant}:port={port}"),
             Self::Gre { key: None } => f.write_str("gre"),
             Self::Gre { key: Some(key) } => write!(f, "gre:key={key}"),
+            Self::Geneve { port, vni } => write!(f, "geneve:port={port}:vni={vni}"),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! There are four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose
 //! endpoints have the other family than the VIP: ten [`ModePath`]s ([`all_paths`]) that most tests use. The other
-//! tunnels, `dsr-gue` and `dsr-gre` with their choices, have sixteen more ([`tunnel_paths`]), and the
+//! tunnels, `dsr-gue`, `dsr-gre` and `dsr-geneve` with their choices, have twenty more ([`tunnel_paths`]), and the
 //! PROXY protocol two ([`proxy_paths`]). `dsr-l2` has VIPs on the
 //! clients' own link, the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP
 //! cannot.
@@ -112,12 +112,18 @@ struct Tunnel {
     vip: u8,
 }
 
-const TUNNELS: [Tunnel; 4] = [
+const TUNNELS: [Tunnel; 5] = [
     Tunnel { envelope: Envelope::GUE_DIRECT, services: ["gue-1", "gue-1-4in6", "gue-1-6in4"], vip: 20 },
     Tunnel { envelope: Envelope::GUE_HEADER, services: ["gue-0", "gue-0-4in6", "gue-0-6in4"], vip: 23 },
     Tunnel { envelope: Envelope::GRE_PLAIN, services: ["gre", "gre-4in6", "gre-6in4"], vip: 26 },
     Tunnel { envelope: Envelope::GRE_KEYED, services: ["gre-key", "gre-key-4in6", "gre-key-6in4"], vip: 29 },
+    Tunnel { envelope: Envelope::GENEVE, services: ["geneve", "geneve-4in6", "geneve-6in4"], vip: 33 },
 ];
+
+/// The names of the Services of `dsr-geneve`.
+pub(super) fn geneve_services() -> impl Iterator<Item = &'static str> {
+    TUNNELS.iter().filter(|tunnel| tunnel.envelope == Envelope::GENEVE).flat_map(|tunnel| tunnel.services)
+}
 
 /// The paths of `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, by mode and then by family.
 #[must_use]
@@ -139,7 +145,7 @@ pub fn all_paths() -> Vec<ModePath> {
     paths
 }
 
-/// The paths of `dsr-gue` and `dsr-gre`, in all four combinations of families.
+/// The paths of `dsr-gue`, `dsr-gre` and `dsr-geneve`, in all four combinations of families.
 #[must_use]
 pub fn tunnel_paths() -> Vec<ModePath> {
     let of_tunnel = |tunnel: &Tunnel| {
@@ -181,7 +187,13 @@ pub fn every_path() -> Vec<ModePath> {
 #[must_use]
 pub fn demo_paths() -> Vec<ModePath> {
     let is_default = |path: &ModePath| {
-        let defaults = [None, Some(Envelope::Ip), Some(Envelope::GUE_DIRECT), Some(Envelope::GRE_PLAIN)];
+        let defaults = [
+            None,
+            Some(Envelope::Ip),
+            Some(Envelope::GUE_DIRECT),
+            Some(Envelope::GRE_PLAIN),
+            Some(Envelope::GENEVE),
+        ];
         let is_plain = path.family == path.backends || path.envelope() == Some(Envelope::Ip);
         defaults.contains(&path.envelope()) && is_plain
     };

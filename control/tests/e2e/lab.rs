@@ -96,6 +96,12 @@ fn decapsulation_refuses_and_counts_wrong_outer_headers() {
         (3, 1, 0x01, "GRE flags or version"),
         (3, 3, 0x01, "GRE protocol type"),
         (4, 7, 0x01, "no tunnel of this lab has this variant, port or key"),
+        (5, 8, 0x40, "Geneve version or length of options"),
+        (5, 9, 0x40, "Geneve flags or reserved bits"),
+        (5, 10, 0x01, "Geneve protocol type"),
+        (5, 14, 0x01, "no tunnel of this lab has this variant, port or key"),
+        (5, 18, 0x80, "Geneve option"),
+        (5, 27, 0x01, "Geneve identity of no Service of the lab"),
     ];
     let packet = udp_packet(plan::client(Family::V4, 1), 4000, plan::routed_vip(Family::V4, 2), 9, b"text");
     for (kind, at, bits, reason) in faults {
@@ -135,8 +141,11 @@ fn assert_refused(lab: &Lab, outer: Family, protocol: u8, packet: &[u8], reason:
 const COMBINATIONS: [(Family, Family); 4] =
     [(Family::V4, Family::V4), (Family::V4, Family::V6), (Family::V6, Family::V4), (Family::V6, Family::V6)];
 
+/// The 64-bit FNV-1a hash of `lab/geneve`.
+const GENEVE_SERVICE: [u8; 8] = [0xe2, 0x4d, 0x1f, 0x04, 0xfc, 0x3a, 0xc6, 0xb1];
+
 /// The protocol number and the headers of each tunnel of `Envelope::ALL`, the UDP length and checksum missing.
-fn headers(inner: Family) -> [(u8, Vec<u8>); 5] {
+fn headers(inner: Family) -> [(u8, Vec<u8>); 6] {
     let (ip, ether) = if inner == Family::V4 { (4, [0x08, 0x00]) } else { (41, [0x86, 0xdd]) };
     let udp = |port: u16| [&[0xc0, 0x01][..], &port.to_be_bytes(), &[0; 4]].concat();
     [
@@ -145,6 +154,11 @@ fn headers(inner: Family) -> [(u8, Vec<u8>); 5] {
         (17, [&udp(6081)[..], &[0, ip, 0, 0]].concat()),
         (47, [&[0, 0][..], &ether].concat()),
         (47, [&[0x20, 0][..], &ether, &[0x0a, 0x1b, 0x2c, 0x3d]].concat()),
+        (
+            17,
+            [&udp(6082)[..], &[3, 0], &ether, &[0x1a, 0x2b, 0x3c, 0, 0xff, 0x54, 1, 2], &GENEVE_SERVICE]
+                .concat(),
+        ),
     ]
 }
 

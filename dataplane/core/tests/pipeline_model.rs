@@ -490,7 +490,10 @@ impl Run {
         let (client, vip, backend) = (self.client(from), self.vip(), self.backend(to.0));
         match self.model.mode {
             ForwardingMode::DsrL2 => assert_eq!(ends(h), (client, vip)),
-            ForwardingMode::DsrIpip | ForwardingMode::DsrGue | ForwardingMode::DsrGre => {
+            ForwardingMode::DsrIpip
+            | ForwardingMode::DsrGue
+            | ForwardingMode::DsrGre
+            | ForwardingMode::DsrGeneve => {
                 assert_eq!(h.dst.ip(), backend.ip());
             }
             ForwardingMode::Nat => assert_eq!(ends(h), (client, backend)),
@@ -602,6 +605,7 @@ every_mode! {
     dsr_ipip_follows_the_model: DsrIpip,
     dsr_gue_follows_the_model: DsrGue,
     dsr_gre_follows_the_model: DsrGre,
+    dsr_geneve_follows_the_model: DsrGeneve,
     nat_follows_the_model: Nat,
     fullnat_follows_the_model: FullNat,
 }

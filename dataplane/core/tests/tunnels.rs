@@ -7,7 +7,7 @@ use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::decapsulate::decapsulate;
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service};
 use tidegate_core::verdict::{TransmitReason, Verdict};
-use tidegate_core::wire::encapsulation::GueVariant;
+use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 use tidegate_core::wire::ethernet;
 
 /// What a client sends.
@@ -37,8 +37,19 @@ fn kind() -> impl Strategy<Value = Kind> {
 fn tunnel() -> impl Strategy<Value = (ForwardingMode, TunnelOptions)> {
     let modes = ForwardingMode::ALL.into_iter().filter(|mode| mode.is_tunnel()).collect::<Vec<_>>();
     let variant = prop_oneof![Just(GueVariant::Direct), Just(GueVariant::Header)];
-    (prop::sample::select(modes), variant, 1..=u16::MAX, any::<Option<u32>>()).prop_map(
-        |(mode, gue_variant, gue_port, gre_key)| (mode, TunnelOptions { gue_variant, gue_port, gre_key }),
+    let geneve = (1..=u16::MAX, 0..1_u32 << 24, any::<[u8; 8]>());
+    (prop::sample::select(modes), variant, 1..=u16::MAX, any::<Option<u32>>(), geneve).prop_map(
+        |(mode, gue_variant, gue_port, gre_key, (geneve_port, vni, service))| {
+            let options = TunnelOptions {
+                gue_variant,
+                gue_port,
+                gre_key,
+                geneve_port,
+                geneve_vni: Vni::new(vni).expect("24 bits"),
+                geneve_service: ServiceIdentity::from_bytes(service),
+            };
+            (mode, options)
+        },
     )
 }
 
@@ -48,6 +59,10 @@ fn name(mode: ForwardingMode, options: &TunnelOptions) -> String {
         ForwardingMode::DsrIpip => "ipip".into(),
         ForwardingMode::DsrGue => format!("gue{} {}", options.gue_variant.number(), options.gue_port),
         ForwardingMode::DsrGre => options.gre_key.map_or("gre".into(), |key| format!("gre {key}")),
+        ForwardingMode::DsrGeneve => {
+            let TunnelOptions { geneve_port, geneve_vni, geneve_service, .. } = options;
+            format!("geneve {geneve_port} {} {geneve_service}", geneve_vni.number())
+        }
         other => panic!("{other} is no tunnel"),
     }
 }

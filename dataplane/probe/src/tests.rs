@@ -125,10 +125,12 @@ fn a_probe_goes_through_the_tunnel_to_its_backend() {
 
 #[test]
 fn a_probe_goes_through_the_tunnel_that_its_service_has() {
-    let options = TunnelOptions { gue_port: 5555, gre_key: Some(7), ..TunnelOptions::default() };
+    let options =
+        TunnelOptions { gue_port: 5555, geneve_port: 5556, gre_key: Some(7), ..TunnelOptions::default() };
     for (mode, protocol, begins) in [
         (ForwardingMode::DsrGue, proto::UDP, None),
         (ForwardingMode::DsrGre, proto::GRE, Some([0x20, 0, 8, 0, 0, 0, 0, 7])),
+        (ForwardingMode::DsrGeneve, proto::UDP, None),
     ] {
         let probes = probes(None);
         let way = probes.way(ip(VIP), ip("10.244.1.7"), mode, &options).expect("there is a route");
@@ -138,10 +140,11 @@ fn a_probe_goes_through_the_tunnel_that_its_service_has() {
             outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
         let outer = parsed(&frame);
         assert_eq!((outer.dst.ip(), outer.proto), (ip("10.244.1.7"), protocol), "{mode}");
-        let (between, inner) = frame[usize::from(outer.l4)..].split_at(8);
+        let (between, inner) = frame[usize::from(outer.l4)..]
+            .split_at(mode.encapsulation(&options).expect("a tunnel").header_len());
         match begins {
             Some(bytes) => assert_eq!(between, bytes),
-            None => assert_eq!(outer.dst_port, 5555),
+            None => assert_eq!(Some(outer.dst_port), mode.encapsulation(&options).and_then(|e| e.port())),
         }
         let inner = parsed(&framed(inner));
         assert_eq!((inner.src.ip(), inner.dst.ip(), inner.dst_port), (ip("192.0.2.2"), ip(VIP), 80));

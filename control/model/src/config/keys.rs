@@ -154,9 +154,9 @@ pub const KEYS: &[Key] = &[
          texts. When the memory is full, namespaces have equal shares of it. In a namespace above its share, the gateway does not keep the \
          slices of the newest Services, and does not program these Services (`LimitExceeded`)."),
 
-    key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
+    key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
         "The forwarding mode of Services without an annotation for it."),
-    key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `nat`, `fullnat`", Words("none"), "nat", Reload,
+    key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `nat`, `fullnat`", Words("none"), "nat", Reload,
         "The mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, a policy that keeps clients' addresses. \
          Without this key, and for a Service that the mode cannot serve, the gateway uses `fullnat` and warns (`ClientAddressLost`). \
          The value `fullnat` turns the warning off."),
@@ -166,6 +166,10 @@ pub const KEYS: &[Key] = &[
         "The UDP destination port of `dsr-gue`, at which backends listen."),
     key("services.defaults.greKey", "0 to 4294967295, or `none`", Value("none"), "7", Reload,
         "The key of `dsr-gre` (RFC 2890). `none`: the header has no key."),
+    key("services.defaults.genevePort", "1 to 65535", Value("6081"), "5556", Reload,
+        "The UDP destination port of `dsr-geneve`, at which backends listen."),
+    key("services.defaults.geneveVni", "0 to 16777215", Value("0"), "7", Reload,
+        "The virtual network identifier of `dsr-geneve` (RFC 8926)."),
     key("services.defaults.target", "`pod`, `node`", Value("pod"), "node", Reload,
         "Whether backends are the endpoints or their nodes. With `node` in DSR modes, packets reach the node with VIP and port unchanged, and kube-proxy on the node serves them as they are. \
          With `node` in NAT modes, they reach the node port."),

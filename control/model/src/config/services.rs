@@ -54,15 +54,15 @@ pub enum PodRoutes {
 /// `services.defaults`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceDefaults {
-    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `nat` or `fullnat`. Default `fullnat`.
+    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `nat` or `fullnat`. Default `fullnat`.
     pub forwarding: ForwardingMode,
     /// `forwardingLocal`: the mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, which
     /// requires that clients' addresses are kept: a DSR mode or `nat`, depending on the preparation of the backends;
     /// or `fullnat`, if their addresses need not be kept. Default none: `fullnat`, with a warning for each
     /// such Service.
     pub forwarding_local: Option<ForwardingMode>,
-    /// `gueVariant` (0 or 1, default 1), `guePort` (default 6080) and `greKey` (default none): the choices within
-    /// `dsr-gue` and `dsr-gre`.
+    /// `gueVariant` (0 or 1, default 1), `guePort` (default 6080), `greKey` (default none), `genevePort` (default 6081)
+    /// and `geneveVni` (default 0): the choices within `dsr-gue`, `dsr-gre` and `dsr-geneve`.
     pub tunnel: TunnelOptions,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
@@ -196,7 +196,7 @@ pub enum Word<T> {
 }
 
 /// The values that [`forwarding`] accepts.
-pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat";
+pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat";
 /// The values that [`target`] accepts.
 pub const TARGET_ACCEPTED: &str = "pod, node";
 /// The values that [`scheduler`] accepts.
@@ -211,9 +211,10 @@ pub fn forwarding(word: &str) -> Word<ForwardingMode> {
         "dsr-ipip" => Word::Known(ForwardingMode::DsrIpip),
         "dsr-gue" => Word::Known(ForwardingMode::DsrGue),
         "dsr-gre" => Word::Known(ForwardingMode::DsrGre),
+        "dsr-geneve" => Word::Known(ForwardingMode::DsrGeneve),
         "nat" => Word::Known(ForwardingMode::Nat),
         "fullnat" => Word::Known(ForwardingMode::FullNat),
-        "dsr-geneve" | "dsr-dscp" => Word::NotYet,
+        "dsr-dscp" => Word::NotYet,
         _ => Word::Unknown,
     }
 }

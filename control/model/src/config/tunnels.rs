@@ -1,10 +1,10 @@
-//! The choices within the forwarding modes that are tunnels: `gueVariant`, `guePort` and `greKey` of
-//! `services.defaults`, and the annotations with the same values.
+//! The choices within the forwarding modes that are tunnels: `gueVariant`, `guePort`, `greKey`,
+//! `genevePort` and `geneveVni` of `services.defaults`, and the annotations with the same values.
 
 use std::str::FromStr;
 
 use tidegate_core::snapshot::TunnelOptions;
-use tidegate_core::wire::encapsulation::GueVariant;
+use tidegate_core::wire::encapsulation::{GueVariant, Vni};
 
 use super::section::scalar_text;
 use crate::yaml::Fields;
@@ -15,6 +15,8 @@ pub const GUE_VARIANT_ACCEPTED: &str = "0, 1";
 pub const TUNNEL_PORT_ACCEPTED: &str = "a port number, 1 to 65535";
 /// The values that [`gre_key`] accepts.
 pub const GRE_KEY_ACCEPTED: &str = "0 to 4294967295, or none";
+/// The values that [`geneve_vni`] accepts.
+pub const GENEVE_VNI_ACCEPTED: &str = "0 to 16777215";
 
 /// Reads a variant of GUE.
 #[must_use]
@@ -38,6 +40,12 @@ pub fn gre_key(word: &str) -> Option<Option<u32>> {
     if word == "none" { Some(None) } else { decimal(word).map(Some) }
 }
 
+/// Reads a virtual network identifier of Geneve.
+#[must_use]
+pub fn geneve_vni(word: &str) -> Option<Vni> {
+    decimal(word).and_then(Vni::new)
+}
+
 /// A number without a sign.
 fn decimal<T: FromStr>(word: &str) -> Option<T> {
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
@@ -54,6 +62,12 @@ pub(super) fn decode(fields: &Fields<'_>, options: &mut TunnelOptions) {
     }
     if let Some(key) = read(fields, "greKey", gre_key, GRE_KEY_ACCEPTED) {
         options.gre_key = key;
+    }
+    if let Some(port) = read(fields, "genevePort", tunnel_port, TUNNEL_PORT_ACCEPTED) {
+        options.geneve_port = port;
+    }
+    if let Some(vni) = read(fields, "geneveVni", geneve_vni, GENEVE_VNI_ACCEPTED) {
+        options.geneve_vni = vni;
     }
 }
 

@@ -328,7 +328,10 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
         ForwardingMode::DsrL2 => {
             "dsr-l2: only the link addresses change; the backend answers the client itself".to_owned()
         }
-        ForwardingMode::DsrIpip | ForwardingMode::DsrGue | ForwardingMode::DsrGre => {
+        ForwardingMode::DsrIpip
+        | ForwardingMode::DsrGue
+        | ForwardingMode::DsrGre
+        | ForwardingMode::DsrGeneve => {
             let outer = match backend.family {
                 Family::V4 => "IPv4",
                 Family::V6 => "IPv6",
@@ -440,6 +443,11 @@ fn behind(between: Encapsulation, flow: u64) -> String {
         ),
         Encapsulation::Gre { key: Some(key) } => format!(", GRE with key {key}"),
         Encapsulation::Gre { key: None } => ", GRE without a key".to_owned(),
+        Encapsulation::Geneve { port, vni, service } => format!(
+            ", UDP port {} (by the flow's hash) -> {port}, Geneve with VNI {} and Service {service}",
+            source_port(flow as u32),
+            vni.number()
+        ),
     }
 }
 

@@ -6,6 +6,8 @@ pub(super) mod key {
     pub(crate) const GUE_VARIANT: &str = "tidegate.dev/gue-variant";
     pub(crate) const GUE_PORT: &str = "tidegate.dev/gue-port";
     pub(crate) const GRE_KEY: &str = "tidegate.dev/gre-key";
+    pub(crate) const GENEVE_PORT: &str = "tidegate.dev/geneve-port";
+    pub(crate) const GENEVE_VNI: &str = "tidegate.dev/geneve-vni";
     pub(crate) const TARGET: &str = "tidegate.dev/target";
     pub(crate) const SCHEDULER: &str = "tidegate.dev/scheduler";
     pub(crate) const HASH: &str = "tidegate.dev/hash";
@@ -41,6 +43,8 @@ pub(super) mod key {
         GUE_VARIANT,
         GUE_PORT,
         GRE_KEY,
+        GENEVE_PORT,
+        GENEVE_VNI,
         TARGET,
         SCHEDULER,
         HASH,

@@ -125,6 +125,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.push(&field, Reason::NotSupported, diagnostic);
         options.refused.push(refusal);
     }
+    tunnel_options::identify(&mut options.tunnel, &service.meta.key, options.mode);
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
     read.outgoing_bandwidth(&mut options, annotations);
     if options.flow_tracking == config::FlowTracking::OnChange
@@ -276,7 +277,7 @@ impl Reader<'_> {
                 let target = self.word(options, annotation, value, target, config::TARGET_ACCEPTED);
                 options.target = target.unwrap_or(options.target);
             }
-            key::GUE_VARIANT | key::GUE_PORT | key::GRE_KEY => {
+            key::GUE_VARIANT | key::GUE_PORT | key::GRE_KEY | key::GENEVE_PORT | key::GENEVE_VNI => {
                 tunnel_options::apply(self, &mut options.tunnel, ours, annotation, value);
             }
             key::SCHEDULER => {

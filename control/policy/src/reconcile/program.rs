@@ -271,7 +271,7 @@ fn no_family(collector: &mut Collector<'_>, at: &PortAt<'_>) {
         service.meta.key
     );
     let diagnostic = Diagnostic::warning(what)
-        .accepting(format!("{family} {whom}s, or forwarding dsr-ipip, dsr-gue or dsr-gre"));
+        .accepting(format!("{family} {whom}s, or forwarding dsr-ipip, dsr-gue, dsr-gre or dsr-geneve"));
     collector.find("spec.ipFamilies", Reason::EndpointRefused, diagnostic);
 }
 

@@ -2,17 +2,20 @@
 //! only; with another mode a warning says so.
 
 use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
+use tidegate_core::wire::encapsulation::ServiceIdentity;
 use tidegate_model::config;
-use tidegate_model::objects::Labels;
+use tidegate_model::objects::{Labels, ObjectKey};
 
 use super::annotations::key;
 use super::reader::Reader;
 
 /// The annotations, each with the mode that reads it.
-const READ_BY: [(&str, ForwardingMode); 3] = [
+const READ_BY: [(&str, ForwardingMode); 5] = [
     (key::GUE_VARIANT, ForwardingMode::DsrGue),
     (key::GUE_PORT, ForwardingMode::DsrGue),
     (key::GRE_KEY, ForwardingMode::DsrGre),
+    (key::GENEVE_PORT, ForwardingMode::DsrGeneve),
+    (key::GENEVE_VNI, ForwardingMode::DsrGeneve),
 ];
 
 /// Applies the value of one of the annotations.
@@ -35,9 +38,22 @@ fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'sta
             options.gue_variant = config::gue_variant(value).ok_or(config::GUE_VARIANT_ACCEPTED)?;
         }
         key::GUE_PORT => options.gue_port = config::tunnel_port(value).ok_or(config::TUNNEL_PORT_ACCEPTED)?,
+        key::GENEVE_PORT => {
+            options.geneve_port = config::tunnel_port(value).ok_or(config::TUNNEL_PORT_ACCEPTED)?;
+        }
+        key::GENEVE_VNI => {
+            options.geneve_vni = config::geneve_vni(value).ok_or(config::GENEVE_VNI_ACCEPTED)?
+        }
         _ => options.gre_key = config::gre_key(value).ok_or(config::GRE_KEY_ACCEPTED)?,
     }
     Ok(())
+}
+
+/// Sets what follows from the name of the Service, if the mode reads it.
+pub(super) fn identify(options: &mut TunnelOptions, service: &ObjectKey, mode: ForwardingMode) {
+    if mode == ForwardingMode::DsrGeneve {
+        options.geneve_service = ServiceIdentity::of(&service.namespace, &service.name);
+    }
 }
 
 /// Adds a warning for each valid annotation that the mode does not read.

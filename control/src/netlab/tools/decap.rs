@@ -1,8 +1,8 @@
-//! The backend's end of the gateway's tunnels (IP-in-IP, GUE, GRE), for kernels without tunnel devices: removes the
+//! The backend's end of the gateway's tunnels (IP-in-IP, GUE, GRE, Geneve), for kernels without tunnel devices: removes the
 //! outer headers and passes the inner packet to the host through a TUN device.
 //!
 //! The kernel delivers packets to raw sockets that request their protocol, over IPv4 and over IPv6: 4 (IPv4 inside,
-//! RFC 2003), 41 (IPv6 inside, RFC 2473, RFC 4213), 17 (UDP, for GUE) and 47 (GRE). The host then receives the inner
+//! RFC 2003), 41 (IPv6 inside, RFC 2473, RFC 4213), 17 (UDP, for GUE and Geneve) and 47 (GRE). The host then receives the inner
 //! packet on the TUN, finds the VIP on its loopback and answers the client itself (direct server return). Replies are
 //! not sent through this tool.
 //!
@@ -94,8 +94,8 @@ pub fn serve(interface: &str, own: &[IpAddr]) -> Result<()> {
         .flat_map(|own| [IPV4, IPV6, UDP, GRE].map(|protocol| receiver(protocol, *own)))
         .collect::<Result<Vec<_>>>()
         .context("decap: raw sockets")?;
-    // Nobody reads these. Without a socket the kernel would answer each GUE packet with "port unreachable".
-    let _ports = own.iter().map(|own| gue_ports(*own)).collect::<Result<Vec<_>>>()?;
+    // Nobody reads these. Without a socket the kernel would answer each tunnel packet over UDP with "port unreachable".
+    let _ports = own.iter().map(|own| bound_ports(*own)).collect::<Result<Vec<_>>>()?;
     let report =
         TcpListener::bind((Ipv4Addr::LOCALHOST, DECAP_PORT)).context("decap: the port of the counts")?;
     let tun = DeviceBuilder::new()
@@ -121,7 +121,7 @@ fn receiver(protocol: u8, own: IpAddr) -> Result<Receiver> {
     let domain = Domain::for_address(SocketAddr::new(own, 0));
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(i32::from(protocol))))?;
     if protocol == UDP {
-        socket.attach_filter(&gue_filter(Family::of(own)))?;
+        socket.attach_filter(&tunnel_filter(Family::of(own)))?;
     }
     socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
     socket.set_recv_buffer_size(4 << 20)?;
@@ -129,23 +129,23 @@ fn receiver(protocol: u8, own: IpAddr) -> Result<Receiver> {
     Ok(Receiver { protocol, own, socket: socket.into() })
 }
 
-/// The UDP ports of GUE.
-fn ports_of_gue() -> impl Iterator<Item = u16> {
+/// The UDP ports of tunnels.
+fn tunnel_ports() -> impl Iterator<Item = u16> {
     Envelope::ALL.into_iter().filter_map(|envelope| match envelope {
-        Envelope::Gue { port, .. } => Some(port),
+        Envelope::Gue { port, .. } | Envelope::Geneve { port, .. } => Some(port),
         Envelope::Ip | Envelope::Gre { .. } => None,
     })
 }
 
-fn gue_ports(own: IpAddr) -> Result<Vec<UdpSocket>> {
+fn bound_ports(own: IpAddr) -> Result<Vec<UdpSocket>> {
     let bind =
         |port| UdpSocket::bind((own, port)).with_context(|| format!("decap: UDP port {port} of {own}"));
-    ports_of_gue().map(bind).collect()
+    tunnel_ports().map(bind).collect()
 }
 
-/// A classic BPF program that passes UDP packets to the ports of GUE only, so that the other UDP traffic of the server
+/// A classic BPF program that passes UDP packets to the ports of tunnels only, so that the other UDP traffic of the server
 /// costs nothing here.
-fn gue_filter(family: Family) -> Vec<SockFilter> {
+fn tunnel_filter(family: Family) -> Vec<SockFilter> {
     const LOAD_IHL_TO_X: u16 = 0xb1;
     const LOAD_HALF_AT_X: u16 = 0x48;
     const LOAD_HALF: u16 = 0x28;
@@ -155,7 +155,7 @@ fn gue_filter(family: Family) -> Vec<SockFilter> {
         Family::V4 => vec![SockFilter::new(LOAD_IHL_TO_X, 0, 0, 0), SockFilter::new(LOAD_HALF_AT_X, 0, 0, 2)],
         Family::V6 => vec![SockFilter::new(LOAD_HALF, 0, 0, 2)],
     };
-    for port in ports_of_gue() {
+    for port in tunnel_ports() {
         // If equal, the next instruction returns the whole packet; otherwise it is skipped.
         program.push(SockFilter::new(JUMP_IF_EQUAL, 0, 1, u32::from(port)));
         program.push(SockFilter::new(RETURN, 0, 0, u32::MAX));

@@ -7,6 +7,7 @@
 
 use crate::netlab::addresses::Family;
 use crate::netlab::envelope::Envelope;
+use crate::netlab::modes::geneve_services;
 use std::net::IpAddr;
 
 /// The protocol numbers of IPv4, UDP, IPv6 and GRE in IP.
@@ -68,7 +69,7 @@ pub(super) fn open<'a>(outer: &Outer<'a>) -> Result<Opened<'a>, &'static str> {
     let (envelope, announced, inner) = match outer.protocol {
         IPV4 => (Envelope::Ip, Family::V4, outer.payload),
         IPV6 => (Envelope::Ip, Family::V6, outer.payload),
-        UDP => gue(outer)?,
+        UDP => over_udp(outer)?,
         GRE => gre(outer.payload)?,
         _ => return Err("protocol"),
     };
@@ -94,8 +95,8 @@ pub(super) fn open<'a>(outer: &Outer<'a>) -> Result<Opened<'a>, &'static str> {
     Ok(Opened { envelope, vip, inner })
 }
 
-/// UDP and GUE (draft-ietf-intarea-gue-09 sections 3 and 4).
-fn gue<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'static str> {
+/// UDP, with GUE (draft-ietf-intarea-gue-09 sections 3 and 4) or Geneve behind it.
+fn over_udp<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'static str> {
     let packet = outer.payload;
     let (header, data) = packet.split_at_checked(8).ok_or("UDP header cut off")?;
     let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
@@ -116,8 +117,14 @@ fn gue<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'static s
         _ if word(6) != 0 => return Err("UDP checksum over IPv4, which has none"),
         _ => {}
     }
-    let first = *data.first().ok_or("GUE header cut off")?;
     let port = word(2);
+    if Envelope::ALL
+        .iter()
+        .any(|envelope| matches!(envelope, Envelope::Geneve { port: its, .. } if *its == port))
+    {
+        return geneve(port, data);
+    }
+    let first = *data.first().ok_or("GUE header cut off")?;
     match first >> 6 {
         // Its first bits are those of the IP version: 0100 or 0110.
         1 => Ok((Envelope::Gue { variant: 1, port }, version(first)?, data)),
@@ -140,14 +147,49 @@ fn gue<'a>(outer: &Outer<'a>) -> Result<(Envelope, Family, &'a [u8]), &'static s
     }
 }
 
+/// Geneve (RFC 8926 section 3.4) with one option: the class, type and length that docs/tunnels.md names. The identity in
+/// it must be that of a Service of the lab.
+fn geneve(port: u16, data: &[u8]) -> Result<(Envelope, Family, &[u8]), &'static str> {
+    let (header, inner) = data.split_at_checked(20).ok_or("Geneve header cut off")?;
+    if header[0] != 3 {
+        return Err("Geneve version or length of options");
+    }
+    if header[1] != 0 || header[7] != 0 {
+        return Err("Geneve flags or reserved bits");
+    }
+    let family = ether_type(header[2], header[3]).ok_or("Geneve protocol type")?;
+    if header[8..12] != [0xff, 0x54, 1, 2] {
+        return Err("Geneve option");
+    }
+    let is_known = geneve_services().any(|service| fnv_1a(service).to_be_bytes() == header[12..]);
+    if !is_known {
+        return Err("Geneve identity of no Service of the lab");
+    }
+    let vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+    Ok((Envelope::Geneve { port, vni }, family, inner))
+}
+
+/// The 64-bit FNV-1a hash of the name of a Service in the lab's namespace.
+fn fnv_1a(service: &str) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    for byte in "lab/".bytes().chain(service.bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
+}
+
+fn ether_type(high: u8, low: u8) -> Option<Family> {
+    match [high, low] {
+        [0x08, 0x00] => Some(Family::V4),
+        [0x86, 0xdd] => Some(Family::V6),
+        _ => None,
+    }
+}
+
 /// GRE (RFC 2784) with or without a key (RFC 2890).
 fn gre(packet: &[u8]) -> Result<(Envelope, Family, &[u8]), &'static str> {
     let (header, rest) = packet.split_at_checked(4).ok_or("GRE header cut off")?;
-    let family = match [header[2], header[3]] {
-        [0x08, 0x00] => Family::V4,
-        [0x86, 0xdd] => Family::V6,
-        _ => return Err("GRE protocol type"),
-    };
+    let family = ether_type(header[2], header[3]).ok_or("GRE protocol type")?;
     match [header[0], header[1]] {
         [0, 0] => Ok((Envelope::Gre { key: None }, family, rest)),
         [0x20, 0] => {
@@ -233,12 +275,15 @@ mod tests {
             packet
         };
         let key = [0x20, 0, 8, 0, 0x0a, 0x1b, 0x2c, 0x3d];
+        let identity = fnv_1a("geneve").to_be_bytes();
+        let geneve = [&[3, 0, 8, 0, 0x1a, 0x2b, 0x3c, 0, 0xff, 0x54, 1, 2][..], &identity].concat();
         vec![
             (Envelope::Ip, IPV4, INNER.to_vec()),
             (Envelope::GUE_DIRECT, UDP, udp(6080, &[])),
             (Envelope::GUE_HEADER, UDP, udp(6081, &[0, IPV4, 0, 0])),
             (Envelope::GRE_PLAIN, GRE, [&[0, 0, 8, 0][..], &INNER].concat()),
             (Envelope::GRE_KEYED, GRE, [&key[..], &INNER].concat()),
+            (Envelope::GENEVE, UDP, udp(6082, &geneve)),
         ]
     }
 

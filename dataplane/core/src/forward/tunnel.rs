@@ -1,4 +1,4 @@
-//! `dsr-ipip`, `dsr-gue`, `dsr-gre`: the packet travels inside another IP packet to the backend. The backend removes
+//! `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`: the packet travels inside another IP packet to the backend. The backend removes
 //! the outer headers, has the VIP on its loopback, and answers the client itself. Any family travels in any. The
 //! headers between the outer IP header and the packet are an [`Encapsulation`]; with the constant
 //! [`Encapsulation::Ip`] nothing of them is left in the machine code.

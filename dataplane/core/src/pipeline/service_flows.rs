@@ -390,7 +390,8 @@ impl Pipeline {
             ForwardingMode::DsrL2
             | ForwardingMode::DsrIpip
             | ForwardingMode::DsrGue
-            | ForwardingMode::DsrGre => {
+            | ForwardingMode::DsrGre
+            | ForwardingMode::DsrGeneve => {
                 // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
                 // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
                 // has counted that.

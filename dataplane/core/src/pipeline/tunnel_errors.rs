@@ -9,7 +9,7 @@
 //! address of a backend that answers clients itself, whole, with DF, no longer than the link allows and longer than
 //! the MTU that the error reports. If the quote is long enough, it must also contain a packet to a service whose mode
 //! is this tunnel, with this backend. The host may send UDP from the same address, so an error about UDP is about a
-//! tunnel only if the quote shows it: by its packet, or, if it ends before that, by the usual port. A host that is not on the path and knows VIP and backend can still forge such an error. It then
+//! tunnel only if the quote shows it: by its packet, or, if it ends before that, by a usual port. A host that is not on the path and knows VIP and backend can still forge such an error. It then
 //! costs that backend's clients smaller packets for ten minutes, but never below the minimum of the outer family.
 
 use super::burst::Burst;
@@ -20,7 +20,7 @@ use crate::limits::PATH_MTU_UPDATES;
 use crate::path_mtu;
 use crate::snapshot::{Protocol, Snapshot};
 use crate::verdict::Refusal;
-use crate::wire::encapsulation::GUE_PORT;
+use crate::wire::encapsulation::{GENEVE_PORT, GUE_PORT};
 use crate::wire::icmp;
 use crate::wire::quote::{self, Quote, Tunnelled};
 use crate::wire::{Fragment, Headers, proto};
@@ -71,7 +71,7 @@ impl Pipeline {
 fn is_udp_of_ours(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled) -> bool {
     match &packet.inner {
         Some(inner) => is_ours(snapshot, outer, packet, inner),
-        None => packet.between.port == Some(GUE_PORT),
+        None => matches!(packet.between.port, Some(GUE_PORT | GENEVE_PORT)),
     }
 }
 

@@ -17,7 +17,7 @@ use super::passive_health::PassiveHealth;
 use super::service_limits::ServiceLimits;
 use super::shared::Shared;
 use crate::loads::LoadRule;
-use crate::wire::encapsulation::{Encapsulation, GUE_PORT, GueVariant};
+use crate::wire::encapsulation::{Encapsulation, GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};
 use crate::wire::proxy_header::ProxyVersion;
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
@@ -98,6 +98,9 @@ pub enum ForwardingMode {
     DsrGue,
     /// Direct server return through a GRE tunnel (RFC 2784, RFC 2890). Inner and outer family may differ.
     DsrGre,
+    /// Direct server return through a Geneve tunnel (RFC 8926) whose option identifies the Service. Inner and outer
+    /// family may differ.
+    DsrGeneve,
     /// Destination NAT. The client's address stays, and replies return through the gateway.
     Nat,
     /// Destination and source NAT. Replies return to a SNAT address of the gateway.
@@ -106,8 +109,8 @@ pub enum ForwardingMode {
 
 impl ForwardingMode {
     /// Every mode that the dataplane supports.
-    pub const ALL: [Self; 6] =
-        [Self::DsrL2, Self::DsrIpip, Self::DsrGue, Self::DsrGre, Self::Nat, Self::FullNat];
+    pub const ALL: [Self; 7] =
+        [Self::DsrL2, Self::DsrIpip, Self::DsrGue, Self::DsrGre, Self::DsrGeneve, Self::Nat, Self::FullNat];
 
     /// The name in configuration and annotations (`dsr-l2`, ...).
     #[must_use]
@@ -117,6 +120,7 @@ impl ForwardingMode {
             Self::DsrIpip => "dsr-ipip",
             Self::DsrGue => "dsr-gue",
             Self::DsrGre => "dsr-gre",
+            Self::DsrGeneve => "dsr-geneve",
             Self::Nat => "nat",
             Self::FullNat => "fullnat",
         }
@@ -125,13 +129,13 @@ impl ForwardingMode {
     /// Whether the backend answers the client directly, so that the gateway sees one direction only.
     #[must_use]
     pub fn is_dsr(self) -> bool {
-        matches!(self, Self::DsrL2 | Self::DsrIpip | Self::DsrGue | Self::DsrGre)
+        self == Self::DsrL2 || self.is_tunnel()
     }
 
     /// Whether the packet travels inside another IP packet. Such a mode crosses families, and needs `tunnelSource`.
     #[must_use]
     pub fn is_tunnel(self) -> bool {
-        matches!(self, Self::DsrIpip | Self::DsrGue | Self::DsrGre)
+        matches!(self, Self::DsrIpip | Self::DsrGue | Self::DsrGre | Self::DsrGeneve)
     }
 
     /// The headers behind the outer IP header; `None` for a mode without one.
@@ -141,6 +145,11 @@ impl ForwardingMode {
             Self::DsrIpip => Some(Encapsulation::Ip),
             Self::DsrGue => Some(Encapsulation::Gue { variant: options.gue_variant, port: options.gue_port }),
             Self::DsrGre => Some(Encapsulation::Gre { key: options.gre_key }),
+            Self::DsrGeneve => Some(Encapsulation::Geneve {
+                port: options.geneve_port,
+                vni: options.geneve_vni,
+                service: options.geneve_service,
+            }),
             Self::DsrL2 | Self::Nat | Self::FullNat => None,
         }
     }
@@ -161,11 +170,25 @@ pub struct TunnelOptions {
     pub gue_port: u16,
     /// `greKey`.
     pub gre_key: Option<u32>,
+    /// `genevePort`: the UDP destination port, not 0.
+    pub geneve_port: u16,
+    /// `geneveVni`.
+    pub geneve_vni: Vni,
+    /// The identity of the Service. It is computed from the Service's name, not configured, and set with
+    /// [`ForwardingMode::DsrGeneve`] only.
+    pub geneve_service: ServiceIdentity,
 }
 
 impl Default for TunnelOptions {
     fn default() -> Self {
-        Self { gue_variant: GueVariant::Direct, gue_port: GUE_PORT, gre_key: None }
+        Self {
+            gue_variant: GueVariant::Direct,
+            gue_port: GUE_PORT,
+            gre_key: None,
+            geneve_port: GENEVE_PORT,
+            geneve_vni: Vni::default(),
+            geneve_service: ServiceIdentity::default(),
+        }
     }
 }
 

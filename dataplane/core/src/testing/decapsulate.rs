@@ -20,7 +20,8 @@ pub struct Decapsulated {
     pub dont_fragment: bool,
     /// The flow label of an outer IPv6 header, otherwise 0.
     pub flow_label: u32,
-    /// The tunnel: `ipip`, `gue1 6080`, `gue0 6080`, `gre`, `gre 7`.
+    /// The tunnel: `ipip`, `gue1 6080`, `gue0 6080`, `gre`, `gre 7`,
+    /// `geneve 6081 VNI IDENTITY`.
     pub tunnel: String,
     /// The UDP source port, 0 if there is none.
     pub source_port: u16,
@@ -46,7 +47,9 @@ pub fn decapsulate(packet: &[u8]) -> Result<Decapsulated, String> {
         17 => {
             check_udp(packet, payload)?;
             outer.source_port = word(payload, 0);
-            gue(word(payload, 2), &payload[8..])?
+            let (port, behind) = (word(payload, 2), &payload[8..]);
+            // Only Geneve has 12 bytes of options here: GUE has none.
+            if behind.first() == Some(&3) { geneve(port, behind)? } else { gue(port, behind)? }
         }
         other => return Err(format!("protocol {other}")),
     };
@@ -156,6 +159,27 @@ fn gue(port: u16, bytes: &[u8]) -> Result<(String, &[u8]), String> {
             Ok((format!("gue0 {port}"), of_version(&bytes[4..], version)?))
         }
         _ => Err(format!("GUE begins with {first:#04x}")),
+    }
+}
+
+/// RFC 8926 sections 3.4 and 3.5, with the option of docs/tunnels.md.
+fn geneve(port: u16, bytes: &[u8]) -> Result<(String, &[u8]), String> {
+    if bytes.len() < 20 {
+        return Err("a truncated Geneve header".into());
+    }
+    if bytes[0] != 3 || bytes[1] != 0 || bytes[7] != 0 {
+        return Err(format!("Geneve begins with {:02x?}", &bytes[..8]));
+    }
+    if bytes[8..12] != [0xff, 0x54, 1, 2] {
+        return Err(format!("the Geneve option begins with {:02x?}", &bytes[8..12]));
+    }
+    let vni = u32::from(bytes[4]) << 16 | u32::from(word(bytes, 5));
+    let identity: String = bytes[12..20].iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!("geneve {port} {vni} {identity}");
+    match word(bytes, 2) {
+        0x0800 => Ok((name, of_version(&bytes[20..], 4)?)),
+        0x86dd => Ok((name, of_version(&bytes[20..], 6)?)),
+        kind => Err(format!("Geneve protocol type {kind:#06x}")),
     }
 }
 

@@ -6,6 +6,7 @@
 //! | GUE variant 1 | UDP | draft-ietf-intarea-gue-09 section 4 |
 //! | GUE variant 0 | UDP, 4 bytes of GUE | draft-ietf-intarea-gue-09 section 3 |
 //! | GRE | 4 bytes, 8 with a key | RFC 2784, RFC 2890 |
+//! | Geneve | UDP, 8 bytes of Geneve, an option of 12 bytes | RFC 8926 |
 //!
 //! The UDP source port follows the flow, from the ephemeral range (draft-ietf-intarea-gue-09 section 5.6.1, RFC 6335).
 //!
@@ -25,11 +26,24 @@ use super::udp::{self, UdpHeader};
 /// The UDP port of GUE (IANA).
 pub const GUE_PORT: u16 = 6080;
 
+/// The UDP port of Geneve (RFC 8926 section 3.3).
+pub const GENEVE_PORT: u16 = 6081;
+
 /// Bytes of the longest headers.
-pub const HEADER_LEN_MAX: usize = udp::HEADER_LEN + 4;
+pub const HEADER_LEN_MAX: usize = udp::HEADER_LEN + GENEVE_LEN;
 
 /// The first of the 2^14 source ports of tunnels over UDP (RFC 6335 section 6).
 const SOURCE_PORT_MIN: u16 = 0xc000;
+
+/// Bytes of the Geneve header and its option.
+const GENEVE_LEN: usize = 8 + 12;
+
+/// Geneve: version 0, 12 bytes of options, no control packet, no critical option (RFC 8926 section 3.4).
+const GENEVE_FIRST: [u8; 2] = [12 / 4, 0];
+
+/// The header of the option that identifies the Service (RFC 8926 section 3.5): a class of the experimental range, a
+/// type that is not critical, and 8 bytes of data.
+const GENEVE_OPTION: [u8; 4] = [0xff, 0x54, 0x01, 8 / 4];
 
 /// GRE: a key follows (RFC 2890 section 2).
 const KEY_PRESENT: u16 = 0x2000;
@@ -72,6 +86,69 @@ pub enum Encapsulation {
         /// The key, if there is one.
         key: Option<u32>,
     },
+    /// Generic network virtualization encapsulation, with the IP packet directly behind it and an option that
+    /// identifies the Service.
+    Geneve {
+        /// The UDP destination port.
+        port: u16,
+        /// The virtual network identifier.
+        vni: Vni,
+        /// The data of the option.
+        service: ServiceIdentity,
+    },
+}
+
+/// A virtual network identifier of Geneve: 24 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Vni([u8; 3]);
+
+impl Vni {
+    /// The identifier with this number; `None` above 2^24 - 1.
+    #[must_use]
+    pub const fn new(number: u32) -> Option<Self> {
+        match number.to_be_bytes() {
+            [0, a, b, c] => Some(Self([a, b, c])),
+            _ => None,
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        let [a, b, c] = self.0;
+        u32::from_be_bytes([0, a, b, c])
+    }
+}
+
+/// The identity of a Service in the option of Geneve: the 64-bit FNV-1a hash of `NAMESPACE/NAME`.
+///
+/// It follows from the name alone, so that every gateway has the same one, before and after a restart, and a backend
+/// can compute it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ServiceIdentity([u8; 8]);
+
+impl ServiceIdentity {
+    /// The identity of a Service.
+    #[must_use]
+    pub fn of(namespace: &str, name: &str) -> Self {
+        let bytes = namespace.bytes().chain([b'/']).chain(name.bytes());
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Self(hash.to_be_bytes())
+    }
+
+    /// The identity with these bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 8]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl std::fmt::Display for ServiceIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", u64::from_be_bytes(self.0))
+    }
 }
 
 /// What the headers of a packet depend on.
@@ -96,6 +173,7 @@ impl Encapsulation {
             Self::Gue { variant: GueVariant::Header, .. } => udp::HEADER_LEN + 4,
             Self::Gre { key: None } => 4,
             Self::Gre { key: Some(_) } => 8,
+            Self::Geneve { .. } => udp::HEADER_LEN + GENEVE_LEN,
         }
     }
 
@@ -105,7 +183,7 @@ impl Encapsulation {
     pub const fn protocol(self, inner: Family) -> u8 {
         match (self, inner) {
             (Self::Ip, family) => ip_protocol(family),
-            (Self::Gue { .. }, _) => proto::UDP,
+            (Self::Gue { .. } | Self::Geneve { .. }, _) => proto::UDP,
             (Self::Gre { .. }, _) => proto::GRE,
         }
     }
@@ -115,7 +193,7 @@ impl Encapsulation {
     #[must_use]
     pub const fn port(self) -> Option<u16> {
         match self {
-            Self::Gue { port, .. } => Some(port),
+            Self::Gue { port, .. } | Self::Geneve { port, .. } => Some(port),
             Self::Ip | Self::Gre { .. } => None,
         }
     }
@@ -131,6 +209,7 @@ impl Encapsulation {
             Self::Ip => {}
             Self::Gue { variant, port } => write_gue(out, variant, port, inner, h, ends),
             Self::Gre { key } => write_gre(out, key, h.family),
+            Self::Geneve { port, vni, service } => write_geneve(out, port, vni, service, inner, h, ends),
         }
     }
 }
@@ -170,6 +249,26 @@ fn write_gue(out: &mut [u8], variant: GueVariant, port: u16, inner: &[u8], h: &H
         // Variant 0, no control message, no options; the protocol; no flags.
         out[udp::HEADER_LEN..udp::HEADER_LEN + 4].copy_from_slice(&[0, ip_protocol(h.family), 0, 0]);
     }
+    write_udp(out, port, inner, h, ends);
+}
+
+/// Geneve with one option, and the IP packet without an Ethernet header (RFC 8926 section 3.4).
+fn write_geneve(
+    out: &mut [u8],
+    port: u16,
+    vni: Vni,
+    service: ServiceIdentity,
+    inner: &[u8],
+    h: &Headers,
+    ends: &Ends<'_>,
+) {
+    let header = &mut out[udp::HEADER_LEN..udp::HEADER_LEN + GENEVE_LEN];
+    header[..2].copy_from_slice(&GENEVE_FIRST);
+    header[2..4].copy_from_slice(&ether_type_of(h.family).to_be_bytes());
+    header[4..7].copy_from_slice(&vni.0);
+    header[7] = 0;
+    header[8..12].copy_from_slice(&GENEVE_OPTION);
+    header[12..].copy_from_slice(&service.0);
     write_udp(out, port, inner, h, ends);
 }
 
@@ -239,11 +338,7 @@ pub fn read(protocol: u8, bytes: &[u8], len: u16) -> Option<Read> {
 
 fn read_gre(bytes: &[u8]) -> Option<Read> {
     let word = |at: usize| Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
-    let family = match word(2)? {
-        ether_type::IPV4 => Family::V4,
-        ether_type::IPV6 => Family::V6,
-        _ => return None,
-    };
+    let family = family_of(word(2)?)?;
     let key = match word(0)? {
         0 => None,
         KEY_PRESENT => Some(u32::from_be_bytes(*bytes.get(4..)?.first_chunk()?)),
@@ -252,6 +347,14 @@ fn read_gre(bytes: &[u8]) -> Option<Read> {
     let encapsulation = Encapsulation::Gre { key };
     let len = encapsulation.header_len();
     Some(Read { len, encapsulation: Some(encapsulation), family: Some(family), port: None })
+}
+
+fn family_of(ether_type: u16) -> Option<Family> {
+    match ether_type {
+        ether_type::IPV4 => Some(Family::V4),
+        ether_type::IPV6 => Some(Family::V6),
+        _ => None,
+    }
 }
 
 fn read_udp(bytes: &[u8], len: u16) -> Option<Read> {
@@ -263,6 +366,10 @@ fn read_udp(bytes: &[u8], len: u16) -> Option<Read> {
     let port = word(2);
     let short = Read { len: udp::HEADER_LEN, encapsulation: None, family: None, port: Some(port) };
     let Some(&first) = behind.first() else { return Some(short) };
+    // GUE variant 0 has no options here, and Geneve has one.
+    if first == GENEVE_FIRST[0] {
+        return if behind.len() < GENEVE_LEN { Some(short) } else { read_geneve(port, behind) };
+    }
     let (variant, family) = match first >> 4 {
         4 => (GueVariant::Direct, Family::V4),
         6 => (GueVariant::Direct, Family::V6),
@@ -274,6 +381,21 @@ fn read_udp(bytes: &[u8], len: u16) -> Option<Read> {
         },
     };
     let encapsulation = Encapsulation::Gue { variant, port };
+    let len = encapsulation.header_len();
+    Some(Read { len, encapsulation: Some(encapsulation), family: Some(family), port: Some(port) })
+}
+
+fn read_geneve(port: u16, header: &[u8]) -> Option<Read> {
+    let (&[first, control, kind_hi, kind_lo, a, b, c, 0], rest) = header.split_first_chunk()? else {
+        return None;
+    };
+    let (option, rest) = rest.split_first_chunk()?;
+    if [first, control] != GENEVE_FIRST || *option != GENEVE_OPTION {
+        return None;
+    }
+    let family = family_of(u16::from_be_bytes([kind_hi, kind_lo]))?;
+    let service = ServiceIdentity(*rest.first_chunk()?);
+    let encapsulation = Encapsulation::Geneve { port, vni: Vni([a, b, c]), service };
     let len = encapsulation.header_len();
     Some(Read { len, encapsulation: Some(encapsulation), family: Some(family), port: Some(port) })
 }

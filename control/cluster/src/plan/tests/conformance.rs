@@ -345,6 +345,7 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
         (ForwardingMode::DsrIpip, "VIP"),
         (ForwardingMode::DsrGue, "VIP"),
         (ForwardingMode::DsrGre, "VIP"),
+        (ForwardingMode::DsrGeneve, "VIP"),
         (ForwardingMode::Nat, "Proxy"),
         (ForwardingMode::FullNat, "Proxy"),
     ] {

@@ -206,16 +206,20 @@ const FAULTS: &[(&str, &str)] = &[
         "8:31: error: services.defaults.greKey: the number 4294967296 is not accepted; accepted: 0 to 4294967295, or none",
     ),
     (
-        "services: {defaults: {forwarding: dsr-geneve}}",
-        "8:35: error: services.defaults.forwarding: dsr-geneve is not supported yet; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat",
+        "services: {defaults: {genevePort: 65536}}",
+        "8:35: error: services.defaults.genevePort: the number 65536 is not accepted; accepted: a port number, 1 to 65535",
+    ),
+    (
+        "services: {defaults: {geneveVni: 16777216}}",
+        "8:34: error: services.defaults.geneveVni: the number 16777216 is not accepted; accepted: 0 to 16777215",
     ),
     (
         "services: {defaults: {forwarding: dsr-dscp}}",
-        "8:35: error: services.defaults.forwarding: dsr-dscp is not supported yet; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat",
+        "8:35: error: services.defaults.forwarding: dsr-dscp is not supported yet; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat",
     ),
     (
         "services: {defaults: {forwarding: full-nat}}",
-        "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat",
+        "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat",
     ),
     (
         "services: {defaults: {target: nod}}",

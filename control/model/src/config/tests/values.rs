@@ -7,7 +7,7 @@ use tidegate_core::snapshot::{
 use tidegate_core::source_lists::SourceList;
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::MacAddr;
-use tidegate_core::wire::encapsulation::GueVariant;
+use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 
 use super::*;
 use crate::health::Rules;
@@ -95,6 +95,9 @@ fn every_key_of_source_and_services_arrives() {
                 gue_variant: GueVariant::Header,
                 gue_port: 5555,
                 gre_key: Some(u32::MAX),
+                geneve_port: 5556,
+                geneve_vni: Vni::new(0x00ff_ffff).expect("24 bits"),
+                geneve_service: ServiceIdentity::default(),
             },
             target: Target::Pod,
             scheduler: Scheduler::Maglev,

@@ -9,8 +9,13 @@ use crate::verdict::{Refusal, TransmitReason};
 use crate::wire::tcp::flags;
 use crate::wire::{Parsed, ethernet, ipv4, ipv6, parse, proto};
 
-const MODES: [ForwardingMode; 4] =
-    [ForwardingMode::DsrL2, ForwardingMode::DsrIpip, ForwardingMode::DsrGue, ForwardingMode::DsrGre];
+const MODES: [ForwardingMode; 5] = [
+    ForwardingMode::DsrL2,
+    ForwardingMode::DsrIpip,
+    ForwardingMode::DsrGue,
+    ForwardingMode::DsrGre,
+    ForwardingMode::DsrGeneve,
+];
 
 fn syn(from: &str, to: &str) -> Builder {
     Builder::tcp(from, to).flags(flags::SYN).mac(ROUTER_MAC, GATEWAY_MAC)

@@ -1,4 +1,4 @@
-//! `dsr-gue` and `dsr-gre`: the bytes in front of the packet, by their RFCs, in all combinations of families; and the
+//! `dsr-gue`, `dsr-gre` and `dsr-geneve`: the bytes in front of the packet, by their RFCs, in all combinations of families; and the
 //! fields by which receivers spread flows.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::testing::decapsulate::{Decapsulated, decapsulate};
 use crate::testing::{assert_only_changed, hexdump};
 use crate::verdict::{Refusal, TransmitReason};
-use crate::wire::encapsulation::GueVariant;
+use crate::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 use crate::wire::ethernet;
 
 const CLIENT: &str = "198.51.100.7:40000";
@@ -21,11 +21,17 @@ const PAIRS: [(&str, &str); 2] = [(CLIENT, VIP), (CLIENT6, VIP6)];
 const BACKENDS: [&str; 2] = ["10.0.0.2:80", "[fd00::2]:80"];
 
 /// Each tunnel with the name that the receiver gives it, and the bytes between outer header and packet.
-fn tunnels() -> [(ForwardingMode, TunnelOptions, &'static str, usize); 6] {
+fn tunnels() -> [(ForwardingMode, TunnelOptions, &'static str, usize); 8] {
     let usual = TunnelOptions::default();
     let variant_0 = TunnelOptions { gue_variant: GueVariant::Header, ..usual };
     let other_port = TunnelOptions { gue_port: 5555, ..usual };
     let keyed = TunnelOptions { gre_key: Some(0x0102_0304), ..usual };
+    let identified = TunnelOptions {
+        geneve_port: 5556,
+        geneve_vni: Vni::new(0x00ab_cdef).unwrap(),
+        geneve_service: ServiceIdentity::of("default", "web"),
+        ..usual
+    };
     [
         (ForwardingMode::DsrIpip, usual, "ipip", 0),
         (ForwardingMode::DsrGue, usual, "gue1 6080", 8),
@@ -33,6 +39,8 @@ fn tunnels() -> [(ForwardingMode, TunnelOptions, &'static str, usize); 6] {
         (ForwardingMode::DsrGue, other_port, "gue1 5555", 8),
         (ForwardingMode::DsrGre, usual, "gre", 4),
         (ForwardingMode::DsrGre, keyed, "gre 16909060", 8),
+        (ForwardingMode::DsrGeneve, usual, "geneve 6081 0 0000000000000000", 28),
+        (ForwardingMode::DsrGeneve, identified, "geneve 5556 11259375 9d2ba50824d634bb", 28),
     ]
 }
 
@@ -103,6 +111,16 @@ fn the_bytes_between_the_outer_header_and_the_packet_are_those_of_the_rfcs() {
                 "gue1 6080" => (17, udp([0x17, 0xc0])),
                 "gue1 5555" => (17, udp([0x15, 0xb3])),
                 "gue0 6080" => (17, [udp([0x17, 0xc0]), vec![0, inner, 0, 0]].concat()),
+                "geneve 6081 0 0000000000000000" => {
+                    let header = [&[3, 0], &ether_type[..], &[0; 4], &[0xff, 0x54, 1, 2], &[0; 8]].concat();
+                    (17, [udp([0x17, 0xc1]), header].concat())
+                }
+                "geneve 5556 11259375 9d2ba50824d634bb" => {
+                    let identity = [0x9d, 0x2b, 0xa5, 0x08, 0x24, 0xd6, 0x34, 0xbb];
+                    let vni = [0xab, 0xcd, 0xef, 0];
+                    let header = [&[3, 0], &ether_type[..], &vni, &[0xff, 0x54, 1, 2], &identity].concat();
+                    (17, [udp([0x15, 0xb4]), header].concat())
+                }
                 "gre" => (47, [&[0, 0], &ether_type[..]].concat()),
                 _ => (47, [&[0x20, 0], &ether_type[..], &[1, 2, 3, 4]].concat()),
             };

@@ -33,7 +33,7 @@ use crate::source_rates::SourceRate;
 use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
-use crate::wire::encapsulation::{GUE_PORT, GueVariant};
+use crate::wire::encapsulation::{GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};
 use crate::wire::proxy_header::ProxyVersion;
 use crate::wire::{Addr, MacAddr, VlanId};
 
@@ -368,6 +368,9 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             gue_variant: choices.pick(&[GueVariant::Direct, GueVariant::Header]),
             gue_port: choices.pick(&[GUE_PORT, 53]),
             gre_key: choices.pick(&[None, Some(7)]),
+            geneve_port: choices.pick(&[GENEVE_PORT, GUE_PORT]),
+            geneve_vni: choices.pick(&[Vni::default(), Vni::new(0x00ab_cdef).expect("24 bits")]),
+            geneve_service: ServiceIdentity::of("default", "web"),
         },
         scheduler: choices.pick(&[
             Scheduler::Rendezvous,

@@ -7,7 +7,7 @@ use super::*;
 use crate::reconcile::annotations::key;
 use tidegate_core::snapshot::{FlowTracking, ForwardingMode, HashInput, MssClamp, Scheduler, TunnelOptions};
 use tidegate_core::source_rates::SourceRate;
-use tidegate_core::wire::encapsulation::GueVariant;
+use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 use tidegate_core::wire::proxy_header::ProxyVersion;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
@@ -21,8 +21,8 @@ fn plain() -> Outcome {
 
 /// Invalid values for which the default is used.
 const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
-    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
-    (key::FORWARDING, "", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
+    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat"),
+    (key::FORWARDING, "", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat"),
     (key::GUE_VARIANT, "2", "0, 1"),
     (key::GUE_PORT, "0", "a port number, 1 to 65535"),
     (key::GUE_PORT, "65536", "a port number, 1 to 65535"),
@@ -30,6 +30,9 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::GRE_KEY, "4294967296", "0 to 4294967295, or none"),
     (key::GRE_KEY, "-1", "0 to 4294967295, or none"),
     (key::GRE_KEY, "", "0 to 4294967295, or none"),
+    (key::GENEVE_PORT, "0", "a port number, 1 to 65535"),
+    (key::GENEVE_VNI, "16777216", "0 to 16777215"),
+    (key::GENEVE_VNI, "none", "0 to 16777215"),
     (key::TARGET, "pods", "pod, node"),
     (key::SCHEDULER, "round", "rendezvous, maglev, wrr, lc, sed, nq, sh, dh"),
     (key::TABLE_SIZE, "65536", "a prime from 251 to 655373 such as 65521 or 65537"),
@@ -79,8 +82,12 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
-    (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
-    (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, nat, fullnat"),
+    (
+        key::FORWARDING,
+        "dsr-dscp",
+        Reason::NotSupported,
+        "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat",
+    ),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
     (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, none"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
@@ -161,6 +168,7 @@ fn forwarding_chooses_the_mode() {
         ("dsr-ipip", ForwardingMode::DsrIpip),
         ("dsr-gue", ForwardingMode::DsrGue),
         ("dsr-gre", ForwardingMode::DsrGre),
+        ("dsr-geneve", ForwardingMode::DsrGeneve),
         ("nat", ForwardingMode::Nat),
         ("fullnat", ForwardingMode::FullNat),
     ] {
@@ -176,7 +184,14 @@ fn forwarding_chooses_the_mode() {
 
 #[test]
 fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
-    let configured = TunnelOptions { gue_variant: GueVariant::Header, gue_port: 5555, gre_key: Some(7) };
+    let configured = TunnelOptions {
+        gue_variant: GueVariant::Header,
+        gue_port: 5555,
+        gre_key: Some(7),
+        geneve_port: 5556,
+        ..TunnelOptions::default()
+    };
+    let geneve_service = ServiceIdentity::of("default", "web");
     for (annotations, expected) in [
         (vec![(key::FORWARDING, "dsr-gue")], configured),
         (
@@ -191,6 +206,16 @@ fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
             vec![(key::FORWARDING, "dsr-gre"), (key::GRE_KEY, "none")],
             TunnelOptions { gre_key: None, ..configured },
         ),
+        (vec![(key::FORWARDING, "dsr-geneve")], TunnelOptions { geneve_service, ..configured }),
+        (
+            vec![(key::FORWARDING, "dsr-geneve"), (key::GENEVE_PORT, "6081"), (key::GENEVE_VNI, "16777215")],
+            TunnelOptions {
+                geneve_port: 6081,
+                geneve_vni: Vni::new(0x00ff_ffff).expect("24 bits"),
+                geneve_service,
+                ..configured
+            },
+        ),
     ] {
         let yaml = annotated_web(&annotations).replace("port: 80,", "port: 8080,");
         let both = Both::new(&yaml).with(|world| world.settings.services.defaults.tunnel = configured);
@@ -201,9 +226,13 @@ fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
 
 #[test]
 fn a_choice_within_another_mode_than_the_services_is_reported_as_without_effect() {
-    for (mode, key, value) in
-        [("dsr-ipip", key::GUE_PORT, "6081"), ("dsr-gre", key::GUE_VARIANT, "0"), ("nat", key::GRE_KEY, "7")]
-    {
+    for (mode, key, value) in [
+        ("dsr-ipip", key::GUE_PORT, "6081"),
+        ("dsr-gre", key::GUE_VARIANT, "0"),
+        ("nat", key::GRE_KEY, "7"),
+        ("dsr-gue", key::GENEVE_PORT, "6081"),
+        ("dsr-gre", key::GENEVE_VNI, "7"),
+    ] {
         let outcome = annotated_with_mode(mode, key, value);
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::InvalidValue);
