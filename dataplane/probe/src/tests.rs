@@ -6,6 +6,7 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::snapshot::{NetworkSpec, RouteSpec, SnapshotSpec, TunnelOptions};
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::GATEWAY_MAC;
+use tidegate_core::wire::encapsulation::Encapsulation;
 use tidegate_core::wire::tcp::flags;
 
 use super::*;
@@ -144,7 +145,9 @@ fn a_probe_goes_through_the_tunnel_that_its_service_has() {
             .split_at(mode.encapsulation(&options).expect("a tunnel").header_len());
         match begins {
             Some(bytes) => assert_eq!(between, bytes),
-            None => assert_eq!(Some(outer.dst_port), mode.encapsulation(&options).and_then(|e| e.port())),
+            None => {
+                assert_eq!(Some(outer.dst_port), mode.encapsulation(&options).and_then(Encapsulation::port));
+            }
         }
         let inner = parsed(&framed(inner));
         assert_eq!((inner.src.ip(), inner.dst.ip(), inner.dst_port), (ip("192.0.2.2"), ip(VIP), 80));

@@ -42,7 +42,7 @@ fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'sta
             options.geneve_port = config::tunnel_port(value).ok_or(config::TUNNEL_PORT_ACCEPTED)?;
         }
         key::GENEVE_VNI => {
-            options.geneve_vni = config::geneve_vni(value).ok_or(config::GENEVE_VNI_ACCEPTED)?
+            options.geneve_vni = config::geneve_vni(value).ok_or(config::GENEVE_VNI_ACCEPTED)?;
         }
         _ => options.gre_key = config::gre_key(value).ok_or(config::GRE_KEY_ACCEPTED)?,
     }
