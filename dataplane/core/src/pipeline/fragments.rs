@@ -77,6 +77,15 @@ impl Pipeline {
                     burst.set(at, Verdict::HandOver(owner));
                 }
                 Some(decision) => match recalled(burst.view.snapshot, decision) {
+                    // The lists and ranges may have changed since the first fragment.
+                    Some(Destination::Backend { .. }) if burst.view.snapshot.denies(&h.src) => {
+                        burst.set(at, Refusal::SourceDenied);
+                    }
+                    Some(Destination::Backend { service, .. })
+                        if !burst.view.snapshot.is_in_range(service, &h.src) =>
+                    {
+                        burst.set(at, Refusal::SourceRange);
+                    }
                     Some(destination) => {
                         burst.out.notes[at] = note(decision);
                         self.deliver_one(burst, packet, &destination);

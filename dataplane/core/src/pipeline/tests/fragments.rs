@@ -105,6 +105,21 @@ fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kern
 }
 
 #[test]
+fn later_fragments_of_a_client_that_may_no_longer_come_are_dropped() {
+    for mode in ForwardingMode::ALL {
+        let mut lab = lab(mode);
+        let parts = cut(Builder::udp("198.51.100.7:40000", VIP).payload_len(1400), 78);
+        lab.receive(&parts[0]).sent(TransmitReason::Forward);
+        lab.change(|spec| {
+            let mut closed = (*spec.services[0]).clone();
+            closed.source_ranges = Some(["192.0.2.0/24".parse().unwrap()].into_iter().collect());
+            spec.services[0] = closed.into();
+        });
+        assert_eq!(lab.receive(&parts[1]).refused(), Refusal::SourceRange, "{mode}");
+    }
+}
+
+#[test]
 fn a_fragment_before_the_first_one_may_wait_and_continues_when_processed_again() {
     for mode in ForwardingMode::ALL {
         let mut lab = lab(mode);
