@@ -63,7 +63,7 @@ use crate::limits::BURST;
 use crate::now::Now;
 use crate::verdict::Verdict;
 use crate::wire::{Fragment, Headers, Parsed, ipv6, usual};
-use burst::{Burst, Packet};
+use burst::{Begun, Burst, Packet};
 use reply_flows::Replies;
 use service_flows::Requests;
 
@@ -121,6 +121,7 @@ impl Pipeline {
             deliveries,
             first_fragments,
             later_fragments,
+            begun: Begun::default(),
             out,
         };
         self.check(&mut burst);

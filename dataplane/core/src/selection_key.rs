@@ -111,13 +111,24 @@ pub fn flow_choice(
 ) -> u64 {
     match key {
         None => selection_hash(src, src_port, dst, dst_port, proto),
-        Some(key) => {
-            let (s0, s1) = words(src);
-            let (d0, d1) = words(dst);
-            let ports = u64::from(src_port) << 32 | u64::from(dst_port) << 16 | u64::from(proto);
-            key.hash(&[FLOW, s0, s1, d0, d1, ports])
-        }
+        Some(key) => keyed_flow_choice(key, src, src_port, dst, dst_port, proto),
     }
+}
+
+/// The same with a key. It is a function of its own so that the choice without a key stays small.
+#[inline(never)]
+fn keyed_flow_choice(
+    key: &SelectionKey,
+    src: &Addr,
+    src_port: u16,
+    dst: &Addr,
+    dst_port: u16,
+    proto: u8,
+) -> u64 {
+    let (s0, s1) = words(src);
+    let (d0, d1) = words(dst);
+    let ports = u64::from(src_port) << 32 | u64::from(dst_port) << 16 | u64::from(proto);
+    key.hash(&[FLOW, s0, s1, d0, d1, ports])
 }
 
 /// The hash by which a client with `sessionAffinity: ClientIP` chooses its backend.

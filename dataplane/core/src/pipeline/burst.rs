@@ -6,6 +6,7 @@ use super::output::BurstOutput;
 use super::view::{Arrival, View};
 use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::Backend;
+use crate::conntrack::FlowHash;
 use crate::frame::Frame;
 use crate::limits::BURST;
 use crate::now::Now;
@@ -58,6 +59,23 @@ pub(super) struct Delivery<'s> {
     pub(super) destination: Destination<'s>,
 }
 
+/// Tells whether an earlier packet of a burst may have begun the flow of a later one: a Bloom filter of 256 bits with one
+/// bit for each flow. It saves nearly every new flow a second look-up.
+#[derive(Default)]
+pub(super) struct Begun([u64; 4]);
+
+impl Begun {
+    /// Adds a flow. Returns false if it certainly was not there.
+    #[inline(always)]
+    pub(super) fn was_there(&mut self, flow: FlowHash) -> bool {
+        let bits = flow.bits();
+        let (word, bit) = (&mut self.0[(bits >> 6 & 3) as usize], 1 << (bits & 63));
+        let was_there = *word & bit != 0;
+        *word |= bit;
+        was_there
+    }
+}
+
 /// The data that the stages of one burst pass to each other.
 pub(super) struct Burst<'s, 'o, F> {
     pub(super) view: View<'s>,
@@ -72,6 +90,8 @@ pub(super) struct Burst<'s, 'o, F> {
     pub(super) first_fragments: ArrayVec<u8, BURST>,
     /// The packets that are fragments without ports. They follow their first fragment, which may be in the same burst.
     pub(super) later_fragments: ArrayVec<u8, BURST>,
+    /// The unknown flows for which a packet of this burst asked for a backend.
+    pub(super) begun: Begun,
     pub(super) out: &'o mut BurstOutput,
 }
 

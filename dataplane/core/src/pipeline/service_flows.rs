@@ -104,6 +104,7 @@ impl<'s> Request<'s> {
     }
 
     /// The hash for the choice of a backend.
+    #[inline(always)]
     pub(super) fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
         match self.found {
             // It was not computed for a known flow.
@@ -270,7 +271,10 @@ impl Pipeline {
             });
             let chosen = match known {
                 Some((backend, local)) => Ok(Chosen { backend, local, flow: FlowNote::Known }),
-                None => self.begin_or_stay(burst, request, found.copied()),
+                None if found.is_some_and(|known| known.syn == Syn::Repeats) => {
+                    self.stay_or_begin(burst, request, found.copied())
+                }
+                None => self.begin(burst, request),
             };
             match chosen {
                 Ok(Chosen { backend, local, flow }) => {
@@ -298,15 +302,16 @@ impl Pipeline {
         }
     }
 
-    /// Begins a flow, unless the packet is a repeated SYN of one that has no other backend to go to.
+    /// Processes a repeated SYN: its flow gets another backend, unless there is none to go to.
+    #[cold]
     #[inline(never)]
-    fn begin_or_stay<'s, F: Frame>(
+    fn stay_or_begin<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         request: &Request<'s>,
         found: Option<Known>,
     ) -> Result<Chosen<'s>, Refusal> {
-        if let Some(known) = found.filter(|known| known.syn == Syn::Repeats)
+        if let Some(known) = found
             && let Some(backend) = burst.view.snapshot.backend(known.backend)
             && burst.keeps(backend, request, Syn::No)
             && !self.leaves_silent(burst, request, backend)
@@ -319,7 +324,8 @@ impl Pipeline {
     }
 
     /// Chooses a backend for a packet whose flow is not known, or whose backend no longer takes it, and creates the
-    /// flow entry.
+    /// flow entry. It is a part of [`Self::choose_backends`]: the result of a call would go through memory.
+    #[inline(always)]
     pub(super) fn begin<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
@@ -327,8 +333,11 @@ impl Pipeline {
     ) -> Result<Chosen<'s>, Refusal> {
         let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
         let h = burst.packets[request.index()].headers;
-        // An earlier packet of this burst may have begun the same flow.
-        let found = request.found.or_else(|| self.known(burst, request));
+        let found = match request.found {
+            // An earlier packet of this burst may have begun the same flow.
+            None if burst.begun.was_there(request.flow_hash) => self.known(burst, request),
+            found => found,
+        };
         if request.found.is_none()
             && let Some(known) = found
             && let Some(backend) = snapshot.backend(known.backend)
@@ -365,7 +374,7 @@ impl Pipeline {
     }
 
     /// Creates the flow of a packet that may begin one, if the limits of new flows allow it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn open<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,

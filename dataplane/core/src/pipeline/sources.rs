@@ -18,6 +18,7 @@ use crate::wire::{Headers, ethernet};
 
 impl<F: Frame> Burst<'_, '_, F> {
     /// The reason why this packet, in the frame at this position, may not begin a flow with a service of this mode.
+    #[inline(always)]
     pub(super) fn client_fault(&self, at: usize, h: &Headers, mode: ForwardingMode) -> Option<SourceFault> {
         let snapshot = self.view.snapshot;
         let fault = snapshot.source_fault(&h.src);

@@ -165,7 +165,7 @@ impl Snapshot {
     }
 
     /// The hash by which a flow of a service chooses its backend ([`Service::select`]). Ports are in host order.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn choice_hash(&self, service: &Service, src: (&Addr, u16), dst: (&Addr, u16), proto: u8) -> u64 {
         let key = self.policy.selection_key.as_ref();
