@@ -39,8 +39,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         "punt_queue_full",
         "punt_rate_limited",
         "hand_over_ring_full",
-        // The worlds have no SYN cookies, and keep every SYN that a backend refuses.
-        "syn_cookie",
+        // The worlds keep every SYN that a backend refuses.
         "backend_refused",
         // The limits of bandwidth are too high for so few packets.
         "service_bandwidth",

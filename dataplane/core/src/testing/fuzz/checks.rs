@@ -205,6 +205,11 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         };
         seen.assert(masked(seen.before, &before) == masked(seen.after, after), "changed beyond translation");
     }
+    // The SYN that the gateway sends in the place of a segment that returned a SYN cookie.
+    let instead = |h: &Headers| h.proto == proto::TCP && h.tcp_flags & flags::SYN != 0;
+    if seen.streams && instead(after) && !instead(&before) {
+        return seen.assert(residual(seen.after, after) == Some(0), "a wrong checksum");
+    }
     checksums_alike(seen, &before, after);
 }
 
@@ -328,6 +333,12 @@ fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
         let damaged = !icmp::checksum_ok(seen.before, &before);
         return seen
             .assert(damaged || icmp::checksum_ok(seen.after, after), "the checksum was right and is wrong");
+    }
+    if why == TransmitReason::SynCookie {
+        // The SYN ACK for a client, or the acknowledgement of a backend's SYN ACK.
+        let wanted = if before.tcp_flags & flags::ACK == 0 { flags::SYN | flags::ACK } else { flags::ACK };
+        seen.assert(after.proto == proto::TCP && after.tcp_flags & !flags::PSH == wanted, "no handshake");
+        return seen.assert(residual(seen.after, after) == Some(0), "a wrong checksum");
     }
     if after.proto == proto::TCP {
         let reasons = [TransmitReason::NoEndpoints, TransmitReason::NoFlow, TransmitReason::NoService];

@@ -230,7 +230,11 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
                     let ack = syn.seq.wrapping_add(syn.len);
                     Builder::tcp(from, to).flags(flags::RST | flags::ACK).seq_ack(0, ack)
                 }
-                (flags, _) => Builder::tcp(from, to).flags(flags),
+                // With the right numbers, so that handshakes with SYN cookies are completed.
+                (flags, Some(sent)) => {
+                    Builder::tcp(from, to).flags(flags).seq_ack(sent.ack, sent.seq.wrapping_add(sent.len))
+                }
+                (flags, None) => Builder::tcp(from, to).flags(flags),
             }
         }
         L4Checksum::Sctp => association(choices, from, to),

@@ -19,6 +19,7 @@ use crate::counters::{Tallies, WorkerCounters};
 use crate::forward::snat_ports::{Rss, Steering};
 use crate::frame::{Frame, MemoryFrame};
 use crate::limits::{BURST, HEADROOM_MIN};
+use crate::loads::LoadRule;
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
@@ -26,7 +27,7 @@ use crate::selection_key::SelectionKey;
 use crate::snapshot::{
     BackendSpec, BackendState, ChoiceOptions, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec,
     InterfaceSpec, MssClamp, NeighborSpec, NoEndpoints, PassiveHealth, Policy, Protocol, Scheduler,
-    ServiceKey, ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, SynCookies, TunnelOptions,
+    ServiceKey, ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, SynCookies, TunnelOptions, Warming,
 };
 use crate::source_lists::SourceLists;
 use crate::source_rates::SourceRate;
@@ -316,7 +317,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
         reject_unserved_ports: !choices.one_in(4),
         serve_routers: choices.one_in(4),
         fragment_ipv4: !choices.one_in(4),
-        syn_cookies: SynCookies::Off,
+        syn_cookies: SynCookies::default(),
         selection_key: None,
     };
     for _ in 0..2 + choices.below(8) {
@@ -329,13 +330,18 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
     spec
 }
 
-/// Some gateways have a key, lists and rates of sources. That follows from the number of services, so that stored
+/// Some gateways have a key, SYN cookies, lists and rates of sources. That follows from the number of services, so that stored
 /// inputs keep their meaning.
 fn protect(spec: &mut SnapshotSpec) {
     let nets = |nets: &[&str]| -> Vec<IpNet> {
         nets.iter().map(|net| net.parse().expect("written right")).collect()
     };
     let services = spec.services.len();
+    spec.network.policy.syn_cookies = match services % 5 {
+        0 | 1 => SynCookies::Off,
+        2 => SynCookies::Always,
+        _ => SynCookies::Auto,
+    };
     if services.is_multiple_of(3) {
         spec.network.policy.selection_key = SelectionKey::from_hex("000102030405060708090a0b0c0d0e0f");
     }
@@ -415,6 +421,10 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             service.backends.push(new);
         }
     }
+    service.scheduler = scheduler(&service);
+    if let Some(first) = service.backends.first().filter(|_| service.idle_timeout_udp == seconds(1)) {
+        service.choice.warming = [Warming { address: first.address, port: first.port, step: 3 }].into();
+    }
     if choices.one_in(3) {
         let former = |backend: &BackendSpec| FormerWeight {
             address: backend.address,
@@ -424,6 +434,17 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         service.flow_tracking = FlowTracking::OnChange(service.backends.iter().map(former).collect());
     }
     service
+}
+
+/// The scheduler of a service: the one that it has, or another one, which follows from its key.
+fn scheduler(service: &ServiceSpec) -> Scheduler {
+    match (service.key.port, Addr::from(service.key.vip).bytes()[15] % 2) {
+        (8080, 1) => Scheduler::WeightedRoundRobin,
+        (8080, _) => Scheduler::Loads(LoadRule::LeastConnections),
+        (53, 1) => Scheduler::SourceHash,
+        (53, _) => Scheduler::DestinationHash,
+        _ => service.scheduler,
+    }
 }
 
 /// A few services have limits that some packets exceed.
