@@ -83,8 +83,14 @@ fn state_of(service: &ServiceView) -> &'static str {
         (Some(_), _) if service.vips.is_empty() => "Pending",
         (_, n) if n > 0 && n == service.ports.len() => "Refused",
         (Some(_), _) | (None, 1..) => "Partial",
+        _ if lacks_a_next_hop(service) => "Partial",
         (None, 0) => "Programmed",
     }
+}
+
+/// Whether a backend that should serve is in no worker.
+fn lacks_a_next_hop(service: &ServiceView) -> bool {
+    service.ports.iter().flat_map(|port| &port.backends).any(|one| one.why == BackendWhy::NoNextHop)
 }
 
 fn age_of(service: &ServiceView, now: Timestamp) -> String {
@@ -170,6 +176,7 @@ fn why(why: BackendWhy) -> &'static str {
         BackendWhy::OtherZone => "OtherZone",
         BackendWhy::OtherNode => "OtherNode",
         BackendWhy::Removed => "Removed",
+        BackendWhy::NoNextHop => "NoNextHop",
     }
 }
 

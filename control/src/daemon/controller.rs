@@ -31,6 +31,7 @@ use super::cluster::Cluster;
 use super::configuration::{Configuration, Reloaded};
 use super::desired::Desired;
 use super::drains::Drains;
+use super::left_out;
 use super::node_ports::{NodePorts, unopened};
 use super::publisher::Publisher;
 use super::round_log::RoundLog;
@@ -228,6 +229,7 @@ impl Controller {
         self.state.leave_unsaved(addresses, self.drained.trouble().map(str::to_owned));
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
+        let outcome = left_out::shown(outcome, &problems);
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
         let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;

@@ -16,6 +16,7 @@ mod drains;
 mod fault_log;
 mod flows;
 mod kube_proxy;
+mod left_out;
 mod node_ports;
 mod operator;
 mod publications;

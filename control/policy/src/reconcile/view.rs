@@ -298,4 +298,6 @@ pub enum BackendWhy {
     OtherNode,
     /// No longer listed; kept until the drain timeout.
     Removed,
+    /// The gateway has no room for its next hop, so no worker has it.
+    NoNextHop,
 }

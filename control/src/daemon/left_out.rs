@@ -1,0 +1,142 @@
+//! Shows in the views of Services which backends no worker has, because the compiler of the snapshot left them out.
+//!
+//! The reconcile step checks everything that follows from the objects and the configuration. Only the compiler knows
+//! whether the table of next hops has room. Without this step such a backend would count as active.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tidegate_core::snapshot::{Problem, ServiceKey};
+use tidegate_policy::reconcile::Outcome;
+use tidegate_policy::reconcile::view::{BackendViewState, BackendWhy, PortRefusal, PortView, ServiceView};
+
+/// The outcome with the state of the backends that were left out. The same one if there are none.
+pub(super) fn shown(outcome: Arc<Outcome>, problems: &[Problem]) -> Arc<Outcome> {
+    if !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. })) {
+        return outcome;
+    }
+    let mut services = outcome.services.clone();
+    mark(&mut services, problems);
+    Arc::new(Outcome { services, ..(*outcome).clone() })
+}
+
+fn mark(services: &mut [Arc<ServiceView>], problems: &[Problem]) {
+    let mut of_port = BTreeMap::<ServiceKey, Vec<(SocketAddr, &Problem)>>::new();
+    for problem in problems {
+        if let Problem::Backend { service, backend, .. } = problem {
+            of_port.entry(*service).or_default().push((*backend, problem));
+        }
+    }
+    for view in services {
+        if !view.ports.iter().any(|port| of_port.contains_key(&key(port))) {
+            continue;
+        }
+        let view = Arc::make_mut(view);
+        for port in &mut view.ports {
+            let Some(left_out) = of_port.get(&key(port)) else { continue };
+            let [(_, first), rest @ ..] = &left_out[..] else { continue };
+            let more = if rest.is_empty() { String::new() } else { format!(", and {} more", rest.len()) };
+            view.warnings.push(format!("{first}{more}"));
+            let addresses: BTreeSet<SocketAddr> = left_out.iter().map(|(backend, _)| *backend).collect();
+            leave_out(port, &addresses);
+            if port.refused.is_none() && port.backends.iter().all(|one| one.why == BackendWhy::NoNextHop) {
+                port.refused = Some(PortRefusal::from("no worker has any of its backends".to_owned()));
+            }
+        }
+    }
+}
+
+fn key(port: &PortView) -> ServiceKey {
+    ServiceKey { vip: port.vip, protocol: port.protocol, port: port.port }
+}
+
+fn leave_out(port: &mut PortView, backends: &BTreeSet<SocketAddr>) {
+    for one in &mut port.backends {
+        if backends.contains(&SocketAddr::new(one.address, one.port)) {
+            (one.state, one.why) = (BackendViewState::Down, BackendWhy::NoNextHop);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::snapshot::{BackendProblem, ForwardingMode, Protocol};
+    use tidegate_policy::reconcile::view::BackendView;
+
+    use super::*;
+
+    fn service(name: &str, vip: &str) -> Arc<ServiceView> {
+        let backend = |address: &str| BackendView {
+            address: address.parse().unwrap(),
+            port: 80,
+            weight: 1,
+            state: BackendViewState::Active,
+            why: BackendWhy::Ready,
+            warm_up_percent: None,
+            node: None,
+            zone: None,
+            pod: None,
+            health: Default::default(),
+        };
+        let port = PortView {
+            vip: vip.parse().unwrap(),
+            name: "http".into(),
+            port: 80,
+            protocol: Protocol::Tcp,
+            mode: ForwardingMode::DsrL2,
+            app_protocol: None,
+            refused: None,
+            fail_open: false,
+            note: None,
+            backends: vec![backend("10.0.0.1"), backend("10.0.0.2")],
+        };
+        Arc::new(ServiceView {
+            namespace: "shop".into(),
+            name: name.into(),
+            service_type: None,
+            vips: vec![],
+            pending: None,
+            refused: None,
+            unapplied: None,
+            warnings: vec![],
+            ports: vec![port],
+            created: None,
+        })
+    }
+
+    fn left_out(backend: &str) -> Problem {
+        Problem::Backend {
+            service: ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 },
+            label: "shop/web http".into(),
+            backend: backend.parse().unwrap(),
+            reason: BackendProblem::NeighborTableFull,
+        }
+    }
+
+    #[test]
+    fn a_backend_without_a_next_hop_is_not_shown_as_active() {
+        let mut services = [service("web", "203.0.113.1"), service("api", "203.0.113.2")];
+        let other = Arc::clone(&services[1]);
+        mark(&mut services, &[left_out("10.0.0.2:80")]);
+        let port = &services[0].ports[0];
+        assert_eq!(port.count(BackendViewState::Active), 1);
+        assert_eq!(
+            (port.backends[1].state, port.backends[1].why),
+            (BackendViewState::Down, BackendWhy::NoNextHop)
+        );
+        assert_eq!(port.refused, None, "the other backend serves");
+        assert!(services[0].warnings[0].contains("10.0.0.2:80 is left out: the neighbour table is full"));
+        assert!(Arc::ptr_eq(&services[1], &other), "the other Service stays as it is");
+    }
+
+    #[test]
+    fn a_port_without_any_backend_that_has_a_next_hop_is_not_programmed() {
+        let mut services = [service("web", "203.0.113.1")];
+        mark(&mut services, &[left_out("10.0.0.1:80"), left_out("10.0.0.2:80")]);
+        let refused = services[0].ports[0].refused.as_ref().expect("no worker serves it");
+        assert_eq!(refused.to_string(), "no worker has any of its backends");
+        let [warning] = &services[0].warnings[..] else { panic!("one for the port") };
+        assert!(warning.ends_with(", and 1 more"), "{warning}");
+    }
+}
