@@ -449,6 +449,10 @@ impl Pipeline {
         let hash = request.choice_hash(snapshot, h);
         let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
         let on_change::Unremembered { backend, remember } = chosen;
+        if remember.is_none() && request.found.is_some() {
+            // The entry of an earlier connection with the same ports would divert the packets after this one.
+            self.flows.dsr.remove(&request.key, request.flow_hash);
+        }
         if let Some(first) = remember {
             // If the table is full, the flow moves when its former owner's window ends. The table has counted that.
             let _ = self.flows.dsr.insert(

@@ -279,3 +279,23 @@ fn the_scheduler_or_mode_of_a_service_that_cannot_do_without_entries_tracks_alwa
     fleet.send(1000, flags::SYN);
     assert_eq!(fleet.remembered(), 1);
 }
+
+#[test]
+fn a_connection_with_the_ports_of_one_that_was_remembered_and_ended_stays_with_its_own_backend() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let owners: Vec<IpAddr> = (1000..2000).map(|port| fleet.send(port, flags::SYN)).collect();
+    fleet.change(&[], &[11, 12]);
+    for (port, owner) in (1000..2000).zip(&owners) {
+        assert_eq!(fleet.send(port, flags::ACK), *owner);
+        assert_eq!(fleet.send(port, flags::ACK), *owner);
+    }
+    fleet.wait(WINDOW - Duration::from_secs(10));
+    for (port, owner) in (1000..2000).zip(&owners) {
+        assert_eq!(fleet.send(port, flags::FIN | flags::ACK), *owner);
+    }
+    fleet.wait(Duration::from_secs(20));
+    for (port, owner) in (1000..2000).zip(&owners) {
+        let now = fleet.send(port, flags::SYN);
+        assert_eq!(fleet.send(port, flags::ACK), now, "{port} was with {owner}");
+    }
+}
