@@ -28,10 +28,17 @@ struct PortMemory {
     owner: ObjectKey,
     drain_timeout: Duration,
     backends: BTreeMap<SocketAddr, Presence>,
-    /// With `flowTracking: on-change`: which seats changed hands.
-    seats: Option<SeatHistory>,
+    /// With `flowTracking: on-change`, and for a drain timeout after it: which seats changed hands.
+    seats: Option<Seats>,
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seats {
+    history: SeatHistory,
+    /// If the Service no longer tracks flows on change: when all its flows have entries, or are over.
+    until: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,21 +96,39 @@ impl Drains {
 
     /// Updates the seats of a service port that [`Self::step`] has just updated, given the weights of the backends that
     /// take new flows. Returns the former weight of each backend whose weight changed lately.
+    ///
+    /// If the Service does not track flows `on_change`, but did so until lately, the seats are followed for one drain
+    /// timeout more: its flows have no entries yet.
     pub(super) fn step_seats(
         &mut self,
         previous: &Self,
         key: &ServiceKey,
+        on_change: bool,
         weights: BTreeMap<SocketAddr, u16>,
         now: Duration,
     ) -> Vec<(SocketAddr, u16)> {
         let Some(memory) = self.ports.get(key) else { return Vec::new() };
         let before = previous.ports.get(key).filter(|before| before.owner == memory.owner);
         let before = before.and_then(|before| before.seats.as_ref());
-        let seats = SeatHistory::next(before, weights, memory.drain_timeout, now);
-        let former = seats.former_weights().collect();
-        let memory = PortMemory { seats: Some(seats), ..PortMemory::clone(memory) };
+        let until = match (on_change, before) {
+            (true, _) => None,
+            (false, None) => return Vec::new(),
+            (false, Some(before)) => Some(before.until.unwrap_or(now + memory.drain_timeout)),
+        };
+        if until.is_some_and(|until| until <= now) {
+            return Vec::new();
+        }
+        let history = before.map(|before| &before.history);
+        let history = SeatHistory::next(history, weights, memory.drain_timeout, now);
+        let former = history.former_weights().collect();
+        let memory = PortMemory { seats: Some(Seats { history, until }), ..PortMemory::clone(memory) };
         self.ports.insert(*key, Arc::new(memory));
         former
+    }
+
+    /// Whether the seats of a service port are followed.
+    pub(super) fn has_seats(&self, key: &ServiceKey) -> bool {
+        self.ports.get(key).is_some_and(|memory| memory.seats.is_some())
     }
 
     /// Updates the warm-ups of a service port that [`Self::step`] has just updated, given the backends that take new flows.
@@ -177,7 +202,8 @@ impl Drains {
             Presence::Listed => None,
             Presence::LeftUntil(until) => Some(*until),
         });
-        let seats = self.ports.values().filter_map(|p| p.seats.as_ref()?.next_deadline());
+        let seats = self.ports.values().filter_map(|p| p.seats.as_ref());
+        let seats = seats.flat_map(|seats| seats.history.next_deadline().into_iter().chain(seats.until));
         let warm_ups = self.ports.values().filter_map(|p| p.warm_ups.as_ref()?.1);
         left.chain(seats).chain(warm_ups).min()
     }

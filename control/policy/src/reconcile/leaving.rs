@@ -104,13 +104,16 @@ fn without_new_flows(spec: &SharedService) -> SharedService {
     let mut left = spec.clone();
     left.no_endpoints = NoEndpoints::Unserved;
     left.announced = false;
-    if let FlowTracking::OnChange(moved) = &left.flow_tracking {
+    if let FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) = &left.flow_tracking {
         // No backend takes new flows from now on, and flows without an entry follow the weights until now.
         let known = |b: &BackendSpec| moved.iter().any(|m| (m.address, m.port) == (b.address, b.port));
         let active = left.backends.iter().filter(|b| b.state == BackendState::Active && !known(b));
         let former = |b: &BackendSpec| FormerWeight { address: b.address, port: b.port, weight: b.weight };
         let moved = moved.iter().copied().chain(active.map(former)).collect();
-        left.flow_tracking = FlowTracking::OnChange(moved);
+        left.flow_tracking = match left.flow_tracking {
+            FlowTracking::AlwaysAfter(_) => FlowTracking::AlwaysAfter(moved),
+            _ => FlowTracking::OnChange(moved),
+        };
     }
     for backend in &mut left.backends {
         if backend.state == BackendState::Active {

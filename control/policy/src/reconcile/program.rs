@@ -293,7 +293,10 @@ fn service_spec(
         scheduler: options.scheduler.with_table(options.table_size),
         choice: ChoiceOptions { hash: options.hash, warming: backends.warming.as_slice().into() },
         flow_tracking: match options.flow_tracking {
-            config::FlowTracking::Always => FlowTracking::Always,
+            config::FlowTracking::Always if backends.former_weights.is_empty() => FlowTracking::Always,
+            config::FlowTracking::Always => {
+                FlowTracking::AlwaysAfter(backends.former_weights.as_slice().into())
+            }
             config::FlowTracking::OnChange => {
                 FlowTracking::OnChange(backends.former_weights.as_slice().into())
             }

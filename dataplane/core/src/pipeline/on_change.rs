@@ -5,20 +5,27 @@
 //! connection then goes to the present owner, and any other unknown packet to the former one; both are remembered.
 //! Datagrams have no beginning, so they go to the present owner at once.
 //!
+//! If such a service begins to track always, its flows without an entry are remembered with their former owners for the
+//! rest of that window ([`FlowTracking::AlwaysAfter`]).
+//!
 //! [`FlowInFlux`] is the form in which gateways can tell each other about such flows: [`Pipeline::flows_in_flux`] lists
 //! those of a worker, and [`Pipeline::learn_flow_in_flux`] records one of another gateway.
+//!
+//! [`FlowTracking::AlwaysAfter`]: crate::snapshot::FlowTracking::AlwaysAfter
 //!
 //! Invariant: the decision is a function of the snapshot, the packet and the entry, so gateways that see the same
 //! changes decide alike.
 
 use std::net::SocketAddr;
 
+use super::service_flows::Request;
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowKey, FlowKind, Packet};
 use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{ServiceKey, Snapshot};
+use crate::wire::Headers;
 use crate::wire::tcp::flags;
 
 /// The decision on a packet without an entry.
@@ -47,6 +54,16 @@ pub(super) fn choose<'s>(
     let remember = (bits & flags::RST == 0).then_some(Packet::Tcp(flags::SYN));
     let backend = former.and_then(|id| snapshot.backend(id));
     Some(Unremembered { backend: backend.or_else(present)?, remember })
+}
+
+/// The backend of a packet that begins no flow, if the service tracked on change until lately and the flow has no entry
+/// for that reason; `None` if it is the usual one.
+#[cold]
+#[inline(never)]
+pub(super) fn former<'s>(snapshot: &'s Snapshot, request: &Request<'_>, h: &Headers) -> Option<&'s Backend> {
+    let hash = request.choice_hash(snapshot, h);
+    let former = request.service.selector().former(hash)??;
+    snapshot.backend(former)
 }
 
 /// A remembered flow of a Service with `flowTracking: on-change`, in terms that all gateways share.

@@ -393,7 +393,9 @@ impl Pipeline {
         if service.on_change {
             return self.begin_on_change(burst, request, h);
         }
-        let backend = self.choose(snapshot, request, h, now).ok_or(Refusal::NoEndpoints)?;
+        let former = if stray { on_change::former(snapshot, request, h) } else { None };
+        let backend =
+            former.or_else(|| self.choose(snapshot, request, h, now)).ok_or(Refusal::NoEndpoints)?;
         let idle = service.idle;
         let local = match service.mode {
             ForwardingMode::DsrL2

@@ -333,6 +333,9 @@ pub enum FlowTracking {
     Always,
     /// Those whose owner changed lately: with the backends whose weight is not what it was before, by address and port.
     OnChange(Arc<[FormerWeight]>),
+    /// All of them from now on. Until lately it was `OnChange`, so a flow that began before a recent change may have no
+    /// entry yet: the first packet of such a flow goes to its former owner.
+    AlwaysAfter(Arc<[FormerWeight]>),
 }
 
 /// The weight of a backend before a recent change: see [`SeatHistory`](crate::rendezvous::SeatHistory).

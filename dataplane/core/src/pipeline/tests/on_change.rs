@@ -299,3 +299,25 @@ fn a_connection_with_the_ports_of_one_that_was_remembered_and_ended_stays_with_i
         assert_eq!(fleet.send(port, flags::ACK), now, "{port} was with {owner}");
     }
 }
+
+#[test]
+fn connections_of_a_service_that_tracks_always_again_keep_their_backends() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrIpip, Protocol::Tcp, 1..=10);
+    let owners: Vec<IpAddr> = (1000..2000).map(|port| fleet.send(port, flags::SYN)).collect();
+    fleet.change(&[3], &[11]);
+    fleet.lab.change(|spec| {
+        let FlowTracking::OnChange(moved) = spec.services[0].flow_tracking.clone() else { panic!("it did") };
+        spec.services[0].flow_tracking = FlowTracking::AlwaysAfter(moved);
+    });
+    for (port, owner) in (1000..2000).zip(&owners) {
+        assert_eq!(fleet.send(port, flags::ACK), *owner, "it has no entry yet");
+    }
+    assert_eq!(fleet.remembered(), 1000, "all of them now");
+    for port in 3000..3500 {
+        assert_ne!(fleet.send(port, flags::SYN), host(3).ip(), "a backend that left gets no new connection");
+    }
+    fleet.lab.change(|spec| spec.services[0].flow_tracking = FlowTracking::Always);
+    for (port, owner) in (1000..2000).zip(&owners) {
+        assert_eq!(fleet.send(port, flags::ACK), *owner, "it has an entry now");
+    }
+}

@@ -205,15 +205,16 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Opti
     (built.rendezvous, problem)
 }
 
-/// The backends of a service that tracks flows on change, whose weight changed lately; `None` if it tracks always.
+/// The backends whose weight changed lately, of a service that tracks flows on change, or did so until lately; `None` if
+/// it tracks always.
 fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
     let can = spec.mode.is_dsr()
         && spec.scheduler == Scheduler::Rendezvous
         && spec.affinity.is_none()
         && matches!(spec.key.protocol, Protocol::Tcp | Protocol::Udp);
     match &spec.flow_tracking {
-        FlowTracking::OnChange(moved) if can => Some(moved),
-        FlowTracking::OnChange(_) | FlowTracking::Always => None,
+        FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) if can => Some(moved),
+        FlowTracking::OnChange(_) | FlowTracking::AlwaysAfter(_) | FlowTracking::Always => None,
     }
 }
 
@@ -313,7 +314,8 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
         basis: basis(service.spec),
-        on_change: moved(service.spec).is_some(),
+        on_change: matches!(service.spec.flow_tracking, FlowTracking::OnChange(_))
+            && moved(service.spec).is_some(),
         proxy_protocol,
         is_plain: limits.bandwidth.is_none() && mss_limit == 0 && proxy_protocol.is_none(),
         passive: passive_health(service.spec).is_some(),

@@ -588,6 +588,10 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
         FlowTracking::OnChange(moved) => {
             moved.iter().map(|one| format!("{} {}", one.address, one.weight)).collect()
         }
+        FlowTracking::AlwaysAfter(moved) => {
+            let former = moved.iter().map(|one| format!("{} {} in entries now", one.address, one.weight));
+            former.collect()
+        }
         FlowTracking::Always => vec!["always".to_owned()],
     };
     let mut both = Both::new(&service);
@@ -598,6 +602,22 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
     assert_eq!(former(&outcome), ["10.0.1.1 1", "10.0.1.2 0"]);
     assert_eq!(outcome.reconcile_at, Some(begun + Duration::from_secs(60)));
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
+
+    // A Service that tracks always again has no entries yet, so its window goes on.
+    both.both(|world| world.now = begun + Duration::from_secs(20));
+    let always = joined.replace("on-change", "always");
+    both.now_is(&always);
+    let outcome = both.step();
+    assert_eq!(former(&outcome), ["10.0.1.1 1 in entries now", "10.0.1.2 0 in entries now"]);
+    let again = always.replace("10.0.1.2", "10.0.1.3");
+    both.both(|world| world.now = begun + Duration::from_secs(50));
+    both.now_is(&again);
+    let moved = ["10.0.1.1 1", "10.0.1.2 0", "10.0.1.3 0"].map(|one| format!("{one} in entries now"));
+    let outcome = both.step();
+    assert_eq!(former(&outcome)[0], moved[0]);
+    assert_eq!(former(&outcome).last(), moved.last());
+    both.both(|world| world.now = begun + Duration::from_secs(80));
+    assert_eq!(former(&both.step()), ["always"], "one drain timeout after the change to always");
 }
 
 #[test]
