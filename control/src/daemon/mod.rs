@@ -14,6 +14,7 @@ mod controller;
 mod desired;
 mod drains;
 mod fault_log;
+mod flood_log;
 mod flows;
 mod kube_proxy;
 mod left_out;
@@ -194,6 +195,7 @@ impl Gateway {
             ),
         };
         let kube_proxy = kube_proxy::follow(&config);
+        flood_log::follow(dataplane);
         let addresses = start::address_file(&config);
         let mut controller =
             Controller::new(config, path, Arc::clone(dataplane), Arc::clone(&state), checker, cluster);

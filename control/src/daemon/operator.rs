@@ -145,9 +145,18 @@ impl AdminBackend for Operator {
     }
 
     fn services(&self) -> api::ServicesAnswer {
+        let flooded = self.state.dataplane.flooded_services();
+        let shown = |round: &Round, service: &api::ServiceView| {
+            let mut shown = self.shown(round, service);
+            let ports = flooded
+                .iter()
+                .filter(|(namespace, name, _)| (namespace, name) == (&service.namespace, &service.name));
+            shown.warnings.extend(ports.map(|(.., key)| format!("{key}: SYN cookies answer a SYN flood")));
+            shown
+        };
         self.with_round(|round| api::ServicesAnswer {
             services: refused::services(
-                round.outcome.services.iter().map(|service| self.shown(round, service)).collect(),
+                round.outcome.services.iter().map(|service| shown(round, service)).collect(),
                 &round.manifests.refused,
             ),
             findings: round.outcome.findings.iter().map(Into::into).collect(),

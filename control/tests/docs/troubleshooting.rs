@@ -86,7 +86,7 @@ fn every_reason_of_a_packet_is_explained_and_none_that_is_gone() {
 fn every_state_of_a_backend_and_failure_of_a_check_is_explained_and_none_that_is_gone() {
     let text = document();
     let states = every!(BackendWhy: Ready, TerminatingChosen, Terminating, NotReady, Unhealthy, FailOpen,
-        Drained, WeightZero, OtherZone, OtherNode, Removed,);
+        Drained, WeightZero, OtherZone, OtherNode, Removed, NoNextHop,);
     let states = states.map(|why| format!("{why:?}"));
     assert_same("backend reason", &column(section(&text, "## Backends"), "reason", 0), states);
     let failures = every!(Failure: Timeout, Refused, Unreachable, Closed, Tls, NotHttp, NotOnVip, Status(503),

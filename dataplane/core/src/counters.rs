@@ -145,6 +145,8 @@ pub struct Tallies {
     loads: Box<[Counter]>,
     /// Whether this worker has set the backend aside: 1 or 0.
     set_aside: Box<[Counter]>,
+    /// Whether the service is under a SYN flood at this worker: 1 or 0.
+    flooded: Box<[Counter]>,
 }
 
 impl Tallies {
@@ -156,6 +158,7 @@ impl Tallies {
             connections: std::iter::repeat_with(Counter::default).take(backends).collect(),
             loads: std::iter::repeat_with(Counter::default).take(backends).collect(),
             set_aside: std::iter::repeat_with(Counter::default).take(backends).collect(),
+            flooded: std::iter::repeat_with(Counter::default).take(services).collect(),
         }
     }
 
@@ -206,6 +209,19 @@ impl Tallies {
     #[must_use]
     pub fn is_set_aside(&self, index: usize) -> bool {
         self.set_aside.get(index).is_some_and(|word| word.value() != 0)
+    }
+
+    /// Tells whether a service is under a SYN flood, which SYN cookies answer.
+    pub fn tell_flood(&self, service: ServiceId, is_flooded: bool) {
+        if let Some(word) = self.flooded.get(service.index()) {
+            word.set(u64::from(is_flooded));
+        }
+    }
+
+    /// Whether the service at this index is under a SYN flood, as the worker told last.
+    #[must_use]
+    pub fn is_flooded(&self, index: usize) -> bool {
+        self.flooded.get(index).is_some_and(|word| word.value() != 0)
     }
 
     /// Packets and bytes of the service at this index since these tallies were created.

@@ -71,6 +71,12 @@ impl Ledger {
         present.filter(|tallies| tallies.is_set_aside(id.index())).count()
     }
 
+    /// The number of workers at which a service is under a SYN flood.
+    pub(super) fn flooded(&self, id: ServiceId) -> usize {
+        let present = self.history.iter().filter_map(|worker| worker.last());
+        present.filter(|tallies| tallies.is_flooded(id.index())).count()
+    }
+
     fn service_sum(&self, id: ServiceId) -> (u64, u64) {
         self.all()
             .map(|tallies| tallies.service(id.index()))

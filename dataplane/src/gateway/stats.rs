@@ -267,6 +267,19 @@ impl<F> WorkerPool<F> {
         backends.filter(|&id| control.ledger.set_aside(id) > 0).collect()
     }
 
+    /// The service ports that are under a SYN flood at a worker, which answers it with SYN cookies: namespace, name and
+    /// key, sorted by key.
+    #[must_use]
+    pub fn flooded_services(&self) -> Vec<(String, String, ServiceKey)> {
+        if self.handles().iter().all(|handle| handle.shared.turns.services_under_flood.value() == 0) {
+            return Vec::new();
+        }
+        let control = self.control();
+        let services = control.publisher.current().snapshot.services();
+        let flooded = services.filter(|(_, info)| control.ledger.flooded(info.id) > 0);
+        flooded.map(|(_, info)| (info.namespace.clone(), info.name.clone(), info.key)).collect()
+    }
+
     /// The secret by which the published snapshot chooses backends, if there is one.
     #[must_use]
     pub fn selection_key(&self) -> Option<SelectionKey> {

@@ -511,8 +511,9 @@ impl<Q: PortQueue> Worker<Q> {
     fn report_counts(&mut self, now: Now) {
         let Forwarding { snapshot, tallies } = self.parts.forwarding.get();
         self.parts.pipeline.report_limits(snapshot);
-        self.parts.pipeline.report_set_aside(snapshot, &tallies[usize::from(self.parts.worker)]);
-        let under_flood = self.parts.pipeline.services_under_flood(snapshot, now);
+        let tallies = &tallies[usize::from(self.parts.worker)];
+        self.parts.pipeline.report_set_aside(snapshot, tallies);
+        let under_flood = self.parts.pipeline.report_floods(snapshot, tallies, now);
         let cookies = self.parts.pipeline.cookie_counts();
         let (flows, turns) = (self.parts.pipeline.flows(), &self.parts.shared.turns);
         turns.flows.set(flows.live() as u64);

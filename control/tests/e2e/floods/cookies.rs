@@ -31,6 +31,11 @@ fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connecti
     scene.world.wait_until("cookies for the flooded Services", || {
         (scene.counters().sum(FLOODED, "") >= targets.len() as f64).then_some(())
     });
+    let services = scene.world.gateway().ask(&["services", "-A", "-o", "wide"]).expect("an answer");
+    assert!(services.contains("SYN cookies answer a SYN flood"), "{services}");
+    scene.world.wait_until("a line of the log", || {
+        scene.world.gateway().log().contains("many handshakes that no client completes").then_some(())
+    });
     let others = scene.others();
     let own = Others::start(&scene.world, attacked.iter().copied());
     // These live on after the flood, without cookies.

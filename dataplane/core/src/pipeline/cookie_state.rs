@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
+use crate::counters::Tallies;
 use crate::ids::ServiceId;
 use crate::limits::{COOKIES_FROM, COOKIES_HOLD_MS, COOKIES_SERVICES_MAX, COOKIES_TABLE_SHARE};
 use crate::now::Now;
@@ -33,6 +34,8 @@ pub(super) struct Cookies {
     pub(super) from: u32,
     /// The services under flood, with the moment when that began.
     pub(super) flooded: ArrayVec<(ServiceId, Now), COOKIES_SERVICES_MAX>,
+    /// The services that the tallies show as under flood.
+    told: ArrayVec<ServiceId, COOKIES_SERVICES_MAX>,
     pub(super) last_sent: Option<Now>,
     pub(super) counts: CookieCounts,
 }
@@ -43,9 +46,9 @@ impl Cookies {
     pub(super) fn new(secret: u64, entries: usize) -> Self {
         // A flow has two entries. At most `COOKIES_FROM`, which fits.
         let from = (2 * entries / COOKIES_TABLE_SHARE).clamp(2, COOKIES_FROM) as u32;
-        let flooded = ArrayVec::new();
+        let (flooded, told) = (ArrayVec::new(), ArrayVec::new());
         let key = SelectionKey::of_worker(secret);
-        Self { key, from, flooded, last_sent: None, counts: CookieCounts::default() }
+        Self { key, from, flooded, told, last_sent: None, counts: CookieCounts::default() }
     }
 
     /// Whether a service with this number of opening entries is under flood now: from the limit on until there are less
@@ -60,6 +63,20 @@ impl Cookies {
             self.flooded.swap_remove(at);
         }
         !over
+    }
+
+    /// Tells which services are under flood.
+    pub(super) fn report(&mut self, tallies: &Tallies) {
+        let Self { flooded, told, .. } = self;
+        for &id in &*told {
+            if flooded.iter().all(|(one, _)| *one != id) {
+                tallies.tell_flood(id, false);
+            }
+        }
+        *told = flooded.iter().map(|(id, _)| *id).collect();
+        for &id in &*told {
+            tallies.tell_flood(id, true);
+        }
     }
 
     /// Whether a cookie may come back now.

@@ -26,6 +26,7 @@ use super::proxied::{Change, key_of};
 use super::service_flows::{Chosen, Request};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, Splice};
+use crate::counters::Tallies;
 use crate::forward::proxy_protocol;
 use crate::frame::Frame;
 use crate::now::Now;
@@ -44,9 +45,9 @@ impl Pipeline {
         self.cookies.counts
     }
 
-    /// The number of services that use SYN cookies on this worker because they are under flood. Call it several times a
-    /// second: it notices the end of a flood after which no SYN arrives.
-    pub fn services_under_flood(&mut self, snapshot: &Snapshot, now: Now) -> usize {
+    /// The number of services that use SYN cookies on this worker because they are under flood; `tallies` gets to know
+    /// which. Call it several times a second: it notices the end of a flood after which no SYN arrives.
+    pub fn report_floods(&mut self, snapshot: &Snapshot, tallies: &Tallies, now: Now) -> usize {
         for at in (0..self.cookies.flooded.len()).rev() {
             let id = self.cookies.flooded[at].0;
             match snapshot.service_by_id(id) {
@@ -57,6 +58,7 @@ impl Pipeline {
                 _ => drop(self.cookies.flooded.swap_remove(at)),
             }
         }
+        self.cookies.report(tallies);
         self.cookies.flooded.len()
     }
 

@@ -189,14 +189,17 @@ fn a_flood_creates_no_more_than_the_limit_and_ends_with_it() {
         }
         let flows = lab.pipeline.flows().live();
         assert!(flows <= 500 + 512 + 100, "{flows}");
-        assert_eq!(lab.pipeline.services_under_flood(&lab.snapshot, lab.now), 1);
+        assert_eq!(lab.pipeline.report_floods(&lab.snapshot, &lab.tallies, lab.now), 1);
+        let service = lab.snapshot.services().next().unwrap().0.id.index();
+        assert!(lab.tallies.is_flooded(service));
         for talk in &before {
             talk.goes_on(&mut lab);
         }
         // The flows of the flood expire after a minute.
         lab.wait(Duration::from_secs(61));
         while lab.pipeline.flows_mut().age(lab.now, usize::MAX) > 0 {}
-        assert_eq!(lab.pipeline.services_under_flood(&lab.snapshot, lab.now), 0);
+        assert_eq!(lab.pipeline.report_floods(&lab.snapshot, &lab.tallies, lab.now), 0);
+        assert!(!lab.tallies.is_flooded(service));
         let sent = lab.pipeline.cookie_counts().sent;
         Talk::open(&mut lab, client(42_000), VIP).unwrap();
         assert_eq!(lab.pipeline.cookie_counts().sent, sent);

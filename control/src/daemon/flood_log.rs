@@ -1,0 +1,120 @@
+//! Logs which Services are under a SYN flood, when it begins and when it has been over for a while.
+//!
+//! Workers answer such a flood with SYN cookies and write no log. Nobody needs to do anything, but the owner of the
+//! Service and the operator should know. A flood that pauses for less than [`QUIET`] is one flood, and a turn names at
+//! most [`NAMED_MAX`] service ports, so that an attacker cannot fill the log.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidegate_core::snapshot::ServiceKey;
+use tidegate_dataplane::gateway::Dataplane;
+use tokio::time::{Instant, interval};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+/// After this time without a flood, it is over.
+const QUIET: Duration = Duration::from_secs(30);
+const NAMED_MAX: usize = 8;
+
+/// The floods that the log knows.
+#[derive(Debug, Default)]
+struct FloodLog(BTreeMap<ServiceKey, Flood>);
+
+#[derive(Debug)]
+struct Flood {
+    service: String,
+    began: Instant,
+    last: Instant,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum News {
+    Begins { service: String, key: ServiceKey },
+    Over { service: String, key: ServiceKey, lasted: Duration },
+}
+
+/// Follows the floods until the dataplane is gone.
+pub(super) fn follow(dataplane: &Arc<Dataplane>) {
+    let dataplane = Arc::downgrade(dataplane);
+    tokio::spawn(async move {
+        let (mut log, mut ticks) = (FloodLog::default(), interval(INTERVAL));
+        loop {
+            ticks.tick().await;
+            let Some(dataplane) = Weak::upgrade(&dataplane) else { return };
+            let flooded = dataplane.flooded_services();
+            drop(dataplane);
+            tell(&log.turn(flooded, Instant::now()));
+        }
+    });
+}
+
+impl FloodLog {
+    fn turn(&mut self, flooded: Vec<(String, String, ServiceKey)>, now: Instant) -> Vec<News> {
+        let mut news = Vec::new();
+        for (namespace, name, key) in flooded {
+            let flood = self.0.entry(key).or_insert_with(|| {
+                let service = format!("{namespace}/{name}");
+                news.push(News::Begins { service: service.clone(), key });
+                Flood { service, began: now, last: now }
+            });
+            flood.last = now;
+        }
+        self.0.retain(|&key, flood| {
+            let goes_on = now - flood.last < QUIET;
+            if !goes_on {
+                let (service, lasted) = (flood.service.clone(), flood.last - flood.began);
+                news.push(News::Over { service, key, lasted });
+            }
+            goes_on
+        });
+        news
+    }
+}
+
+fn tell(news: &[News]) {
+    for one in news.iter().take(NAMED_MAX) {
+        match one {
+            News::Begins { service, key } => tracing::warn!(
+                service,
+                port = %key,
+                "many handshakes that no client completes, as in a SYN flood: SYN cookies answer new connections"
+            ),
+            News::Over { service, key, lasted } => {
+                tracing::info!(service, port = %key, seconds = lasted.as_secs(), "the SYN flood is over");
+            }
+        }
+    }
+    if let Some(more) = news.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
+        tracing::warn!(
+            more,
+            "SYN floods of more service ports began or ended; `tidegate services` names them"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::snapshot::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn a_flood_is_told_once_when_it_begins_and_once_when_it_has_been_over_for_a_while() {
+        let key = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
+        let flooded = || vec![("shop".to_owned(), "web".to_owned(), key)];
+        let (mut log, begin) = (FloodLog::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let service = || "shop/web".to_owned();
+        assert_eq!(log.turn(Vec::new(), at(0)), []);
+        assert_eq!(log.turn(flooded(), at(1)), [News::Begins { service: service(), key }]);
+        assert_eq!(log.turn(flooded(), at(2)), []);
+        // A pause.
+        assert_eq!(log.turn(Vec::new(), at(20)), []);
+        assert_eq!(log.turn(flooded(), at(25)), []);
+        assert_eq!(log.turn(Vec::new(), at(54)), []);
+        let over = News::Over { service: service(), key, lasted: Duration::from_secs(24) };
+        assert_eq!(log.turn(Vec::new(), at(55)), [over]);
+        assert_eq!(log.turn(Vec::new(), at(56)), []);
+    }
+}
