@@ -17,14 +17,14 @@ const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SelectionKey> {
     section(parent, "selectionKey", |fields| {
         let (value, file) = (fields.get("value"), fields.get("file"));
-        if value.is_none() && file.is_none() && !fields.is_empty() {
+        if value.is_none() && file.is_none() {
             fields.itself().error("neither value nor file is given", "one of the two");
         }
         if let (Some(_), Some(file)) = (&value, &file) {
             file.error("value is given too", "one of the two");
         }
         match (value, file) {
-            (Some(value), _) => key(&value, value.string()?),
+            (Some(value), _) => key(&value, value.secret(ACCEPTED)?),
             (None, Some(file)) => key_of_file(&file, base),
             (None, None) => None,
         }

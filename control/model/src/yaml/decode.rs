@@ -166,6 +166,17 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// A text that no fault repeats.
+    pub fn secret(&self, accepted: &str) -> Option<&'a str> {
+        match &self.node.value {
+            Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
+            _ => {
+                self.error("the value is not text", format!("text in quotes: {accepted}"));
+                None
+            }
+        }
+    }
+
     /// A text that passes `check`.
     pub fn string_where(&self, check: impl Fn(&str) -> bool, accepted: &str) -> Option<&'a str> {
         let text = self.string()?;
