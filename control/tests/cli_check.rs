@@ -94,7 +94,7 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
             "forwarding: nat",
             "forwarding: dnat",
             "dnat",
-            &["dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat"],
+            &["dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"],
         ),
         fault("forwarding: nat", "forwarding: dsr-dscp", "dsr-dscp", &["not supported yet"]),
         fault("forwarding: nat", "max-bandwidth: 1X", "max-bandwidth", &["1M to 100G"]),

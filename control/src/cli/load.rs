@@ -15,7 +15,7 @@ use tidegate_model::config::{self, GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
-use tidegate_policy::reconcile::{Input, Memory, Outcome, reconcile};
+use tidegate_policy::reconcile::{Input, Memory, Outcome, conflicts, reconcile};
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
 
@@ -62,8 +62,8 @@ pub(super) fn offline(path: &Path) -> Offline {
     Offline { config: loaded.config, objects, outcome, report }
 }
 
-/// Ports without a backend by their traffic policy. This is not a finding, because with policy Local it is usual on
-/// most nodes.
+/// Ports without a backend by their traffic policy, which is no finding because with policy Local it is usual on most
+/// nodes; and backends of `dsr-dscp` that cannot tell two VIPs apart.
 fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let mut notes = Vec::new();
     for view in &outcome.services {
@@ -77,6 +77,12 @@ fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
             let accepted = "endpoints on the gateway's node, or policy Cluster";
             notes.push(Diagnostic::warning(what).accepting(accepted).at(place.clone()));
         }
+    }
+    for conflict in conflicts(&outcome.spec.services) {
+        let place = objects.services.get(&conflict.service);
+        let place = place.and_then(|s| s.meta.origin.field("metadata.annotations"));
+        let what = format!("Service {}: {conflict}", conflict.service);
+        notes.push(Diagnostic::warning(what).accepting("another value of tidegate.dev/dscp").at(place));
     }
     notes
 }

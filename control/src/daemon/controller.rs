@@ -21,7 +21,7 @@ use tidegate_health::health_check_node_port::{Bind, BindFailure};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::ObjectKey;
-use tidegate_policy::reconcile::{DrainTarget, Outcome};
+use tidegate_policy::reconcile::{DrainTarget, Outcome, conflicts};
 use tidegate_source::SourceUpdate;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -229,7 +229,8 @@ impl Controller {
         self.state.leave_unsaved(addresses, self.drained.trouble().map(str::to_owned));
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
-        let outcome = left_out::shown(outcome, &problems);
+        let conflicts = conflicts(&outcome.spec.services);
+        let outcome = left_out::shown(outcome, &problems, &conflicts);
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
         let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;
@@ -242,7 +243,7 @@ impl Controller {
             .is_eligible(self.configuration.settings.node.as_deref(), self.cluster.is_used());
         self.state.set_node_eligible(eligible);
         let unbound = self.node_ports.failures().borrow().clone();
-        self.state.log_lines_left_out(self.log.log(&manifests, &outcome, unbound, &problems));
+        self.state.log_lines_left_out(self.log.log(&manifests, &outcome, unbound, (&problems, &conflicts)));
         self.dataplane.reclaim();
         self.offer(&manifests, &outcome, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());

@@ -1,23 +1,32 @@
-//! Shows in the views of Services which backends no worker has, because the compiler of the snapshot left them out.
+//! Shows in the views of Services what only the whole desired state tells: which backends no worker has, because the
+//! compiler of the snapshot left them out, and which backends of `dsr-dscp` cannot tell two VIPs apart.
 //!
-//! The reconcile step checks everything that follows from the objects and the configuration. Only the compiler knows
-//! whether the table of next hops has room. Without this step such a backend would count as active.
+//! The reconcile step handles one Service at a time. Only the compiler knows whether the table of next hops has room.
+//! Without this step a backend that was left out would count as active.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tidegate_core::snapshot::{Problem, ServiceKey};
-use tidegate_policy::reconcile::Outcome;
 use tidegate_policy::reconcile::view::{BackendViewState, BackendWhy, PortRefusal, PortView, ServiceView};
+use tidegate_policy::reconcile::{DscpConflict, Outcome};
 
-/// The outcome with the state of the backends that were left out. The same one if there are none.
-pub(super) fn shown(outcome: Arc<Outcome>, problems: &[Problem]) -> Arc<Outcome> {
-    if !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. })) {
+/// The outcome with the state of the backends that were left out, and with these conflicts. The same one if there are
+/// neither.
+pub(super) fn shown(outcome: Arc<Outcome>, problems: &[Problem], conflicts: &[DscpConflict]) -> Arc<Outcome> {
+    if conflicts.is_empty() && !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. })) {
         return outcome;
     }
     let mut services = outcome.services.clone();
     mark(&mut services, problems);
+    for conflict in conflicts {
+        let key = (&conflict.service.namespace, &conflict.service.name);
+        // They are sorted.
+        if let Ok(at) = services.binary_search_by(|view| (&view.namespace, &view.name).cmp(&key)) {
+            Arc::make_mut(&mut services[at]).warnings.push(conflict.to_string());
+        }
+    }
     Arc::new(Outcome { services, ..(*outcome).clone() })
 }
 

@@ -12,6 +12,7 @@
 use super::addresses::{self as plan, Family};
 use super::cleanup;
 use super::lab_plan::LabPlan;
+use super::marks;
 use super::namespace::{Namespace, lab_directory};
 use super::server::Server;
 use anyhow::{Context, Result, ensure};
@@ -250,6 +251,7 @@ fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<
         writeln!(lines, "addr add {vip}/{length} dev lo{nodad}")?;
     }
     server.ip_batch(&lines)?;
+    marks::set_vip_by_mark(&server, n, vips)?;
     // With its own address a server answers through the gateway (`nat`), with a VIP directly to the client (`dsr-*`).
     for family in Family::BOTH {
         let n = family as usize;

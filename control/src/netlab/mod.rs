@@ -20,6 +20,7 @@ pub mod gateway;
 pub mod lab;
 mod lab_plan;
 pub mod manifests;
+mod marks;
 pub mod modes;
 pub mod namespace;
 pub mod poll;

@@ -2,8 +2,8 @@
 //!
 //! There are four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose
 //! endpoints have the other family than the VIP: ten [`ModePath`]s ([`all_paths`]) that most tests use. The other
-//! tunnels, `dsr-gue`, `dsr-gre` and `dsr-geneve` with their choices, have twenty more ([`tunnel_paths`]), and the
-//! PROXY protocol two ([`proxy_paths`]). `dsr-l2` has VIPs on the
+//! tunnels, `dsr-gue`, `dsr-gre` and `dsr-geneve` with their choices, have twenty more ([`tunnel_paths`]), `dsr-dscp`
+//! two ([`dscp_paths`]), and the PROXY protocol two ([`proxy_paths`]). `dsr-l2` has VIPs on the
 //! clients' own link, the others have routed ones. NAT modes also change the port of HTTP; modes that keep the VIP
 //! cannot.
 
@@ -100,6 +100,9 @@ impl ModePath {
     }
 }
 
+/// The DSCP of the Service of `dsr-dscp`.
+pub const DSCP: u8 = 46;
+
 /// The Services of `fullnat` with the PROXY protocol: name and version.
 const PROXY_SERVICES: [(&str, &str); 2] = [("proxy-v1", "v1"), ("proxy-v2", "v2")];
 
@@ -167,6 +170,16 @@ pub fn tunnel_paths() -> Vec<ModePath> {
     TUNNELS.iter().flat_map(of_tunnel).collect()
 }
 
+/// The paths of `dsr-dscp`.
+#[must_use]
+pub fn dscp_paths() -> Vec<ModePath> {
+    let path = |family| {
+        let vip = plan::routed_vip(family, 36);
+        ModePath { service: "dscp", forwarding: "dsr-dscp", family, backends: family, vip }
+    };
+    Family::BOTH.map(path).into()
+}
+
 /// The paths of HTTP to nginx with the PROXY protocol: version 1 for IPv4, version 2 for IPv6.
 #[must_use]
 pub fn proxy_paths() -> Vec<ModePath> {
@@ -180,7 +193,7 @@ pub fn proxy_paths() -> Vec<ModePath> {
 /// All paths of HTTP, `tcp-tell` and `udp-echo`.
 #[must_use]
 pub fn every_path() -> Vec<ModePath> {
-    [all_paths(), tunnel_paths()].concat()
+    [all_paths(), tunnel_paths(), dscp_paths()].concat()
 }
 
 /// The paths that the demo shows: every mode with its defaults, IP-in-IP over the other family, and the PROXY protocol.
@@ -234,6 +247,9 @@ pub fn manifests_of(paths: &[ModePath], servers: &[u8]) -> Vec<Manifest> {
         manifest.annotations = path.envelope().map(Envelope::annotations).unwrap_or_default();
         let version = path.proxy_version().map(|version| ("tidegate.dev/proxy-protocol", version.to_owned()));
         manifest.annotations.extend(version);
+        if path.forwarding == "dsr-dscp" {
+            manifest.annotations.push(("tidegate.dev/dscp", DSCP.to_string()));
+        }
         manifests.push(manifest.with_endpoints(endpoints));
     }
     manifests

@@ -56,6 +56,8 @@ pub struct Service {
     /// Whether flows are remembered only while they are in flux
     /// ([`FlowTracking::OnChange`](crate::snapshot::FlowTracking)).
     pub on_change: bool,
+    /// The DSCP of `dsr-dscp`, below 64; 0 with the other modes.
+    pub dscp: u8,
     /// The version of the PROXY protocol whose header the backends get.
     pub proxy_protocol: Option<ProxyVersion>,
     /// Whether its packets are only translated: there is no limit of bandwidth or of segment sizes, and no header for
@@ -265,6 +267,7 @@ fn vacant_service() -> Service {
         no_endpoints: NoEndpoints::Drop,
         basis: ChoiceBasis::Flow,
         on_change: false,
+        dscp: 0,
         proxy_protocol: None,
         is_plain: true,
         passive: false,

@@ -496,7 +496,7 @@ impl Run {
             | ForwardingMode::DsrGeneve => {
                 assert_eq!(h.dst.ip(), backend.ip());
             }
-            ForwardingMode::Nat => assert_eq!(ends(h), (client, backend)),
+            ForwardingMode::Nat | ForwardingMode::DsrDscp => assert_eq!(ends(h), (client, backend)),
             ForwardingMode::FullNat => {
                 let (source, destination) = ends(h);
                 assert_eq!(destination, backend);
@@ -606,6 +606,7 @@ every_mode! {
     dsr_gue_follows_the_model: DsrGue,
     dsr_gre_follows_the_model: DsrGre,
     dsr_geneve_follows_the_model: DsrGeneve,
+    dsr_dscp_follows_the_model: DsrDscp,
     nat_follows_the_model: Nat,
     fullnat_follows_the_model: FullNat,
 }

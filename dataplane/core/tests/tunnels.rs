@@ -47,6 +47,7 @@ fn tunnel() -> impl Strategy<Value = (ForwardingMode, TunnelOptions)> {
                 geneve_port,
                 geneve_vni: Vni::new(vni).expect("24 bits"),
                 geneve_service: ServiceIdentity::from_bytes(service),
+                dscp: 0,
             };
             (mode, options)
         },

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_core::forward::tunnel::{self, Tunnel};
-use tidegate_core::forward::{Link, fullnat};
+use tidegate_core::forward::{Link, dsr_dscp, fullnat};
 use tidegate_core::frame::Frame;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::routes::Routes;
@@ -74,6 +74,8 @@ pub struct ProbePath {
     source_mac: MacAddr,
     vlan: Option<VlanId>,
     tunnel: Option<(TunnelPrefix, Encapsulation)>,
+    /// The DSCP of `dsr-dscp`.
+    mark: Option<u8>,
 }
 
 impl ProbePath {
@@ -165,6 +167,7 @@ impl Probes {
         let tunnel = match mode.encapsulation(options) {
             Some(encapsulation) => Some((net.tunnel_sources[usize::from(backend.is_ipv6())]?, encapsulation)),
             None if mode == ForwardingMode::DsrL2 && hop.via.is_none() => None,
+            None if mode == ForwardingMode::DsrDscp && options.dscp != 0 => None,
             None => return None,
         };
         // Prefers an own address on the link of the backend, because the backend certainly has a route to it.
@@ -182,6 +185,7 @@ impl Probes {
             source_mac: spec.mac,
             vlan: spec.vlan.and_then(VlanId::new),
             tunnel,
+            mark: (mode == ForwardingMode::DsrDscp).then_some(options.dscp),
         })
     }
 
@@ -233,6 +237,10 @@ impl Probes {
             };
             tunnel::forward(frame, &h, &link, &tunnel).ok()?;
         }
+        if let Some(dscp) = way.mark {
+            let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+            dsr_dscp::forward(frame, &h, &link, way.backend, dscp).ok()?;
+        }
         Some(way.interface)
     }
 
@@ -247,7 +255,10 @@ impl Probes {
             None => ((h.dst, h.dst_port), (h.src, h.src_port), (h.family, h.proto, h.dst_port)),
         };
         let (way, port) = self.entry(key_of)?;
-        if (local.0.ip(), remote.0.ip(), remote.1) != (way.own, way.vip, port) || h.dst.ip() != way.own {
+        // An error about a marked packet quotes it with the address of the backend.
+        let is_marked = quoted.is_some() && way.mark.is_some() && remote.0 == way.backend;
+        let is_remote = (remote.0.ip() == way.vip || is_marked) && remote.1 == port;
+        if local.0.ip() != way.own || !is_remote || h.dst.ip() != way.own {
             return None;
         }
         let ends = way.ends();

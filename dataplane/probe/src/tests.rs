@@ -155,6 +155,30 @@ fn a_probe_goes_through_the_tunnel_that_its_service_has() {
 }
 
 #[test]
+fn a_probe_of_dsr_dscp_is_marked_and_an_error_about_it_reaches_the_socket() {
+    let options = TunnelOptions { dscp: 46, ..TunnelOptions::default() };
+    let probes = probes(None);
+    let backend = ip("10.244.1.7");
+    let unmarked = probes.way(ip(VIP), backend, ForwardingMode::DsrDscp, &TunnelOptions::default());
+    assert!(unmarked.is_none(), "the backend would not know the VIP");
+    let way = probes.way(ip(VIP), backend, ForwardingMode::DsrDscp, &options).expect("there is a route");
+    let Ends { near, far } = way.ends();
+    let _flow = probes.open(proto::TCP, 40_001, 80, way);
+    let (frame, _) =
+        outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
+    let h = parsed(&frame);
+    assert_eq!((h.src.ip(), h.dst.ip(), h.dst_port), (ip("192.0.2.2"), backend, 80));
+    assert_eq!(frame[usize::from(h.l3) + 1], 46 << 2);
+
+    let packet = &frame[usize::from(h.l3)..usize::from(h.ip_end)];
+    let error = Builder::icmp(ip("192.0.2.254"), ip("192.0.2.2"), 3, 1, [0; 4]).payload(packet);
+    let told = inward(&probes, &error).expect("it is about a probe");
+    let frame = framed(&told);
+    let quoted = quote::parse(&frame, &parsed(&frame)).expect("a sound quote").expect("an error");
+    assert_eq!((quoted.src.ip(), quoted.dst.ip(), quoted.dst_port), (near, far, 80));
+}
+
+#[test]
 fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
     for (vip, own, kind, code) in [(VIP, "192.0.2.2", 3, 3), (VIP6, "2001:db8::2", 1, 4)] {
         let probes = probes(None);

@@ -154,9 +154,9 @@ pub const KEYS: &[Key] = &[
          texts. When the memory is full, namespaces have equal shares of it. In a namespace above its share, the gateway does not keep the \
          slices of the newest Services, and does not program these Services (`LimitExceeded`)."),
 
-    key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
+    key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
         "The forwarding mode of Services without an annotation for it."),
-    key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `nat`, `fullnat`", Words("none"), "nat", Reload,
+    key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat`, `fullnat`", Words("none"), "nat", Reload,
         "The mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, a policy that keeps clients' addresses. \
          Without this key, and for a Service that the mode cannot serve, the gateway uses `fullnat` and warns (`ClientAddressLost`). \
          The value `fullnat` turns the warning off."),

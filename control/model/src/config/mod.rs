@@ -48,8 +48,8 @@ pub use services::{
 };
 pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 pub use tunnels::{
-    GENEVE_VNI_ACCEPTED, GRE_KEY_ACCEPTED, GUE_VARIANT_ACCEPTED, TUNNEL_PORT_ACCEPTED, geneve_vni, gre_key,
-    gue_variant, tunnel_port,
+    DSCP_ACCEPTED, GENEVE_VNI_ACCEPTED, GRE_KEY_ACCEPTED, GUE_VARIANT_ACCEPTED, TUNNEL_PORT_ACCEPTED, dscp,
+    geneve_vni, gre_key, gue_variant, tunnel_port,
 };
 
 use std::num::NonZeroUsize;

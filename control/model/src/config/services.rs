@@ -54,7 +54,8 @@ pub enum PodRoutes {
 /// `services.defaults`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceDefaults {
-    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `nat` or `fullnat`. Default `fullnat`.
+    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat` or `fullnat`. Default
+    /// `fullnat`.
     pub forwarding: ForwardingMode,
     /// `forwardingLocal`: the mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, which
     /// requires that clients' addresses are kept: a DSR mode or `nat`, depending on the preparation of the backends;
@@ -196,7 +197,8 @@ pub enum Word<T> {
 }
 
 /// The values that [`forwarding`] accepts.
-pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat";
+pub const FORWARDING_ACCEPTED: &str =
+    "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat";
 /// The values that [`target`] accepts.
 pub const TARGET_ACCEPTED: &str = "pod, node";
 /// The values that [`scheduler`] accepts.
@@ -212,9 +214,9 @@ pub fn forwarding(word: &str) -> Word<ForwardingMode> {
         "dsr-gue" => Word::Known(ForwardingMode::DsrGue),
         "dsr-gre" => Word::Known(ForwardingMode::DsrGre),
         "dsr-geneve" => Word::Known(ForwardingMode::DsrGeneve),
+        "dsr-dscp" => Word::Known(ForwardingMode::DsrDscp),
         "nat" => Word::Known(ForwardingMode::Nat),
         "fullnat" => Word::Known(ForwardingMode::FullNat),
-        "dsr-dscp" => Word::NotYet,
         _ => Word::Unknown,
     }
 }

@@ -40,6 +40,15 @@ pub fn gre_key(word: &str) -> Option<Option<u32>> {
     if word == "none" { Some(None) } else { decimal(word).map(Some) }
 }
 
+/// The values that [`dscp`] accepts.
+pub const DSCP_ACCEPTED: &str = "1 to 63, one for each VIP of a backend";
+
+/// Reads a DSCP (RFC 2474 section 3). 0 is that of packets without any mark.
+#[must_use]
+pub fn dscp(word: &str) -> Option<u8> {
+    decimal(word).filter(|value| (1..64).contains(value))
+}
+
 /// Reads a virtual network identifier of Geneve.
 #[must_use]
 pub fn geneve_vni(word: &str) -> Option<Vni> {

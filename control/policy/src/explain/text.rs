@@ -345,6 +345,10 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
                 service.mode, backend.address
             )
         }
+        ForwardingMode::DsrDscp => format!(
+            "dsr-dscp: the destination becomes {}, and DSCP {} tells it the VIP; the backend answers the client itself",
+            backend.address, service.dscp
+        ),
         ForwardingMode::Nat => {
             format!("nat: the destination becomes {address}; replies come back through the gateway")
         }

@@ -6,6 +6,7 @@ pub(super) mod key {
     pub(crate) const GUE_VARIANT: &str = "tidegate.dev/gue-variant";
     pub(crate) const GUE_PORT: &str = "tidegate.dev/gue-port";
     pub(crate) const GRE_KEY: &str = "tidegate.dev/gre-key";
+    pub(crate) const DSCP: &str = "tidegate.dev/dscp";
     pub(crate) const GENEVE_PORT: &str = "tidegate.dev/geneve-port";
     pub(crate) const GENEVE_VNI: &str = "tidegate.dev/geneve-vni";
     pub(crate) const TARGET: &str = "tidegate.dev/target";
@@ -43,6 +44,7 @@ pub(super) mod key {
         GUE_VARIANT,
         GUE_PORT,
         GRE_KEY,
+        DSCP,
         GENEVE_PORT,
         GENEVE_VNI,
         TARGET,

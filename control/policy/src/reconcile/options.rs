@@ -127,6 +127,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     }
     tunnel_options::identify(&mut options.tunnel, &service.meta.key, options.mode);
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
+    options.refused.extend(tunnel_options::judge_mark(&mut read, &mut options.tunnel, options.mode));
     read.outgoing_bandwidth(&mut options, annotations);
     if options.flow_tracking == config::FlowTracking::OnChange
         && let Some(why) = tracks_always(service, settings, &options)
@@ -277,7 +278,12 @@ impl Reader<'_> {
                 let target = self.word(options, annotation, value, target, config::TARGET_ACCEPTED);
                 options.target = target.unwrap_or(options.target);
             }
-            key::GUE_VARIANT | key::GUE_PORT | key::GRE_KEY | key::GENEVE_PORT | key::GENEVE_VNI => {
+            key::GUE_VARIANT
+            | key::GUE_PORT
+            | key::GRE_KEY
+            | key::GENEVE_PORT
+            | key::GENEVE_VNI
+            | key::DSCP => {
                 tunnel_options::apply(self, &mut options.tunnel, ours, annotation, value);
             }
             key::SCHEDULER => {

@@ -1,21 +1,25 @@
-//! The annotations for the choices within the forwarding modes that are tunnels. Each has an effect with its own mode
+//! The annotations for the choices within the forwarding modes that are tunnels, and for the mark of `dsr-dscp`. Each has an effect with its own mode
 //! only; with another mode a warning says so.
 
 use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
 use tidegate_core::wire::encapsulation::ServiceIdentity;
 use tidegate_model::config;
+use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Labels, ObjectKey};
 
-use super::annotations::key;
+use super::annotations::{annotation_field, key};
+use super::finding::Reason;
 use super::reader::Reader;
+use super::view::{PortRefusal, RefusalReason};
 
 /// The annotations, each with the mode that reads it.
-const READ_BY: [(&str, ForwardingMode); 5] = [
+const READ_BY: [(&str, ForwardingMode); 6] = [
     (key::GUE_VARIANT, ForwardingMode::DsrGue),
     (key::GUE_PORT, ForwardingMode::DsrGue),
     (key::GRE_KEY, ForwardingMode::DsrGre),
     (key::GENEVE_PORT, ForwardingMode::DsrGeneve),
     (key::GENEVE_VNI, ForwardingMode::DsrGeneve),
+    (key::DSCP, ForwardingMode::DsrDscp),
 ];
 
 /// Applies the value of one of the annotations.
@@ -44,6 +48,7 @@ fn set(options: &mut TunnelOptions, ours: &str, value: &str) -> Result<(), &'sta
         key::GENEVE_VNI => {
             options.geneve_vni = config::geneve_vni(value).ok_or(config::GENEVE_VNI_ACCEPTED)?;
         }
+        key::DSCP => options.dscp = config::dscp(value).ok_or(config::DSCP_ACCEPTED)?,
         _ => options.gre_key = config::gre_key(value).ok_or(config::GRE_KEY_ACCEPTED)?,
     }
     Ok(())
@@ -54,6 +59,29 @@ pub(super) fn identify(options: &mut TunnelOptions, service: &ObjectKey, mode: F
     if mode == ForwardingMode::DsrGeneve {
         options.geneve_service = ServiceIdentity::of(&service.namespace, &service.name);
     }
+}
+
+/// Why no port is programmed, if the mode marks packets and the Service has no mark. The mark of other modes is removed.
+pub(super) fn judge_mark(
+    read: &mut Reader<'_>,
+    options: &mut TunnelOptions,
+    mode: ForwardingMode,
+) -> Option<PortRefusal> {
+    if mode != ForwardingMode::DsrDscp {
+        options.dscp = 0;
+        return None;
+    }
+    if options.dscp != 0 {
+        return None;
+    }
+    let why = format!("forwarding {mode} needs {}, by which a backend knows the VIP", key::DSCP);
+    let diagnostic = Diagnostic::error(format!("{why}: no port is programmed")).accepting(format!(
+        "{} {}",
+        key::DSCP,
+        config::DSCP_ACCEPTED
+    ));
+    read.push(&annotation_field(key::DSCP), Reason::InvalidValue, diagnostic);
+    Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
 }
 
 /// Adds a warning for each valid annotation that the mode does not read.

@@ -6,6 +6,7 @@
 //!
 //! Invariant: when one of these functions returns [`NoRoom`], the frame is unchanged.
 
+pub mod dsr_dscp;
 pub mod dsr_l2;
 pub mod fullnat;
 pub mod nat;

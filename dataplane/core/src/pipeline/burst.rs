@@ -45,7 +45,7 @@ impl<'s> Destination<'s> {
     /// Whether the packet's addresses change on the way to the destination.
     pub(super) fn is_translated(&self) -> bool {
         match self {
-            Self::Backend { service, .. } => !service.mode.is_dsr(),
+            Self::Backend { service, .. } => service.mode.changes_addresses(),
             Self::Client { .. } => true,
         }
     }
@@ -145,7 +145,7 @@ impl<F: Frame> Burst<'_, '_, F> {
         };
         let snapshot = self.view.snapshot;
         let translated = match snapshot.service(*service_hash, &h.dst, h.proto, h.dst_port) {
-            Some(service) => !service.mode.is_dsr(),
+            Some(service) => service.mode.changes_addresses(),
             None => {
                 let hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);
                 let ours = matches!(snapshot.address(&h.dst), Some(AddressKind::Own(_) | AddressKind::Vip));

@@ -21,7 +21,7 @@ use crate::now::Now;
 use crate::path_mtu;
 use crate::service::Service;
 use crate::service_limits::Direction;
-use crate::snapshot::Interface;
+use crate::snapshot::{ForwardingMode, Interface};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
 use crate::wire::icmp::Problem;
@@ -122,6 +122,9 @@ impl Pipeline {
             return;
         }
         match backend.encapsulation {
+            None if backend.mode == ForwardingMode::DsrDscp => {
+                self.send_marked(burst, packet, service, backend);
+            }
             None => self.send_on_link(burst, packet, service, backend),
             Some(encapsulation) => {
                 let clamps = service.mss_limit > 0;
@@ -148,6 +151,27 @@ impl Pipeline {
             #[inline(always)]
             |frame, h, link| Ok(forward::dsr_l2::forward(frame, h, link)?),
         );
+    }
+
+    /// `dsr-dscp`.
+    #[inline(never)]
+    fn send_marked<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        backend: &Backend,
+    ) {
+        let view = &burst.view;
+        let link_mtu = view.snapshot.interface(backend.interface).map_or(0, |interface| interface.mtu);
+        let mtu = usize::from(link_mtu.min(burst.interface.mtu));
+        self.send_as_it_is(burst, packet, service, backend, Growth::NONE, |frame, h, link| {
+            let h = forward::dsr_dscp::forward(frame, h, link, backend.address, service.dscp)?;
+            if service.mss_limit > 0 && segment_size::concerns(&h) {
+                segment_size::limit(frame, &h, usize::from(h.l4), mtu, service.mss_limit);
+            }
+            Ok(())
+        });
     }
 
     /// In an outer packet. `clamps` says whether its service limits the segment size. Both are constants in the short way

@@ -18,14 +18,12 @@
 
 use std::net::SocketAddr;
 
-use super::service_flows::Request;
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowKey, FlowKind, Packet};
 use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{ServiceKey, Snapshot};
-use crate::wire::Headers;
 use crate::wire::tcp::flags;
 
 /// The decision on a packet without an entry.
@@ -60,10 +58,8 @@ pub(super) fn choose<'s>(
 /// for that reason; `None` if it is the usual one.
 #[cold]
 #[inline(never)]
-pub(super) fn former<'s>(snapshot: &'s Snapshot, request: &Request<'_>, h: &Headers) -> Option<&'s Backend> {
-    let hash = request.choice_hash(snapshot, h);
-    let former = request.service.selector().former(hash)??;
-    snapshot.backend(former)
+pub(super) fn former<'s>(snapshot: &'s Snapshot, service: &Service, hash: u64) -> Option<&'s Backend> {
+    snapshot.backend(service.selector().former(hash)??)
 }
 
 /// A remembered flow of a Service with `flowTracking: on-change`, in terms that all gateways share.

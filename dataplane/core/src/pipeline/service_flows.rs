@@ -393,7 +393,8 @@ impl Pipeline {
         if service.on_change {
             return self.begin_on_change(burst, request, h);
         }
-        let former = if stray { on_change::former(snapshot, request, h) } else { None };
+        let former =
+            if stray { on_change::former(snapshot, service, request.choice_hash(snapshot, h)) } else { None };
         let backend =
             former.or_else(|| self.choose(snapshot, request, h, now)).ok_or(Refusal::NoEndpoints)?;
         let idle = service.idle;
@@ -402,7 +403,8 @@ impl Pipeline {
             | ForwardingMode::DsrIpip
             | ForwardingMode::DsrGue
             | ForwardingMode::DsrGre
-            | ForwardingMode::DsrGeneve => {
+            | ForwardingMode::DsrGeneve
+            | ForwardingMode::DsrDscp => {
                 // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
                 // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
                 // has counted that.

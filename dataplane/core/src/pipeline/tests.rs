@@ -10,6 +10,7 @@ mod client_affinity;
 mod cookie_stream;
 mod cookies;
 mod dsr;
+mod dsr_dscp;
 mod endings;
 mod faults;
 mod fragments;

@@ -111,6 +111,7 @@ impl<'a> Seen<'a> {
             no_endpoints,
             basis,
             on_change,
+            dscp,
             proxy_protocol,
             is_plain,
             passive,
@@ -130,7 +131,7 @@ impl<'a> Seen<'a> {
             protocol,
             mode,
             (no_endpoints, proxy_protocol, (passive, passive_health)),
-            (basis, mss_limit, on_change, is_plain),
+            (basis, mss_limit, on_change, dscp, is_plain),
         );
         let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle);

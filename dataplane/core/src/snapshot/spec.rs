@@ -101,6 +101,9 @@ pub enum ForwardingMode {
     /// Direct server return through a Geneve tunnel (RFC 8926) whose option identifies the Service. Inner and outer
     /// family may differ.
     DsrGeneve,
+    /// Direct server return without another header: the destination becomes the backend, and the DSCP (RFC 2474) tells the
+    /// backend which VIP it was.
+    DsrDscp,
     /// Destination NAT. The client's address stays, and replies return through the gateway.
     Nat,
     /// Destination and source NAT. Replies return to a SNAT address of the gateway.
@@ -109,8 +112,16 @@ pub enum ForwardingMode {
 
 impl ForwardingMode {
     /// Every mode that the dataplane supports.
-    pub const ALL: [Self; 7] =
-        [Self::DsrL2, Self::DsrIpip, Self::DsrGue, Self::DsrGre, Self::DsrGeneve, Self::Nat, Self::FullNat];
+    pub const ALL: [Self; 8] = [
+        Self::DsrL2,
+        Self::DsrIpip,
+        Self::DsrGue,
+        Self::DsrGre,
+        Self::DsrGeneve,
+        Self::DsrDscp,
+        Self::Nat,
+        Self::FullNat,
+    ];
 
     /// The name in configuration and annotations (`dsr-l2`, ...).
     #[must_use]
@@ -121,6 +132,7 @@ impl ForwardingMode {
             Self::DsrGue => "dsr-gue",
             Self::DsrGre => "dsr-gre",
             Self::DsrGeneve => "dsr-geneve",
+            Self::DsrDscp => "dsr-dscp",
             Self::Nat => "nat",
             Self::FullNat => "fullnat",
         }
@@ -129,7 +141,13 @@ impl ForwardingMode {
     /// Whether the backend answers the client directly, so that the gateway sees one direction only.
     #[must_use]
     pub fn is_dsr(self) -> bool {
-        self == Self::DsrL2 || self.is_tunnel()
+        matches!(self, Self::DsrL2 | Self::DsrDscp) || self.is_tunnel()
+    }
+
+    /// Whether an address of the packet changes on the way to the backend.
+    #[must_use]
+    pub fn changes_addresses(self) -> bool {
+        matches!(self, Self::DsrDscp | Self::Nat | Self::FullNat)
     }
 
     /// Whether the packet travels inside another IP packet. Such a mode crosses families, and needs `tunnelSource`.
@@ -150,7 +168,7 @@ impl ForwardingMode {
                 vni: options.geneve_vni,
                 service: options.geneve_service,
             }),
-            Self::DsrL2 | Self::Nat | Self::FullNat => None,
+            Self::DsrL2 | Self::DsrDscp | Self::Nat | Self::FullNat => None,
         }
     }
 }
@@ -161,7 +179,7 @@ impl std::fmt::Display for ForwardingMode {
     }
 }
 
-/// The choices within the modes that are tunnels. Each mode reads its own.
+/// The choices within the modes that are tunnels, and the mark of `dsr-dscp`. Each mode reads its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TunnelOptions {
     /// `gueVariant`.
@@ -177,6 +195,8 @@ pub struct TunnelOptions {
     /// The identity of the Service. It is computed from the Service's name, not configured, and set with
     /// [`ForwardingMode::DsrGeneve`] only.
     pub geneve_service: ServiceIdentity,
+    /// The DSCP by which backends of [`ForwardingMode::DsrDscp`] know the VIP, 1 to 63; 0 with the other modes.
+    pub dscp: u8,
 }
 
 impl Default for TunnelOptions {
@@ -188,6 +208,7 @@ impl Default for TunnelOptions {
             geneve_port: GENEVE_PORT,
             geneve_vni: Vni::default(),
             geneve_service: ServiceIdentity::default(),
+            dscp: 0,
         }
     }
 }

@@ -177,6 +177,28 @@ fn translate_icmp(
     i[2..4].copy_from_slice(&check.to_be_bytes());
 }
 
+/// Sets the DSCP, which is below 64. The ECN bits of the same byte stay (RFC 2474 section 3, RFC 3168 section 5).
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+pub fn set_dscp(frame: &mut [u8], h: &Headers, dscp: u8) {
+    let packet = &mut frame[usize::from(h.l3)..];
+    match h.family {
+        Family::V4 => {
+            let ip: &mut [u8; 20] = packet.first_chunk_mut().expect("parse saw a whole IPv4 header");
+            let before = u16::from_be_bytes([ip[0], ip[1]]);
+            ip[1] = dscp << 2 | ip[1] & 3;
+            let delta = Delta::new().u16(before, u16::from_be_bytes([ip[0], ip[1]]));
+            ipv4::apply_delta(ip, delta);
+        }
+        // Version, traffic class and flow label (RFC 8200 section 3).
+        Family::V6 => {
+            packet[0] = packet[0] & 0xf0 | dscp >> 2;
+            packet[1] = dscp << 6 | packet[1] & 0x3f;
+        }
+    }
+}
+
 /// Decrements TTL or hop limit of the packet at the beginning of `packet`, whatever offset `h` has for it. `h` does not
 /// change. The hop limit must be above 1.
 ///

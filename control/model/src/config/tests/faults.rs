@@ -214,12 +214,8 @@ const FAULTS: &[(&str, &str)] = &[
         "8:34: error: services.defaults.geneveVni: the number 16777216 is not accepted; accepted: 0 to 16777215",
     ),
     (
-        "services: {defaults: {forwarding: dsr-dscp}}",
-        "8:35: error: services.defaults.forwarding: dsr-dscp is not supported yet; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat",
-    ),
-    (
         "services: {defaults: {forwarding: full-nat}}",
-        "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat",
+        "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat",
     ),
     (
         "services: {defaults: {target: nod}}",

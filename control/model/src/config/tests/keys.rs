@@ -119,6 +119,8 @@ fn with(path: &str, value: Option<&str>) -> GatewayConfig {
     if value.is_some() {
         mapping.insert(last.to_owned(), json!("THE VALUE"));
     }
+    // A section without keys may be an error, unlike one that is left out.
+    root.as_object_mut().expect("a mapping").retain(|_, section| *section != json!({}));
     let text = root.to_string().replace("\"THE VALUE\"", &format!(" {}", value.unwrap_or_default()));
     let loaded = parse(&text, "gateway.yaml", Path::new("/etc/tidegate"), 2);
     let config = loaded.config.unwrap_or_else(|| panic!("{path}: {value:?}: {}", loaded.report));

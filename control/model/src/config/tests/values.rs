@@ -98,6 +98,7 @@ fn every_key_of_source_and_services_arrives() {
                 geneve_port: 5556,
                 geneve_vni: Vni::new(0x00ff_ffff).expect("24 bits"),
                 geneve_service: ServiceIdentity::default(),
+                dscp: 0,
             },
             target: Target::Pod,
             scheduler: Scheduler::Maglev,

@@ -95,6 +95,6 @@ fn an_unknown_name_in_json_is_refused_with_the_accepted_ones() {
     let error = serde_json::from_value::<ServiceView>(json).expect_err("no such mode");
     assert_eq!(
         error.to_string(),
-        "\"dsr-l3\" is not accepted; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat"
+        "\"dsr-l3\" is not accepted; accepted: dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"
     );
 }

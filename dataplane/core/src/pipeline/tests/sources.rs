@@ -251,7 +251,7 @@ fn an_authentication_header_passes_where_nothing_it_covers_changes_and_is_refuse
             plain().extension(proto::HOP_BY_HOP, &[1; 6]).extension(proto::AH, &[0; 14]),
         ] {
             let fate = lab.send(signed);
-            if mode.is_dsr() {
+            if !mode.changes_addresses() {
                 fate.sent(TransmitReason::Forward);
                 continue;
             }

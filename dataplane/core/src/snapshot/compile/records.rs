@@ -316,6 +316,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         basis: basis(service.spec),
         on_change: matches!(service.spec.flow_tracking, FlowTracking::OnChange(_))
             && moved(service.spec).is_some(),
+        dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
         proxy_protocol,
         is_plain: limits.bandwidth.is_none() && mss_limit == 0 && proxy_protocol.is_none(),
         passive: passive_health(service.spec).is_some(),

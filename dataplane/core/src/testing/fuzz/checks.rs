@@ -194,10 +194,19 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
             || snapshot.snat_addresses(after.family).contains(&after.src);
         seen.assert(source, "from neither the client nor a SNAT address");
     }
+    let marked = service.filter(|service| service.mode == ForwardingMode::DsrDscp);
+    if let (Some(service), TransmitReason::Forward) = (marked, why) {
+        seen.assert(traffic_class(seen.after, after) >> 2 == service.dscp, "another DSCP than the service's");
+        let ecn = |frame, h| traffic_class(frame, h) & 3;
+        seen.assert(ecn(seen.before, &before) == ecn(seen.after, after), "the ECN bits changed");
+    }
     if why != TransmitReason::IcmpError && !proxied {
         let limited = is_limited(snapshot, seen, &before);
         let masked = |frame, h: &Headers| {
             let mut packet = masked(packet(frame, h), h);
+            if marked.is_some() {
+                blank_traffic_class(&mut packet, h.family);
+            }
             if limited {
                 blank_options(&mut packet, h);
             }
@@ -206,8 +215,8 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         seen.assert(masked(seen.before, &before) == masked(seen.after, after), "changed beyond translation");
     }
     // The SYN that the gateway sends in the place of a segment that returned a SYN cookie.
-    let instead = |h: &Headers| h.proto == proto::TCP && h.tcp_flags & flags::SYN != 0;
-    if seen.streams && instead(after) && !instead(&before) {
+    let is_syn = after.proto == proto::TCP && after.tcp_flags == flags::SYN;
+    if seen.streams && is_syn && before.tcp_flags & flags::ACK != 0 {
         return seen.assert(residual(seen.after, after) == Some(0), "a wrong checksum");
     }
     checksums_alike(seen, &before, after);
@@ -229,6 +238,24 @@ fn is_limited(snapshot: &Snapshot, seen: &Seen<'_>, h: &Headers) -> bool {
     h.proto == proto::TCP
         && h.tcp_flags & flags::SYN != 0
         && service.is_some_and(|service| service.mss_limit > 0)
+}
+
+/// The DSCP and the ECN bits.
+fn traffic_class(frame: &[u8], h: &Headers) -> u8 {
+    match (h.family, packet(frame, h)) {
+        (Family::V4, packet) => packet[1],
+        (Family::V6, packet) => packet[0] << 4 | packet[1] >> 4,
+    }
+}
+
+fn blank_traffic_class(packet: &mut [u8], family: Family) {
+    match family {
+        Family::V4 => packet[1] = 0,
+        Family::V6 => {
+            packet[0] &= 0xf0;
+            packet[1] &= 0x0f;
+        }
+    }
 }
 
 /// Clears the checksum and the options of a TCP packet.

@@ -377,6 +377,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             geneve_port: choices.pick(&[GENEVE_PORT, GUE_PORT]),
             geneve_vni: choices.pick(&[Vni::default(), Vni::new(0x00ab_cdef).expect("24 bits")]),
             geneve_service: ServiceIdentity::of("default", "web"),
+            dscp: 1 + key.port.to_be_bytes()[1] % 63,
         },
         scheduler: choices.pick(&[
             Scheduler::Rendezvous,

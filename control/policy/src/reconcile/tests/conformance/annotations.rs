@@ -21,8 +21,8 @@ fn plain() -> Outcome {
 
 /// Invalid values for which the default is used.
 const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
-    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat"),
-    (key::FORWARDING, "", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat"),
+    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"),
+    (key::FORWARDING, "", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"),
     (key::GUE_VARIANT, "2", "0, 1"),
     (key::GUE_PORT, "0", "a port number, 1 to 65535"),
     (key::GUE_PORT, "65536", "a port number, 1 to 65535"),
@@ -30,6 +30,8 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::GRE_KEY, "4294967296", "0 to 4294967295, or none"),
     (key::GRE_KEY, "-1", "0 to 4294967295, or none"),
     (key::GRE_KEY, "", "0 to 4294967295, or none"),
+    (key::DSCP, "0", "1 to 63, one for each VIP of a backend"),
+    (key::DSCP, "ef", "1 to 63, one for each VIP of a backend"),
     (key::GENEVE_PORT, "0", "a port number, 1 to 65535"),
     (key::GENEVE_VNI, "16777216", "0 to 16777215"),
     (key::GENEVE_VNI, "none", "0 to 16777215"),
@@ -82,12 +84,6 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
-    (
-        key::FORWARDING,
-        "dsr-dscp",
-        Reason::NotSupported,
-        "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, nat, fullnat",
-    ),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
     (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, none"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
@@ -239,6 +235,45 @@ fn a_choice_within_another_mode_than_the_services_is_reported_as_without_effect(
         assert!(what.contains(&format!("{key} has no effect: forwarding is {mode}")), "{what}");
         assert!(accepted.starts_with("tidegate.dev/forwarding dsr-g"), "{accepted}");
     }
+}
+
+#[test]
+fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_apart() {
+    let marked = |dscp: &str| {
+        let yaml = annotated_web(&[(key::FORWARDING, "dsr-dscp"), (key::DSCP, dscp)]);
+        Both::new(&yaml.replace("port: 80,", "port: 8080,")).look()
+    };
+    let outcome = marked(" 46 ");
+    assert_eq!((only(&outcome).mode, only(&outcome).tunnel.dscp), (ForwardingMode::DsrDscp, 46));
+    assert_eq!(
+        (states(only(&outcome)), messages(&outcome)),
+        (vec!["10.0.1.1:8080 active".to_owned()], vec![])
+    );
+    for wrong in ["0", "64", "ef", "-1"] {
+        let outcome = marked(wrong);
+        assert!(outcome.spec.services.is_empty(), "{wrong}: nothing is served without a mark");
+        assert!(messages(&outcome).iter().any(|said| said.contains("1 to 63")), "{:?}", messages(&outcome));
+    }
+
+    let mut other = only(&outcome).clone();
+    other.key.vip = "203.0.113.99".parse().unwrap();
+    other.name = "other".into();
+    let services = [outcome.spec.services[0].clone(), other.into()];
+    let said: Vec<String> =
+        conflicts(&services).iter().map(|one| format!("{}: {one}", one.service)).collect();
+    assert_eq!(
+        said,
+        [
+            "default/web: DSCP 46 is also that of 203.0.113.99 (default/other): backend 10.0.1.1 cannot tell it from 203.0.113.12",
+            "default/other: DSCP 46 is also that of 203.0.113.12 (default/web): backend 10.0.1.1 cannot tell it from 203.0.113.99",
+        ]
+    );
+    let mut apart = services.clone();
+    apart[1].tunnel.dscp = 47;
+    assert_eq!(conflicts(&apart), []);
+    let mut elsewhere = services;
+    elsewhere[1].backends[0].address = "10.0.1.9".parse().unwrap();
+    assert_eq!(conflicts(&elsewhere), []);
 }
 
 fn annotated_with_mode(mode: &str, key: &str, value: &str) -> Outcome {
