@@ -382,6 +382,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
         passive_health: None,
         announced: true,
         backends: backends.collect(),

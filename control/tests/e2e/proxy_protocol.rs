@@ -1,5 +1,6 @@
 //! The PROXY protocol against nginx and HAProxy, over a wire that loses and reorders frames: both log the client and
-//! the VIP of each connection, and every byte arrives in both directions.
+//! the VIP of each connection, and every byte arrives in both directions. Version 2 has its TLVs: HAProxy compares the
+//! checksum of each header, and logs an identifier for each connection.
 //!
 //! `make test` opens some hundred connections. `TIDEGATE_PROXY_CONNECTIONS` is another number.
 
@@ -74,6 +75,7 @@ fn nginx_and_haproxy_learn_every_client_and_no_byte_is_lost_on_a_bad_wire() {
         (found.values().sum::<i64>() >= i64::try_from(count).expect("a small number")).then_some(())
     });
     drop(wire);
+    check_identifiers(&proxies);
     let wrong: Vec<_> = found.iter().filter(|(ends, times)| expected.get(*ends) != Some(*times)).collect();
     let missing: Vec<_> = expected.keys().filter(|ends| !found.contains_key(*ends)).collect();
     assert!(wrong.is_empty() && missing.is_empty(), "logged in error: {wrong:?}; missing: {missing:?}");
@@ -98,7 +100,7 @@ fn start_proxies(lab: &Lab) -> Vec<(LabProcess, LabProcess)> {
 fn haproxy_configuration() -> String {
     format!(
         "global\n    maxconn 4000\n    log stdout format raw local0 info\n\
-         defaults\n    mode tcp\n    log global\n    option dontlognull\n    log-format \"%ci %cp %fi %fp\"\n    \
+         defaults\n    mode tcp\n    log global\n    option dontlognull\n    log-format \"%ci %cp %fi %fp %[fc_pp_unique_id,hex]\"\n    \
          timeout connect 30s\n    timeout client 90s\n    timeout server 90s\n\
          frontend proxied\n    bind 0.0.0.0:{HAPROXY_PORT} accept-proxy\n    \
          bind [::]:{HAPROXY_PORT} v6only accept-proxy\n    default_backend upstream\n\
@@ -119,6 +121,9 @@ fn services() -> Vec<Manifest> {
         let vips = Family::BOTH.map(|family| plan::routed_vip(family, vip));
         let mut manifest = Manifest::new(&format!("proxy-{mode}-{version}"), mode, &vips, ports);
         manifest.annotations.push(("tidegate.dev/proxy-protocol", version.to_owned()));
+        if version == "v2" {
+            manifest.annotations.push(("tidegate.dev/proxy-protocol-tlvs", "unique-id,crc32c".to_owned()));
+        }
         let endpoints = Family::BOTH.into_iter().flat_map(|family| SERVERS.map(|n| plan::server(family, n)));
         manifest.with_endpoints(endpoints.map(EndpointSpec::ready))
     };
@@ -220,6 +225,32 @@ fn logged(lab: &Lab, proxies: &[(LabProcess, LabProcess)]) -> BTreeMap<Ends, i64
     found
 }
 
+/// Every connection with version 2 has an identifier of 16 bytes of its own, and no other has one.
+fn check_identifiers(proxies: &[(LabProcess, LabProcess)]) {
+    let (with, mut seen): (Vec<u8>, BTreeMap<String, String>) = (
+        SERVICES.into_iter().filter(|(_, version, _)| *version == "v2").map(|s| s.2).collect(),
+        BTreeMap::new(),
+    );
+    let vips: Vec<IpAddr> =
+        with.into_iter().flat_map(|vip| Family::BOTH.map(|family| plan::routed_vip(family, vip))).collect();
+    let text: String = proxies.iter().map(|(_, haproxy)| haproxy.log()).collect();
+    for line in text.lines() {
+        let Some((client, vip)) = ends_of(line).filter(|(client, _)| !is_gateway(client.ip())) else {
+            continue;
+        };
+        let id = line.rsplit(' ').next().unwrap_or_default();
+        if !vips.contains(&vip.ip()) {
+            assert_eq!(id, "-", "version 1 has no identifier: {line}");
+            continue;
+        }
+        assert!(id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()), "{client} to {vip}: {line}");
+        if let Some(other) = seen.insert(id.to_owned(), line.to_owned()) {
+            panic!("two connections have one identifier: {line} and {other}");
+        }
+    }
+    assert!(!seen.is_empty(), "HAProxy logged connections with version 2");
+}
+
 /// HAProxy logs some of the health checks, which name no client, with the gateway's own address. A client of `fullnat`
 /// whose header got lost would have the SNAT address, which is another one.
 fn is_gateway(address: IpAddr) -> bool {
@@ -228,7 +259,10 @@ fn is_gateway(address: IpAddr) -> bool {
 
 fn ends_of(line: &str) -> Option<Ends> {
     let words: Vec<&str> = line.split(' ').collect();
-    let [client, client_port, vip, port] = words[..] else { return None };
+    // HAProxy also writes the identifier.
+    let ([client, client_port, vip, port] | [client, client_port, vip, port, _]) = words[..] else {
+        return None;
+    };
     let end = |address: &str, port: &str| {
         Some(SocketAddr::new(address.parse::<IpAddr>().ok()?, port.parse().ok()?))
     };

@@ -14,11 +14,13 @@ use crate::wire::Addr;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SelectionKey([u64; 2]);
 
-/// Domains: a client has other values than a flow, and neither has the fingerprint's or a SYN cookie's.
+/// Domains: a client has other values than a flow, and neither have the fingerprint, a SYN cookie and an identifier of a
+/// connection.
 const FLOW: u64 = 1;
 const CLIENT: u64 = 2;
 const FINGERPRINT: u64 = 3;
 const COOKIE: u64 = 4;
+const UNIQUE_ID: u64 = 5;
 
 impl SelectionKey {
     /// The number of digits that [`Self::from_hex`] accepts.
@@ -44,6 +46,25 @@ impl SelectionKey {
     pub(crate) fn cookie_hash(&self, message: &[u64; 6]) -> u64 {
         let [a, b, c, d, e, f] = *message;
         self.hash(&[COOKIE, a, b, c, d, e, f])
+    }
+
+    /// The bytes that identify a TCP connection, by its ends and the sequence number of the client's first byte.
+    pub(crate) fn connection_id(
+        &self,
+        client: &Addr,
+        client_port: u16,
+        vip: &Addr,
+        port: u16,
+        first: u32,
+    ) -> [u8; 16] {
+        let ((c0, c1), (v0, v1)) = (words(client), words(vip));
+        let rest = u64::from(client_port) << 48 | u64::from(port) << 32 | u64::from(first);
+        let half = |n: u64| self.hash(&[UNIQUE_ID, n, c0, c1, v0, v1, rest]).to_be_bytes();
+        let mut id = [0; 16];
+        let (front, back) = id.split_at_mut(8);
+        front.copy_from_slice(&half(0));
+        back.copy_from_slice(&half(1));
+        id
     }
 
     /// Eight digits that tell keys apart and say nothing about them.

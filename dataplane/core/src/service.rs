@@ -23,6 +23,7 @@ use crate::source_ranges::SourceRanges;
 use crate::table::Table;
 use crate::wire::Addr;
 use crate::wire::proxy_header::ProxyVersion;
+use crate::wire::proxy_tlvs::ProxyTlvs;
 
 /// The data of a service port that the packet path needs: one cache line.
 #[derive(Debug, Clone)]
@@ -60,6 +61,8 @@ pub struct Service {
     pub dscp: u8,
     /// The version of the PROXY protocol whose header the backends get.
     pub proxy_protocol: Option<ProxyVersion>,
+    /// The TLVs of that header.
+    pub proxy_tlvs: ProxyTlvs,
     /// Whether its packets are only translated: there is no limit of bandwidth or of segment sizes, and no header for
     /// its backends.
     pub(crate) is_plain: bool,
@@ -129,6 +132,8 @@ pub struct ServiceInfo {
     pub scheduler: Scheduler,
     /// The version of the PROXY protocol whose header the backends get.
     pub proxy_protocol: Option<ProxyVersion>,
+    /// The TLVs of that header.
+    pub proxy_tlvs: ProxyTlvs,
     /// What happens when backends refuse or ignore new connections, if the mode and the protocol allow it.
     pub passive_health: Option<PassiveHealth>,
     /// The admitted clients; `None` admits all.
@@ -269,6 +274,7 @@ fn vacant_service() -> Service {
         on_change: false,
         dscp: 0,
         proxy_protocol: None,
+        proxy_tlvs: ProxyTlvs::NONE,
         is_plain: true,
         passive: false,
         selector: Selector::default(),

@@ -143,6 +143,7 @@ mod tests {
             source_ranges: Some(Arc::from([])),
             limits: ServiceLimits::default(),
             proxy_protocol: None,
+            proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
             passive_health: None,
             announced,
             backends: vec![BackendSpec {

@@ -48,6 +48,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
         passive_health: None,
         announced: true,
         backends: vec![BackendSpec {

@@ -362,7 +362,7 @@ fn deliver(
         draft.step("syn cookie", step);
     }
     if let Some(version) = service.proxy_protocol {
-        draft.step("proxy protocol", text::proxy_protocol(version, packet));
+        draft.step("proxy protocol", text::proxy_protocol(version, service.proxy_tlvs, packet));
     }
     let interface = snapshot.interface(backend.interface);
     let name = interface.map_or("?", |i| i.name.as_str());
@@ -379,7 +379,7 @@ fn deliver(
     let longer = text::longer(packet, snapshot.policy().fragment_ipv4, mtu, overhead);
     let mut found = format!("{}; {longer}", text::mtu(name, link_mtu, path, overhead));
     if let Some(version) = service.proxy_protocol {
-        found = format!("{found}; {}", text::room_for_header(version, packet));
+        found = format!("{found}; {}", text::room_for_header(version, service.proxy_tlvs, packet));
     }
     draft.step("mtu", found);
     let is_limited = service.mss_limit > 0 && service.mode != ForwardingMode::DsrL2;

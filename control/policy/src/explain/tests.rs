@@ -48,6 +48,7 @@ fn service(
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
         passive_health: None,
         announced: true,
         backends: backends.iter().map(backend).collect(),

@@ -23,6 +23,7 @@ use tidegate_core::source_rates::SourceRate;
 use tidegate_core::verdict::TransmitReason;
 use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
+use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
 use tidegate_core::wire::rewrite::Endpoint;
 use tidegate_core::wire::{Addr, Family};
 use tidegate_model::yaml::text::{show_bit_rate, show_duration};
@@ -378,7 +379,7 @@ pub(super) fn syn_cookie(cookies: SynCookies) -> Option<String> {
 }
 
 /// The header that the backend gets in front of the client's data.
-pub(super) fn proxy_protocol(version: ProxyVersion, packet: &Packet) -> String {
+pub(super) fn proxy_protocol(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
     let header = header_of(version, packet);
     let wherein = match packet.protocol.0 {
         Protocol::Udp => "each datagram",
@@ -388,7 +389,9 @@ pub(super) fn proxy_protocol(version: ProxyVersion, packet: &Packet) -> String {
         ProxyVersion::V1 => String::from_utf8_lossy(header.trim_ascii_end()).into_owned(),
         ProxyVersion::V2 => format!("{} -> {}", packet.source, packet.destination),
     };
-    format!("{version}, {} bytes in front of {wherein}: {shown}", header.len())
+    let names: Vec<&str> = tlvs.names().collect();
+    let more = if names.is_empty() { String::new() } else { format!("; TLVs {}", names.join(", ")) };
+    format!("{version}, {} bytes in front of {wherein}: {shown}{more}", header.len() + tlvs.len())
 }
 
 /// What a refusal or a lack of an answer by the backend causes.
@@ -505,12 +508,12 @@ pub(super) fn longer(packet: &Packet, fragments_ipv4: bool, fits: u16, overhead:
 }
 
 /// Which packets also need room for the header of the PROXY protocol.
-pub(super) fn room_for_header(version: ProxyVersion, packet: &Packet) -> String {
+pub(super) fn room_for_header(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
     let which = match packet.protocol.0 {
         Protocol::Udp => "each datagram",
         Protocol::Tcp | Protocol::Sctp => "the first segment",
     };
-    let len = header_of(version, packet).len();
+    let len = header_of(version, packet).len() + tlvs.len();
     format!("{which} needs {len} bytes more, for the header of the PROXY protocol")
 }
 

@@ -32,6 +32,7 @@ pub(super) mod key {
     pub(crate) const MSS_CLAMP: &str = "tidegate.dev/mss-clamp";
     pub(crate) const SLOW_START: &str = "tidegate.dev/slow-start";
     pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
+    pub(crate) const PROXY_TLVS: &str = "tidegate.dev/proxy-protocol-tlvs";
     pub(crate) const MAX_BANDWIDTH: &str = "tidegate.dev/max-bandwidth";
     pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
     pub(crate) const MAX_CONNECTIONS: &str = "tidegate.dev/max-connections";
@@ -70,6 +71,7 @@ pub(super) mod key {
         MSS_CLAMP,
         SLOW_START,
         PROXY_PROTOCOL,
+        PROXY_TLVS,
         MAX_BANDWIDTH,
         MAX_CONNECTION_RATE,
         MAX_CONNECTIONS,

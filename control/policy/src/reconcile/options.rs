@@ -14,6 +14,7 @@ use std::time::Duration;
 use tidegate_core::snapshot::{
     ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, TunnelOptions,
 };
+use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -75,6 +76,8 @@ pub(super) struct Options {
     pub(super) passive_health: Option<PassiveHealth>,
     /// The header of the PROXY protocol that backends get.
     pub(super) proxy_protocol: Option<ProxyHeaderRequest>,
+    /// The TLVs of that header.
+    pub(super) proxy_tlvs: ProxyTlvs,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
@@ -125,6 +128,11 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.push(&field, Reason::NotSupported, diagnostic);
         options.refused.push(refusal);
     }
+    options.refused.extend(proxy_protocol::judge_tlvs(
+        &mut read,
+        options.proxy_protocol.as_ref(),
+        options.proxy_tlvs,
+    ));
     tunnel_options::identify(&mut options.tunnel, &service.meta.key, options.mode);
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
     options.refused.extend(tunnel_options::judge_mark(&mut read, &mut options.tunnel, options.mode));
@@ -199,6 +207,7 @@ fn defaults(settings: &Settings) -> Options {
         limits: ServiceLimits::default(),
         passive_health: Some(settings.health.passive),
         proxy_protocol: None,
+        proxy_tlvs: ProxyTlvs::NONE,
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
         addresses: AddressRequest::default(),
@@ -305,6 +314,11 @@ impl Reader<'_> {
                 }
                 // Backends that expect the header would take the client's first bytes for it, and others the reverse.
                 Err(()) => self.invalid_port(options, annotation, value, proxy_protocol::ACCEPTED),
+            },
+            key::PROXY_TLVS => match proxy_protocol::tlvs(value) {
+                Some(tlvs) => options.proxy_tlvs = tlvs,
+                // Backends may rely on what was asked for.
+                None => self.invalid_port(options, annotation, value, proxy_protocol::TLVS_ACCEPTED),
             },
             key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS => {
                 if let Err(accepted) = service_limits::apply(&mut options.limits, ours, value) {

@@ -18,7 +18,6 @@ use tidegate_model::objects::{
     IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 
-use super::annotations::key;
 use super::app_protocol;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
@@ -181,10 +180,10 @@ fn unsupported_port(plan: Plan<'_>) -> Option<PortRefusal> {
 fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
     let plan = collector.plan;
     let request = plan.options.proxy_protocol.as_ref()?;
-    let (why, accepted) = proxy_protocol::obstacle(request.version, port.protocol)?;
+    let (why, accepted) = proxy_protocol::obstacle(request.version, plan.options.proxy_tlvs, port.protocol)?;
     let what = format!("port {} of Service {} is not programmed: {why}", port.label(), plan.service.meta.key);
     // Ours takes precedence over an alias, which does not have these values.
-    let diagnostic = Diagnostic::error(what).accepting(format!("{}: {accepted}", key::PROXY_PROTOCOL));
+    let diagnostic = Diagnostic::error(what).accepting(accepted);
     collector.find(&format!("spec.ports[{i}].protocol"), Reason::PortNotProgrammed, diagnostic);
     Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
 }
@@ -316,6 +315,7 @@ fn service_spec(
         source_ranges,
         limits: options.limits,
         proxy_protocol: options.proxy_protocol.as_ref().map(|request| request.version),
+        proxy_tlvs: options.proxy_tlvs,
         passive_health: options.passive_health,
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),

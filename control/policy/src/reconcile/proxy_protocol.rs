@@ -1,18 +1,25 @@
-//! The annotation `proxy-protocol`: backends get the client's address in a header of the PROXY protocol.
+//! The annotations `proxy-protocol` and `proxy-protocol-tlvs`: backends get the client's address in a header of the PROXY
+//! protocol, and further fields.
 //!
 //! The header changes what backends read, so a request that cannot be granted is never served without it: then no port
 //! is programmed, or not the port of the other protocol.
 
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::wire::proxy_header::ProxyVersion;
+use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Protocol;
 
-use super::annotations::annotation_field;
+use super::annotations::{annotation_field, key};
+use super::finding::Reason;
+use super::reader::Reader;
 use super::view::{PortRefusal, RefusalReason};
 
 /// The accepted values.
 pub(super) const ACCEPTED: &str = "v1, v2, none";
+
+/// The accepted values for the TLVs.
+pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, both with a comma between them, or none";
 
 /// A request for the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +29,8 @@ pub(super) struct ProxyHeaderRequest {
     pub(super) annotation: String,
 }
 
-/// The version that a value of the annotation names, `Ok(None)` for no header, or an error for other values.
+/// The version that a value of the annotation names, `Ok(None)` for no header, or an error for other values. The words
+/// for no header beside `none` are those that other annotations have for nothing.
 pub(super) fn version(value: &str) -> Result<Option<ProxyVersion>, ()> {
     match value {
         "" | "none" | "off" | "false" => Ok(None),
@@ -33,15 +41,65 @@ pub(super) fn version(value: &str) -> Result<Option<ProxyVersion>, ()> {
 }
 
 /// Why a port of this protocol cannot have the header, and what can, if it cannot.
-pub(super) fn obstacle(version: ProxyVersion, protocol: Protocol) -> Option<(&'static str, &'static str)> {
+pub(super) fn obstacle(
+    version: ProxyVersion,
+    tlvs: ProxyTlvs,
+    protocol: Protocol,
+) -> Option<(&'static str, &'static str)> {
     match (protocol, version) {
-        (Protocol::Udp, ProxyVersion::V1) => {
-            Some(("version 1 of the PROXY protocol has no UDP", "v2, or a Service without UDP ports"))
-        }
-        (Protocol::Sctp, _) => {
-            Some(("the PROXY protocol has no SCTP", "none, or a Service without SCTP ports"))
-        }
+        (Protocol::Udp, ProxyVersion::V1) => Some((
+            "version 1 of the PROXY protocol has no UDP",
+            "tidegate.dev/proxy-protocol: v2, or a Service without UDP ports",
+        )),
+        (Protocol::Udp, ProxyVersion::V2) if tlvs.has(ProxyTlvs::UNIQUE_ID) => Some((
+            "unique-id identifies connections, and UDP has none",
+            "tidegate.dev/proxy-protocol-tlvs: crc32c, or a Service without UDP ports",
+        )),
+        (Protocol::Sctp, _) => Some((
+            "the PROXY protocol has no SCTP",
+            "tidegate.dev/proxy-protocol: none, or a Service without SCTP ports",
+        )),
         (Protocol::Tcp, _) | (Protocol::Udp, ProxyVersion::V2) => None,
+    }
+}
+
+/// The TLVs that a value of the annotation names, or `None` if it is invalid.
+pub(super) fn tlvs(value: &str) -> Option<ProxyTlvs> {
+    if matches!(value, "" | "none") {
+        return Some(ProxyTlvs::NONE);
+    }
+    value.split(',').try_fold(ProxyTlvs::NONE, |tlvs, word| match word.trim() {
+        "unique-id" => Some(tlvs.and(ProxyTlvs::UNIQUE_ID)),
+        "crc32c" => Some(tlvs.and(ProxyTlvs::CRC32C)),
+        _ => None,
+    })
+}
+
+/// Reports TLVs without a header. Returns why no port is programmed, if the version of the header has none.
+pub(super) fn judge_tlvs(
+    read: &mut Reader<'_>,
+    request: Option<&ProxyHeaderRequest>,
+    tlvs: ProxyTlvs,
+) -> Option<PortRefusal> {
+    if tlvs.is_empty() {
+        return None;
+    }
+    match request.map(|request| request.version) {
+        Some(ProxyVersion::V2) => None,
+        None => {
+            let why = "the Service asks for no header of the PROXY protocol";
+            read.ignored(key::PROXY_TLVS, why, "tidegate.dev/proxy-protocol v2, or no annotation");
+            None
+        }
+        Some(ProxyVersion::V1) => {
+            let why = "version 1 of the PROXY protocol has no TLVs";
+            let what = format!("annotation {}: no port is programmed: {why}", key::PROXY_TLVS);
+            let diagnostic =
+                Diagnostic::error(what).accepting("tidegate.dev/proxy-protocol v2, or none here");
+            read.push(&annotation_field(key::PROXY_TLVS), Reason::NotSupported, diagnostic);
+            let message = format!("{}: {why}", key::PROXY_TLVS);
+            Some(PortRefusal::new(RefusalReason::NotProgrammed, message))
+        }
     }
 }
 

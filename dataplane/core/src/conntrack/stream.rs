@@ -10,6 +10,7 @@
 
 use super::splice::Splice;
 use crate::wire::proxy_header::ProxyVersion;
+use crate::wire::proxy_tlvs::ProxyTlvs;
 
 /// A stream with this many bytes or more is no longer compared with its beginning: half the range in which sequence
 /// numbers can be compared (RFC 9293 section 3.4).
@@ -22,6 +23,8 @@ pub struct Stream {
     pub first: u32,
     /// The header that was promised to the backend.
     pub version: ProxyVersion,
+    /// The TLVs that the header has.
+    pub tlvs: ProxyTlvs,
     /// Bytes of the header.
     pub header_len: u8,
     /// The header was sent to the backend.
@@ -46,8 +49,8 @@ pub enum Placement {
 impl Stream {
     /// A stream whose first byte has this sequence number.
     #[must_use]
-    pub fn new(first: u32, version: ProxyVersion, header_len: u8) -> Self {
-        Self { first, version, header_len, sent: false, acknowledged: false, aged: false }
+    pub fn new(first: u32, version: ProxyVersion, tlvs: ProxyTlvs, header_len: u8) -> Self {
+        Self { first, version, tlvs, header_len, sent: false, acknowledged: false, aged: false }
     }
 
     /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any: it must
@@ -100,8 +103,8 @@ impl Stream {
     fn packed(self) -> u64 {
         let (acknowledged, aged) = (u64::from(self.acknowledged) << 1, u64::from(self.aged) << 2);
         let state = acknowledged | aged | u64::from(self.sent) << 3;
-        let version = (self.version as u64) << 16;
-        u64::from(self.first) << 32 | version | u64::from(self.header_len) << 8 | state | 1
+        let form = (self.version as u64) << 16 | u64::from(self.tlvs.bits()) << 24;
+        u64::from(self.first) << 32 | form | u64::from(self.header_len) << 8 | state | 1
     }
 
     fn unpacked(word: u64) -> Option<Self> {
@@ -110,6 +113,7 @@ impl Stream {
         (word != 0).then_some(Self {
             first: (word >> 32) as u32,
             version,
+            tlvs: ProxyTlvs::from_bits((word >> 24) as u8),
             header_len: (word >> 8) as u8,
             sent: word & 8 != 0,
             acknowledged: word & 2 != 0,
@@ -199,7 +203,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn stream(first: u32) -> Stream {
-        Stream::new(first, ProxyVersion::V1, 42)
+        Stream::new(first, ProxyVersion::V1, ProxyTlvs::NONE, 42)
     }
 
     #[test]
@@ -247,10 +251,11 @@ mod tests {
 
         #[test]
         fn a_stream_keeps_its_facts_in_its_word(
-            first: u32, len in 1u8..=104, v2: bool, sent: bool, acknowledged: bool, aged: bool,
+            first: u32, len in 1u8..=104, v2: bool, tlvs in 0u8..4, sent: bool, acknowledged: bool, aged: bool,
         ) {
             let version = if v2 { ProxyVersion::V2 } else { ProxyVersion::V1 };
-            let stream = Stream { first, version, header_len: len, sent, acknowledged, aged };
+            let tlvs = ProxyTlvs::from_bits(tlvs);
+            let stream = Stream { first, version, tlvs, header_len: len, sent, acknowledged, aged };
             prop_assert_eq!(Stream::unpacked(stream.packed()), Some(stream));
         }
     }

@@ -33,7 +33,7 @@ use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{Snapshot, SynCookies};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
-use crate::wire::proxy_header::{self, proxy_header};
+use crate::wire::proxy_header;
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::{self, flags};
 use crate::wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote, syn_cookie};
@@ -249,8 +249,7 @@ impl Pipeline {
         if let Change::SynAck(stream) = change
             && let Ok(Parsed::Ip(mut sent)) = parse(frame.bytes())
         {
-            let vip = Endpoint { addr: service.vip, port: service.port };
-            let header = proxy_header(stream.version, proto::TCP, client, vip);
+            let header = self.stream_header(service, client, &stream);
             // Without room for it, the client's first data brings the header.
             let _ = proxy_protocol::insert(frame, &mut sent, &header, 0);
         }

@@ -17,10 +17,12 @@ use super::state::Pipeline;
 use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
 use crate::forward::{proxy_protocol, spliced};
 use crate::frame::Frame;
+use crate::selection_key::SelectionKey;
 use crate::service::Service;
 use crate::snapshot::Protocol;
 use crate::verdict::Refusal;
 use crate::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
+use crate::wire::proxy_tlvs::{ProxyTlvs, UniqueId};
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::flags;
 use crate::wire::{Headers, L4Checksum};
@@ -189,8 +191,7 @@ impl Pipeline {
                     let now = Stream { sent: true, ..stream };
                     self.flows.nat.set_stream(service.id, &key_of(service, client), hash, now);
                 }
-                let vip = Endpoint { addr: service.vip, port: service.port };
-                Ok(Change::Insert(proxy_header(stream.version, h.proto, client, vip)))
+                Ok(Change::Insert(self.stream_header(service, client, &stream)))
             }
         }
     }
@@ -210,7 +211,7 @@ impl Pipeline {
                 // Sent again.
                 (Some((stream, _)), _) if stream.first == ack => Change::SynAck(stream),
                 (_, Some(version)) => {
-                    let stream = self.begin_stream(service, client, ack, version);
+                    let stream = self.begin_stream(service, client, ack, version, service.proxy_tlvs);
                     Change::SynAck(stream)
                 }
                 // The service no longer asks for headers, so the next connection of the ports has none.
@@ -239,15 +240,28 @@ impl Pipeline {
         client: Endpoint,
         first: u32,
         version: ProxyVersion,
+        tlvs: ProxyTlvs,
     ) -> Stream {
-        let vip = Endpoint { addr: service.vip, port: service.port };
-        let header = proxy_header(version, service.protocol.number(), client, vip);
+        let plain = Stream::new(first, version, tlvs, 0);
         // At most `LEN_MAX`, which fits a byte.
-        let stream = Stream::new(first, version, header.len() as u8);
+        let header_len = self.stream_header(service, client, &plain).len() as u8;
+        let stream = Stream { header_len, ..plain };
         let key = key_of(service, client);
         let hash = self.flows.hash(&key);
         self.flows.nat.set_stream(service.id, &key, hash, stream);
         stream
+    }
+
+    /// The header of a stream: the same bytes at each call.
+    pub(super) fn stream_header(&self, service: &Service, client: Endpoint, stream: &Stream) -> ProxyHeader {
+        let vip = Endpoint { addr: service.vip, port: service.port };
+        let mut header = proxy_header(stream.version, service.protocol.number(), client, vip);
+        if !stream.tlvs.is_empty() {
+            let key = SelectionKey::of_worker(self.seed);
+            let id = key.connection_id(&client.addr, client.port, &vip.addr, vip.port, stream.first);
+            stream.tlvs.append(&mut header, &id);
+        }
+        header
     }
 
     /// The stream of a client's flow, and the hash of the flow.
@@ -279,5 +293,10 @@ fn datagram(h: &Headers, service: &Service) -> Result<Change, Refusal> {
 /// The header of each datagram of a client.
 fn datagram_header(service: &Service, client: Endpoint) -> ProxyHeader {
     let vip = Endpoint { addr: service.vip, port: service.port };
-    proxy_header(ProxyVersion::V2, service.protocol.number(), client, vip)
+    let mut header = proxy_header(ProxyVersion::V2, service.protocol.number(), client, vip);
+    if !service.proxy_tlvs.is_empty() {
+        // No identifier: the compile of the snapshot admits it for TCP only.
+        service.proxy_tlvs.append(&mut header, &UniqueId::default());
+    }
+    header
 }

@@ -93,6 +93,7 @@ impl<'a> Seen<'a> {
             mode: shown_mode,
             scheduler,
             proxy_protocol: shown_proxy,
+            proxy_tlvs: shown_tlvs,
             passive_health,
             source_ranges: asked,
             backends,
@@ -113,11 +114,12 @@ impl<'a> Seen<'a> {
             on_change,
             dscp,
             proxy_protocol,
+            proxy_tlvs,
             is_plain,
             passive,
             ref selector,
         } = service;
-        let names = (key, (namespace, name, port_name), (shown_mode, shown_proxy), scheduler);
+        let names = (key, (namespace, name, port_name), (shown_mode, shown_proxy, shown_tlvs), scheduler);
         let found = snapshot.service(
             Snapshot::hash_service(&vip, protocol.number(), port),
             &vip,
@@ -130,7 +132,7 @@ impl<'a> Seen<'a> {
             port,
             protocol,
             mode,
-            (no_endpoints, proxy_protocol, (passive, passive_health)),
+            (no_endpoints, (proxy_protocol, proxy_tlvs), (passive, passive_health)),
             (basis, mss_limit, on_change, dscp, is_plain),
         );
         let is_compared = snapshot.compared.contains(&id);

@@ -19,6 +19,7 @@ use super::shared::Shared;
 use crate::loads::LoadRule;
 use crate::wire::encapsulation::{Encapsulation, GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};
 use crate::wire::proxy_header::ProxyVersion;
+use crate::wire::proxy_tlvs::ProxyTlvs;
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -428,6 +429,8 @@ pub struct ServiceSpec {
     /// The version of the PROXY protocol in whose header a backend gets the addresses of each client. Only modes that
     /// translate can add the header; version 1 is for TCP only.
     pub proxy_protocol: Option<ProxyVersion>,
+    /// The TLVs of that header. They have an effect with version 2; the identifier of a connection has one with TCP.
+    pub proxy_tlvs: ProxyTlvs,
     /// What happens when backends refuse or ignore new connections; `None` for nothing. It has an effect with TCP in
     /// `nat` and `fullnat`.
     pub passive_health: Option<PassiveHealth>,

@@ -21,6 +21,7 @@ use crate::neighbors::{NeighborState, NeighborTable};
 use crate::routes::NextHop;
 use crate::selector::Selector;
 use crate::service::{Service, ServiceInfo};
+use crate::wire::proxy_tlvs::ProxyTlvs;
 use crate::wire::{Addr, Family, MacAddr};
 use ForwardingMode::{DsrIpip, DsrL2, FullNat, Nat};
 
@@ -58,6 +59,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        proxy_tlvs: ProxyTlvs::NONE,
         passive_health: None,
         announced: true,
         backends,

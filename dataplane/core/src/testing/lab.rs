@@ -26,6 +26,7 @@ use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use crate::wire::MacAddr;
 use crate::wire::cut::Cut;
+use crate::wire::proxy_tlvs::ProxyTlvs;
 
 /// The router that is the next hop for all off-link addresses.
 pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
@@ -114,6 +115,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
+        proxy_tlvs: ProxyTlvs::NONE,
         passive_health: None,
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
@@ -231,6 +233,15 @@ impl Lab {
     #[must_use]
     pub fn with_entries(mut self, entries: usize) -> Self {
         let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 7, steering: Steering::Single };
+        self.pipeline = Pipeline::new(&config);
+        self
+    }
+
+    /// Changes the secret of the gateway.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        let config =
+            PipelineConfig { worker: 0, workers: 1, entries: 4096, seed, steering: Steering::Single };
         self.pipeline = Pipeline::new(&config);
         self
     }

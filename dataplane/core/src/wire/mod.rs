@@ -26,6 +26,7 @@ pub mod malformed;
 pub mod mss;
 pub mod ndp;
 pub mod proxy_header;
+pub mod proxy_tlvs;
 pub mod quote;
 pub mod rewrite;
 pub mod sctp;

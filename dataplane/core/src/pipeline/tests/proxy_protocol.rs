@@ -8,6 +8,7 @@ use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::verdict::{Refusal, TransmitReason};
 use crate::wire::checksum::Sum;
 use crate::wire::proxy_header::ProxyVersion;
+use crate::wire::proxy_tlvs::ProxyTlvs;
 use crate::wire::tcp::flags::{ACK, FIN, PSH, RST, SYN, URG};
 use crate::wire::{Family, icmp, proto};
 
@@ -272,6 +273,76 @@ fn a_connection_keeps_what_it_began_with_when_the_service_changes() {
     set(&mut open, Some(ProxyVersion::V1));
     assert_eq!((data(open.ask(|b| b).sent(TransmitReason::Forward)), later(&mut open)), (vec![], 0));
     assert_eq!(open.acknowledges(10), 10);
+}
+
+fn with_tlvs(protocol: Protocol, tlvs: ProxyTlvs) -> Lab {
+    let plain = service(ForwardingMode::FullNat, protocol, VIP, &[BACKEND]);
+    let proxy_protocol = Some(ProxyVersion::V2);
+    Lab::new(vec![ServiceSpec { proxy_protocol, proxy_tlvs: tlvs, ..plain }])
+}
+
+/// The value of the identifier of a header of version 2 for IPv4, and the other bytes of the header.
+fn id_of(header: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    assert_eq!(header[28..31], [5, 0, 16]);
+    (header[31..47].to_vec(), [&header[..31], &header[47..]].concat())
+}
+
+#[test]
+fn a_repeated_header_has_the_same_bytes_also_after_the_tlvs_were_changed() {
+    let both = ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C);
+    let mut open = Open::new(with_tlvs(Protocol::Tcp, both));
+    let header = data(open.ask(|b| b).sent(TransmitReason::Forward));
+    assert_eq!((header.len(), &header[14..16]), (28 + 19 + 7, &[0, 38][..]));
+    for tlvs in [both, ProxyTlvs::NONE, ProxyTlvs::CRC32C] {
+        open.lab.change(|spec| spec.services[0].proxy_tlvs = tlvs);
+        let sent = data(open.ask(|b| b.flags(PSH | ACK).payload(b"hello")).sent(TransmitReason::Forward));
+        assert_eq!(sent, [&header[..], b"hello"].concat());
+    }
+    assert_eq!(open.acknowledges(header.len() as u32 + 5), 5);
+}
+
+#[test]
+fn the_syn_ack_leaves_room_for_the_tlvs() {
+    let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::UNIQUE_ID);
+    let fate = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(ISN, 0));
+    let (local, _) = ends(fate.sent(TransmitReason::Forward));
+    let answer =
+        Builder::tcp(BACKEND, local).flags(SYN | ACK).seq_ack(77, ISN + 1).tcp_options(&[2, 4, 5, 180]);
+    let fate = lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build());
+    let sent = fate.sent(TransmitReason::Reply);
+    let at = usize::from(headers(sent).l4) + 20;
+    assert_eq!(sent[at..at + 2], [2, 4]);
+    assert_eq!(u16::from_be_bytes([sent[at + 2], sent[at + 3]]), 1460 - 47);
+}
+
+#[test]
+fn identifiers_differ_between_connections_and_gateways_and_nothing_else_does() {
+    let header = |isn: u32, seed: u64| {
+        let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::UNIQUE_ID).with_seed(seed);
+        let fate = lab.send(Builder::tcp(CLIENT, VIP).flags(SYN).seq_ack(isn, 0));
+        let (local, _) = ends(fate.sent(TransmitReason::Forward));
+        let answer = Builder::tcp(BACKEND, local).flags(SYN | ACK).seq_ack(77, isn + 1);
+        lab.receive(&answer.mac(backend_mac(1), GATEWAY_MAC).build()).sent(TransmitReason::Reply);
+        let fate = lab.send(Builder::tcp(CLIENT, VIP).seq_ack(isn + 1, 78));
+        id_of(&data(fate.sent(TransmitReason::Forward)))
+    };
+    let (first, rest) = header(ISN, 1);
+    assert_eq!(header(ISN, 1), (first.clone(), rest.clone()));
+    for (isn, seed) in [(ISN + 1, 1), (ISN, 2)] {
+        let (other, same) = header(isn, seed);
+        assert_eq!(same, rest);
+        let shared = first.iter().zip(&other).filter(|(a, b)| a == b).count();
+        assert!(shared < 8, "{first:?} {other:?}");
+    }
+}
+
+#[test]
+fn a_datagram_has_the_checksum_and_no_identifier() {
+    let mut lab = with_tlvs(Protocol::Udp, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
+    let fate = lab.send(Builder::udp(CLIENT, VIP).payload(b"ask"));
+    let sent = data(fate.sent(TransmitReason::Forward));
+    assert_eq!((sent.len(), &sent[14..16], &sent[28..31]), (28 + 7 + 3, &[0, 19][..], &[3, 0, 4][..]));
+    assert_eq!(sent[35..], *b"ask");
 }
 
 #[test]

@@ -25,6 +25,8 @@ use crate::source_ranges::SourceRanges;
 use crate::turns::Turns;
 use crate::warm_up::{self, WarmUp};
 use crate::wire::Addr;
+use crate::wire::proxy_header::ProxyVersion;
+use crate::wire::proxy_tlvs::ProxyTlvs;
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
 /// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges (from 1, 0 for
@@ -318,6 +320,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
             && moved(service.spec).is_some(),
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
         proxy_protocol,
+        proxy_tlvs: proxy_tlvs(service.spec),
         is_plain: limits.bandwidth.is_none() && mss_limit == 0 && proxy_protocol.is_none(),
         passive: passive_health(service.spec).is_some(),
         selector,
@@ -339,9 +342,20 @@ fn info(
         mode: spec.mode,
         scheduler: spec.scheduler,
         proxy_protocol: spec.proxy_protocol,
+        proxy_tlvs: proxy_tlvs(spec),
         passive_health: passive_health(spec),
         source_ranges,
         backends: backends.into(),
+    }
+}
+
+/// The TLVs of the header, where they have an effect: version 1 has none, and a datagram belongs to no connection.
+fn proxy_tlvs(spec: &ServiceSpec) -> ProxyTlvs {
+    match (spec.proxy_protocol, spec.key.protocol) {
+        _ if spec.mode.is_dsr() => ProxyTlvs::NONE,
+        (Some(ProxyVersion::V2), Protocol::Tcp) => spec.proxy_tlvs,
+        (Some(ProxyVersion::V2), Protocol::Udp) => spec.proxy_tlvs.without(ProxyTlvs::UNIQUE_ID),
+        _ => ProxyTlvs::NONE,
     }
 }
 

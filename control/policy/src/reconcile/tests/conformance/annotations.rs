@@ -9,6 +9,7 @@ use tidegate_core::snapshot::{FlowTracking, ForwardingMode, HashInput, MssClamp,
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 use tidegate_core::wire::proxy_header::ProxyVersion;
+use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
     Both::new(&annotated_web(&[(key, value)])).look()
@@ -454,14 +455,66 @@ fn proxied(yaml: &str) -> (Vec<Option<ProxyVersion>>, Vec<String>) {
 
 #[test]
 fn proxy_protocol_reaches_the_spec_in_modes_that_translate() {
-    for (value, version) in
-        [("v1", Some(ProxyVersion::V1)), (" v2 ", Some(ProxyVersion::V2)), ("none", None), ("", None)]
-    {
+    for (value, version) in [
+        ("v1", Some(ProxyVersion::V1)),
+        (" v2 ", Some(ProxyVersion::V2)),
+        ("none", None),
+        ("off", None),
+        ("false", None),
+        ("", None),
+    ] {
         for mode in ["nat", "fullnat"] {
             let yaml = annotated_web(&[(key::PROXY_PROTOCOL, value), (key::FORWARDING, mode)]);
             assert_eq!(proxied(&yaml), (vec![version], vec![]), "{value} {mode}");
         }
     }
+}
+
+#[test]
+fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
+    let asked = |version: &str, tlvs: &str| {
+        Both::new(&annotated_web(&[(key::PROXY_PROTOCOL, version), (key::PROXY_TLVS, tlvs)])).look()
+    };
+    let both = ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C);
+    for (value, tlvs) in [
+        ("unique-id", ProxyTlvs::UNIQUE_ID),
+        (" crc32c ", ProxyTlvs::CRC32C),
+        ("crc32c, unique-id", both),
+        ("none", ProxyTlvs::NONE),
+        ("", ProxyTlvs::NONE),
+    ] {
+        let outcome = asked("v2", value);
+        assert_eq!(outcome.spec.services.iter().map(|s| s.proxy_tlvs).collect::<Vec<_>>(), [tlvs], "{value}");
+        assert_eq!(messages(&outcome), Vec::<String>::new());
+    }
+    let outcome = asked("v1", "unique-id");
+    assert_eq!(outcome.spec.services.len(), 0);
+    let (reason, what, accepted) = finding(&outcome);
+    assert_eq!(reason, Reason::NotSupported);
+    assert!(what.contains("version 1 of the PROXY protocol has no TLVs"), "{what}");
+    assert!(accepted.contains("v2"), "{accepted}");
+    for value in ["aws-vpce", "unique-id,", "unique-id crc32c"] {
+        let outcome = asked("v2", value);
+        assert_eq!(outcome.spec.services.len(), 0, "{value}");
+        assert!(messages(&outcome)[0].contains("unique-id, crc32c, both"), "{:?}", messages(&outcome));
+    }
+    let without = asked("none", "crc32c");
+    assert_eq!(without.spec.services.len(), 1);
+    assert!(messages(&without)[0].contains("asks for no header"), "{:?}", messages(&without));
+}
+
+#[test]
+fn a_udp_port_gets_a_checksum_and_no_identifier_of_a_connection() {
+    let udp = |tlvs: &str| {
+        let yaml = annotated_web(&[(key::PROXY_PROTOCOL, "v2"), (key::PROXY_TLVS, tlvs)])
+            .replace("port: 80,", "port: 80, protocol: UDP,")
+            .replace("protocol: TCP", "protocol: UDP");
+        Both::new(&yaml).look()
+    };
+    assert_eq!(udp("crc32c").spec.services[0].proxy_tlvs, ProxyTlvs::CRC32C);
+    let refused = udp("unique-id");
+    assert_eq!(refused.spec.services.len(), 0);
+    assert!(messages(&refused)[0].contains("UDP has none"), "{:?}", messages(&refused));
 }
 
 #[test]
