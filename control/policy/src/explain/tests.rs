@@ -326,13 +326,17 @@ fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header()
     let told = ask_six(&tunnel);
     assert!(found(&told, "mtu").ends_with("in fragments of the outer packet"), "{told}");
 
-    for (version, protocol, needs) in [
-        (ProxyVersion::V1, Protocol::Tcp, "the first segment needs 46 bytes more"),
-        (ProxyVersion::V2, Protocol::Udp, "each datagram needs 28 bytes more"),
+    use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
+    let (none, both) = (ProxyTlvs::NONE, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
+    for (version, proxy_tlvs, protocol, needs) in [
+        (ProxyVersion::V1, none, Protocol::Tcp, "the first segment needs 46 bytes more"),
+        (ProxyVersion::V2, none, Protocol::Udp, "each datagram needs 28 bytes more"),
+        (ProxyVersion::V2, both, Protocol::Udp, "each datagram needs 35 bytes more"),
+        (ProxyVersion::V2, both, Protocol::Tcp, "the first segment needs 54 bytes more"),
     ] {
         let plain = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         let key = ServiceKey { protocol, ..plain.key };
-        let proxied = spec(vec![ServiceSpec { key, proxy_protocol: Some(version), ..plain }]);
+        let proxied = spec(vec![ServiceSpec { key, proxy_protocol: Some(version), proxy_tlvs, ..plain }]);
         let neighbors = NeighborTable::new();
         let (snapshot, _) = Snapshot::compile(&proxied, None, &neighbors).expect("a spec that compiles");
         let packet = Packet {
@@ -343,6 +347,9 @@ fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header()
         let told = explain(&snapshot, Circumstances::of_files(&neighbors, Now::default(), None), &packet);
         let expected = format!("{needs}, for the header of the PROXY protocol");
         assert!(found(&told, "mtu").ends_with(&expected), "{told}");
+        let header = found(&told, "proxy protocol");
+        assert_eq!(header.contains("; TLVs "), proxy_tlvs != none, "{header}");
+        assert_eq!(header.ends_with("; TLVs unique-id, crc32c"), expected.contains("54 bytes"), "{header}");
     }
 }
 
