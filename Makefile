@@ -5,6 +5,8 @@
 CARGO ?= cargo
 # The duration of fuzzing in seconds: long by default, short inside `make test`.
 FUZZ_SECONDS ?= 600
+# The processes that fuzz: one for each core.
+FUZZ_PROCESSES ?= $(shell nproc)
 # The tests that `make floods` runs: all, or one of table, named, rate, cookies, rolling.
 FLOODS ?=
 export CARGO
@@ -20,7 +22,7 @@ help:
 	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
 	@echo 'make test-apiserver  the stories of the gateway with a real API server (root): CONTRIBUTING.md says how'
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
-	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
+	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
 
@@ -58,7 +60,7 @@ kube-proxy: setup
 	@deploy/scripts/kube-proxy.sh
 
 fuzz:
-	@deploy/scripts/fuzz.sh $(FUZZ_SECONDS)
+	@deploy/scripts/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_PROCESSES)
 
 bench: setup-bench
 	@deploy/scripts/bench.sh

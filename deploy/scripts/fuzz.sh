@@ -1,13 +1,16 @@
 #!/bin/bash
 # Feeds arbitrary frames to the pipeline, and arbitrary bytes to the reader of captures, for a total time. libFuzzer
 # guides it by coverage, like `cargo fuzz run --sanitizer none`, but with the stable compiler and without that tool.
-# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS
-# Inputs that reach new code are kept in fuzz/corpus/. A failing input ends the run with an error and is saved in
-# dataplane/core/tests/regressions/, from where the tests replay it.
+# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS [PROCESSES]
+# It begins with the inputs in fuzz/seeds/ (fuzz-seeds.sh writes them) and keeps inputs that reach new code in
+# fuzz/corpus/. A failing input ends the run with an error and is saved in dataplane/core/tests/regressions/, from where
+# the tests replay it.
 set -euo pipefail
 cd "$(dirname "$0")/../../fuzz"
 
-[[ ${1:-} =~ ^[1-9][0-9]*$ ]] || { echo "usage: fuzz.sh SECONDS" >&2; exit 2; }
+is_number() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
+{ is_number "${1:-}" && is_number "${2:-1}"; } || { echo "usage: fuzz.sh SECONDS [PROCESSES]" >&2; exit 2; }
+processes=${2:-1}
 cargo=${CARGO:-cargo}
 host=$(rustc -vV | sed -n 's/^host: //p')
 # With --target, build scripts are not instrumented.
@@ -16,12 +19,20 @@ export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
 "$cargo" build --release --locked --target "$host"
 
+# All processes share the directory of a target, so each learns what the others found.
 run() { # TARGET SECONDS
     mkdir -p "corpus/$1"
-    "target/$host/release/$1" -max_total_time="$2" -max_len=4096 -len_control=20 -timeout=10 -rss_limit_mb=2048 \
-        -print_final_stats=1 -verbosity=0 \
-        -artifact_prefix="../dataplane/core/tests/regressions/$1-" "corpus/$1"
-    echo "fuzz: $1 held for $2 s, $(find "corpus/$1" -type f | wc -l) inputs in its corpus"
+    tar -xzf "seeds/$1.tar.gz" -C "corpus/$1" --skip-old-files
+    local started=() failed=0
+    for _ in $(seq "$processes"); do
+        "target/$host/release/$1" -max_total_time="$2" -max_len=4096 -len_control=20 -timeout=10 -rss_limit_mb=2048 \
+            -print_final_stats=1 -verbosity=0 -reload=1 \
+            -artifact_prefix="../dataplane/core/tests/regressions/$1-" "corpus/$1" &
+        started+=($!)
+    done
+    for process in "${started[@]}"; do wait "$process" || failed=1; done
+    ((failed == 0)) || { echo "fuzz: $1 failed; the input is in dataplane/core/tests/regressions/" >&2; exit 1; }
+    echo "fuzz: $1 held for $2 s in $processes processes, $(find "corpus/$1" -type f | wc -l) inputs in its corpus"
 }
 
 captures=$((($1 + 7) / 8))

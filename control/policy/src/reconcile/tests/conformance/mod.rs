@@ -11,6 +11,7 @@ mod aws;
 mod control_plane;
 mod endpoints;
 mod external_ips;
+mod forwarding;
 mod health_check_node_ports;
 mod life_cycle;
 mod names;
@@ -21,6 +22,7 @@ mod packets;
 mod policies;
 mod pools;
 mod probes;
+mod proxy_protocol;
 mod services;
 mod source_ranges;
 

@@ -1,0 +1,130 @@
+//! Section 8, our own annotations: the forwarding mode, and the choices within the tunnels and `dsr-dscp`.
+
+use super::*;
+use crate::reconcile::annotations::key;
+use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
+use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
+
+#[test]
+fn forwarding_chooses_the_mode() {
+    for (word, mode) in [
+        ("dsr-l2", ForwardingMode::DsrL2),
+        ("dsr-ipip", ForwardingMode::DsrIpip),
+        ("dsr-gue", ForwardingMode::DsrGue),
+        ("dsr-gre", ForwardingMode::DsrGre),
+        ("dsr-geneve", ForwardingMode::DsrGeneve),
+        ("nat", ForwardingMode::Nat),
+        ("fullnat", ForwardingMode::FullNat),
+    ] {
+        let both = Both::new(&annotated_web(&[(key::FORWARDING, word)]).replace("port: 80,", "port: 8080,"));
+        let outcome = both.look();
+        assert_eq!(only(&outcome).mode, mode);
+        assert_eq!(
+            (states(only(&outcome)), messages(&outcome)),
+            (vec!["10.0.1.1:8080 active".to_owned()], vec![])
+        );
+    }
+}
+
+#[test]
+fn the_choices_within_a_tunnel_override_the_configured_ones_for_one_service() {
+    let configured = TunnelOptions {
+        gue_variant: GueVariant::Header,
+        gue_port: 5555,
+        gre_key: Some(7),
+        geneve_port: 5556,
+        ..TunnelOptions::default()
+    };
+    let geneve_service = ServiceIdentity::of("default", "web");
+    for (annotations, expected) in [
+        (vec![(key::FORWARDING, "dsr-gue")], configured),
+        (
+            vec![(key::FORWARDING, "dsr-gue"), (key::GUE_VARIANT, "1"), (key::GUE_PORT, "6081")],
+            TunnelOptions { gue_variant: GueVariant::Direct, gue_port: 6081, ..configured },
+        ),
+        (
+            vec![(key::FORWARDING, "dsr-gre"), (key::GRE_KEY, "4294967295")],
+            TunnelOptions { gre_key: Some(u32::MAX), ..configured },
+        ),
+        (
+            vec![(key::FORWARDING, "dsr-gre"), (key::GRE_KEY, "none")],
+            TunnelOptions { gre_key: None, ..configured },
+        ),
+        (vec![(key::FORWARDING, "dsr-geneve")], TunnelOptions { geneve_service, ..configured }),
+        (
+            vec![(key::FORWARDING, "dsr-geneve"), (key::GENEVE_PORT, "6081"), (key::GENEVE_VNI, "16777215")],
+            TunnelOptions {
+                geneve_port: 6081,
+                geneve_vni: Vni::new(0x00ff_ffff).expect("24 bits"),
+                geneve_service,
+                ..configured
+            },
+        ),
+    ] {
+        let yaml = annotated_web(&annotations).replace("port: 80,", "port: 8080,");
+        let both = Both::new(&yaml).with(|world| world.settings.services.defaults.tunnel = configured);
+        let outcome = both.look();
+        assert_eq!((only(&outcome).tunnel, messages(&outcome)), (expected, vec![]), "{annotations:?}");
+    }
+}
+
+#[test]
+fn a_choice_within_another_mode_than_the_services_is_reported_as_without_effect() {
+    for (mode, key, value) in [
+        ("dsr-ipip", key::GUE_PORT, "6081"),
+        ("dsr-gre", key::GUE_VARIANT, "0"),
+        ("nat", key::GRE_KEY, "7"),
+        ("dsr-gue", key::GENEVE_PORT, "6081"),
+        ("dsr-gre", key::GENEVE_VNI, "7"),
+    ] {
+        let outcome = annotated_with_mode(mode, key, value);
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::InvalidValue);
+        assert!(what.contains(&format!("{key} has no effect: forwarding is {mode}")), "{what}");
+        assert!(accepted.starts_with("tidegate.dev/forwarding dsr-g"), "{accepted}");
+    }
+}
+
+#[test]
+fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_apart() {
+    let marked = |dscp: &str| {
+        let yaml = annotated_web(&[(key::FORWARDING, "dsr-dscp"), (key::DSCP, dscp)]);
+        Both::new(&yaml.replace("port: 80,", "port: 8080,")).look()
+    };
+    let outcome = marked(" 46 ");
+    assert_eq!((only(&outcome).mode, only(&outcome).tunnel.dscp), (ForwardingMode::DsrDscp, 46));
+    assert_eq!(
+        (states(only(&outcome)), messages(&outcome)),
+        (vec!["10.0.1.1:8080 active".to_owned()], vec![])
+    );
+    for wrong in ["0", "64", "ef", "-1"] {
+        let outcome = marked(wrong);
+        assert!(outcome.spec.services.is_empty(), "{wrong}: nothing is served without a mark");
+        assert!(messages(&outcome).iter().any(|said| said.contains("1 to 63")), "{:?}", messages(&outcome));
+    }
+
+    let mut other = only(&outcome).clone();
+    other.key.vip = "203.0.113.99".parse().unwrap();
+    other.name = "other".into();
+    let services = [outcome.spec.services[0].clone(), other.into()];
+    let said: Vec<String> =
+        conflicts(&services).iter().map(|one| format!("{}: {one}", one.service)).collect();
+    assert_eq!(
+        said,
+        [
+            "default/web: DSCP 46 is also that of 203.0.113.99 (default/other): backend 10.0.1.1 cannot tell it from 203.0.113.12",
+            "default/other: DSCP 46 is also that of 203.0.113.12 (default/web): backend 10.0.1.1 cannot tell it from 203.0.113.99",
+        ]
+    );
+    let mut apart = services.clone();
+    apart[1].tunnel.dscp = 47;
+    assert_eq!(conflicts(&apart), []);
+    let mut elsewhere = services;
+    elsewhere[1].backends[0].address = "10.0.1.9".parse().unwrap();
+    assert_eq!(conflicts(&elsewhere), []);
+}
+
+fn annotated_with_mode(mode: &str, key: &str, value: &str) -> Outcome {
+    let yaml = annotated_web(&[(key::FORWARDING, mode), (key, value)]);
+    Both::new(&yaml.replace("port: 80,", "port: 8080,")).look()
+}
