@@ -96,7 +96,7 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
             "dnat",
             &["dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"],
         ),
-        fault("forwarding: nat", "forwarding: dsr-dscp", "dsr-dscp", &["not supported yet"]),
+        fault("forwarding: nat", "forwarding: dsr-dscp", "dsr-dscp", &["needs tidegate.dev/dscp"]),
         fault("forwarding: nat", "max-bandwidth: 1X", "max-bandwidth", &["1M to 100G"]),
         fault("forwarding: nat", "max-connections: some", "max-connections", &["1 to 1000000000"]),
         fault("\"203.0.113.1\"", "\"198.51.100.9\"", "198.51.100.9", &["198.51.100.9"]),

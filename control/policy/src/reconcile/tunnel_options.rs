@@ -80,7 +80,7 @@ pub(super) fn judge_mark(
         key::DSCP,
         config::DSCP_ACCEPTED
     ));
-    read.push(&annotation_field(key::DSCP), Reason::InvalidValue, diagnostic);
+    read.push(&annotation_field(key::FORWARDING), Reason::InvalidValue, diagnostic);
     Some(PortRefusal::new(RefusalReason::NotProgrammed, why))
 }
 
