@@ -201,7 +201,7 @@ words! {
     PortError in
     /// Errors of ports.
     port_error {
-        /// The Service requests something that the gateway does not support yet.
+        /// The Service requests something that the gateway does not support.
         NOT_SUPPORTED = "tidegate.dev/NotSupported",
         /// Another Service has the port.
         CONFLICT = "tidegate.dev/Conflict",

@@ -24,7 +24,7 @@ pub enum Reason {
     Conflict,
     /// An invalid value: the default is used.
     InvalidValue,
-    /// A request that the gateway does not support yet: the parts that depend on it are not programmed.
+    /// A request that the gateway does not support: the parts that depend on it are not programmed.
     NotSupported,
     /// Source ranges of only one family, for an address of the other.
     SourceRangesOtherFamily,

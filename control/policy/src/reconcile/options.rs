@@ -1,7 +1,7 @@
 //! Parses the annotations of a Service into options; the configuration has the defaults.
 //!
 //! One pass over the annotations of our prefix and over the aliases of others. An invalid value is an error that
-//! names key, value and what is accepted, and the default is used instead. A valid request that is not supported yet
+//! names key, value and what is accepted, and the default is used instead. A valid request that cannot be served
 //! is recorded in [`Options::refused`]: then no port of the Service is programmed, because serving it differently
 //! from the request (without its rate limit, to nodes it excludes) is worse.
 
@@ -29,7 +29,7 @@ use super::finding::{Finding, Reason};
 use super::hash;
 use super::health_options::{Checks, HealthOptions};
 use super::proxy_protocol::{self, ProxyHeaderRequest};
-use super::reader::{Reader, error};
+use super::reader::Reader;
 use super::service_limits;
 use super::settings::Settings;
 use super::tunnel_options;
@@ -278,13 +278,13 @@ impl Reader<'_> {
         match ours {
             key::FORWARDING => {
                 let mode = config::forwarding(value);
-                if let Some(mode) = self.word(options, annotation, value, mode, config::FORWARDING_ACCEPTED) {
+                if let Some(mode) = self.word(annotation, value, mode, config::FORWARDING_ACCEPTED) {
                     (options.mode, options.mode_is_said) = (mode, true);
                 }
             }
             key::TARGET => {
                 let target = config::target(value);
-                let target = self.word(options, annotation, value, target, config::TARGET_ACCEPTED);
+                let target = self.word(annotation, value, target, config::TARGET_ACCEPTED);
                 options.target = target.unwrap_or(options.target);
             }
             key::GUE_VARIANT
@@ -297,7 +297,7 @@ impl Reader<'_> {
             }
             key::SCHEDULER => {
                 let scheduler = config::scheduler(value);
-                let scheduler = self.word(options, annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
+                let scheduler = self.word(annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
                 options.scheduler = scheduler.unwrap_or(options.scheduler);
             }
             key::HASH => match config::hash_input(value) {
@@ -384,7 +384,7 @@ impl Reader<'_> {
     fn apply_to_flows(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         if ours == key::FLOW_TRACKING {
             let tracking = config::flow_tracking(value);
-            let tracking = self.word(options, annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
+            let tracking = self.word(annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
             options.flow_tracking = tracking.unwrap_or(options.flow_tracking);
             return;
         }
@@ -404,31 +404,13 @@ impl Reader<'_> {
         }
     }
 
-    /// The value of a word. A word that is not supported yet is refused, and an unknown one is invalid.
-    fn word<T>(
-        &mut self,
-        options: &mut Options,
-        annotation: &str,
-        value: &str,
-        word: Word<T>,
-        accepted: &str,
-    ) -> Option<T> {
+    /// The value of a word, or an error.
+    fn word<T>(&mut self, annotation: &str, value: &str, word: Word<T>, accepted: &str) -> Option<T> {
         match word {
             Word::Known(known) => return Some(known),
-            Word::NotYet => self.refuse(options, annotation, value, accepted),
-            Word::Unknown => self.invalid(annotation, value, accepted),
+            Word::NotYet | Word::Unknown => self.invalid(annotation, value, accepted),
         }
         None
-    }
-
-    /// Records a valid request that is not supported yet.
-    fn refuse(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
-        let written = self.written.clone();
-        let value = written.as_deref().unwrap_or(value);
-        let what = format!("annotation {annotation}: {value:?} is not supported yet: no port is programmed");
-        let message = format!("{annotation}: {value} is not supported yet");
-        options.refused.push(PortRefusal::new(RefusalReason::NotSupported, message));
-        self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }
 
     /// Refuses the limit of outgoing bandwidth that another balancer has, if answers do not pass the gateway.

@@ -116,5 +116,5 @@ pub(super) fn refusal_in_dsr(
     let what = format!("annotation {annotation}: no port is programmed: {why}");
     let diagnostic = Diagnostic::error(what).accepting("tidegate.dev/forwarding nat or fullnat");
     let message = format!("{annotation} {version}: {why}");
-    (annotation_field(annotation), diagnostic, PortRefusal::new(RefusalReason::NotProgrammed, message))
+    (annotation_field(annotation), diagnostic, PortRefusal::new(RefusalReason::NotSupported, message))
 }

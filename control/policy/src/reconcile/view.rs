@@ -190,7 +190,7 @@ impl From<String> for PortRefusal {
 /// The kinds of refusals of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefusalReason {
-    /// The Service requests something that the gateway does not support yet.
+    /// The Service requests something that the gateway does not support.
     NotSupported,
     /// Another Service has the port on the address.
     Conflict,

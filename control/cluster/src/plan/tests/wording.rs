@@ -138,7 +138,9 @@ fn cluster() -> Cluster {
     sctp.ports.push(port("signal", 82, 82, Protocol::Sctp));
     let mut direct = annotated("direct", "tidegate.dev/forwarding", "dsr-l2");
     direct.ports = vec![port("same", 80, 80, Protocol::Tcp), port("other", 81, 8081, Protocol::Tcp)];
-    let limited = annotated("limited", "tidegate.dev/forwarding", "dsr-dscp");
+    let mut limited = annotated("limited", "tidegate.dev/forwarding", "dsr-l2");
+    limited.meta.annotations.insert("tidegate.dev/proxy-protocol".into(), "v2".into());
+    limited.ports = vec![port("same", 80, 80, Protocol::Tcp)];
     let selects = annotated("selects", "tidegate.dev/backend-node-selector", "zone in not supported");
     let pending = annotated("pending", "tidegate.dev/address-pool", "none-of-this-name");
     let mut denied = service("denied");
