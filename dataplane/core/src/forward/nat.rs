@@ -32,8 +32,8 @@ pub fn to_client<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, vip: End
     send(frame, h, link, Some(vip), None)
 }
 
-/// Whether the checksums of this packet can be kept when its ports change. Those of a fragmented SCTP packet cannot: the
-/// CRC covers bytes that are in other fragments. It does not cover addresses.
+/// Whether the checksums of this packet can be kept when its ports or parameters change. Those of a fragmented SCTP packet
+/// cannot: the CRC covers bytes that are in other fragments. It does not cover addresses.
 #[inline]
 #[must_use]
 pub fn can_translate(h: &Headers) -> bool {
@@ -52,6 +52,6 @@ pub(super) fn send<F: Frame>(
     dsr_l2::forward(frame, h, link)?;
     link.shift(h);
     rewrite::translate(frame.bytes_mut(), h, source, destination)
-        .expect("the pipeline asks can_translate first, or the ports stay");
+        .expect("the pipeline asks can_translate first, or nothing but addresses changes");
     Ok(())
 }

@@ -26,7 +26,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
 use crate::wire::icmp::Problem;
 use crate::wire::quote;
-use crate::wire::rewrite::Endpoint;
+use crate::wire::rewrite::{self, Endpoint};
 use crate::wire::{Addr, Family, Headers, MacAddr};
 
 /// A next hop whose link address is known, and the limits of packets to it.
@@ -397,7 +397,7 @@ impl Pipeline {
         if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
             return;
         }
-        if !forward::nat::can_translate(&h) && changes_ports(&h, destination) {
+        if !forward::nat::can_translate(&h) && changes_sctp(burst.frames[at].bytes(), &h, destination) {
             return burst.set(at, Refusal::SctpFragment);
         }
         if let Err(no_room) = translate(&mut burst.frames[at], &mut h, destination, &way.link) {
@@ -543,16 +543,16 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
 }
 
-/// Whether the ports of a packet that has them change on the way to its destination.
+/// Whether bytes of an SCTP packet change on the way to its destination, other than its addresses.
 #[cold]
-pub(super) fn changes_ports(h: &Headers, destination: &Destination<'_>) -> bool {
-    let (source, target) = match destination {
+pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<'_>) -> bool {
+    let (hides_source, ports) = match destination {
         Destination::Backend { backend, local, .. } => {
-            (local.map_or(h.src_port, |local| local.port), backend.port)
+            (local.is_some(), (local.map_or(h.src_port, |local| local.port), backend.port))
         }
-        Destination::Client { service, client } => (service.port, client.port),
+        Destination::Client { service, client } => (true, (service.port, client.port)),
     };
-    (source, target) != (h.src_port, h.dst_port)
+    rewrite::changes_sctp(frame, h, hides_source, ports)
 }
 
 /// Limits the segment size of a SYN that leaves by `way`: answers take both links in the other direction.

@@ -12,7 +12,7 @@
 use core::ops::ControlFlow;
 
 use super::burst::{Burst, Destination, Packet};
-use super::deliver::{NextHop, changes_ports, finish_translated, limit_segments, translate, way_of};
+use super::deliver::{NextHop, changes_sctp, finish_translated, limit_segments, translate, way_of};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
 use crate::forward::{proxy_protocol, spliced};
@@ -88,7 +88,8 @@ impl Pipeline {
                 return;
             }
         }
-        if !crate::forward::nat::can_translate(&h) && changes_ports(&h, destination) {
+        if !crate::forward::nat::can_translate(&h) && changes_sctp(burst.frames[at].bytes(), &h, destination)
+        {
             return burst.set(at, Refusal::SctpFragment);
         }
         let spare = way.link.header_len().saturating_sub(usize::from(h.l3));

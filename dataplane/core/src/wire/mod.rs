@@ -30,6 +30,7 @@ pub mod proxy_tlvs;
 pub mod quote;
 pub mod rewrite;
 pub mod sctp;
+pub mod sctp_parameters;
 pub mod syn_cookie;
 pub mod tcp;
 pub mod tcp_options;

@@ -10,6 +10,8 @@ use super::addr::Addr;
 use super::checksum::{Delta, after_hop};
 use super::headers::{Family, Headers, L4Checksum};
 use super::ipv4;
+use super::sctp::Kind;
+use super::sctp_parameters;
 
 /// An address and a port that replace another pair of the same family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,13 +22,14 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// A first fragment of an SCTP packet whose ports would change: the CRC covers bytes in other fragments.
+/// A first fragment of an SCTP packet whose ports or parameters would change: the CRC covers bytes in other fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the checksum of a fragmented SCTP packet cannot be kept when its ports change")]
+#[error("the checksum of a fragmented SCTP packet cannot be kept when the packet changes")]
 pub struct SctpFragment;
 
 /// Replaces source and/or destination, in the IP header and in TCP, UDP and SCTP ports. In later fragments it replaces
-/// only the addresses. In an ICMP echo request `src.port` becomes the identifier, in a reply `dst.port` does.
+/// only the addresses. An INIT or INIT ACK whose source is replaced no longer lists addresses, and none offers changes
+/// of addresses ([`sctp_parameters::hide`]). In an ICMP echo request `src.port` becomes the identifier, in a reply `dst.port` does.
 ///
 /// # Errors
 /// [`SctpFragment`]; nothing has changed then.
@@ -45,7 +48,7 @@ pub fn translate(
     let new_dst_port = dst.map_or(h.dst_port, |e| e.port);
     if h.l4_checksum == L4Checksum::Sctp
         && h.is_fragment()
-        && (new_src_port, new_dst_port) != (h.src_port, h.dst_port)
+        && changes_sctp(frame, h, src.is_some(), (new_src_port, new_dst_port))
     {
         return Err(SctpFragment);
     }
@@ -69,7 +72,7 @@ pub fn translate(
                 u[6..8].copy_from_slice(&check.to_be_bytes());
             }
         }
-        L4Checksum::Sctp => translate_sctp(frame, h, new_src_port, new_dst_port),
+        L4Checksum::Sctp => translate_sctp(frame, h, src.is_some(), (new_src_port, new_dst_port)),
         L4Checksum::Icmp => translate_icmp(frame, h, Delta::new(), src, dst),
         L4Checksum::Icmpv6 => translate_icmp(frame, h, addresses, src, dst),
         L4Checksum::None => {}
@@ -132,18 +135,33 @@ fn replace_ports(delta: Delta, ports: &mut [u8], h: &mut Headers, src: u16, dst:
     delta
 }
 
+/// Whether bytes of an SCTP packet change when it gets these ports (source, destination).
+#[cold]
+#[inline(never)]
+#[must_use]
+pub fn changes_sctp(frame: &[u8], h: &Headers, hides_source: bool, ports: (u16, u16)) -> bool {
+    ports != (h.src_port, h.dst_port)
+        || (sctp_parameters::concerns(Kind::from_bits(h.tcp_flags))
+            && frame
+                .get(usize::from(h.l4)..usize::from(h.ip_end))
+                .is_some_and(|packet| sctp_parameters::would_hide(packet, hides_source)))
+}
+
 /// CRC32c is linear: for two packets of one length, crc(a) ^ crc(b) depends only on a ^ b. Applying that difference to
 /// the received field keeps a damaged packet damaged; a newly computed CRC would hide the damage.
 #[cold]
 #[inline(never)]
-fn translate_sctp(frame: &mut [u8], h: &mut Headers, src: u16, dst: u16) {
-    if (src, dst) == (h.src_port, h.dst_port) {
+fn translate_sctp(frame: &mut [u8], h: &mut Headers, hides_source: bool, (src, dst): (u16, u16)) {
+    if !changes_sctp(frame, h, hides_source, (src, dst)) {
         return;
     }
     let packet = &mut frame[usize::from(h.l4)..usize::from(h.ip_end)];
     let before = super::sctp::crc32c(packet);
     packet[..2].copy_from_slice(&src.to_be_bytes());
     packet[2..4].copy_from_slice(&dst.to_be_bytes());
+    if sctp_parameters::concerns(Kind::from_bits(h.tcp_flags)) {
+        sctp_parameters::hide(packet, hides_source);
+    }
     let after = super::sctp::crc32c(packet);
     for (field, (b, a)) in packet[8..12].iter_mut().zip(before.iter().zip(after)) {
         *field ^= b ^ a;
