@@ -209,6 +209,9 @@ impl Replay {
             steering: Steering::Single,
         });
         pipeline.flows_mut().set_service_share(flow_table.service_percent);
+        if snapshot.has_sctp() {
+            pipeline.associations().prepare();
+        }
         let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentRoom::default());
         Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }

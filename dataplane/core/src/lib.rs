@@ -14,6 +14,7 @@
 
 pub mod addresses;
 pub mod affinities;
+pub mod associations;
 pub mod backend;
 pub mod capture;
 mod chunked;

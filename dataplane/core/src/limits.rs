@@ -70,6 +70,12 @@ pub const SOURCE_RATES_MAX: usize = 1 << 17;
 /// Clients with `sessionAffinity: ClientIP` whose backends the workers share: 32 MiB.
 pub const SHARED_AFFINITIES_MAX: usize = 1 << 20;
 
+/// SCTP associations whose paths all workers can find, with four entries for each: 32 MiB.
+pub const SHARED_ASSOCIATIONS_MAX: usize = 1 << 17;
+
+/// Paths of one SCTP association: pairs of an address of the client and a VIP.
+pub const ASSOCIATION_PATHS_MAX: u8 = 8;
+
 /// Services whose counts for limits a worker reports together. Tens of thousands of Services with limits take some seconds.
 pub const LIMIT_REPORTS_AT_ONCE: usize = 64;
 

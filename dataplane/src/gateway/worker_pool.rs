@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_core::affinities::Affinities;
+use tidegate_core::associations::Associations;
 use tidegate_core::conntrack::{FlowKey, FlowView};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::forward::tunnel;
@@ -134,6 +135,7 @@ pub struct WorkerPool<F> {
     control: Mutex<Control>,
     snat_usage: SnatUsage,
     affinities: Option<Arc<Affinities>>,
+    associations: Arc<Associations>,
     clock: Clock,
 }
 
@@ -186,7 +188,9 @@ impl<F> WorkerPool<F> {
             let clients = config.flow_entries.saturating_mul(config.places.len());
             Arc::new(Affinities::new(clients, config.seed))
         });
-        prepare(affinities.as_deref(), &snapshot);
+        let associations = config.flow_entries.saturating_mul(config.places.len());
+        let associations = Arc::new(Associations::new(associations, config.seed));
+        prepare(affinities.as_deref(), &associations, &snapshot);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
         let probes: Arc<Probes> = Arc::default();
@@ -204,6 +208,7 @@ impl<F> WorkerPool<F> {
             control: Mutex::new(Control { publisher, ledger, outside: Arc::new(outside) }),
             snat_usage: SnatUsage::default(),
             affinities,
+            associations,
             clock: Clock::calibrated(),
         };
         for (place, queues) in config.places.iter().zip(queues) {
@@ -240,9 +245,9 @@ impl<F> WorkerPool<F> {
         let (clock, idle, stop) = (self.clock, config.idle, Arc::clone(&self.stop));
         let counts = Arc::clone(&shared);
         let percent = config.flow_service_percent;
-        let affinities = self.affinities.clone();
+        let (affinities, associations) = (self.affinities.clone(), Arc::clone(&self.associations));
         let make = move || {
-            let mut pipeline = Pipeline::new(&pipeline);
+            let mut pipeline = Pipeline::new(&pipeline).with_associations(associations);
             if let Some(affinities) = affinities {
                 pipeline = pipeline.with_affinities(affinities);
             }
@@ -340,7 +345,7 @@ impl<F> WorkerPool<F> {
         let previous = &control.publisher.current().snapshot;
         let (snapshot, problems) = compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
-        prepare(self.affinities.as_deref(), &snapshot);
+        prepare(self.affinities.as_deref(), &self.associations, &snapshot);
         self.probes.follow(&spec.network.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
@@ -521,8 +526,11 @@ impl WorkerPool<MemoryFrame> {
     }
 }
 
-/// Allocates the table of clients that the workers share, before they get the first Service that needs it.
-fn prepare(affinities: Option<&Affinities>, snapshot: &Snapshot) {
+/// Allocates the tables that the workers share, before they get the first Service that needs them.
+fn prepare(affinities: Option<&Affinities>, associations: &Associations, snapshot: &Snapshot) {
+    if !associations.is_prepared() && snapshot.has_sctp() {
+        associations.prepare();
+    }
     if let Some(affinities) = affinities.filter(|all| !all.is_prepared() && snapshot.has_affinity()) {
         affinities.prepare();
     }

@@ -1,5 +1,5 @@
-//! All data that other threads send to a worker: frames handed over, reports of first fragments, frames to send,
-//! queries.
+//! All data that other threads send to a worker: frames handed over, reports of first fragments and of ended SCTP
+//! associations, frames to send, queries.
 //!
 //! The queues are bounded and without locks. Any thread may add items, and only the worker removes them. A thread that
 //! adds an item wakes a worker that sleeps: one system call per sleep, none while it runs.
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tidegate_core::fragments::FragmentKey;
 use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
-use tidegate_core::pipeline::Arrival;
+use tidegate_core::pipeline::{Arrival, EndedPath};
 
 use super::Question;
 use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_timeout};
@@ -22,17 +22,31 @@ use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_time
 pub const HANDED_OVER_MAX: usize = 2048;
 /// Frames from the kernel and the resolver that may wait here.
 pub const INJECTED_MAX: usize = 1024;
-/// Reports of first fragments that may wait here. A report without room is lost: later fragments of that datagram that
-/// arrive at a different worker from the first are then dropped as `fragment_unknown`.
-pub const FRAGMENT_NEWS_MAX: usize = 1024;
+/// Reports that may wait here. A report without room is lost. If it was of a first fragment, later fragments of that
+/// datagram that arrive at a different worker from the first are dropped as `fragment_unknown`. If it was of an ended
+/// association, the flow of its path lasts until its idle timeout.
+pub const REPORTS_MAX: usize = 1024;
 /// Queries that may wait here.
 pub const QUESTIONS_MAX: usize = 8;
+
+/// A report for which there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoRoom;
+
+/// What another worker has seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Report {
+    /// This worker has, or is about to get, the first fragment of a datagram.
+    FirstFragment(FragmentKey, WorkerIndex),
+    /// An SCTP association has ended of which this worker has a path.
+    EndedPath(EndedPath),
+}
 
 /// The items that wait for one worker.
 #[derive(Debug)]
 pub struct Mailbox<F> {
     handed_over: Queue<(Arrival, F)>,
-    fragments: Queue<(FragmentKey, WorkerIndex)>,
+    reports: Queue<Report>,
     injected: Queue<(InterfaceIndex, F)>,
     questions: Queue<Question>,
     sleeping: AtomicBool,
@@ -51,7 +65,7 @@ impl<F> Mailbox<F> {
     pub fn with_capacity(handed_over: usize, injected: usize) -> Self {
         Self {
             handed_over: Queue::new(handed_over),
-            fragments: Queue::new(FRAGMENT_NEWS_MAX),
+            reports: Queue::new(REPORTS_MAX),
             injected: Queue::new(injected),
             questions: Queue::new(QUESTIONS_MAX),
             sleeping: AtomicBool::new(false),
@@ -73,13 +87,21 @@ impl<F> Mailbox<F> {
     /// Informs this worker that `owner` has, or is about to get, the first fragment of a datagram.
     ///
     /// # Errors
-    /// If too many reports are waiting.
-    pub fn tell_of_fragment(
-        &self,
-        key: FragmentKey,
-        owner: WorkerIndex,
-    ) -> Result<(), (FragmentKey, WorkerIndex)> {
-        self.fragments.push((key, owner))?;
+    /// [`NoRoom`] if too many reports are waiting.
+    pub fn tell_of_fragment(&self, key: FragmentKey, owner: WorkerIndex) -> Result<(), NoRoom> {
+        self.tell(Report::FirstFragment(key, owner))
+    }
+
+    /// Informs this worker that an SCTP association has ended of which it has a path.
+    ///
+    /// # Errors
+    /// [`NoRoom`] if too many reports are waiting.
+    pub fn tell_of_ended_path(&self, path: EndedPath) -> Result<(), NoRoom> {
+        self.tell(Report::EndedPath(path))
+    }
+
+    fn tell(&self, report: Report) -> Result<(), NoRoom> {
+        self.reports.push(report).map_err(|_| NoRoom)?;
         self.wake();
         Ok(())
     }
@@ -166,8 +188,8 @@ impl<F> Mailbox<F> {
     }
 
     #[inline]
-    pub(super) fn next_fragment(&self) -> Option<(FragmentKey, WorkerIndex)> {
-        self.fragments.pop()
+    pub(super) fn next_report(&self) -> Option<Report> {
+        self.reports.pop()
     }
 
     /// The next frame to be sent unchanged. Called by the worker.
@@ -188,7 +210,7 @@ impl<F> Mailbox<F> {
         self.handed_over.is_empty()
             && self.injected.is_empty()
             && self.questions.is_empty()
-            && self.fragments.is_empty()
+            && self.reports.is_empty()
     }
 }
 

@@ -50,6 +50,7 @@ pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion}
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
+use mailbox::Report;
 use news::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
 use transmit::{Sending, TxBatch};
@@ -199,7 +200,7 @@ impl<Q: PortQueue> Worker<Q> {
             worked |= self.receive(now, port);
         }
         if !self.mailbox().is_empty() || self.held.is_some() || self.asked.is_some() {
-            self.learn_fragments(now);
+            self.learn_reports(now);
             self.take_handed_over(now);
             self.send_injected();
             self.answer(now);
@@ -270,6 +271,9 @@ impl<Q: PortQueue> Worker<Q> {
         }
         if !self.out.first_fragments.is_empty() {
             self.tell_of_first_fragments(now);
+        }
+        if self.parts.pipeline.has_ended_paths() {
+            self.tell_of_ended_paths();
         }
     }
 
@@ -413,21 +417,36 @@ impl<Q: PortQueue> Worker<Q> {
         for first in std::mem::take(&mut self.out.first_fragments) {
             if first.gatherer != self.parts.worker {
                 let gatherer = &self.parts.exchange.mailboxes[usize::from(first.gatherer)];
-                // See `FRAGMENT_NEWS_MAX` for the effect of a full queue.
+                // See `REPORTS_MAX` for the effect of a full queue.
                 let _ = gatherer.tell_of_fragment(first.key, first.owner);
             }
             self.release_fragments(&first.key, now);
         }
     }
 
-    /// Handles reports of first fragments that other workers have seen.
-    fn learn_fragments(&mut self, now: Now) {
+    /// Handles reports of first fragments and of ended associations that other workers have seen.
+    fn learn_reports(&mut self, now: Now) {
         for _ in 0..BURST {
-            let Some((key, owner)) = self.mailbox().next_fragment() else { break };
-            // The first fragment itself will be handed over to this worker, and releases the others.
-            if owner != self.parts.worker {
-                self.parts.pipeline.learn_fragment(key, owner, now);
-                self.release_fragments(&key, now);
+            match self.mailbox().next_report() {
+                None => break,
+                // The first fragment itself will be handed over to this worker, and releases the others.
+                Some(Report::FirstFragment(_, owner)) if owner == self.parts.worker => {}
+                Some(Report::FirstFragment(key, owner)) => {
+                    self.parts.pipeline.learn_fragment(key, owner, now);
+                    self.release_fragments(&key, now);
+                }
+                Some(Report::EndedPath(path)) => self.parts.pipeline.end_path(&path, now),
+            }
+        }
+    }
+
+    /// Informs the workers that have paths of ended SCTP associations.
+    #[cold]
+    fn tell_of_ended_paths(&mut self) {
+        for path in self.parts.pipeline.take_ended_paths() {
+            if let Some(mailbox) = self.parts.exchange.mailboxes.get(usize::from(path.worker)) {
+                // See `REPORTS_MAX` for the effect of a full queue.
+                let _ = mailbox.tell_of_ended_path(path);
             }
         }
     }

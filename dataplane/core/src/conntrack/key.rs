@@ -50,6 +50,13 @@ impl FlowKey {
         Self { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | TWIN, addr: to }
     }
 
+    /// The service port, in the key of a client's flow.
+    #[inline]
+    #[must_use]
+    pub(crate) fn service(&self) -> ServiceId {
+        ServiceId::from_raw(self.owner)
+    }
+
     /// The address in the key: the client, or the destination of replies.
     #[inline]
     #[must_use]
@@ -63,6 +70,55 @@ impl FlowKey {
     pub fn port(&self) -> u16 {
         (self.tag >> 16) as u16
     }
+}
+
+/// The key of what [`Associations`](crate::associations::Associations) knows: a number with the pair of ports, client
+/// first. It has the form of a flow's key, so that it has the same secret hash. The address of such a key is one that no
+/// client has, except with [`Self::of_address`]. It tells the kinds apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AssociationKey(pub(crate) FlowKey);
+
+impl AssociationKey {
+    /// Packets of the client with this verification tag.
+    #[must_use]
+    pub fn to_server(ports: (u16, u16), tag: u32) -> Self {
+        Self::of(ports, tag, [1, 0])
+    }
+
+    /// The INIT of the client with this initiate tag.
+    #[must_use]
+    pub fn init(ports: (u16, u16), initiate: u32) -> Self {
+        Self::of(ports, initiate, [2, 0])
+    }
+
+    /// Packets of an endpoint to this port, with this verification tag.
+    #[must_use]
+    pub fn from_server(endpoint: EndpointId, to_port: u16, tag: u32) -> Self {
+        let [a, b, c, d] = endpoint.raw().to_be_bytes();
+        let addr = Addr::v6([0xff, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d]);
+        Self(FlowKey { owner: tag, tag: u32::from(to_port) << 16, addr })
+    }
+
+    /// A path of the association whose packets of the client have this verification tag.
+    #[must_use]
+    pub fn path(ports: (u16, u16), tag: u32, n: u8) -> Self {
+        Self::of(ports, tag, [4, n])
+    }
+
+    /// Packets from this address of the client, which its INIT has listed.
+    #[must_use]
+    pub fn of_address(ports: (u16, u16), client: Addr) -> Self {
+        Self(FlowKey { owner: 0, tag: pair(ports), addr: client })
+    }
+
+    fn of(ports: (u16, u16), number: u32, [kind, n]: [u8; 2]) -> Self {
+        let addr = Addr::v6([0xff, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n]);
+        Self(FlowKey { owner: number, tag: pair(ports), addr })
+    }
+}
+
+fn pair((client, server): (u16, u16)) -> u32 {
+    u32::from(client) << 16 | u32::from(server)
 }
 
 /// 64 bits of a key; each half picks a bucket.

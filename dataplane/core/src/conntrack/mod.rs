@@ -42,11 +42,11 @@ pub use dsr::{DsrHit, DsrTable};
 pub use eviction::{EvictionReason, FlowCounters};
 pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use kept_syns::{KeptSyn, KeptSyns, Tried};
-pub use key::{FlowHash, FlowHasher, FlowKey};
+pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use splice::Splice;
 pub use stream::{Placement, Stream};
-pub use tags::{Shown, Side, Tags};
+pub use tags::{Shown, Side, TagPair, Tags};
 pub use view::{FlowKind, FlowView};
 
 use crate::ids::{BackendId, ServiceId};

@@ -44,18 +44,20 @@ pub struct Shown {
     pub reflected: bool,
 }
 
-/// The tags that the two ends require in packets to them.
+/// The tags that the two ends require in packets to them; 0 for one that is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Pair {
-    client: u32,
-    server: u32,
+pub struct TagPair {
+    /// The tag of packets to the client.
+    pub client: u32,
+    /// The tag of packets to the server.
+    pub server: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     hash: u64,
-    confirmed: Pair,
-    offered: Pair,
+    confirmed: TagPair,
+    offered: TagPair,
     seen_ms: u32,
 }
 
@@ -63,8 +65,8 @@ impl Slot {
     fn read(words: &[u32]) -> Self {
         Self {
             hash: u64::from(words[0]) | u64::from(words[1]) << 32,
-            confirmed: Pair { client: words[2], server: words[3] },
-            offered: Pair { client: words[4], server: words[5] },
+            confirmed: TagPair { client: words[2], server: words[3] },
+            offered: TagPair { client: words[4], server: words[5] },
             seen_ms: words[6],
         }
     }
@@ -85,12 +87,17 @@ impl Slot {
     }
 
     fn is_confirmed(&self) -> bool {
-        self.confirmed != Pair::default()
+        self.confirmed != TagPair::default()
+    }
+
+    /// The pair in force: the confirmed one, otherwise the offered one.
+    fn pair(&self) -> TagPair {
+        if self.is_confirmed() { self.confirmed } else { self.offered }
     }
 
     /// Whether a packet has the tag that its receiver requires, or with bit T the sender's own (RFC 9260 section 8.5.1).
     fn proves(&self, from: Side, shown: &Shown) -> bool {
-        let pair = if self.is_confirmed() { self.confirmed } else { self.offered };
+        let pair = self.pair();
         let to_server = (from != Side::Server) != shown.reflected;
         let wanted = if to_server { pair.server } else { pair.client };
         wanted != 0 && shown.tag == wanted
@@ -100,7 +107,7 @@ impl Slot {
     fn take(&mut self, from: Side, shown: &Shown) -> Kind {
         match (shown.kind, from) {
             (Kind::Init, Side::Client | Side::ClientAlone) => {
-                self.offered = Pair { client: shown.initiate, server: 0 };
+                self.offered = TagPair { client: shown.initiate, server: 0 };
             }
             (Kind::InitAck, Side::Server) if self.offered.client == shown.tag => {
                 self.offered.server = shown.initiate;
@@ -124,7 +131,7 @@ impl Slot {
             return Kind::Plain;
         }
         self.confirmed = self.offered;
-        self.offered = Pair::default();
+        self.offered = TagPair::default();
         Kind::CookieEcho
     }
 }
@@ -149,8 +156,36 @@ impl Tags {
 
     /// Records the INIT that begins a flow. `hash` is that of the client's flow key.
     pub fn begin(&mut self, hash: FlowHash, initiate: u32, now: Now) {
-        let offered = Pair { client: initiate, server: 0 };
-        let slot = Slot { hash: hash.0, offered, seen_ms: now.millis(), ..Slot::default() };
+        let offered = TagPair { client: initiate, server: 0 };
+        self.place(&Slot { hash: hash.0, offered, seen_ms: now.millis(), ..Slot::default() }, hash, now);
+    }
+
+    /// Gives a further path of an association the association's tags.
+    pub fn adopt(&mut self, hash: FlowHash, tags: TagPair, confirmed: bool, now: Now) {
+        let slot = Slot { hash: hash.0, seen_ms: now.millis(), ..Slot::default() };
+        let slot = if confirmed { Slot { confirmed: tags, ..slot } } else { Slot { offered: tags, ..slot } };
+        self.place(&slot, hash, now);
+    }
+
+    /// The tags of a flow: the confirmed pair, otherwise the offered one.
+    #[must_use]
+    pub fn pair(&mut self, hash: FlowHash) -> Option<TagPair> {
+        self.slot(hash).map(|slot| slot.pair())
+    }
+
+    /// The pair that INIT and INIT ACK have offered and that no COOKIE ECHO has confirmed.
+    #[must_use]
+    pub fn offered(&mut self, hash: FlowHash) -> Option<TagPair> {
+        self.slot(hash).map(|slot| slot.offered)
+    }
+
+    fn slot(&mut self, hash: FlowHash) -> Option<Slot> {
+        let mut slots = self.set(hash).chunks_exact(WORDS).map(Slot::read);
+        slots.find(|slot| slot.hash == hash.0)
+    }
+
+    /// Writes a slot over the one that is worth least, or over the flow's own.
+    fn place(&mut self, slot: &Slot, hash: FlowHash, now: Now) {
         let set = self.set(hash);
         let least = (0..WAYS).min_by_key(|&way| {
             let there = Slot::read(&set[way * WORDS..]);

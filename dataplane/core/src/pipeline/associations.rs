@@ -1,33 +1,470 @@
-//! SCTP packets that begin or end an association: checks their verification tags before the flow tables see them.
+//! SCTP packets without a flow that a plain packet could follow: checks their verification tags before the flow tables
+//! see them, and finds the association of a path that has no flow yet.
+//!
+//! An association may have several paths: pairs of an address of the client and a VIP of the same Service (RFC 9260
+//! section 6.4). Each path has a flow of its own. The first packet of a further path is recognised by its ports and
+//! its verification tag ([`crate::associations`]), and its flow then has the backend of the association:
+//!
+//! - In DSR modes the gateway knows the server's tag from the client's COOKIE ECHO. A COOKIE ECHO that takes another path
+//!   than its INIT is recognised by the addresses that the INIT lists, and an INIT that the client repeats on another
+//!   path by its initiate tag.
+//! - In `nat` the backend sees the client's addresses, so packets of either end may begin a path.
+//! - In `fullnat` the backend sees one address and port, and replies go to the client's address that was used last: the
+//!   flow moves from path to path with the client's packets.
 //!
 //! Off the fast path: the tables recognise a plain packet of an established flow before this.
 
+use arrayvec::ArrayVec;
+
 use super::burst::Burst;
+use super::service_flows::{Known, Request};
 use super::state::Pipeline;
-use crate::conntrack::{FlowHash, Packet, Shown, Side};
+use crate::associations::{Association, Path};
+use crate::backend::Backend;
+use crate::conntrack::{AssociationKey, FlowHash, FlowKey, Packet, ReplyHit, ReplyKey, Shown, Side, TagPair};
 use crate::frame::Frame;
+use crate::ids::{BackendId, WorkerIndex};
+use crate::limits::ASSOCIATION_PATHS_MAX;
+use crate::now::Now;
+use crate::service::Service;
+use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::wire::sctp::{self, Kind};
+use crate::wire::sctp_parameters::addresses;
+use crate::wire::{Addr, Headers};
+
+/// The end of an association, which a worker tells another one: the flow of one path, and the kind of the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedPath {
+    /// The worker that has the flow.
+    pub worker: WorkerIndex,
+    /// The key of the flow.
+    pub key: FlowKey,
+    /// Whether the client has shut down, as opposed to an end at once.
+    pub is_shutdown: bool,
+}
+
+/// Ended paths that wait to be told. More are not told: their flows last until their idle timeout.
+pub(super) type EndedPaths = ArrayVec<EndedPath, 32>;
 
 impl Pipeline {
-    /// The kind of an SCTP packet of the flow with this hash (of the client's key), as far as its verification tag
-    /// proves it.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn proved<F: Frame>(
+    /// What an SCTP packet shows, and its kind as far as its verification tag proves it. `flow` is the hash of the
+    /// client's key.
+    fn proved<F: Frame>(
         &mut self,
         burst: &Burst<'_, '_, F>,
         packet: u8,
         flow: FlowHash,
         side: Side,
-    ) -> Packet {
-        let h = &burst.packets[usize::from(packet)].headers;
-        let frame = burst.frames[burst.frame_of(packet)].bytes();
-        let (kind, reflected) = sctp::kind(&frame[usize::from(h.l4)..usize::from(h.ip_end)]);
-        if kind == Kind::Plain {
-            return Packet::Sctp(kind);
-        }
-        let (tag, initiate) = sctp::tags(frame, h);
-        let shown = Shown { kind, tag, initiate, reflected };
-        Packet::Sctp(self.flows.tags.proved(flow, side, &shown, burst.now))
+    ) -> (Shown, Kind) {
+        let shown = shown(burst, packet);
+        let kind = match shown.kind {
+            Kind::Plain => Kind::Plain,
+            _ => self.flows.tags.proved(flow, side, &shown, burst.now),
+        };
+        (shown, kind)
     }
+
+    /// Looks up the flow of a packet of a client and records the packet in it. A further path of a known association
+    /// gets a flow.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn known_association<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &Request<'_>,
+    ) -> Option<Known> {
+        let side = if request.service.mode.is_dsr() { Side::ClientAlone } else { Side::Client };
+        let (shown, mut kind) = self.proved(burst, request.packet, request.flow_hash, side);
+        let mut known = self.recorded(request, kind, burst.now);
+        if known.is_none() {
+            self.join(burst, request, &shown)?;
+            // Its flow has the tags of the association now.
+            (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
+            known = self.recorded(request, kind, burst.now);
+        }
+        let known = known?;
+        match kind {
+            Kind::CookieEcho => self.remember_confirmed(burst, request, known.backend),
+            Kind::End => self.end_paths(request.key, request.flow_hash, request.service, false, burst.now),
+            Kind::Shutdown if request.service.mode.is_dsr() => {
+                self.end_paths(request.key, request.flow_hash, request.service, true, burst.now);
+            }
+            _ => {}
+        }
+        Some(known)
+    }
+
+    /// Looks up the flow of a request and records a packet of this kind in it.
+    fn recorded(&mut self, request: &Request<'_>, kind: Kind, now: Now) -> Option<Known> {
+        let Request { key, flow_hash, service, .. } = request;
+        let kind = Packet::Sctp(kind);
+        if service.mode.is_dsr() {
+            self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
+        } else {
+            let hit = self.flows.nat.lookup(key, *flow_hash, kind, now)?;
+            Some(Known::translated(&hit, service.mode, key))
+        }
+    }
+
+    /// The association of a packet without a flow.
+    fn association_of(&self, service: &Service, h: &Headers, shown: &Shown, now: Now) -> Option<Association> {
+        let ports = (h.src_port, service.port);
+        let is_dsr = service.mode.is_dsr();
+        let find = |key| self.associations.find(&key, now);
+        match shown.kind {
+            Kind::Init if is_dsr => find(AssociationKey::init(ports, shown.initiate)),
+            // With both directions seen, the tag of the INIT ACK tells which of several handshakes continues.
+            Kind::Init => None,
+            Kind::CookieEcho if is_dsr => find(AssociationKey::to_server(ports, shown.tag))
+                .or_else(|| find(AssociationKey::of_address(ports, h.src))),
+            _ => find(AssociationKey::to_server(ports, shown.tag)),
+        }
+    }
+
+    /// Creates the flow of a further path, if the packet belongs to a known association.
+    fn join<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &Request<'_>,
+        shown: &Shown,
+    ) -> Option<()> {
+        if !self.associations.is_prepared() {
+            return None;
+        }
+        let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
+        let h = &burst.packets[request.index()].headers;
+        let association = self.association_of(service, h, shown, now)?;
+        let is_refused = burst.client_fault(burst.frame_of(request.packet), h, service.mode).is_some()
+            || !snapshot.admits(service, &h.src);
+        if is_refused {
+            return None;
+        }
+        let backend = twin(snapshot, service, association.backend)?;
+        let (key, hash) = (request.key, request.flow_hash);
+        let local = match service.mode.is_dsr() {
+            true => None,
+            false => Some(self.local_of_path(service, h, &association, backend)?),
+        };
+        let path = Path { service: service.id, client: h.src, worker: self.worker };
+        if association.confirmed
+            && !self.associations.add_path((h.src_port, service.port), association.tags.server, &path, now)
+        {
+            return None;
+        }
+        let first = Packet::Sctp(Kind::Init);
+        match local {
+            None => self.flows.dsr.insert(&key, hash, backend.id, first, service.idle, now).ok()?,
+            Some(local) => self.bind_path(request, association.tags, local, backend, now)?,
+        }
+        match shown.kind {
+            Kind::Init => self.flows.tags.begin(hash, shown.initiate, now),
+            _ => self.flows.tags.adopt(hash, association.tags, association.confirmed, now),
+        }
+        if association.confirmed {
+            let _ = self.recorded(request, Kind::CookieEcho, now);
+        }
+        Some(())
+    }
+
+    /// The address and port that the backend sees on a further path, in a mode that translates.
+    fn local_of_path(
+        &self,
+        service: &Service,
+        h: &Headers,
+        association: &Association,
+        backend: &Backend,
+    ) -> Option<(Addr, u16)> {
+        let (local, port) = association.local;
+        let local = match service.mode {
+            // With another port, or through an address of the gateway, the backend knows one address only.
+            ForwardingMode::Nat if port != h.src_port || backend.address == h.src => return None,
+            ForwardingMode::Nat => h.src,
+            _ if association.worker != self.worker => return None,
+            _ => local,
+        };
+        (local.is_v4() == h.src.is_v4()).then_some((local, port))
+    }
+
+    /// Creates the flow of a further path in a mode that translates. If the association's flow has the same address and
+    /// port towards the backend, it moves to this path.
+    fn bind_path(
+        &mut self,
+        request: &Request<'_>,
+        tags: TagPair,
+        (local, port): (Addr, u16),
+        backend: &Backend,
+        now: Now,
+    ) -> Option<()> {
+        let reply = FlowKey::reply(backend.endpoint, local, port);
+        let reply = (reply, self.flows.hash(&reply));
+        if self.flows.nat.reply_key(&reply.0, reply.1, &request.key, now) != ReplyKey::Free {
+            let hit = self.flows.nat.peek_reply(&reply.0, reply.1, now)?;
+            let former = FlowKey::flow(hit.service, hit.client, hit.client_port);
+            let former = (former, self.flows.hash(&former));
+            if self.flows.tags.pair(former.1) != Some(tags) {
+                return None;
+            }
+            self.flows.nat.remove(&former.0, former.1);
+        }
+        let (flow, first) = ((&request.key, request.flow_hash), Packet::Sctp(Kind::Init));
+        let (reply, idle) = ((&reply.0, reply.1), request.service.idle);
+        self.flows.nat.insert_pair(flow, reply, backend.id, first, idle, now).ok()
+    }
+
+    /// Records an INIT that begins an association: its tag, and in DSR modes how packets of the handshake are recognised
+    /// on other paths.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_association<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &Request<'_>,
+        backend: BackendId,
+    ) {
+        let (h, now) = (&burst.packets[request.index()].headers, burst.now);
+        let frame = burst.frames[burst.frame_of(request.packet)].bytes();
+        let (_, initiate) = sctp::tags(frame, h);
+        self.flows.tags.begin(request.flow_hash, initiate, now);
+        if !request.service.mode.is_dsr() {
+            return;
+        }
+        let ports = (h.src_port, request.service.port);
+        let association = Association {
+            backend,
+            tags: TagPair { client: initiate, server: 0 },
+            confirmed: false,
+            client_port: h.src_port,
+            local: (Addr::UNSPECIFIED, 0),
+            worker: self.worker,
+        };
+        self.associations.remember(&AssociationKey::init(ports, initiate), &association, now);
+        let listed = addresses(&frame[usize::from(h.l4)..usize::from(h.ip_end)]);
+        for addr in listed.filter(|addr| *addr != h.src).take(usize::from(ASSOCIATION_PATHS_MAX)) {
+            self.associations.remember(&AssociationKey::of_address(ports, addr), &association, now);
+        }
+    }
+
+    /// Records an association whose COOKIE ECHO has arrived.
+    fn remember_confirmed<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &Request<'_>,
+        backend: BackendId,
+    ) {
+        let (service, now) = (request.service, burst.now);
+        let Some(tags) = self.flows.tags.pair(request.flow_hash) else { return };
+        let client = (request.key.addr(), request.key.port());
+        let association = self.association(service, client, request.flow_hash, backend, (tags, true), now);
+        self.remember_association(service, burst.view.snapshot, &association, now);
+        let path = Path { service: service.id, client: client.0, worker: self.worker };
+        let ports = (client.1, service.port);
+        // The number of paths limits further ones only.
+        let _ = self.associations.add_path(ports, tags.server, &path, now);
+    }
+
+    fn association(
+        &self,
+        service: &Service,
+        client: (Addr, u16),
+        flow: FlowHash,
+        backend: BackendId,
+        (tags, confirmed): (TagPair, bool),
+        now: Now,
+    ) -> Association {
+        let local = if service.mode.is_dsr() {
+            (Addr::UNSPECIFIED, 0)
+        } else {
+            let key = FlowKey::flow(service.id, client.0, client.1);
+            let hit = self.flows.nat.peek(&key, flow, now);
+            hit.map_or(client, |hit| (hit.source, hit.source_port))
+        };
+        Association { backend, tags, confirmed, client_port: client.1, local, worker: self.worker }
+    }
+
+    fn remember_association(
+        &self,
+        service: &Service,
+        snapshot: &Snapshot,
+        association: &Association,
+        now: Now,
+    ) {
+        let ports = (association.client_port, service.port);
+        let key = AssociationKey::to_server(ports, association.tags.server);
+        self.associations.remember(&key, association, now);
+        if let (ForwardingMode::Nat, Some(backend)) = (service.mode, snapshot.backend(association.backend)) {
+            let (port, tag) = (association.local.1, association.tags.client);
+            let key = AssociationKey::from_server(backend.endpoint, port, tag);
+            self.associations.remember(&key, association, now);
+        }
+    }
+
+    /// Ends the flows of all other paths of an association. The packet has proved the end.
+    fn end_paths(&mut self, key: FlowKey, hash: FlowHash, service: &Service, is_shutdown: bool, now: Now) {
+        let Some(tags) = self.flows.tags.pair(hash) else { return };
+        let ports = (key.port(), service.port);
+        if !is_shutdown {
+            self.associations.forget(&AssociationKey::to_server(ports, tags.server));
+        }
+        let paths: ArrayVec<Path, { ASSOCIATION_PATHS_MAX as usize }> =
+            self.associations.take_paths(ports, tags.server).collect();
+        for path in paths {
+            let other = FlowKey::flow(path.service, path.client, ports.0);
+            let ended = EndedPath { worker: path.worker, key: other, is_shutdown };
+            if other == key {
+                continue;
+            }
+            if path.worker == self.worker {
+                self.end_path(&ended, now);
+            } else {
+                // If there is no room, the flow lasts until its idle timeout.
+                let _ = self.ended_paths.try_push(ended);
+            }
+        }
+    }
+
+    /// Ends the flow of a path whose association has ended on another path.
+    pub fn end_path(&mut self, ended: &EndedPath, now: Now) {
+        let hash = self.flows.hash(&ended.key);
+        let kind = Packet::Sctp(if ended.is_shutdown { Kind::Shutdown } else { Kind::End });
+        // A key is in one of the tables: that of the mode of its service.
+        let _ = self.flows.dsr.lookup(&ended.key, hash, kind, now);
+        let _ = self.flows.nat.lookup(&ended.key, hash, kind, now);
+    }
+
+    /// The paths of ended associations whose flows other workers have. Each call returns those since the last one.
+    #[inline]
+    pub fn take_ended_paths(&mut self) -> impl Iterator<Item = EndedPath> {
+        std::mem::take(&mut self.ended_paths).into_iter()
+    }
+
+    /// Whether [`Self::take_ended_paths`] would return any.
+    #[inline]
+    #[must_use]
+    pub fn has_ended_paths(&self) -> bool {
+        !self.ended_paths.is_empty()
+    }
+
+    /// The worker that has the flow of an association in `fullnat`, if it is not this one.
+    #[cold]
+    pub(super) fn worker_of_association<F: Frame>(
+        &self,
+        burst: &Burst<'_, '_, F>,
+        request: &Request<'_>,
+    ) -> Option<WorkerIndex> {
+        let (service, h) = (request.service, &burst.packets[request.index()].headers);
+        if !matches!(request.kind, Packet::Sctp(_))
+            || service.mode != ForwardingMode::FullNat
+            || burst.arrival.hand_overs() > 1
+        {
+            return None;
+        }
+        let association = self.association_of(service, h, &shown(burst, request.packet), burst.now)?;
+        (association.worker != self.worker && association.worker < self.workers).then_some(association.worker)
+    }
+
+    /// Looks up the flow of a packet of a backend and records the packet in it. In `nat` a further path of a known
+    /// association gets a flow.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn reply_of_association<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        packet: u8,
+        key: &FlowKey,
+        hash: FlowHash,
+    ) -> Option<ReplyHit> {
+        let (snapshot, now) = (burst.view.snapshot, burst.now);
+        let hit = match self.flows.nat.peek_reply(key, hash, now) {
+            Some(hit) => hit,
+            None => {
+                self.join_from_server(burst, packet, key, hash)?;
+                self.flows.nat.peek_reply(key, hash, now)?
+            }
+        };
+        let client = (hit.client, hit.client_port);
+        let flow = FlowKey::flow(hit.service, client.0, client.1);
+        let flow_hash = self.flows.hash(&flow);
+        let (shown, kind) = self.proved(burst, packet, flow_hash, Side::Server);
+        let hit = self.flows.nat.lookup_reply(key, hash, Packet::Sctp(kind), now);
+        if let Some(service) = snapshot.service_by_id(flow.service()) {
+            let offered = TagPair { client: shown.tag, server: shown.initiate };
+            match (kind, hit) {
+                (Kind::InitAck, Some(hit)) if self.flows.tags.offered(flow_hash) == Some(offered) => {
+                    let tags = (offered, false);
+                    let offer = self.association(service, client, flow_hash, hit.backend, tags, now);
+                    self.remember_association(service, snapshot, &offer, now);
+                }
+                (Kind::End, _) => self.end_paths(flow, flow_hash, service, false, now),
+                _ => {}
+            }
+        }
+        hit
+    }
+
+    /// Creates the flow of a path that the backend begins, if the packet belongs to a known association.
+    fn join_from_server<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        packet: u8,
+        key: &FlowKey,
+        hash: FlowHash,
+    ) -> Option<()> {
+        let (snapshot, now) = (burst.view.snapshot, burst.now);
+        let h = &burst.packets[usize::from(packet)].headers;
+        let shown = shown(burst, packet);
+        let endpoint = snapshot.endpoint(
+            Snapshot::hash_endpoint(&h.src, h.proto, h.src_port),
+            &h.src,
+            h.proto,
+            h.src_port,
+        )?;
+        let from = AssociationKey::from_server(endpoint, h.dst_port, shown.tag);
+        let association = self.associations.find(&from, now)?;
+        let backend = snapshot.backend(association.backend).filter(|one| one.endpoint == endpoint)?;
+        let service = snapshot.service_by_id(backend.service)?;
+        let kept = association.confirmed && association.local.1 == association.client_port;
+        if !kept || service.mode != ForwardingMode::Nat || !snapshot.admits(service, &h.dst) {
+            return None;
+        }
+        let ports = (association.client_port, service.port);
+        let path = Path { service: service.id, client: h.dst, worker: self.worker };
+        if !self.associations.add_path(ports, association.tags.server, &path, now) {
+            return None;
+        }
+        let flow = FlowKey::flow(service.id, h.dst, association.client_port);
+        let flow = (&flow, self.flows.hash(&flow));
+        let first = Packet::Sctp(Kind::Init);
+        self.flows.nat.insert_pair(flow, (key, hash), backend.id, first, service.idle, now).ok()?;
+        self.flows.tags.adopt(flow.1, association.tags, true, now);
+        let _ = self.flows.nat.lookup(flow.0, flow.1, Packet::Sctp(Kind::CookieEcho), now);
+        Some(())
+    }
+}
+
+/// What the packet shows about its association.
+fn shown<F: Frame>(burst: &Burst<'_, '_, F>, packet: u8) -> Shown {
+    let h = &burst.packets[usize::from(packet)].headers;
+    let frame = burst.frames[burst.frame_of(packet)].bytes();
+    let (kind, reflected) = sctp::kind(&frame[usize::from(h.l4)..usize::from(h.ip_end)]);
+    let (tag, initiate) = sctp::tags(frame, h);
+    Shown { kind, tag, initiate, reflected }
+}
+
+/// The backend of a service port that is the same endpoint as a backend of another port of the same Service with another
+/// VIP.
+fn twin<'s>(snapshot: &'s Snapshot, service: &Service, id: BackendId) -> Option<&'s Backend> {
+    let backend = snapshot.backend(id)?;
+    if backend.service == service.id {
+        return Some(backend);
+    }
+    let (own, other) = (snapshot.service_info(service.id)?, snapshot.service_info(backend.service)?);
+    let is_same = own.name == other.name
+        && own.namespace == other.namespace
+        && own.key.protocol == other.key.protocol
+        && own.key.port == other.key.port
+        && own.mode == other.mode;
+    let place =
+        own.backends.binary_search_by_key(&(backend.address, backend.port), |one| (one.address, one.port));
+    let found = own.backends.get(place.ok().filter(|_| is_same)?)?;
+    snapshot.backend(found.id)
 }

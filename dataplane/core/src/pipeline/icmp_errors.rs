@@ -21,9 +21,9 @@ use crate::ids::BackendId;
 use crate::service::Service;
 use crate::snapshot::Snapshot;
 use crate::verdict::{Refusal, Verdict};
-use crate::wire::ipv6;
 use crate::wire::quote::{self, Quote};
 use crate::wire::rewrite::Endpoint;
+use crate::wire::{ipv6, proto};
 
 /// The destination of an error, with the note about it; or the verdict that hands it over or refuses it.
 type Found<'s> = Result<(Destination<'s>, Note), Verdict>;
@@ -78,7 +78,7 @@ impl Pipeline {
             self.owner_of_request(service, client, vip, quoted.proto, Dealt::Otherwise)
         });
         if let Some(Some(owner)) = owner
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+            && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
         {
             return Some(Err(elsewhere));
         }
@@ -125,7 +125,7 @@ impl Pipeline {
                 let (backend, to) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
                 self.owner_of_reply(snapshot, backend, to, quoted.proto, Dealt::Otherwise)
             }
-            && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+            && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
         {
             return Some(Err(elsewhere));
         }

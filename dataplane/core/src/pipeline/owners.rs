@@ -24,7 +24,7 @@ use crate::ids::WorkerIndex;
 use crate::service::Service;
 use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::verdict::{Refusal, Verdict};
-use crate::wire::{Addr, Family, Headers, ipv6};
+use crate::wire::{Addr, Family, Headers, ipv6, proto};
 
 /// How a NIC with RSS assigns a packet to a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,12 +99,14 @@ impl Pipeline {
     }
 
     /// Checks that this worker may process a packet whose flow belongs to `owner`. The error is the verdict: a
-    /// hand-over to `owner`, or a drop if the packet was handed over before.
+    /// hand-over to `owner`, or a drop if the packet was handed over before. A packet of SCTP may have been handed over
+    /// to the worker that has the flow of another path of its association.
     #[inline]
-    pub(super) fn at_home(&self, owner: WorkerIndex, arrival: Arrival) -> Result<(), Verdict> {
+    pub(super) fn at_home(&self, owner: WorkerIndex, arrival: Arrival, proto: u8) -> Result<(), Verdict> {
         match arrival {
             _ if owner == self.worker => Ok(()),
             Arrival::Wire(_) => Err(Verdict::HandOver(owner)),
+            _ if proto == proto::SCTP => Ok(()),
             Arrival::HandedOver(_) | Arrival::HandedOverAgain(..) => Err(Refusal::HandOverLoop.into()),
         }
     }

@@ -12,7 +12,7 @@ use super::owners::Dealt;
 use super::passive::may_refuse;
 use super::service_flows::kind_of;
 use super::state::Pipeline;
-use crate::conntrack::{First, FlowHash, FlowKey, Packet, ReplyHit, Side};
+use crate::conntrack::{First, FlowHash, FlowKey, Packet, ReplyHit};
 use crate::frame::Frame;
 use crate::limits::BURST;
 use crate::snapshot::Snapshot;
@@ -63,7 +63,7 @@ impl Pipeline {
                     let (backend, to) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
                     self.owner_of_reply(snapshot, backend, to, h.proto, Dealt::of(h))
                 }
-                && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+                && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
             {
                 burst.set(at, elsewhere);
                 continue;
@@ -98,11 +98,9 @@ impl Pipeline {
         key: &FlowKey,
         hash: FlowHash,
     ) -> Option<ReplyHit> {
-        let mut kind = kind_of(&burst.packets[usize::from(packet)].headers);
+        let kind = kind_of(&burst.packets[usize::from(packet)].headers);
         if let Packet::Sctp(_) = kind {
-            let hit = self.flows.nat.peek_reply(key, hash, burst.now)?;
-            let flow = FlowKey::flow(hit.service, hit.client, hit.client_port);
-            kind = self.proved(burst, packet, self.flows.hash(&flow), Side::Server);
+            return self.reply_of_association(burst, packet, key, hash);
         }
         let hit = self.flows.nat.lookup_reply(key, hash, kind, burst.now);
         if let Some(hit) = hit.filter(|_| !self.passive.is_idle()) {

@@ -14,9 +14,7 @@ use super::passive::Syn;
 use super::state::Pipeline;
 use super::view::Arrival;
 use crate::backend::Backend;
-use crate::conntrack::{
-    DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey, Side,
-};
+use crate::conntrack::{DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey};
 use crate::forward::snat_ports::Turn;
 use crate::frame::Frame;
 use crate::hash::{key_hash, scale, selection_hash};
@@ -51,8 +49,8 @@ pub(super) struct Request<'s> {
 
 /// The content of a flow entry.
 #[derive(Clone, Copy)]
-struct Known {
-    backend: BackendId,
+pub(super) struct Known {
+    pub(super) backend: BackendId,
     local: Option<Endpoint>,
     syn: Syn,
 }
@@ -66,7 +64,7 @@ impl From<DsrHit> for Known {
 impl Known {
     /// The meaning of a flow entry for a packet of this client.
     #[inline]
-    fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
+    pub(super) fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
         let local = local_of(hit, mode, &client.addr(), client.port());
         Self { backend: hit.backend, local, syn: Syn::of(hit.reopened, hit.repeated) }
     }
@@ -140,7 +138,7 @@ impl Pipeline {
         if self.workers > 1 {
             let (client, vip) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
             if let Some(owner) = self.owner_of_request(service, client, vip, h.proto, Dealt::of(h)) {
-                self.at_home(owner, arrival)?;
+                self.at_home(owner, arrival, h.proto)?;
             }
         }
         let key = FlowKey::flow(service.id, h.src, h.src_port);
@@ -229,10 +227,9 @@ impl Pipeline {
     /// Looks up the flow of a request and records the packet in it.
     fn known<F: Frame>(&mut self, burst: &Burst<'_, '_, F>, request: &Request<'_>) -> Option<Known> {
         let Request { key, flow_hash, kind, service, .. } = request;
-        let (mut kind, now) = (*kind, burst.now);
+        let (kind, now) = (*kind, burst.now);
         if let Packet::Sctp(_) = kind {
-            let side = if service.mode.is_dsr() { Side::ClientAlone } else { Side::Client };
-            kind = self.proved(burst, request.packet, *flow_hash, side);
+            return self.known_association(burst, request);
         }
         if service.mode.is_dsr() {
             self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
@@ -434,8 +431,7 @@ impl Pipeline {
             self.keep_syn(burst, request.index(), flow, request.found.is_some(), backend);
         }
         if request.kind == Packet::Sctp(sctp::Kind::Init) {
-            let (_, initiate) = sctp::tags(burst.frames[burst.frame_of(request.packet)].bytes(), h);
-            self.flows.tags.begin(request.flow_hash, initiate, now);
+            self.begin_association(burst, request, backend.id);
         }
         burst.view.tallies.connected(backend.id);
         Ok(Chosen { backend, local, flow: FlowNote::New })
@@ -692,6 +688,9 @@ impl Pipeline {
     /// would end that.
     #[cold]
     fn no_flow<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
+        if let Some(worker) = self.worker_of_association(burst, request) {
+            return burst.set(at, Verdict::HandOver(worker));
+        }
         let h = burst.packets[request.index()].headers;
         let wanted = burst.view.snapshot.policy().reset_unknown_flows && h.proto == proto::TCP;
         let answered = wanted && self.reset(burst, at, &h);

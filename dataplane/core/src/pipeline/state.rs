@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::admission::Recheck;
+use super::associations::EndedPaths;
 use super::cookie_state::Cookies;
 use super::passive::Passive;
 use super::schedule::Schedule;
 use crate::affinities::Affinities;
+use crate::associations::Associations;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
 use crate::forward::snat_ports::{SnatPorts, Steering};
@@ -54,6 +56,9 @@ pub struct Pipeline {
     pub(super) limits: WorkerLimits,
     /// The backends of clients that all workers share; `None` for a single worker.
     pub(super) affinities: Option<Arc<Affinities>>,
+    /// The SCTP associations of all workers.
+    pub(super) associations: Arc<Associations>,
+    pub(super) ended_paths: EndedPaths,
     pub(super) passive: Passive,
     pub(super) cookies: Cookies,
     recheck: Recheck,
@@ -77,6 +82,8 @@ impl Pipeline {
             schedule: Schedule::new(config.worker, config.workers, config.seed),
             limits: WorkerLimits::new(),
             affinities: None,
+            associations: Arc::new(Associations::new(config.entries, config.seed)),
+            ended_paths: EndedPaths::new(),
             passive: Passive::new(),
             cookies: Cookies::new(config.seed, config.entries),
             recheck: Recheck::default(),
@@ -88,6 +95,19 @@ impl Pipeline {
     pub fn with_affinities(mut self, affinities: Arc<Affinities>) -> Self {
         self.affinities = Some(affinities);
         self
+    }
+
+    /// Shares the SCTP associations with the other workers, by this table of theirs.
+    #[must_use]
+    pub fn with_associations(mut self, associations: Arc<Associations>) -> Self {
+        self.associations = associations;
+        self
+    }
+
+    /// The SCTP associations. Their table must be prepared for a snapshot with SCTP services.
+    #[must_use]
+    pub fn associations(&self) -> &Arc<Associations> {
+        &self.associations
     }
 
     /// Removes some of the expired flows. Call it with every burst, and when there is none.

@@ -23,6 +23,7 @@ mod oversized;
 mod passive;
 mod path_mtu;
 mod path_mtu_packets;
+mod paths_of_associations;
 mod ports;
 mod pressure;
 mod protection;

@@ -7,7 +7,7 @@ use super::interface::Interface;
 use super::lineage::Fresh;
 use super::network::{Network, Transit};
 use super::network_spec::Policy;
-use super::spec::ForwardingMode;
+use super::spec::{ForwardingMode, Protocol};
 use super::tunnel_prefix::TunnelPrefix;
 use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
@@ -162,6 +162,12 @@ impl Snapshot {
     #[must_use]
     pub fn has_affinity(&self) -> bool {
         self.services.iter().any(|(service, _)| service.affinity_ms != 0)
+    }
+
+    /// Whether a service has the protocol SCTP. Walks all services.
+    #[must_use]
+    pub fn has_sctp(&self) -> bool {
+        self.services.iter().any(|(service, _)| service.protocol == Protocol::Sctp)
     }
 
     /// The hash by which a flow of a service chooses its backend ([`Service::select`]). Ports are in host order.

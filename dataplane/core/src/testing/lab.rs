@@ -218,11 +218,13 @@ impl Lab {
             Snapshot::compile(&spec, None, &neighbors).expect("the spec of a test compiles");
         assert!(problems.is_empty(), "{problems:?}");
         let config = PipelineConfig { worker, workers, entries: 4096, seed: 7, steering };
+        let pipeline = Pipeline::new(&config);
+        prepare(&pipeline, &snapshot);
         Self {
             spec,
             snapshot,
             neighbors,
-            pipeline: Pipeline::new(&config),
+            pipeline,
             tallies: Tallies::with_capacity(64, 64),
             counters: WorkerCounters::default(),
             now: Now(1_000_000_000),
@@ -234,6 +236,7 @@ impl Lab {
     pub fn with_entries(mut self, entries: usize) -> Self {
         let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 7, steering: Steering::Single };
         self.pipeline = Pipeline::new(&config);
+        prepare(&self.pipeline, &self.snapshot);
         self
     }
 
@@ -253,6 +256,7 @@ impl Lab {
         let (snapshot, _) =
             Snapshot::compile(&self.spec, Some(&self.snapshot), &self.neighbors).expect("compiles");
         self.snapshot = snapshot;
+        prepare(&self.pipeline, &self.snapshot);
         while self.pipeline.recheck(&self.snapshot, self.now) {}
     }
 
@@ -334,6 +338,13 @@ impl Lab {
     pub fn backend_of(&self, fate: &Fate) -> IpAddr {
         let id = fate.note.backend.expect("the packet has a backend");
         self.snapshot.backend(id).expect("the backend lives").address.ip()
+    }
+}
+
+/// Prepares what the publisher prepares for a snapshot.
+fn prepare(pipeline: &Pipeline, snapshot: &Snapshot) {
+    if snapshot.has_sctp() {
+        pipeline.associations().prepare();
     }
 }
 

@@ -14,6 +14,7 @@ use super::checks::{self, Seen};
 use super::choices::Choices;
 use super::context::{Context, INSIDE_MAC, PORTS, VIPS, remember};
 use super::frames;
+use crate::associations::Associations;
 use crate::conntrack::FlowKind;
 use crate::counters::{Tallies, WorkerCounters};
 use crate::forward::snat_ports::{Rss, Steering};
@@ -84,9 +85,14 @@ impl World {
                 Steering::Rss(Box::new(Rss { key: (0..40u8).map(|n| n.wrapping_mul(37)).collect(), queues }))
             }
         };
+        let associations = Arc::new(Associations::new(entries, 7));
+        if snapshot.has_sctp() {
+            associations.prepare();
+        }
         let worker = |worker| {
             let config = PipelineConfig { worker, workers, entries, seed: 7, steering: steering.clone() };
-            Worker { pipeline: Pipeline::new(&config), counters: WorkerCounters::default(), given: 0 }
+            let pipeline = Pipeline::new(&config).with_associations(Arc::clone(&associations));
+            Worker { pipeline, counters: WorkerCounters::default(), given: 0 }
         };
         Self {
             context: Context { snapshot, sent: Vec::new(), received: Vec::new() },
@@ -135,6 +141,9 @@ impl World {
         {
             self.context.snapshot = snapshot;
             for worker in &mut self.workers {
+                if self.context.snapshot.has_sctp() {
+                    worker.pipeline.associations().prepare();
+                }
                 while worker.pipeline.recheck(&self.context.snapshot, self.now) {}
             }
         }
