@@ -76,6 +76,9 @@ pub const SHARED_ASSOCIATIONS_MAX: usize = 1 << 17;
 /// Paths of one SCTP association: pairs of an address of the client and a VIP.
 pub const ASSOCIATION_PATHS_MAX: u8 = 8;
 
+/// Further VIPs of a Service that the gateway adds to an INIT ACK of SCTP.
+pub const FURTHER_VIPS_MAX: usize = 7;
+
 /// Services whose counts for limits a worker reports together. Tens of thousands of Services with limits take some seconds.
 pub const LIMIT_REPORTS_AT_ONCE: usize = 64;
 

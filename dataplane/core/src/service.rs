@@ -6,6 +6,7 @@
 //!
 //! Invariant: a look-up compares the whole key, and the id of a removed service finds nothing.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::conntrack::IdleTimeout;
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
+use crate::limits::FURTHER_VIPS_MAX;
 use crate::selector::Selector;
 use crate::service_limits::LimitFlags;
 use crate::snapshot::{
@@ -167,6 +169,9 @@ pub struct BackendInfo {
     pub state: BackendState,
 }
 
+/// Services with the other VIPs of their Service.
+pub(crate) type FurtherVips = Arc<[(ServiceId, Box<[Addr]>)]>;
+
 /// All service ports of a snapshot.
 #[derive(Debug)]
 pub(crate) struct Services {
@@ -222,6 +227,30 @@ impl Services {
     pub(crate) fn compared(&self) -> Arc<[ServiceId]> {
         let compared = self.iter().filter(|(_, info)| info.scheduler.compares_loads());
         compared.map(|(service, _)| service.id).collect()
+    }
+
+    /// For each service of SCTP in a mode that translates, the other VIPs of its family at which the same port of the same
+    /// Service is served, at most [`FURTHER_VIPS_MAX`]. Services without one are not listed. In the order of ids.
+    pub(crate) fn further_vips(&self) -> FurtherVips {
+        let concerns = |service: &Service| {
+            service.protocol == Protocol::Sctp
+                && !service.mode.is_dsr()
+                && service.no_endpoints != NoEndpoints::Unserved
+        };
+        let mut groups: HashMap<_, Vec<&Service>> = HashMap::new();
+        for (service, info) in self.iter().filter(|(service, _)| concerns(service)) {
+            let same = (&info.namespace, &info.name, service.port, service.vip.is_v4());
+            groups.entry(same).or_default().push(service);
+        }
+        let mut all: Vec<(ServiceId, Box<[Addr]>)> = Vec::new();
+        for group in groups.values().filter(|group| group.len() > 1) {
+            for one in group {
+                let others = group.iter().filter(|other| other.id != one.id && other.mode == one.mode);
+                all.push((one.id, others.map(|other| other.vip).take(FURTHER_VIPS_MAX).collect()));
+            }
+        }
+        all.sort_unstable_by_key(|(id, _)| id.raw());
+        all.into()
     }
 
     #[inline]

@@ -11,6 +11,7 @@ pub mod dsr_l2;
 pub mod fullnat;
 pub mod nat;
 pub mod proxy_protocol;
+pub mod sctp_addresses;
 pub mod snat_ports;
 pub mod spliced;
 pub mod tunnel;

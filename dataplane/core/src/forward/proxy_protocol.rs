@@ -252,7 +252,7 @@ fn covered_end(frame: &[u8], h: &Headers) -> usize {
 }
 
 /// Sets the length of the IP packet, its header included.
-fn set_ip_len(frame: &mut [u8], h: &Headers, len: u16) {
+pub(super) fn set_ip_len(frame: &mut [u8], h: &Headers, len: u16) {
     let l3 = usize::from(h.l3);
     match h.family {
         Family::V4 => {

@@ -21,13 +21,13 @@ use crate::now::Now;
 use crate::path_mtu;
 use crate::service::Service;
 use crate::service_limits::Direction;
-use crate::snapshot::{ForwardingMode, Interface};
+use crate::snapshot::{ForwardingMode, Interface, Protocol};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
 use crate::wire::icmp::Problem;
 use crate::wire::quote;
 use crate::wire::rewrite::{self, Endpoint};
-use crate::wire::{Addr, Family, Headers, MacAddr};
+use crate::wire::{Addr, Family, Headers, MacAddr, Parsed, proto, sctp};
 
 /// A next hop whose link address is known, and the limits of packets to it.
 pub(super) struct NextHop {
@@ -376,6 +376,9 @@ impl Pipeline {
             return self.send_proxied(burst, packet, destination);
         }
         self.send_translated_as_it_is(burst, packet, destination, service.mss_limit);
+        if service.protocol == Protocol::Sctp && direction == Direction::ToClient {
+            list_further_vips(burst, packet, service);
+        }
     }
 
     /// Translates and sends a packet. `mss_limit` is a constant for most services.
@@ -553,6 +556,26 @@ pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<
         Destination::Client { service, client } => (true, (service.port, client.port)),
     };
     rewrite::changes_sctp(frame, h, hides_source, ports)
+}
+
+/// Lists the further VIPs of a Service in the INIT ACK of its backend, if that has been translated and is sent. The client
+/// then has a path to each, and the backend is not told.
+#[cold]
+fn list_further_vips<F: Frame>(burst: &mut Burst<'_, '_, F>, packet: u8, service: &Service) {
+    let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
+    let (at, kind) = (usize::from(*frame), sctp::Kind::from_bits(before.tcp_flags));
+    let vips = burst.view.snapshot.further_vips(service.id);
+    if kind != sctp::Kind::InitAck || before.proto != proto::SCTP || vips.is_empty() {
+        return;
+    }
+    let Verdict::Transmit { interface, why: TransmitReason::Reply } = burst.out.verdicts[at] else { return };
+    let mtu = burst.view.snapshot.interface(interface).map_or(0, |interface| usize::from(interface.mtu));
+    let frame = &mut burst.frames[at];
+    // The frame may have moved by a tag of its new link.
+    if let Ok(Parsed::Ip(h)) = crate::wire::parse(frame.bytes()) {
+        // Without room for them, the client has the path of the packet.
+        let _ = forward::sctp_addresses::append(frame, &h, vips, mtu);
+    }
 }
 
 /// Limits the segment size of a SYN that leaves by `way`: answers take both links in the other direction.

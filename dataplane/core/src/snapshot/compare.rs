@@ -136,7 +136,7 @@ impl<'a> Seen<'a> {
             (basis, mss_limit, on_change, dscp, is_plain),
         );
         let is_compared = snapshot.compared.contains(&id);
-        let times = (affinity_ms, idle);
+        let times = (affinity_ms, idle, snapshot.further_vips(id).to_vec());
         let asked = asked.as_ref().map(|ranges| ranges.nets());
         let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
         let limits = snapshot.limited_service(service).map(|of| {

@@ -18,7 +18,7 @@ use crate::prefetch;
 use crate::routes::{NextHop, Routes};
 use crate::selection_key::{client_choice, flow_choice};
 use crate::selector::Selector;
-use crate::service::{ChoiceBasis, Service, ServiceInfo, Services};
+use crate::service::{ChoiceBasis, FurtherVips, Service, ServiceInfo, Services};
 use crate::service_limits::{LimitedService, LimitedServices};
 use crate::source_lists::{SourceList, SourceLists};
 use crate::source_ranges::Sets;
@@ -51,6 +51,8 @@ pub struct Snapshot {
     pub(super) admission: u64,
     /// The service ports that compare the loads of their backends, in the order of their keys.
     pub(super) compared: Arc<[ServiceId]>,
+    /// The further VIPs of services of SCTP.
+    pub(super) further_vips: FurtherVips,
     pub(super) carried: Carried,
 }
 
@@ -168,6 +170,13 @@ impl Snapshot {
     #[must_use]
     pub fn has_sctp(&self) -> bool {
         self.services.iter().any(|(service, _)| service.protocol == Protocol::Sctp)
+    }
+
+    /// The other VIPs at which clients reach the associations of a service of SCTP that translates. They have its family.
+    #[must_use]
+    pub fn further_vips(&self, service: ServiceId) -> &[Addr] {
+        let place = self.further_vips.binary_search_by_key(&service.raw(), |(id, _)| id.raw());
+        place.ok().and_then(|at| self.further_vips.get(at)).map_or(&[], |(_, vips)| vips)
     }
 
     /// The hash by which a flow of a service chooses its backend ([`Service::select`]). Ports are in host order.

@@ -78,6 +78,19 @@ pub fn addresses(packet: &[u8]) -> impl Iterator<Item = Addr> {
     })
 }
 
+/// An address as a parameter.
+#[must_use]
+pub fn address_parameter(addr: &Addr) -> arrayvec::ArrayVec<u8, 20> {
+    let (kind, value) = if addr.is_v4() {
+        (parameter::IPV4, &addr.bytes()[12..])
+    } else {
+        (parameter::IPV6, &addr.bytes()[..])
+    };
+    let [k, l] = kind.to_be_bytes();
+    let [a, b] = (4 + value.len() as u16).to_be_bytes();
+    [k, l, a, b].iter().chain(value).copied().collect()
+}
+
 /// Whether [`hide`] would change the packet.
 #[must_use]
 pub fn would_hide(packet: &[u8], addresses: bool) -> bool {

@@ -400,15 +400,51 @@ fn lists_of_addresses_that_would_lead_past_the_gateway_are_overwritten() {
         match init_ack {
             None => assert_eq!(extensions, Some(&EXTENSIONS), "{mode}: untouched"),
             Some(answer) => {
-                assert_eq!(addresses(packet_of(&answer)).count(), 0, "{mode}");
-                for packet in [packet_of(&init), packet_of(&answer)] {
+                let seen: Vec<IpAddr> = addresses(packet_of(&answer)).map(|addr| addr.ip()).collect();
+                assert_eq!(seen, [ip("203.0.113.6")], "{mode}: the other VIP");
+                let answer = packet_of(&answer).split_last_chunk::<8>().expect("a parameter").0;
+                for packet in [packet_of(&init), answer] {
                     let expected = [0x80, 8, 0, 7, 0x82, 0x84, 0x84, 0];
                     assert_eq!(packet.last_chunk::<8>(), Some(&expected), "{mode}: no change of addresses");
                 }
                 let sent = fields(TO_SERVER, &backend_lists).len();
-                assert_eq!(packet_of(&answer).len(), 12 + 4 + sent, "{mode}: the length stays");
+                assert_eq!(answer.len(), 12 + 4 + sent, "{mode}: only the VIP is added");
             }
         }
+    }
+}
+
+#[test]
+fn the_further_vips_of_a_service_are_listed_if_the_init_ack_has_room_and_is_sound() {
+    for mode in translating() {
+        let listed = |change: &dyn Fn(&mut SnapshotSpec), payload: usize, damage: bool| {
+            let mut gateway = Gateway::new(mode, 1);
+            gateway.labs[0].change(change);
+            gateway.begin(&[]);
+            let fields = [fields(TO_SERVER, &[]), vec![0x80, 5, 0, 4], vec![0; payload]].concat();
+            let packet = Builder::sctp(gateway.backend, gateway.local).tag(TO_CLIENT);
+            let mut frame =
+                packet.chunk(chunk::INIT_ACK, 0, &fields).mac(backend_mac(1), GATEWAY_MAC).build();
+            if damage {
+                frame[60] ^= 1;
+            }
+            let (_, fate) = gateway.receive(0, &frame);
+            let sent = fate.sent(TransmitReason::Reply);
+            assert_eq!(sctp::checksum_ok(sent, &headers(sent)), !damage);
+            // A client on the same path can find them: the list continues behind other parameters.
+            let packet = packet_of(sent);
+            packet.last_chunk::<8>().is_some_and(|last| *last == [0, 5, 0, 8, 203, 0, 113, 6])
+        };
+        assert!(listed(&|_| {}, 0, false), "{mode}");
+        assert!(!listed(&|_| {}, 0, true), "{mode}: a damaged packet stays damaged");
+        // 20 + 12 + 4 + 24 + 4 bytes of headers, fields and extensions.
+        assert!(listed(&|_| {}, 1428, false), "{mode}: 1500 bytes with the VIP");
+        assert!(!listed(&|_| {}, 1432, false), "{mode}: no room");
+        let other_name = |spec: &mut SnapshotSpec| {
+            spec.services[1] = ServiceSpec { name: "other".into(), ..(*spec.services[1]).clone() }.into();
+        };
+        assert!(!listed(&other_name, 0, false), "{mode}: the VIP of another Service");
+        assert!(!listed(&|spec| drop(spec.services.remove(1)), 0, false), "{mode}: no other VIP");
     }
 }
 

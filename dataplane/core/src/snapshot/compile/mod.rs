@@ -200,6 +200,7 @@ fn assemble(
     Snapshot {
         generation: spec.generation,
         compared: services.compared(),
+        further_vips: services.further_vips(),
         services,
         backends: Backends::build(ids.generations.backends.len(), backends.into_iter()),
         endpoints: Endpoints::build(ids.generations.endpoints.len(), &ids.endpoints),

@@ -321,7 +321,11 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
         proxy_protocol,
         proxy_tlvs: proxy_tlvs(service.spec),
-        is_plain: limits.bandwidth.is_none() && mss_limit == 0 && proxy_protocol.is_none(),
+        // An INIT ACK gets the further VIPs of its Service.
+        is_plain: limits.bandwidth.is_none()
+            && mss_limit == 0
+            && proxy_protocol.is_none()
+            && service.spec.key.protocol != Protocol::Sctp,
         passive: passive_health(service.spec).is_some(),
         selector,
     }

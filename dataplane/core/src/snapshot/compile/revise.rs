@@ -27,7 +27,7 @@ use crate::snapshot::lineage::{Fresh, Lineage, Problems};
 use crate::snapshot::network::Network;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::service_limits::ServiceLimits;
-use crate::snapshot::spec::{NoEndpoints, ServiceSpec, SnapshotSpec};
+use crate::snapshot::spec::{NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
 use crate::snapshot::state::Snapshot;
 
 /// The snapshot of `spec`, with its problems; `None` if it must be compiled from scratch.
@@ -68,6 +68,8 @@ pub(super) fn revise(
         .iter()
         .all(|r| r.info.scheduler.compares_loads() == r.service.spec.scheduler.compares_loads());
     let compared = if same_compared { Arc::clone(&previous.compared) } else { services.compared() };
+    let has_sctp = revised.iter().any(|r| r.service.spec.key.protocol == Protocol::Sctp);
+    let further_vips = if has_sctp { services.further_vips() } else { Arc::clone(&previous.further_vips) };
     before.tables.tidy();
 
     let same_outside = changed.iter().all(|&(_, at)| {
@@ -80,6 +82,7 @@ pub(super) fn revise(
         generation: spec.generation,
         services,
         compared,
+        further_vips,
         backends: previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot),
         endpoints: previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions),
         network: previous.network.clone(),
@@ -371,6 +374,7 @@ mod tests {
         assert_eq!(revised.next_hops(), anew.next_hops());
         assert_eq!(revised.admission, anew.admission);
         assert_eq!(revised.compared, anew.compared);
+        assert_eq!(revised.further_vips, anew.further_vips);
         // The slow path's information is still valid.
         assert!(!anew.same_outside());
         assert_eq!(revised.carried.lineage.fresh, anew.carried.lineage.fresh);
