@@ -42,12 +42,12 @@ impl MemoryFrame {
     /// A frame with these bytes, and room for headers and for replies longer than the frame.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
-        let mut frame = Self::with_capacity(bytes.len().max(Self::TAILROOM_MIN));
+        let mut frame = Self::with_capacity(bytes.len() + Self::TAILROOM);
         frame.refill(bytes);
         frame
     }
 
-    const TAILROOM_MIN: usize = 256;
+    const TAILROOM: usize = 256;
 
     /// An empty frame with capacity for `len` bytes in addition to its headroom.
     #[must_use]

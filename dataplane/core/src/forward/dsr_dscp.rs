@@ -7,6 +7,7 @@
 use super::{Link, NoRoom, dsr_l2};
 use crate::frame::Frame;
 use crate::wire::rewrite::{self, Endpoint};
+use crate::wire::headers::L4Checksum;
 use crate::wire::{Addr, Headers};
 
 /// Rewrites a packet to the backend, which has the family of the packet. `dscp` is below 64. Returns
@@ -24,8 +25,14 @@ pub fn forward<F: Frame>(
     dsr_l2::forward(frame, h, link)?;
     let mut h = *h;
     link.shift(&mut h);
+    let checksum = h.l4_checksum;
+    if checksum == L4Checksum::Sctp {
+        // It does not cover addresses. The parameters of SCTP stay as they are, because the backend sets the VIP again.
+        h.l4_checksum = L4Checksum::None;
+    }
     let backend = Endpoint { addr: backend, port: h.dst_port };
     rewrite::translate(frame.bytes_mut(), &mut h, None, Some(backend)).expect("the ports stay");
     rewrite::set_dscp(frame.bytes_mut(), &h, dscp);
+    h.l4_checksum = checksum;
     Ok(h)
 }
