@@ -1,7 +1,10 @@
 //! SCTP with real endpoints: usrsctp (Debian's `libusrsctp-dev`) as client and as server.
 //!
 //! `peer.c` is compiled when a test needs it. The same program greets, returns messages, compares them and checks that
-//! associations end by a shutdown; this file runs it and checks what both sides said.
+//! associations end by a shutdown; this file runs it and checks what both sides said. [`paths`] has associations with
+//! several addresses on both sides.
+
+mod paths;
 
 use crate::world::{APPLIED, World, alone, lab_with};
 use anyhow::{Context as _, Result, ensure};
@@ -38,7 +41,7 @@ pub(crate) struct Questions {
 impl Peers {
     /// Compiles the program and starts it on the first `servers` servers, at their own addresses and the VIPs.
     pub(crate) fn start(lab: &Lab, servers: u8) -> Self {
-        let program = compile(lab.directory());
+        let program = compile(lab.directory(), "peer");
         let vips = lab.plan().vips.iter().map(ToString::to_string);
         let vips: Vec<String> = vips.collect();
         let start = |n: u8| {
@@ -91,17 +94,17 @@ impl Peers {
     }
 }
 
-/// Compiles `peer.c` into the directory of the lab.
-fn compile(directory: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/sctp/peer.c");
-    let program = directory.join("sctp-peer");
+/// Compiles a program of this directory into the directory of the lab.
+fn compile(directory: &Path, name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/e2e/sctp/{name}.c"));
+    let program = directory.join(format!("sctp-{name}"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
     let output = cc.args(["-lusrsctp", "-lpthread"]).output().expect("a C compiler (make setup)");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "peer.c does not compile (is libusrsctp-dev installed? make setup): {said}"
+        "{name}.c does not compile (is libusrsctp-dev installed? make setup): {said}"
     );
     program
 }
