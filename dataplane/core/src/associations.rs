@@ -18,7 +18,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::conntrack::{AssociationKey, FlowHasher, TagPair};
+use arrayvec::ArrayVec;
+
+use crate::conntrack::{AssociationKey, FlowHasher, FlowKey, TagPair};
 use crate::hash::mix;
 use crate::ids::{BackendId, ServiceId, WorkerIndex};
 use crate::limits::{ASSOCIATION_PATHS_MAX, SHARED_ASSOCIATIONS_MAX};
@@ -68,6 +70,20 @@ pub struct Path {
     /// The worker that has the flow.
     pub worker: WorkerIndex,
 }
+
+/// The end of an association, which a worker tells another one: the flow of one path, and the kind of the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedPath {
+    /// The worker that has the flow.
+    pub worker: WorkerIndex,
+    /// The key of the flow.
+    pub key: FlowKey,
+    /// Whether the client has shut down, as opposed to an end at once.
+    pub is_shutdown: bool,
+}
+
+/// Ended paths that wait to be told. More are not told: their flows last until their idle timeout.
+pub(crate) type EndedPaths = ArrayVec<EndedPath, 32>;
 
 /// The content of an entry. The first word has the time in its lower half.
 type Record = [u64; WORDS];

@@ -47,7 +47,6 @@ mod transit;
 mod tunnel_errors;
 mod view;
 
-pub use associations::EndedPath;
 pub use cookie_state::CookieCounts;
 pub use on_change::FlowInFlux;
 pub use output::{

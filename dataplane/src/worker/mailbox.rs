@@ -11,9 +11,10 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use tidegate_core::associations::EndedPath;
 use tidegate_core::fragments::FragmentKey;
 use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
-use tidegate_core::pipeline::{Arrival, EndedPath};
+use tidegate_core::pipeline::Arrival;
 
 use super::Question;
 use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_timeout};

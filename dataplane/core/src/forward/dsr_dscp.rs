@@ -6,8 +6,8 @@
 
 use super::{Link, NoRoom, dsr_l2};
 use crate::frame::Frame;
-use crate::wire::rewrite::{self, Endpoint};
 use crate::wire::headers::L4Checksum;
+use crate::wire::rewrite::{self, Endpoint};
 use crate::wire::{Addr, Headers};
 
 /// Rewrites a packet to the backend, which has the family of the packet. `dscp` is below 64. Returns

@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 use super::burst::Burst;
 use super::service_flows::{Known, Request};
 use super::state::Pipeline;
-use crate::associations::{Association, Path};
+use crate::associations::{Association, EndedPath, Path};
 use crate::backend::Backend;
 use crate::conntrack::{AssociationKey, FlowHash, FlowKey, Packet, ReplyHit, ReplyKey, Shown, Side, TagPair};
 use crate::frame::Frame;
@@ -31,20 +31,6 @@ use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::wire::sctp::{self, Kind};
 use crate::wire::sctp_parameters::addresses;
 use crate::wire::{Addr, Headers};
-
-/// The end of an association, which a worker tells another one: the flow of one path, and the kind of the packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EndedPath {
-    /// The worker that has the flow.
-    pub worker: WorkerIndex,
-    /// The key of the flow.
-    pub key: FlowKey,
-    /// Whether the client has shut down, as opposed to an end at once.
-    pub is_shutdown: bool,
-}
-
-/// Ended paths that wait to be told. More are not told: their flows last until their idle timeout.
-pub(super) type EndedPaths = ArrayVec<EndedPath, 32>;
 
 impl Pipeline {
     /// What an SCTP packet shows, and its kind as far as its verification tag proves it. `flow` is the hash of the

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use super::admission::Recheck;
-use super::associations::EndedPaths;
 use super::cookie_state::Cookies;
 use super::passive::Passive;
 use super::schedule::Schedule;
 use crate::affinities::Affinities;
-use crate::associations::Associations;
+use crate::associations::{Associations, EndedPaths};
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
 use crate::forward::snat_ports::{SnatPorts, Steering};
