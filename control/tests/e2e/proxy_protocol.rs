@@ -122,7 +122,10 @@ fn services() -> Vec<Manifest> {
         let mut manifest = Manifest::new(&format!("proxy-{mode}-{version}"), mode, &vips, ports);
         manifest.annotations.push(("tidegate.dev/proxy-protocol", version.to_owned()));
         if version == "v2" {
-            manifest.annotations.push(("tidegate.dev/proxy-protocol-tlvs", "unique-id,crc32c".to_owned()));
+            manifest.annotations.push((
+                "tidegate.dev/proxy-protocol-tlvs",
+                "unique-id,crc32c,vpce-id=vpce-08d2bf15fac5001c9".to_owned(),
+            ));
         }
         let endpoints = Family::BOTH.into_iter().flat_map(|family| SERVERS.map(|n| plan::server(family, n)));
         manifest.with_endpoints(endpoints.map(EndpointSpec::ready))

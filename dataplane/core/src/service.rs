@@ -25,7 +25,7 @@ use crate::source_ranges::SourceRanges;
 use crate::table::Table;
 use crate::wire::Addr;
 use crate::wire::proxy_header::ProxyVersion;
-use crate::wire::proxy_tlvs::ProxyTlvs;
+use crate::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
 /// The data of a service port that the packet path needs: one cache line.
 #[derive(Debug, Clone)]
@@ -136,6 +136,8 @@ pub struct ServiceInfo {
     pub proxy_protocol: Option<ProxyVersion>,
     /// The TLVs of that header.
     pub proxy_tlvs: ProxyTlvs,
+    /// The text of [`ProxyTlvs::VPCE_ID`].
+    pub vpce_id: VpceId,
     /// What happens when backends refuse or ignore new connections, if the mode and the protocol allow it.
     pub passive_health: Option<PassiveHealth>,
     /// The admitted clients; `None` admits all.

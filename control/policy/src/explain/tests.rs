@@ -49,6 +49,7 @@ fn service(
         limits: ServiceLimits::default(),
         proxy_protocol: None,
         proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+        vpce_id: Default::default(),
         passive_health: None,
         announced: true,
         backends: backends.iter().map(backend).collect(),

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidegate_core::snapshot::{
     ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, TunnelOptions,
 };
-use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
+use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
@@ -78,6 +78,8 @@ pub(super) struct Options {
     pub(super) proxy_protocol: Option<ProxyHeaderRequest>,
     /// The TLVs of that header.
     pub(super) proxy_tlvs: ProxyTlvs,
+    /// The text of the TLV `vpce-id`.
+    pub(super) vpce_id: VpceId,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
@@ -208,6 +210,7 @@ fn defaults(settings: &Settings) -> Options {
         passive_health: Some(settings.health.passive),
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
+        vpce_id: VpceId::default(),
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
         addresses: AddressRequest::default(),
@@ -316,7 +319,7 @@ impl Reader<'_> {
                 Err(()) => self.invalid_port(options, annotation, value, proxy_protocol::ACCEPTED),
             },
             key::PROXY_TLVS => match proxy_protocol::tlvs(value) {
-                Some(tlvs) => options.proxy_tlvs = tlvs,
+                Some((tlvs, vpce_id)) => (options.proxy_tlvs, options.vpce_id) = (tlvs, vpce_id),
                 // Backends may rely on what was asked for.
                 None => self.invalid_port(options, annotation, value, proxy_protocol::TLVS_ACCEPTED),
             },

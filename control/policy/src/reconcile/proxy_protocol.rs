@@ -6,7 +6,7 @@
 
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::wire::proxy_header::ProxyVersion;
-use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
+use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Protocol;
 
@@ -19,7 +19,8 @@ use super::view::{PortRefusal, RefusalReason};
 pub(super) const ACCEPTED: &str = "v1, v2, none";
 
 /// The accepted values for the TLVs.
-pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, both with a comma between them, or none";
+pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, vpce-id=TEXT with 1 to 22 visible ASCII characters, \
+     several with a comma between them, or none";
 
 /// A request for the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,16 +64,25 @@ pub(super) fn obstacle(
     }
 }
 
-/// The TLVs that a value of the annotation names, or `None` if it is invalid.
-pub(super) fn tlvs(value: &str) -> Option<ProxyTlvs> {
+/// The TLVs that a value of the annotation names, with the text of `vpce-id`, or `None` if it is invalid.
+pub(super) fn tlvs(value: &str) -> Option<(ProxyTlvs, VpceId)> {
+    let mut asked = (ProxyTlvs::NONE, VpceId::default());
     if matches!(value, "" | "none") {
-        return Some(ProxyTlvs::NONE);
+        return Some(asked);
     }
-    value.split(',').try_fold(ProxyTlvs::NONE, |tlvs, word| match word.trim() {
-        "unique-id" => Some(tlvs.and(ProxyTlvs::UNIQUE_ID)),
-        "crc32c" => Some(tlvs.and(ProxyTlvs::CRC32C)),
-        _ => None,
-    })
+    for word in value.split(',') {
+        let tlv = match word.trim() {
+            "unique-id" => ProxyTlvs::UNIQUE_ID,
+            "crc32c" => ProxyTlvs::CRC32C,
+            word if !asked.0.has(ProxyTlvs::VPCE_ID) => {
+                asked.1 = VpceId::new(word.strip_prefix("vpce-id=")?)?;
+                ProxyTlvs::VPCE_ID
+            }
+            _ => return None,
+        };
+        asked.0 = asked.0.and(tlv);
+    }
+    Some(asked)
 }
 
 /// Reports TLVs without a header. Returns why no port is programmed, if the version of the header has none.

@@ -249,7 +249,7 @@ impl Pipeline {
         if let Change::SynAck(stream) = change
             && let Ok(Parsed::Ip(mut sent)) = parse(frame.bytes())
         {
-            let header = self.stream_header(service, client, &stream);
+            let header = self.stream_header(burst.view.snapshot, service, client, &stream);
             // Without room for it, the client's first data brings the header.
             let _ = proxy_protocol::insert(frame, &mut sent, &header, 0);
         }

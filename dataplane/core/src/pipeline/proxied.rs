@@ -19,10 +19,10 @@ use crate::forward::{proxy_protocol, spliced};
 use crate::frame::Frame;
 use crate::selection_key::SelectionKey;
 use crate::service::Service;
-use crate::snapshot::Protocol;
+use crate::snapshot::{Protocol, Snapshot};
 use crate::verdict::Refusal;
 use crate::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
-use crate::wire::proxy_tlvs::{ProxyTlvs, UniqueId};
+use crate::wire::proxy_tlvs::{ProxyTlvs, UniqueId, VpceId};
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::flags;
 use crate::wire::{Headers, L4Checksum};
@@ -71,7 +71,7 @@ impl Pipeline {
         let ControlFlow::Continue(splice) = self.follow_splice(burst, packet, destination) else { return };
         let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
         let (at, mut h) = (usize::from(*frame), *before);
-        let change = match self.change_of(burst.frames[at].bytes(), &h, destination) {
+        let change = match self.change_of(burst.view.snapshot, burst.frames[at].bytes(), &h, destination) {
             Ok(change) => change,
             Err(refusal) => return burst.set(at, refusal),
         };
@@ -143,14 +143,15 @@ impl Pipeline {
     /// The change of a packet, and what is learnt from it about its stream.
     fn change_of(
         &mut self,
+        snapshot: &Snapshot,
         frame: &[u8],
         h: &Headers,
         destination: &Destination<'_>,
     ) -> Result<Change, Refusal> {
         match *destination {
             Destination::Backend { service, .. } => match h.l4_checksum {
-                L4Checksum::Tcp => self.change_to_backend(frame, h, service),
-                L4Checksum::Udp | L4Checksum::UdpZero => datagram(h, service),
+                L4Checksum::Tcp => self.change_to_backend(snapshot, frame, h, service),
+                L4Checksum::Udp | L4Checksum::UdpZero => datagram(snapshot, h, service),
                 _ => Ok(Change::Nothing),
             },
             Destination::Client { service, client } => Ok(match h.l4_checksum {
@@ -168,14 +169,21 @@ impl Pipeline {
         match service.protocol {
             Protocol::Udp if service.proxy_protocol == Some(ProxyVersion::V2) => {
                 // At most `LEN_MAX`.
-                Change::QuoteDatagram(datagram_header(service, client).len() as u16)
+                let len = header_len(service, client, ProxyVersion::V2, service.proxy_tlvs);
+                Change::QuoteDatagram(len as u16)
             }
             _ => self.stream(service, client).map_or(Change::Nothing, |(stream, _)| Change::Quote(stream)),
         }
     }
 
     /// The change of a client's segment.
-    fn change_to_backend(&mut self, frame: &[u8], h: &Headers, service: &Service) -> Result<Change, Refusal> {
+    fn change_to_backend(
+        &mut self,
+        snapshot: &Snapshot,
+        frame: &[u8],
+        h: &Headers,
+        service: &Service,
+    ) -> Result<Change, Refusal> {
         if h.tcp_flags & flags::SYN != 0 {
             let trims = service.proxy_protocol.is_some() && !h.is_fragment();
             return Ok(if trims { Change::TrimSyn } else { Change::Nothing });
@@ -192,7 +200,7 @@ impl Pipeline {
                     let now = Stream { sent: true, ..stream };
                     self.flows.nat.set_stream(service.id, &key_of(service, client), hash, now);
                 }
-                Ok(Change::Insert(self.stream_header(service, client, &stream)))
+                Ok(Change::Insert(self.stream_header(snapshot, service, client, &stream)))
             }
         }
     }
@@ -245,7 +253,7 @@ impl Pipeline {
     ) -> Stream {
         let plain = Stream::new(first, version, tlvs, 0);
         // At most `LEN_MAX`, which fits a byte.
-        let header_len = self.stream_header(service, client, &plain).len() as u8;
+        let header_len = header_len(service, client, version, tlvs) as u8;
         let stream = Stream { header_len, ..plain };
         let key = key_of(service, client);
         let hash = self.flows.hash(&key);
@@ -253,14 +261,20 @@ impl Pipeline {
         stream
     }
 
-    /// The header of a stream: the same bytes at each call.
-    pub(super) fn stream_header(&self, service: &Service, client: Endpoint, stream: &Stream) -> ProxyHeader {
+    /// The header of a stream: the same bytes at each call, apart from a changed text of the Service.
+    pub(super) fn stream_header(
+        &self,
+        snapshot: &Snapshot,
+        service: &Service,
+        client: Endpoint,
+        stream: &Stream,
+    ) -> ProxyHeader {
         let vip = Endpoint { addr: service.vip, port: service.port };
         let mut header = proxy_header(stream.version, service.protocol.number(), client, vip);
         if !stream.tlvs.is_empty() {
             let key = SelectionKey::of_worker(self.seed);
             let id = key.connection_id(&client.addr, client.port, &vip.addr, vip.port, stream.first);
-            stream.tlvs.append(&mut header, &id);
+            stream.tlvs.append(&mut header, &id, &vpce_id(snapshot, service));
         }
         header
     }
@@ -281,23 +295,34 @@ pub(super) fn key_of(service: &Service, client: Endpoint) -> FlowKey {
 }
 
 /// The change of a client's datagram. Version 1 is for TCP only.
-fn datagram(h: &Headers, service: &Service) -> Result<Change, Refusal> {
+fn datagram(snapshot: &Snapshot, h: &Headers, service: &Service) -> Result<Change, Refusal> {
     if service.proxy_protocol != Some(ProxyVersion::V2) {
         return Ok(Change::Nothing);
     }
     if h.is_fragment() {
         return Err(Refusal::ProxyFragment);
     }
-    Ok(Change::Insert(datagram_header(service, Endpoint { addr: h.src, port: h.src_port })))
+    Ok(Change::Insert(datagram_header(snapshot, service, Endpoint { addr: h.src, port: h.src_port })))
+}
+
+/// Bytes of a client's header.
+fn header_len(service: &Service, client: Endpoint, version: ProxyVersion, tlvs: ProxyTlvs) -> usize {
+    let vip = Endpoint { addr: service.vip, port: service.port };
+    proxy_header(version, service.protocol.number(), client, vip).len() + tlvs.len()
+}
+
+/// The text of [`ProxyTlvs::VPCE_ID`].
+fn vpce_id(snapshot: &Snapshot, service: &Service) -> VpceId {
+    snapshot.service_info(service.id).map_or_else(VpceId::default, |info| info.vpce_id)
 }
 
 /// The header of each datagram of a client.
-fn datagram_header(service: &Service, client: Endpoint) -> ProxyHeader {
+fn datagram_header(snapshot: &Snapshot, service: &Service, client: Endpoint) -> ProxyHeader {
     let vip = Endpoint { addr: service.vip, port: service.port };
     let mut header = proxy_header(ProxyVersion::V2, service.protocol.number(), client, vip);
     if !service.proxy_tlvs.is_empty() {
         // No identifier: the compile of the snapshot admits it for TCP only.
-        service.proxy_tlvs.append(&mut header, &UniqueId::default());
+        service.proxy_tlvs.append(&mut header, &UniqueId::default(), &vpce_id(snapshot, service));
     }
     header
 }

@@ -94,6 +94,7 @@ impl<'a> Seen<'a> {
             scheduler,
             proxy_protocol: shown_proxy,
             proxy_tlvs: shown_tlvs,
+            vpce_id,
             passive_health,
             source_ranges: asked,
             backends,
@@ -119,7 +120,8 @@ impl<'a> Seen<'a> {
             passive,
             ref selector,
         } = service;
-        let names = (key, (namespace, name, port_name), (shown_mode, shown_proxy, shown_tlvs), scheduler);
+        let names =
+            (key, (namespace, name, port_name), (shown_mode, shown_proxy, shown_tlvs, vpce_id), scheduler);
         let found = snapshot.service(
             Snapshot::hash_service(&vip, protocol.number(), port),
             &vip,

@@ -19,7 +19,7 @@ use super::shared::Shared;
 use crate::loads::LoadRule;
 use crate::wire::encapsulation::{Encapsulation, GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};
 use crate::wire::proxy_header::ProxyVersion;
-use crate::wire::proxy_tlvs::ProxyTlvs;
+use crate::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -431,6 +431,8 @@ pub struct ServiceSpec {
     pub proxy_protocol: Option<ProxyVersion>,
     /// The TLVs of that header. They have an effect with version 2; the identifier of a connection has one with TCP.
     pub proxy_tlvs: ProxyTlvs,
+    /// The text of [`ProxyTlvs::VPCE_ID`].
+    pub vpce_id: VpceId,
     /// What happens when backends refuse or ignore new connections; `None` for nothing. It has an effect with TCP in
     /// `nat` and `fullnat`.
     pub passive_health: Option<PassiveHealth>,

@@ -60,6 +60,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         limits: ServiceLimits::default(),
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
+        vpce_id: Default::default(),
         passive_health: None,
         announced: true,
         backends,

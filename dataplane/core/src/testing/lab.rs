@@ -116,6 +116,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         limits: ServiceLimits::default(),
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
+        vpce_id: Default::default(),
         passive_health: None,
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),

@@ -10,8 +10,8 @@ use arrayvec::ArrayVec;
 use super::headers::proto;
 use super::rewrite::Endpoint;
 
-/// Bytes of the longest header: `PROXY TCP6` with two full addresses and ports of five digits.
-pub const LEN_MAX: usize = 104;
+/// Bytes of the longest header: version 2 for IPv6 with all TLVs. The longest of version 1 has 104.
+pub const LEN_MAX: usize = 107;
 
 /// A header in the form in which it is sent.
 pub type ProxyHeader = ArrayVec<u8, LEN_MAX>;
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn the_longest_headers_fit() {
         let v6 = end("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
-        assert_eq!(proxy_header(ProxyVersion::V1, proto::TCP, v6, v6).len(), LEN_MAX);
+        assert_eq!(proxy_header(ProxyVersion::V1, proto::TCP, v6, v6).len(), 104);
         let v4 = end("255.255.255.255:65535");
         assert_eq!(proxy_header(ProxyVersion::V1, proto::TCP, v4, v4).len(), 56);
         assert_eq!(proxy_header(ProxyVersion::V2, proto::UDP, v6, v6).len(), 52);

@@ -8,7 +8,7 @@ use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::verdict::{Refusal, TransmitReason};
 use crate::wire::checksum::Sum;
 use crate::wire::proxy_header::ProxyVersion;
-use crate::wire::proxy_tlvs::ProxyTlvs;
+use crate::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use crate::wire::tcp::flags::{ACK, FIN, PSH, RST, SYN, URG};
 use crate::wire::{Family, icmp, proto};
 
@@ -299,6 +299,26 @@ fn a_repeated_header_has_the_same_bytes_also_after_the_tlvs_were_changed() {
         assert_eq!(sent, [&header[..], b"hello"].concat());
     }
     assert_eq!(open.acknowledges(header.len() as u32 + 5), 5);
+}
+
+#[test]
+fn the_text_of_a_tlv_may_change_while_a_connection_begins_and_its_length_does_not() {
+    let text = |text: &str| VpceId::new(text).expect("it is short");
+    let change = |lab: &mut Lab, id: VpceId| lab.change(move |spec| spec.services[0].vpce_id = id);
+    let mut lab = with_tlvs(Protocol::Tcp, ProxyTlvs::VPCE_ID);
+    change(&mut lab, text("vpce-1"));
+    let mut open = Open::new(lab);
+    let ask = |open: &mut Open| {
+        data(open.ask(|b| b.flags(PSH | ACK).payload(b"hello")).sent(TransmitReason::Forward))
+    };
+    let header = ask(&mut open);
+    assert_eq!(header[28..38], *b"\xea\0\x07\x01vpce-1");
+    change(&mut open.lab, text("vpce-08d2bf15fac5001c9"));
+    let again = ask(&mut open);
+    assert_eq!((again.len(), &again[32..54]), (header.len(), &b"vpce-08d2bf15fac5001c9"[..]));
+    open.lab.change(|spec| spec.services[0].proxy_tlvs = ProxyTlvs::NONE);
+    assert_eq!(ask(&mut open), again);
+    assert_eq!(open.acknowledges(28 + 29 + 5), 5);
 }
 
 #[test]

@@ -347,6 +347,7 @@ fn info(
         scheduler: spec.scheduler,
         proxy_protocol: spec.proxy_protocol,
         proxy_tlvs: proxy_tlvs(spec),
+        vpce_id: spec.vpce_id,
         passive_health: passive_health(spec),
         source_ranges,
         backends: backends.into(),

@@ -37,7 +37,7 @@ use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use crate::wire::encapsulation::{GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};
 use crate::wire::proxy_header::ProxyVersion;
-use crate::wire::proxy_tlvs::ProxyTlvs;
+use crate::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use crate::wire::{Addr, MacAddr, VlanId};
 
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
@@ -416,6 +416,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         limits: limits(&key),
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
+        vpce_id: VpceId::default(),
         passive_health: Some(PassiveHealth::default()).filter(|_| key.port.is_multiple_of(2)),
         announced: true,
         backends: Vec::new(),
@@ -427,7 +428,8 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         86_400 => Some(ProxyVersion::V2),
         _ => None,
     };
-    service.proxy_tlvs = ProxyTlvs::from_bits((key.port % 4) as u8);
+    service.proxy_tlvs = ProxyTlvs::from_bits((key.port % 8) as u8);
+    service.vpce_id = VpceId::new(&format!("vpce-{}", key.port)).expect("it is short");
     for _ in 0..choices.below(5) {
         let new = backend(choices, &service);
         if !service.backends.iter().any(|b| (b.address, b.port) == (new.address, new.port)) {

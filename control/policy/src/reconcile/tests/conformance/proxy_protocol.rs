@@ -38,6 +38,8 @@ fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
         ("unique-id", ProxyTlvs::UNIQUE_ID),
         (" crc32c ", ProxyTlvs::CRC32C),
         ("crc32c, unique-id", both),
+        ("vpce-id=vpce-08d2bf15fac5001c9,unique-id,crc32c", both.and(ProxyTlvs::VPCE_ID)),
+        ("vpce-id=a=b", ProxyTlvs::VPCE_ID),
         ("none", ProxyTlvs::NONE),
         ("", ProxyTlvs::NONE),
     ] {
@@ -45,16 +47,26 @@ fn tlvs_reach_the_spec_with_version_2_and_are_refused_with_version_1() {
         assert_eq!(outcome.spec.services.iter().map(|s| s.proxy_tlvs).collect::<Vec<_>>(), [tlvs], "{value}");
         assert_eq!(messages(&outcome), Vec::<String>::new());
     }
+    assert_eq!(asked("v2", "vpce-id=vpce-7").spec.services[0].vpce_id.as_str(), "vpce-7");
     let outcome = asked("v1", "unique-id");
     assert_eq!(outcome.spec.services.len(), 0);
     let (reason, what, accepted) = finding(&outcome);
     assert_eq!(reason, Reason::NotSupported);
     assert!(what.contains("version 1 of the PROXY protocol has no TLVs"), "{what}");
     assert!(accepted.contains("v2"), "{accepted}");
-    for value in ["aws-vpce", "unique-id,", "unique-id crc32c"] {
+    for value in [
+        "aws-vpce",
+        "unique-id,",
+        "unique-id crc32c",
+        "vpce-id",
+        "vpce-id=",
+        "vpce-id=a b",
+        "vpce-id=a,vpce-id=b",
+        "vpce-id=twenty-three-characters",
+    ] {
         let outcome = asked("v2", value);
         assert_eq!(outcome.spec.services.len(), 0, "{value}");
-        assert!(messages(&outcome)[0].contains("unique-id, crc32c, both"), "{:?}", messages(&outcome));
+        assert!(messages(&outcome)[0].contains("unique-id, crc32c, vpce-id="), "{:?}", messages(&outcome));
     }
     let without = asked("none", "crc32c");
     assert_eq!(without.spec.services.len(), 1);
@@ -70,6 +82,7 @@ fn a_udp_port_gets_a_checksum_and_no_identifier_of_a_connection() {
         Both::new(&yaml).look()
     };
     assert_eq!(udp("crc32c").spec.services[0].proxy_tlvs, ProxyTlvs::CRC32C);
+    assert_eq!(udp("vpce-id=v").spec.services[0].proxy_tlvs, ProxyTlvs::VPCE_ID);
     let refused = udp("unique-id");
     assert_eq!(refused.spec.services.len(), 0);
     assert!(messages(&refused)[0].contains("UDP has none"), "{:?}", messages(&refused));
