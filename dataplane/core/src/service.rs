@@ -19,7 +19,7 @@ use crate::limits::FURTHER_VIPS_MAX;
 use crate::selector::Selector;
 use crate::service_limits::LimitFlags;
 use crate::snapshot::{
-    BackendState, ForwardingMode, NoEndpoints, PassiveHealth, Protocol, Scheduler, ServiceKey,
+    BackendState, ForwardingMode, NoEndpoints, PassiveHealth, Protocol, Scheduler, ServiceKey, SynCookies,
 };
 use crate::source_ranges::SourceRanges;
 use crate::table::Table;
@@ -65,6 +65,9 @@ pub struct Service {
     pub proxy_protocol: Option<ProxyVersion>,
     /// The TLVs of that header.
     pub proxy_tlvs: ProxyTlvs,
+    /// When its new connections are answered with SYN cookies; `None` as for all services
+    /// ([`Policy::syn_cookies`](crate::snapshot::Policy::syn_cookies)).
+    pub syn_cookies: Option<SynCookies>,
     /// Whether its packets are only translated: there is no limit of bandwidth or of segment sizes, and no header for
     /// its backends.
     pub(crate) is_plain: bool,
@@ -306,6 +309,7 @@ fn vacant_service() -> Service {
         dscp: 0,
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
+        syn_cookies: None,
         is_plain: true,
         passive: false,
         selector: Selector::default(),

@@ -38,7 +38,7 @@ pub use health::{
 };
 pub use passive_health::{PASSIVE_HEALTH_ACCEPTED, passive_health};
 pub use pools::pool;
-pub use protection::ProtectionConfig;
+pub use protection::{ProtectionConfig, SYN_COOKIES_ACCEPTED, syn_cookies};
 pub use self_check::SelfCheckConfig;
 pub use services::{
     FLOW_TRACKING_ACCEPTED, FORWARDING_ACCEPTED, FlowTracking, ForwardingMode, HASH_ACCEPTED, HashInput,

@@ -34,6 +34,15 @@ pub struct ProtectionConfig {
 /// When SYN cookies are used unless configured.
 pub(super) const SYN_COOKIES: SynCookies = SynCookies::Auto;
 
+/// The values that [`syn_cookies`] accepts.
+pub const SYN_COOKIES_ACCEPTED: &str = "off, auto, always";
+
+/// The choice with this name.
+#[must_use]
+pub fn syn_cookies(word: &str) -> Option<SynCookies> {
+    [SynCookies::Off, SynCookies::Auto, SynCookies::Always].into_iter().find(|one| one.as_str() == word)
+}
+
 /// Faults of one file that are reported; more would only repeat what is wrong with it.
 const FAULTS_PER_FILE: usize = 20;
 
@@ -56,17 +65,16 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
             config.sources = Arc::new(SourceLists::new(&deny, &allow));
         }
         config.new_connections = section(fields, "newConnections", new_connections);
-        let syn_cookies = fields.get("synCookies").and_then(|field| {
+        let chosen = fields.get("synCookies").and_then(|field| {
             // The text, because `off` is a boolean in YAML.
             let word = scalar_text(field.node).unwrap_or_default();
-            let known = [SynCookies::Off, SynCookies::Auto, SynCookies::Always];
-            let found = known.into_iter().find(|one| one.as_str() == word);
+            let found = syn_cookies(word);
             if found.is_none() {
-                field.error(format_args!("{word:?} is not valid"), "off, auto, always");
+                field.error(format_args!("{word:?} is not valid"), SYN_COOKIES_ACCEPTED);
             }
             found
         });
-        config.syn_cookies = syn_cookies.unwrap_or(SYN_COOKIES);
+        config.syn_cookies = chosen.unwrap_or(SYN_COOKIES);
         Some(())
     });
     config

@@ -358,7 +358,9 @@ fn deliver(
     draft.step("mode", text::mode(snapshot, service, backend, packet));
     let may_get_cookie =
         !service.mode.is_dsr() && service.protocol == Protocol::Tcp && about.known_flow.is_none();
-    if may_get_cookie && let Some(step) = text::syn_cookie(snapshot.policy().syn_cookies) {
+    if may_get_cookie
+        && let Some(step) = text::syn_cookie(service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies))
+    {
         draft.step("syn cookie", step);
     }
     if let Some(version) = service.proxy_protocol {

@@ -50,6 +50,7 @@ fn service(
         proxy_protocol: None,
         proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
         vpce_id: Default::default(),
+        syn_cookies: None,
         passive_health: None,
         announced: true,
         backends: backends.iter().map(backend).collect(),
@@ -139,6 +140,10 @@ fn a_new_connection_that_gets_a_syn_cookie_says_so() {
     assert!(of(ForwardingMode::Nat, SynCookies::Auto).is_some());
     assert_eq!(of(ForwardingMode::FullNat, SynCookies::Off), None);
     assert_eq!(of(ForwardingMode::DsrIpip, SynCookies::Always), None);
+    let web = service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)]);
+    let mut own = spec(vec![ServiceSpec { syn_cookies: Some(SynCookies::Off), ..web }]);
+    own.network.policy.syn_cookies = SynCookies::Always;
+    assert!(ask(&own, "203.0.113.1:80").steps.iter().all(|step| step.step != "syn cookie"));
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub(super) mod key {
     pub(crate) const PASSIVE_HEALTH: &str = "tidegate.dev/passive-health";
     pub(crate) const FLOW_TRACKING: &str = "tidegate.dev/flow-tracking";
     pub(crate) const MSS_CLAMP: &str = "tidegate.dev/mss-clamp";
+    pub(crate) const SYN_COOKIES: &str = "tidegate.dev/syn-cookies";
     pub(crate) const SLOW_START: &str = "tidegate.dev/slow-start";
     pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
     pub(crate) const PROXY_TLVS: &str = "tidegate.dev/proxy-protocol-tlvs";
@@ -69,6 +70,7 @@ pub(super) mod key {
         PASSIVE_HEALTH,
         FLOW_TRACKING,
         MSS_CLAMP,
+        SYN_COOKIES,
         SLOW_START,
         PROXY_PROTOCOL,
         PROXY_TLVS,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{
-    ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, TunnelOptions,
+    ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, SynCookies, TunnelOptions,
 };
 use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::config::{self, DsrDestination, Word};
@@ -67,6 +67,8 @@ pub(super) struct Options {
     pub(super) flow_tracking: config::FlowTracking,
     /// The limit for the segment size in SYNs.
     pub(super) mss_clamp: MssClamp,
+    /// When new connections are answered with SYN cookies; `None` as the configuration says for all.
+    pub(super) syn_cookies: Option<SynCookies>,
     /// Idle time of an established TCP flow; `None`: by the `appProtocol` of the port.
     pub(super) idle_timeout_tcp: Option<Duration>,
     pub(super) idle_timeout_udp: Duration,
@@ -154,6 +156,10 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let why = "with forwarding dsr-l2, packets are as long on one link as on the other";
         read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
     }
+    if options.mode.is_dsr() && matches!(options.syn_cookies, Some(SynCookies::Auto | SynCookies::Always)) {
+        let why = "in DSR modes the backend answers the SYN";
+        read.ignored(key::SYN_COOKIES, why, "tidegate.dev/forwarding nat or fullnat, or off");
+    }
     if options.mode.is_dsr() && annotations.get(key::PASSIVE_HEALTH).is_some_and(|value| value.trim() == "on")
     {
         let why = "in DSR modes the gateway does not see the answers of backends";
@@ -203,6 +209,7 @@ fn defaults(settings: &Settings) -> Options {
         slow_start: settings.services.defaults.slow_start,
         flow_tracking: settings.services.defaults.flow_tracking,
         mss_clamp: settings.services.defaults.mss_clamp,
+        syn_cookies: None,
         idle_timeout_tcp: None,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
         idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
@@ -352,7 +359,9 @@ impl Reader<'_> {
                 Some(on) => options.passive_health = options.passive_health.filter(|_| on),
                 None => self.invalid(annotation, value, config::PASSIVE_HEALTH_ACCEPTED),
             },
-            key::FLOW_TRACKING | key::MSS_CLAMP => self.apply_to_flows(options, ours, annotation, value),
+            key::FLOW_TRACKING | key::MSS_CLAMP | key::SYN_COOKIES => {
+                self.apply_to_flows(options, ours, annotation, value);
+            }
             key::IDLE_TIMEOUT_TCP => {
                 let mut idle = options.idle_timeout_tcp.unwrap_or_default();
                 self.duration(&mut idle, annotation, value, SECOND, 7 * DAY);
@@ -389,6 +398,13 @@ impl Reader<'_> {
             let tracking = config::flow_tracking(value);
             let tracking = self.word(annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
             options.flow_tracking = tracking.unwrap_or(options.flow_tracking);
+            return;
+        }
+        if ours == key::SYN_COOKIES {
+            match config::syn_cookies(value) {
+                Some(choice) => options.syn_cookies = Some(choice),
+                None => self.invalid(annotation, value, config::SYN_COOKIES_ACCEPTED),
+            }
             return;
         }
         match config::mss_clamp(value) {

@@ -317,6 +317,7 @@ fn service_spec(
         proxy_protocol: options.proxy_protocol.as_ref().map(|request| request.version),
         proxy_tlvs: options.proxy_tlvs,
         vpce_id: options.vpce_id,
+        syn_cookies: options.syn_cookies,
         passive_health: options.passive_health,
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),

@@ -51,7 +51,7 @@ impl Pipeline {
         for at in (0..self.cookies.flooded.len()).rev() {
             let id = self.cookies.flooded[at].0;
             match snapshot.service_by_id(id) {
-                Some(service) if snapshot.policy().syn_cookies == SynCookies::Auto => {
+                Some(service) if chosen(snapshot, service) == SynCookies::Auto => {
                     let opening = self.flows.nat.opening_of(id, service.vip.family());
                     self.cookies.is_under_flood(id, opening, now);
                 }
@@ -71,7 +71,7 @@ impl Pipeline {
         h: &Headers,
         now: Now,
     ) -> bool {
-        match snapshot.policy().syn_cookies {
+        match chosen(snapshot, service) {
             _ if service.mode.is_dsr() || h.proto != proto::TCP => false,
             SynCookies::Off => false,
             SynCookies::Always => true,
@@ -267,6 +267,12 @@ impl Pipeline {
         let hash = self.flows.hash(&key);
         Some((self.flows.nat.splice(&key, hash)?, hash))
     }
+}
+
+/// When the new connections of a service are answered with cookies.
+#[inline]
+fn chosen(snapshot: &Snapshot, service: &Service) -> SynCookies {
+    service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies)
 }
 
 /// Sends the client's SYN to the backend in the place of a segment of the client.

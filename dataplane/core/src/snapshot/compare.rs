@@ -116,6 +116,7 @@ impl<'a> Seen<'a> {
             dscp,
             proxy_protocol,
             proxy_tlvs,
+            syn_cookies,
             is_plain,
             passive,
             ref selector,
@@ -134,7 +135,7 @@ impl<'a> Seen<'a> {
             port,
             protocol,
             mode,
-            (no_endpoints, (proxy_protocol, proxy_tlvs), (passive, passive_health)),
+            (no_endpoints, (proxy_protocol, proxy_tlvs, syn_cookies), (passive, passive_health)),
             (basis, mss_limit, on_change, dscp, is_plain),
         );
         let is_compared = snapshot.compared.contains(&id);

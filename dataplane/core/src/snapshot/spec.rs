@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::network_spec::NetworkSpec;
+use super::network_spec::{NetworkSpec, SynCookies};
 use super::passive_health::PassiveHealth;
 use super::service_limits::ServiceLimits;
 use super::shared::Shared;
@@ -433,6 +433,9 @@ pub struct ServiceSpec {
     pub proxy_tlvs: ProxyTlvs,
     /// The text of [`ProxyTlvs::VPCE_ID`].
     pub vpce_id: VpceId,
+    /// When its new TCP connections are answered with SYN cookies, in modes that translate; `None` as for all services
+    /// ([`Policy::syn_cookies`](super::Policy::syn_cookies)).
+    pub syn_cookies: Option<SynCookies>,
     /// What happens when backends refuse or ignore new connections; `None` for nothing. It has an effect with TCP in
     /// `nat` and `fullnat`.
     pub passive_health: Option<PassiveHealth>,

@@ -61,6 +61,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
         vpce_id: Default::default(),
+        syn_cookies: None,
         passive_health: None,
         announced: true,
         backends,

@@ -117,6 +117,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
         vpce_id: Default::default(),
+        syn_cookies: None,
         passive_health: None,
         announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),

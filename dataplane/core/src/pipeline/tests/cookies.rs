@@ -10,6 +10,7 @@ use crate::pipeline::FlowNote;
 use crate::snapshot::{ForwardingMode, MssClamp, Protocol, ServiceSpec, SynCookies};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::verdict::{Refusal, TransmitReason};
+use crate::wire::proxy_header;
 use crate::wire::tcp::flags::{ACK, PSH, RST, SYN};
 
 const VIP: &str = "203.0.113.6:80";
@@ -166,9 +167,8 @@ fn the_announced_segment_size_fits_the_links_the_limit_and_the_header() {
     };
     assert_eq!(announced(|_| {}), 1460_u16.to_be_bytes());
     assert_eq!(announced(|web| web.mss_clamp = MssClamp::AtMost(1300)), 1300_u16.to_be_bytes());
-    let proxied =
-        |web: &mut ServiceSpec| web.proxy_protocol = Some(crate::wire::proxy_header::ProxyVersion::V2);
-    assert_eq!(announced(proxied), (1460_u16 - 104).to_be_bytes());
+    let proxied = |web: &mut ServiceSpec| web.proxy_protocol = Some(proxy_header::ProxyVersion::V2);
+    assert_eq!(announced(proxied), (1460 - proxy_header::LEN_MAX as u16).to_be_bytes());
 }
 
 #[test]
@@ -216,6 +216,19 @@ fn without_cookies_and_in_dsr_modes_a_syn_is_forwarded() {
         let mut lab = lab_of(web(mode), cookies);
         lab.send(syn(client(1))).sent(TransmitReason::Forward);
     }
+}
+
+#[test]
+fn a_service_may_choose_for_itself() {
+    let own = |choice| ServiceSpec { syn_cookies: Some(choice), ..web(ForwardingMode::FullNat) };
+    cookie(&mut lab_of(own(SynCookies::Always), SynCookies::Off), client(1));
+    let mut lab = lab_of(own(SynCookies::Off), SynCookies::Always);
+    lab.send(syn(client(1))).sent(TransmitReason::Forward);
+    // A change reaches new connections at once, without a change of anything else.
+    lab.change(|spec| spec.services[0].syn_cookies = Some(SynCookies::Always));
+    cookie(&mut lab, client(2));
+    lab.change(|spec| spec.services[0].syn_cookies = Some(SynCookies::Auto));
+    lab.send(syn(client(3))).sent(TransmitReason::Forward);
 }
 
 #[test]

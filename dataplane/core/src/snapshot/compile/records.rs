@@ -321,6 +321,7 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
         proxy_protocol,
         proxy_tlvs: proxy_tlvs(service.spec),
+        syn_cookies: service.spec.syn_cookies,
         // An INIT ACK gets the further VIPs of its Service.
         is_plain: limits.bandwidth.is_none()
             && mss_limit == 0

@@ -417,6 +417,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
         vpce_id: VpceId::default(),
+        syn_cookies: None,
         passive_health: Some(PassiveHealth::default()).filter(|_| key.port.is_multiple_of(2)),
         announced: true,
         backends: Vec::new(),
@@ -429,6 +430,8 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         _ => None,
     };
     service.proxy_tlvs = ProxyTlvs::from_bits((key.port % 8) as u8);
+    service.syn_cookies =
+        [None, Some(SynCookies::Always), Some(SynCookies::Off)][usize::from(key.port / 8 % 3)];
     service.vpce_id = VpceId::new(&format!("vpce-{}", key.port)).expect("it is short");
     for _ in 0..choices.below(5) {
         let new = backend(choices, &service);

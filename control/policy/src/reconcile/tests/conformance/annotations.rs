@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{FlowTracking, HashInput, MssClamp, Scheduler};
+use tidegate_core::snapshot::{FlowTracking, HashInput, MssClamp, Scheduler, SynCookies};
 use tidegate_core::source_rates::SourceRate;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
@@ -51,6 +51,8 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::FLOW_TRACKING, "never", "always, on-change"),
     (key::FLOW_TRACKING, "", "always, on-change"),
     (key::PASSIVE_HEALTH, "yes", "on, off"),
+    (key::SYN_COOKIES, "on", "off, auto, always"),
+    (key::SYN_COOKIES, "", "off, auto, always"),
     (key::MSS_CLAMP, "535", "off, path, or a number of bytes from 536 to 65495"),
     (key::MSS_CLAMP, "65496", "off, path, or a number of bytes from 536 to 65495"),
     (key::MSS_CLAMP, "auto", "off, path, or a number of bytes from 536 to 65495"),
@@ -84,12 +86,7 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
     (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, none"),
-    (
-        key::PROXY_TLVS,
-        "aws-vpce",
-        Reason::InvalidValue,
-        "unique-id, crc32c, both with a comma between them, or none",
-    ),
+    (key::PROXY_TLVS, "aws-vpce", Reason::InvalidValue, "unique-id, crc32c, vpce-id=TEXT"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_BANDWIDTH, "999k", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_CONNECTION_RATE, "100/s", Reason::InvalidValue, "from 1 to 100000000"),
@@ -471,6 +468,26 @@ fn passive_health_is_that_of_the_operator_unless_the_service_has_none() {
     let (_, what, accepted) = finding(&dsr);
     assert!(what.starts_with("annotation tidegate.dev/passive-health has no effect: in DSR modes"), "{what}");
     assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat, or no annotation");
+}
+
+#[test]
+fn syn_cookies_reach_the_spec_and_have_no_effect_in_dsr_modes() {
+    assert_eq!(only(&plain()).syn_cookies, None);
+    for choice in [SynCookies::Off, SynCookies::Auto, SynCookies::Always] {
+        let value = choice.as_str();
+        let outcome = annotated_with(key::SYN_COOKIES, value);
+        assert_eq!((only(&outcome).syn_cookies, messages(&outcome)), (Some(choice), vec![]), "{value}");
+        let dsr = [(key::FORWARDING, "dsr-l2"), (key::SYN_COOKIES, value)];
+        let dsr = Both::new(&annotated_web(&dsr).replace("port: 80,", "port: 8080,")).look();
+        if choice == SynCookies::Off {
+            assert_eq!(messages(&dsr), Vec::<String>::new());
+            continue;
+        }
+        let (_, what, accepted) = finding(&dsr);
+        let why = "annotation tidegate.dev/syn-cookies has no effect: in DSR modes the backend answers";
+        assert!(what.starts_with(why), "{what}");
+        assert_eq!(accepted, "tidegate.dev/forwarding nat or fullnat, or off");
+    }
 }
 
 #[test]
