@@ -383,6 +383,8 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         limits: ServiceLimits::default(),
         proxy_protocol: None,
         proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+        vpce_id: Default::default(),
+        syn_cookies: None,
         passive_health: None,
         announced: true,
         backends: backends.collect(),
