@@ -44,6 +44,8 @@ pub struct GatewayOptions {
     pub kubeconfig: Option<PathBuf>,
     /// `dataplane.routes`: prefix and next hop.
     pub routes: Vec<(String, IpAddr)>,
+    /// `dataplane.tunnelPeers`.
+    pub tunnel_peers: Vec<IpAddr>,
     /// `services.nodePortAddresses`.
     pub node_port_addresses: Vec<String>,
     /// `services.ownClusterIPs`.
@@ -70,6 +72,7 @@ impl Default for GatewayOptions {
             watch: true,
             kubeconfig: None,
             routes: Vec::new(),
+            tunnel_peers: Vec::new(),
             node_port_addresses: Vec::new(),
             own_cluster_ips: false,
             flow_entries: 65_536,
@@ -124,6 +127,7 @@ dataplane:
   routes:{routes}
   snatAddresses: {snat}
   tunnelSource: {tunnel}
+  tunnelPeers: [{peers}]
 source:
   {source}
 services:
@@ -149,6 +153,7 @@ selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
             s6 = plan::GATEWAY_FOR_SERVERS[v6],
             mac = plan::GATEWAY_MAC,
             neighbors = neighbors.join(", "),
+            peers = self.tunnel_peers.iter().map(|peer| format!("\"{peer}\"")).collect::<Vec<_>>().join(", "),
             own_networks = own_networks.join(", "),
             own_cluster_ips = self.own_cluster_ips,
             snat = list(plan::SNAT),

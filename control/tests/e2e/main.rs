@@ -35,5 +35,6 @@ mod sctp;
 mod self_check;
 mod source_ranges;
 mod tenancy;
+mod tunnel_peers;
 mod workers;
 mod world;

@@ -88,6 +88,9 @@ pub const ROUTES_MAX: usize = 1 << 16;
 /// Source addresses of FullNAT.
 pub const SNAT_ADDRESSES_MAX: usize = 1 << 10;
 
+/// Gateways whose tunnel packets are opened.
+pub const TUNNEL_PEERS_MAX: usize = 64;
+
 /// Next hops of backends, routes and fixed neighbours together.
 pub const NEXT_HOPS_MAX: usize = 65_535;
 

@@ -45,6 +45,7 @@ mod state;
 mod tests;
 mod transit;
 mod tunnel_errors;
+mod tunnel_peers;
 mod view;
 
 pub use cookie_state::CookieCounts;
@@ -122,6 +123,8 @@ impl Pipeline {
             first_fragments,
             later_fragments,
             begun: Begun::default(),
+            of_peers: ArrayVec::new(),
+            opened: self.opened.is_none(),
             out,
         };
         self.check(&mut burst);
@@ -138,6 +141,9 @@ impl Pipeline {
         }
         if !burst.later_fragments.is_empty() {
             self.follow_first_fragments(&mut burst);
+        }
+        if !burst.of_peers.is_empty() {
+            self.open_tunnels(&mut burst);
         }
     }
 

@@ -213,6 +213,14 @@ reasons! {
         IcmpUnsupported => "icmp_unsupported",
         /// No room in front of the frame for the headers that had to be added.
         NoHeadroom => "no_headroom",
+        /// A tunnel packet of a peer that is a fragment.
+        TunnelFragment => "tunnel_fragment",
+        /// A tunnel packet of a peer whose headers cannot be read.
+        TunnelHeaders => "tunnel_headers",
+        /// A tunnel packet of a peer that reports congestion, around a packet without ECN (RFC 6040 section 4.2).
+        TunnelCongestion => "tunnel_congestion",
+        /// In the tunnel of a peer, but to no service and from no backend.
+        TunnelUnserved => "tunnel_unserved",
         /// Handed over by a worker, but this worker does not hold the flow either.
         HandOverLoop => "hand_over_loop",
         /// The frame is spread over several buffers.

@@ -218,8 +218,27 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let signed = Builder::udp(CLIENT6, VIP6).extension(proto::AH, &[0; 14]);
             (lab(Nat), to_gateway(signed))
         }
+        Refusal::TunnelFragment
+        | Refusal::TunnelHeaders
+        | Refusal::TunnelCongestion
+        | Refusal::TunnelUnserved => of_a_peer(refusal),
         _ => (lab(DsrL2), refused_by_dsr_l2(refusal)),
     }
+}
+
+/// A gateway with a peer, and an IP-in-IP packet of the peer that is refused for this reason.
+fn of_a_peer(refusal: Refusal) -> (Lab, Vec<u8>) {
+    let services = vec![one(ForwardingMode::DsrL2, Protocol::Udp, VIP).into()];
+    let lab = Lab::with_spec(spec_with(services, |network| network.tunnel_peers = vec![ip("10.0.0.9")]));
+    let around =
+        |inner: Builder| Builder::ip(ip("10.0.0.9"), ip("10.0.0.254"), proto::IPIP).payload(&inner.packet());
+    let packet = match refusal {
+        Refusal::TunnelFragment => around(question()).fragment(7, 0, true),
+        Refusal::TunnelHeaders => Builder::ip(ip("10.0.0.9"), ip("10.0.0.254"), proto::IPIP),
+        Refusal::TunnelCongestion => around(question()).tos(3),
+        _ => around(Builder::udp(CLIENT, "203.0.113.5:54")),
+    };
+    (lab, to_gateway(packet))
 }
 
 /// A gateway whose service has used up its limits, and a datagram that exceeds them.
@@ -297,6 +316,10 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::SnatPortsExhausted
         | Refusal::SctpFragment
         | Refusal::ProxyFragment
+        | Refusal::TunnelFragment
+        | Refusal::TunnelHeaders
+        | Refusal::TunnelCongestion
+        | Refusal::TunnelUnserved
         | Refusal::Authenticated => unreachable!("they need a gateway of their own"),
     }
 }

@@ -49,6 +49,8 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         limits: ServiceLimits::default(),
         proxy_protocol: None,
         proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+        vpce_id: Default::default(),
+        syn_cookies: None,
         passive_health: None,
         announced: true,
         backends: vec![BackendSpec {

@@ -18,6 +18,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.next_hops();
     check.snat();
     check.tunnel_sources();
+    check.tunnel_peers();
     check.gateway();
 }
 
@@ -115,6 +116,24 @@ impl Check<'_> {
                     interface.name
                 );
                 self.warn(&field, &what, "an address that no interface has");
+            }
+        }
+    }
+
+    /// A peer is another gateway.
+    fn tunnel_peers(&self) {
+        let network = &self.config.dataplane.network;
+        for (i, ip) in network.tunnel_peers.iter().enumerate() {
+            let own = network.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
+            let own = own.chain(network.snat_addresses.iter().copied());
+            let is_source = network.tunnel_sources().any(|source| source.contains(&(*ip).into()));
+            if is_source || own.into_iter().any(|own| own == *ip) {
+                let field = format!("dataplane.tunnelPeers[{i}]");
+                self.error(
+                    &field,
+                    format!("{field}: {ip} is an address of this gateway"),
+                    "an address of another gateway",
+                );
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use tidegate_core::limits::{INTERFACES_MAX, WORKERS_MAX};
+use tidegate_core::limits::{INTERFACES_MAX, TUNNEL_PEERS_MAX, WORKERS_MAX};
 use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
 use tidegate_core::wire::MacAddr;
 
@@ -132,6 +132,7 @@ fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
         routes: routes(fields),
         neighbors: neighbors(fields),
         snat_addresses: unique(&fields.items("snatAddresses"), host_address),
+        tunnel_peers: tunnel_peers(fields),
         gateway: gateway(fields),
         ..NetworkSpec::default()
     };
@@ -145,6 +146,15 @@ fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
     let unknown = fields.get("unknownFlows").and_then(|f| f.one_of(&[("reset", true), ("drop", false)]));
     policy.reset_unknown_flows = unknown.unwrap_or(policy.reset_unknown_flows);
     network
+}
+
+fn tunnel_peers(parent: &Fields<'_>) -> Vec<IpAddr> {
+    let Some(list) = parent.get("tunnelPeers") else { return Vec::new() };
+    let items = list.list();
+    if items.len() > TUNNEL_PEERS_MAX {
+        list.error(format_args!("{} gateways", items.len()), format!("at most {TUNNEL_PEERS_MAX}"));
+    }
+    unique(&items, host_address)
 }
 
 fn cores(list: &Field<'_>) -> Vec<u16> {

@@ -114,6 +114,9 @@ pub const KEYS: &[Key] = &[
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
         "The outer source address of tunnels. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
+    key("dataplane.tunnelPeers", "list of at most 64 addresses", Value("[]"), "[\"10.9.0.8\"]", Reload,
+        "Other gateways that hand packets over in tunnels to an address of this gateway. What is in the tunnel is served as if it had arrived without \
+         ([tunnels.md](tunnels.md#packets-from-other-gateways))."),
     key("dataplane.oversized", "`fragment`, `answer`", Value("fragment"), "answer", Reload,
         "What happens to an IPv4 packet without DF that does not fit the path. `fragment`: the gateway fragments it, at most 100,000 packets a second for each \
          worker. `answer`: as for a packet with DF, the sender receives \"fragmentation needed\", and the packet is dropped."),

@@ -92,6 +92,10 @@ pub(super) struct Burst<'s, 'o, F> {
     pub(super) later_fragments: ArrayVec<u8, BURST>,
     /// The unknown flows for which a packet of this burst asked for a backend.
     pub(super) begun: Begun,
+    /// The frames with a tunnel packet of a peer.
+    pub(super) of_peers: ArrayVec<u8, BURST>,
+    /// Whether the frames were in tunnels of peers.
+    pub(super) opened: bool,
     pub(super) out: &'o mut BurstOutput,
 }
 

@@ -71,6 +71,14 @@ impl Pipeline {
     /// Processes a packet that matches no service port and is no reply of a backend.
     #[cold]
     pub(super) fn unserved<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
+        if burst.opened {
+            // A peer hands over packets of services.
+            return burst.set(at, Refusal::TunnelUnserved);
+        }
+        if !burst.view.snapshot.tunnel_peers().is_empty() && burst.is_of_peer(h) {
+            // A frame is here once.
+            return burst.of_peers.push(at as u8);
+        }
         let verdict = verdict(burst, at, h);
         if verdict == Verdict::Punt(PuntReason::NotOurs) && self.is_transit(burst, h) {
             return self.transit(burst, at, h);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::admission::Recheck;
 use super::cookie_state::Cookies;
+use super::output::BurstOutput;
 use super::passive::Passive;
 use super::schedule::Schedule;
 use crate::affinities::Affinities;
@@ -60,6 +61,8 @@ pub struct Pipeline {
     pub(super) ended_paths: EndedPaths,
     pub(super) passive: Passive,
     pub(super) cookies: Cookies,
+    /// The output for a packet that was in a tunnel. It is taken out while one is processed.
+    pub(super) opened: Option<Box<BurstOutput>>,
     recheck: Recheck,
 }
 
@@ -85,6 +88,7 @@ impl Pipeline {
             ended_paths: EndedPaths::new(),
             passive: Passive::new(),
             cookies: Cookies::new(config.seed, config.entries),
+            opened: Some(Box::default()),
             recheck: Recheck::default(),
         }
     }

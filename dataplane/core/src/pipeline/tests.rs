@@ -38,6 +38,7 @@ mod source_ranges;
 mod sources;
 mod talk;
 mod transit;
+mod tunnel_peers;
 mod tunnel_source;
 mod tunnels;
 mod tunnels_path_mtu;

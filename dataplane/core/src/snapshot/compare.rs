@@ -283,6 +283,7 @@ impl<'a> Seen<'a> {
         fixed.sort_unstable();
         let sources = [Family::V4, Family::V6]
             .map(|family| (snapshot.snat_addresses(family), snapshot.tunnel_source(family)));
+        let sources = (sources, snapshot.tunnel_peers());
         let protection = (snapshot.source_lists(), snapshot.source_rate());
         let network = (&snapshot.network.interfaces, sources, routers, fixed);
         (snapshot.generation, network, &snapshot.policy, protection)

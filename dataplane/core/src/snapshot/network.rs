@@ -27,6 +27,8 @@ pub(super) struct Network {
     pub(super) routers: Arc<[NeighborSlot]>,
     /// Those of default routes.
     pub(super) default_routers: Arc<[NeighborSlot]>,
+    /// The gateways whose tunnel packets are opened, sorted.
+    pub(super) tunnel_peers: Arc<[Addr]>,
     /// The networks whose own traffic is forwarded or refused; `None` if there are none.
     pub(super) transit: Option<Arc<Transit>>,
 }

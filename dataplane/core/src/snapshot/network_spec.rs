@@ -31,6 +31,8 @@ pub struct NetworkSpec<I = InterfaceSpec> {
     pub tunnel_source_v4: Option<TunnelPrefix>,
     /// `dataplane.tunnelSource`: outer sources of IPv6 tunnels.
     pub tunnel_source_v6: Option<TunnelPrefix>,
+    /// `dataplane.tunnelPeers`: the addresses of gateways whose tunnel packets are opened.
+    pub tunnel_peers: Vec<IpAddr>,
     /// `dataplane.gateway`: the networks of backends whose own traffic arrives here.
     pub gateway: GatewaySpec,
     /// `protection.deny` and `protection.allow`.
@@ -52,6 +54,7 @@ impl<I> Default for NetworkSpec<I> {
             snat_addresses: Vec::new(),
             tunnel_source_v4: None,
             tunnel_source_v6: None,
+            tunnel_peers: Vec::new(),
             gateway: GatewaySpec::default(),
             sources: Arc::default(),
             source_rate: None,
@@ -71,6 +74,7 @@ impl<I> NetworkSpec<I> {
             snat_addresses: self.snat_addresses.clone(),
             tunnel_source_v4: self.tunnel_source_v4,
             tunnel_source_v6: self.tunnel_source_v6,
+            tunnel_peers: self.tunnel_peers.clone(),
             gateway: self.gateway.clone(),
             sources: Arc::clone(&self.sources),
             source_rate: self.source_rate,

@@ -269,6 +269,12 @@ impl Snapshot {
         self.network.routes.find(dst)
     }
 
+    /// The addresses of the gateways whose tunnel packets are opened, sorted.
+    #[must_use]
+    pub fn tunnel_peers(&self) -> &[Addr] {
+        &self.network.tunnel_peers
+    }
+
     /// The networks of backends whose own traffic is forwarded or refused.
     #[must_use]
     pub fn transit(&self) -> Option<&Transit> {

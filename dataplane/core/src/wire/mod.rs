@@ -16,6 +16,7 @@ pub mod addr;
 pub mod arp;
 pub mod checksum;
 pub mod cut;
+pub mod decapsulation;
 pub mod encapsulation;
 pub mod ethernet;
 pub mod headers;

@@ -136,6 +136,18 @@ const FAULTS: &[(&str, &str)] = &[
         "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is already at dataplane.snatAddresses[0]; accepted: each value once",
     ),
     (
+        "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
+        "8:28: error: dataplane.tunnelPeers[1]: 192.0.2.9 is already at dataplane.tunnelPeers[0]; accepted: each value once",
+    ),
+    (
+        "  tunnelPeers: ['ff02::1']",
+        "8:17: error: dataplane.tunnelPeers[0]: ff02::1 cannot be the address of a host here; accepted: a unicast address, not loopback",
+    ),
+    (
+        "  tunnelPeers: [192.0.2.2]",
+        "8:17: error: dataplane.tunnelPeers[0]: 192.0.2.2 is an address of this gateway; accepted: an address of another gateway",
+    ),
+    (
         "  gateway: {prefixes: [0.0.0.0/0]}",
         "8:24: error: dataplane.gateway.prefixes[0]: 0.0.0.0/0 cannot be the network of backends; accepted: a network of unicast addresses",
     ),

@@ -55,6 +55,9 @@ fn every_key_of_the_dataplane_arrives() {
         [NeighborSpec { ip: "192.0.2.1".parse().unwrap(), mac: MacAddr([2, 0, 0, 0, 0, 1]) }]
     );
     assert_eq!(network.snat_addresses.len(), 2);
+    let peers: Vec<std::net::IpAddr> =
+        ["192.0.2.66", "2001:db8::66"].map(|peer| peer.parse().unwrap()).into();
+    assert_eq!(network.tunnel_peers, peers);
     let gateway = GatewaySpec { prefixes: vec!["10.0.0.0/24".parse().unwrap()], forward: true };
     assert_eq!(network.gateway, gateway);
     assert_eq!(network.tunnel_source_v4, Some("10.0.0.1".parse().unwrap()));

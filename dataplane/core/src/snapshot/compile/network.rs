@@ -4,6 +4,7 @@
 //! leaves a backend out, with its reason; nothing here refuses a spec. Next hops get their slots in the neighbour
 //! table here.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::services::{Programmed, Reachable, Sorted, socket};
@@ -57,12 +58,8 @@ impl Network {
             list.push(route);
         }
         let snat = |family: Family| {
-            let of_family = |addr: &Addr| addr.is_v4() == (family == Family::V4);
-            let mut addrs: Vec<Addr> =
-                spec.network.snat_addresses.iter().map(|&addr| addr.into()).filter(of_family).collect();
-            addrs.sort_unstable();
-            addrs.dedup();
-            addrs.into()
+            let of_family = |addr: &&IpAddr| addr.is_ipv4() == (family == Family::V4);
+            sorted(spec.network.snat_addresses.iter().filter(of_family))
         };
         let own = (0..).zip(&*interfaces).flat_map(|(index, interface)| {
             interface.addresses.iter().map(move |net| (net.addr().into(), AddressKind::Own(index)))
@@ -81,6 +78,7 @@ impl Network {
             snat_v6: snat(Family::V6),
             tunnel_source_v4: spec.network.tunnel_source_v4,
             tunnel_source_v6: spec.network.tunnel_source_v6,
+            tunnel_peers: sorted(&spec.network.tunnel_peers),
             transit: transit(&spec.network.gateway),
             interfaces,
         }
@@ -190,6 +188,13 @@ impl Network {
 }
 
 /// The networks of backends whose own traffic arrives here.
+fn sorted<'a>(addresses: impl IntoIterator<Item = &'a IpAddr>) -> Arc<[Addr]> {
+    let mut addresses: Vec<Addr> = addresses.into_iter().map(|&addr| addr.into()).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses.into()
+}
+
 fn transit(spec: &GatewaySpec) -> Option<Arc<Transit>> {
     let of = || Arc::new(Transit { sources: SourceRanges::new(&spec.prefixes), forward: spec.forward });
     (!spec.prefixes.is_empty()).then(of)
