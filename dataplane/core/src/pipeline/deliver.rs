@@ -6,7 +6,7 @@
 //! first lines of the frame.
 
 use super::burst::{Burst, Destination, Packet};
-use super::output::Oversized;
+use super::output::{BurstOutput, NeighborEvent, Oversized};
 use super::segment_size;
 use super::state::Pipeline;
 use super::view::View;
@@ -484,6 +484,14 @@ impl NoNextHop {
             burst.out.wants(at, interface, addr);
         }
         burst.set(at, self.refusal);
+    }
+
+    /// Requests the resolution of the next hop, for later packets.
+    #[cold]
+    pub(super) fn ask(self, out: &mut BurstOutput) {
+        if let Some((interface, addr)) = self.wanted {
+            out.report_neighbor(NeighborEvent::Wanted { interface, addr });
+        }
     }
 }
 

@@ -122,20 +122,20 @@ fn is_answer(why: TransmitReason) -> bool {
     }
 }
 
-/// Sends an answer to the next hop of its destination.
+/// Sends an answer to the next hop of its destination. If the next hop's link address is not known yet, the answer goes to the
+/// station that the packet came from.
 fn answer<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, why: TransmitReason) {
-    let Ok(Parsed::Ip(h)) = parse(burst.frames[at].bytes()) else {
-        return burst.set(at, Refusal::TunnelUnserved);
-    };
-    let verdict = match way_by_route(&burst.view, &h.dst) {
-        Ok(way) => match dsr_l2::forward(&mut burst.frames[at], &h, &way.link) {
-            Ok(()) => Verdict::Transmit { interface: way.interface, why },
-            Err(no_room) => Refusal::from(no_room).into(),
-        },
-        // The frame is an answer now, so it cannot wait.
-        Err(no_next_hop) => no_next_hop.refusal.into(),
-    };
-    burst.set(at, verdict);
+    let mut interface = burst.arrival.interface();
+    if let Ok(Parsed::Ip(h)) = parse(burst.frames[at].bytes()) {
+        match way_by_route(&burst.view, &h.dst) {
+            Ok(way) if h.ttl > 1 && dsr_l2::forward(&mut burst.frames[at], &h, &way.link).is_ok() => {
+                interface = way.interface;
+            }
+            Ok(_) => {}
+            Err(unknown) => unknown.ask(burst.out),
+        }
+    }
+    burst.set(at, Verdict::Transmit { interface, why });
 }
 
 /// Removes the outer headers of a frame.

@@ -21,6 +21,8 @@ use crate::wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, pr
 /// A frame before and after.
 pub(super) struct Seen<'a> {
     pub(super) before: &'a [u8],
+    /// It arrived in the tunnel of another gateway, and `before` is without it.
+    pub(super) handed_over: bool,
     pub(super) after: &'a [u8],
     pub(super) verdict: Verdict,
     pub(super) note: Note,
@@ -324,6 +326,14 @@ fn masked(packet: &[u8], h: &Headers) -> Vec<u8> {
 /// The simple sum, which is 0 if the transport checksum is correct. For a fragment, the contribution of its bytes.
 fn residual(frame: &[u8], h: &Headers) -> Option<u16> {
     let bytes = &frame[usize::from(h.l4)..usize::from(h.ip_end)];
+    // The checksum of UDP does not cover what follows the datagram (RFC 9868).
+    let covered = match (h.l4_checksum, bytes) {
+        (L4Checksum::Udp, &[_, _, _, _, a, b, ..]) => {
+            usize::from(u16::from_be_bytes([a, b])).min(bytes.len())
+        }
+        _ => bytes.len(),
+    };
+    let bytes = &bytes[..covered];
     let sum = match h.l4_checksum {
         L4Checksum::None | L4Checksum::UdpZero | L4Checksum::Sctp => return None,
         L4Checksum::Icmp => Sum::new(),
@@ -354,7 +364,8 @@ fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
     }
     seen.assert(after.dst == before.src, "an answer to someone else");
     let station = ethernet::destination(seen.after);
-    seen.assert(station == ethernet::source(seen.before), "an answer to another station");
+    let is_back = station == ethernet::source(seen.before);
+    seen.assert(is_back || seen.handed_over && station.is_unicast(), "an answer to another station");
     if why == TransmitReason::EchoReply {
         seen.assert(after.src == before.dst, "another VIP answers the ping");
         let damaged = !icmp::checksum_ok(seen.before, &before);

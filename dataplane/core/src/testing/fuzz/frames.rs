@@ -13,7 +13,7 @@ use crate::testing::lab::{ROUTER_MAC, ip};
 use crate::wire::checksum::checksum;
 use crate::wire::sctp::chunk;
 use crate::wire::tcp::{flags, segment};
-use crate::wire::{Headers, L4Checksum, MacAddr, Parsed, VlanId, arp, ndp, parse, proto};
+use crate::wire::{Family, Headers, L4Checksum, MacAddr, Parsed, VlanId, arp, ndp, parse, proto};
 
 const CLIENTS_V4: [&str; 8] = [
     "198.51.100.7",
@@ -73,6 +73,49 @@ pub(super) fn make(context: &Context, link: Link, choices: &mut Choices<'_>, bur
             damage(choices, frame);
         }
     }
+}
+
+/// Another gateway, and the address of ours that it sends to.
+pub(super) const PEER: &str = "10.0.0.9";
+const OUR_ADDRESS: &str = "10.0.0.254";
+
+/// Bytes of the outer header.
+const OUTER_LEN: usize = 20;
+
+/// Puts the packet of every 16th frame into an IP-in-IP packet of the other gateway. Which ones follows from their bytes,
+/// so that stored inputs keep their meaning.
+pub(super) fn hand_over(frame: &mut Vec<u8>) {
+    let sum: usize = frame.iter().map(|byte| usize::from(*byte)).sum();
+    let Some(h) = headers(frame).filter(|_| sum.is_multiple_of(16)) else { return };
+    let (l3, end) = (usize::from(h.l3), usize::from(h.ip_end));
+    let kind = if h.family == Family::V4 { proto::IPIP } else { proto::IPV6 };
+    let around = |kind| Builder::ip(ip(PEER), ip(OUR_ADDRESS), kind).payload(&frame[l3..end]);
+    let outer = match sum / 16 % 16 {
+        // Congestion for packets that do not know ECN: those are dropped.
+        0 if h.tos & 3 == 0 => around(kind).tos(3),
+        // Without a header of GRE.
+        1 => around(proto::GRE),
+        2 => around(kind).dont_fragment(false).fragment(7, 0, true),
+        _ => around(kind),
+    };
+    let outer = outer.packet();
+    let mut handed_over = frame[..l3].to_vec();
+    handed_over[l3 - 2..].copy_from_slice(&[8, 0]);
+    *frame = [handed_over, outer].concat();
+}
+
+/// The frame that [`hand_over`] put into a tunnel.
+pub(super) fn handed_over(frame: &[u8]) -> Option<Vec<u8>> {
+    let h = headers(frame)?;
+    let ends = (h.src.ip(), h.dst.ip()) == (ip(PEER), ip(OUR_ADDRESS));
+    if !ends || !matches!(h.proto, proto::IPIP | proto::IPV6) {
+        return None;
+    }
+    let (mut link, packet) = (frame[..usize::from(h.l3)].to_vec(), &frame[usize::from(h.l3) + OUTER_LEN..]);
+    let ether_type = if h.proto == proto::IPIP { [8, 0] } else { [0x86, 0xdd] };
+    let at = link.len() - 2;
+    link[at..].copy_from_slice(&ether_type);
+    Some([&link, packet].concat())
 }
 
 fn client(choices: &mut Choices<'_>, of: IpAddr) -> (IpAddr, u16) {
