@@ -233,7 +233,7 @@ fn of_a_peer(refusal: Refusal) -> (Lab, Vec<u8>) {
     let around =
         |inner: Builder| Builder::ip(ip("10.0.0.9"), ip("10.0.0.254"), proto::IPIP).payload(&inner.packet());
     let packet = match refusal {
-        Refusal::TunnelFragment => around(question()).fragment(7, 0, true),
+        Refusal::TunnelFragment => around(question().payload_len(4)).fragment(7, 0, true),
         Refusal::TunnelHeaders => Builder::ip(ip("10.0.0.9"), ip("10.0.0.254"), proto::IPIP),
         Refusal::TunnelCongestion => around(question()).tos(3),
         _ => around(Builder::udp(CLIENT, "203.0.113.5:54")),

@@ -144,6 +144,8 @@ mod tests {
             limits: ServiceLimits::default(),
             proxy_protocol: None,
             proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+            vpce_id: Default::default(),
+            syn_cookies: None,
             passive_health: None,
             announced,
             backends: vec![BackendSpec {
