@@ -36,7 +36,7 @@ const WORDS: usize = 6;
 /// 2^27 ns, 134 ms: the unit of time. 31 bits of it are more than eight years.
 const TIME_SHIFT: u32 = 27;
 
-/// An unconfirmed entry is not used after this time: 60 s, as long as a handshake may take.
+/// An unconfirmed entry is over after this time: 60 s, as the flow of a handshake without an answer.
 const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
 
 /// A confirmed entry that was not used for this time gives way to any other: a day. Its paths have their flows.
@@ -158,7 +158,7 @@ impl Entry {
         let age = age(&record, now);
         let class = match (record[0] == 0, record[5] & CONFIRMED != 0) {
             (true, _) => 0,
-            (false, false) if age > HANDSHAKE => 0,
+            (false, false) if age >= HANDSHAKE => 0,
             (false, true) if age > OLD => 0,
             (false, false) => 1,
             (false, true) => 2,
@@ -207,7 +207,7 @@ impl Associations {
         let (entry, check, record) = self.entry(key)?;
         let association = Association::read(&record);
         if !association.confirmed {
-            return (age(&record, now) <= HANDSHAKE).then_some(association);
+            return (age(&record, now) < HANDSHAKE).then_some(association);
         }
         // Once in 64 units of time, so that the line is seldom written.
         if age(&record, now) >= 64 {

@@ -388,14 +388,21 @@ impl Run {
         }
     }
 
+    fn tag(&self, client: SocketAddr) -> u32 {
+        7 + u32::from(self.number_of(client.ip()))
+    }
+
     fn packet(&self, from: SocketAddr, to: SocketAddr, segment: Segment, server: bool) -> Builder {
         match self.model.protocol {
             Protocol::Tcp => Builder::tcp(from, to).flags(segment.flags(server)),
             Protocol::Udp => Builder::udp(from, to),
             // The model does not know verification tags: these are always wrong, so nothing ends an association.
+            // The tag of a client is its own: two clients with one port and one tag would be two paths of one association.
             Protocol::Sctp => match segment {
-                Segment::Syn if server => Builder::sctp(from, to).tag(7).chunk(chunk::INIT_ACK, 0, &[9; 16]),
-                Segment::Syn => Builder::sctp_init(from, to, 7),
+                Segment::Syn if server => {
+                    Builder::sctp(from, to).tag(self.tag(to)).chunk(chunk::INIT_ACK, 0, &[9; 16])
+                }
+                Segment::Syn => Builder::sctp_init(from, to, self.tag(from)),
                 Segment::Data => Builder::sctp(from, to).chunk(chunk::DATA, 3, &[0; 16]),
                 Segment::Fin => Builder::sctp(from, to).tag(1).chunk(chunk::SHUTDOWN, 0, &[0; 4]),
                 Segment::Rst => Builder::sctp(from, to).tag(1).chunk(chunk::ABORT, 0, &[]),
