@@ -393,6 +393,8 @@ pub enum FlowRowKind {
     Affinity,
     /// One direction: the backend answers the client itself.
     Dsr,
+    /// Traffic that a backend originates, which leaves with a SNAT address as its source.
+    Masquerade,
     /// Both directions.
     Nat,
 }
@@ -404,6 +406,7 @@ impl FlowRowKind {
         match self {
             Self::Affinity => "affinity",
             Self::Dsr => "dsr",
+            Self::Masquerade => "masquerade",
             Self::Nat => "nat",
         }
     }
@@ -413,26 +416,27 @@ impl FlowRowKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowRow {
-    /// Namespace of its Service.
+    /// Namespace of its Service; empty for a masqueraded flow.
     pub namespace: String,
-    /// Name of its Service.
+    /// Name of its Service; empty for a masqueraded flow.
     pub service: String,
-    /// Name of the port, or its number.
+    /// Name of the port, or its number; empty for a masqueraded flow.
     pub port_name: String,
-    /// `TCP` or `UDP`.
+    /// `TCP`, `UDP` or `SCTP`; for a masqueraded echo `ICMP`.
     pub protocol: String,
-    /// The client; port 0 for affinity, which covers all its ports.
+    /// The client; port 0 for affinity, which covers all its ports. For a masqueraded flow the backend that began it,
+    /// with the identifier of an echo as its port.
     pub client: SocketAddr,
-    /// The VIP, with the service port.
+    /// The VIP, with the service port. For a masqueraded flow the host outside.
     pub vip: SocketAddr,
     /// The backend of the flow; absent if the backend is gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
-    /// Forwarding mode.
+    /// Forwarding mode, or `masquerade`.
     pub mode: String,
     /// The kind of the entry.
     pub kind: FlowRowKind,
-    /// The local address and port towards the backend, in mode `fullnat`.
+    /// The local address and port towards the backend, in mode `fullnat`; of a masqueraded flow, towards the host outside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<SocketAddr>,
     /// `opening`, `established`, `closing` or `closed`.

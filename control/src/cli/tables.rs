@@ -215,19 +215,21 @@ pub(super) fn flows(rows: &[FlowRow]) -> Table {
         let address = |address: Option<SocketAddr>, none: &str| {
             address.map_or_else(|| none.to_owned(), |address| address.to_string())
         };
+        let is_masqueraded = row.kind == FlowRowKind::Masquerade;
+        let name = |name: &str, none: &str| if is_masqueraded { none.to_owned() } else { name.to_owned() };
         table.row([
-            row.namespace.clone(),
-            row.service.clone(),
+            name(&row.namespace, "<none>"),
+            name(&row.service, "<masquerade>"),
             row.protocol.clone(),
             match row.kind {
                 FlowRowKind::Affinity => row.client.ip().to_string(),
-                FlowRowKind::Dsr | FlowRowKind::Nat => row.client.to_string(),
+                FlowRowKind::Dsr | FlowRowKind::Masquerade | FlowRowKind::Nat => row.client.to_string(),
             },
             row.vip.to_string(),
-            address(row.backend, "<gone>"),
+            address(row.backend, if is_masqueraded { "<none>" } else { "<gone>" }),
             row.state.clone(),
             age(row.idle_seconds.into()),
-            row.port_name.clone(),
+            name(&row.port_name, "<none>"),
             row.mode.clone(),
             row.kind.as_str().to_owned(),
             address(row.source, "<none>"),

@@ -12,7 +12,8 @@ use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::limits::WORKERS_MAX;
 use tidegate_core::service::{BackendInfo, ServiceInfo};
 use tidegate_core::snapshot::Snapshot;
-use tidegate_core::wire::Addr;
+use tidegate_core::wire::rewrite::Endpoint;
+use tidegate_core::wire::{Addr, proto};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
 use tidegate_policy::explain::{KnownFlow, Packet};
@@ -136,14 +137,15 @@ fn is_backend(name: BackendName, info: &BackendInfo) -> bool {
 }
 
 fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
-    let info = snapshot.service_info(flow.service)?;
     let (kind, source) = match flow.kind {
+        FlowKind::Masquerade { proto, peer, local } => return Some(masquerade(flow, proto, peer, local)),
         FlowKind::Dsr => (FlowRowKind::Dsr, None),
         FlowKind::Affinity => (FlowRowKind::Affinity, None),
         FlowKind::Nat { source, source_port, .. } => {
             (FlowRowKind::Nat, Some(SocketAddr::new(source.ip(), source_port)))
         }
     };
+    let info = snapshot.service_info(flow.service)?;
     Some(FlowRow {
         namespace: info.namespace.clone(),
         service: info.name.clone(),
@@ -158,4 +160,32 @@ fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
         state: flow.phase.as_str().to_owned(),
         idle_seconds: flow.idle_ms / 1000,
     })
+}
+
+/// A masqueraded flow, which belongs to no Service.
+fn masquerade(flow: &FlowView, proto: u8, peer: Endpoint, local: Endpoint) -> FlowRow {
+    let socket = |end: Endpoint| SocketAddr::new(end.addr.ip(), end.port);
+    FlowRow {
+        namespace: String::new(),
+        service: String::new(),
+        port_name: String::new(),
+        protocol: protocol_name(proto).to_owned(),
+        client: SocketAddr::new(flow.client.ip(), flow.client_port),
+        vip: socket(peer),
+        backend: None,
+        mode: FlowRowKind::Masquerade.as_str().to_owned(),
+        kind: FlowRowKind::Masquerade,
+        source: Some(socket(local)),
+        state: flow.phase.as_str().to_owned(),
+        idle_seconds: flow.idle_ms / 1000,
+    }
+}
+
+/// The name of the protocol of a masqueraded flow.
+fn protocol_name(number: u8) -> &'static str {
+    match number {
+        proto::TCP => "TCP",
+        proto::UDP => "UDP",
+        _ => "ICMP",
+    }
 }

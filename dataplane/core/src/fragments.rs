@@ -51,6 +51,16 @@ pub enum Decision {
     Echo,
     /// Forwarded by a route: it comes from the network of a backend.
     Routed,
+    /// Forwarded by a route, with this source.
+    Masqueraded {
+        /// SNAT address and port.
+        local: Endpoint,
+    },
+    /// An answer to such a packet.
+    Unmasqueraded {
+        /// The backend's own address and port.
+        source: Endpoint,
+    },
     /// Sent to the worker that holds the flow, which has seen the first fragment.
     Elsewhere(WorkerIndex),
     /// Dropped, or handed to the kernel. The later fragments get the same verdict.

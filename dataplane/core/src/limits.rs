@@ -104,6 +104,30 @@ pub const SNAT_PORT_PROBES: usize = 64;
 /// Ports of one SNAT address that are examined together, so that their cache misses overlap.
 pub const SNAT_PORT_BATCH: usize = 8;
 
+/// Masqueraded flows of a worker: the size of its flow tables divided by this number.
+pub const MASQUERADE_TABLE_SHARE: usize = 8;
+
+/// Masqueraded flows of a worker, at least.
+pub const MASQUERADE_FLOWS_MIN: usize = 64;
+
+/// The masqueraded flows of one source (an IPv4 address, or a /64) are at most those of a worker divided by this number.
+pub const MASQUERADE_SHARE: usize = 4;
+
+/// Counters of the masqueraded flows of sources. Sources that share a counter share its bound.
+pub const MASQUERADE_SOURCES: usize = 1024;
+
+/// Masqueraded flows that are examined for one that a new flow may replace.
+pub const MASQUERADE_EVICTION_PROBES: usize = 32;
+
+/// How long an established masqueraded TCP connection is kept while it is idle. RFC 5382 REQ-5 requires 2 h 4 min or more.
+pub const MASQUERADE_TCP_IDLE: Duration = Duration::from_secs(7_440);
+
+/// The same for UDP with an answer. RFC 4787 REQ-5 recommends 5 minutes.
+pub const MASQUERADE_UDP_IDLE: Duration = Duration::from_secs(300);
+
+/// The same for ICMP echo with an answer: the least that RFC 5508 REQ-1 allows.
+pub const MASQUERADE_ECHO_IDLE: Duration = Duration::from_secs(60);
+
 /// Positions in the rotation of ports that a worker stores, for all pairs of a SNAT address and a backend: 128 KiB.
 /// Pairs that share a position only rotate faster.
 pub const SNAT_CURSORS: usize = 1 << 16;

@@ -28,6 +28,7 @@ mod deliver;
 mod fragments;
 mod icmp_errors;
 mod local;
+mod masquerade;
 mod next_backend;
 mod on_change;
 mod output;

@@ -88,6 +88,8 @@ reasons! {
         TtlExceeded => "ttl_exceeded",
         /// From a backend's network to the outside, by a route (`dataplane.gateway`).
         Routed => "routed",
+        /// The same with a SNAT address as the source, or an answer on its way back (`dataplane.gateway.masquerade`).
+        Masqueraded => "masqueraded",
         /// ICMP "administratively prohibited" or "no route": traffic of a backend's network that is not forwarded.
         NotRouted => "not_routed",
         /// An ICMP error about a flow, passed on to the flow's other end.
@@ -191,6 +193,9 @@ reasons! {
         BackendRefused => "backend_refused",
         /// No local port is left towards this backend: all ports that were examined belong to established flows.
         SnatPortsExhausted => "snat_ports_exhausted",
+        /// Traffic of a backend's network that would begin a masqueraded flow: the table of these flows, or the share of
+        /// its source, is full of established ones.
+        MasqueradeFull => "masquerade_full",
         /// A fragment whose first fragment was not seen.
         FragmentUnknown => "fragment_unknown",
         /// An SCTP packet in fragments, in a mode that changes its ports: its checksum spans the fragments.

@@ -18,7 +18,7 @@ use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec, spec_with};
-use tidegate_core::verdict::{DropReason, Refusal, Verdict};
+use tidegate_core::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
@@ -204,6 +204,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             (lab, to_gateway(reset))
         }
         Refusal::SnatPortsExhausted => first_of_many(lab(FullNat).with_entries(100_000), refusal),
+        Refusal::MasqueradeFull => full_of_masqueraded_flows(),
         Refusal::SctpFragment => {
             let whole = Builder::sctp_init(CLIENT, VIP, 7).dont_fragment(false).chunk(0x80, 0, &[0; 600]);
             (lab(FullNat), builder::fragments(&to_gateway(whole), 7, 256).swap_remove(0))
@@ -314,6 +315,7 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::ServiceFlowShare
         | Refusal::BackendRefused
         | Refusal::SnatPortsExhausted
+        | Refusal::MasqueradeFull
         | Refusal::SctpFragment
         | Refusal::ProxyFragment
         | Refusal::TunnelFragment
@@ -322,6 +324,27 @@ fn refused_by_dsr_l2(refusal: Refusal) -> Vec<u8> {
         | Refusal::TunnelUnserved
         | Refusal::Authenticated => unreachable!("they need a gateway of their own"),
     }
+}
+
+/// A gateway where one backend has its share of masqueraded flows, all established, and the beginning of another one.
+fn full_of_masqueraded_flows() -> (Lab, Vec<u8>) {
+    let spec = spec_with(Vec::new(), |network| {
+        network.gateway.prefixes = vec!["10.0.0.0/24".parse().expect("a prefix")];
+        network.gateway.masquerade.clone_from(&network.gateway.prefixes);
+        network.gateway.forward = true;
+    });
+    let mut lab = Lab::with_spec(spec).with_entries(64);
+    let question = |port: u16| {
+        Builder::udp((ip("10.0.0.1"), port), "192.0.2.99:53").mac(backend_mac(1), GATEWAY_MAC).build()
+    };
+    for port in 1..=16 {
+        let fate = lab.receive(&question(port));
+        let sent = fate.sent(TransmitReason::Masqueraded);
+        let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("it was sent as a packet") };
+        let answer = Builder::udp("192.0.2.99:53", (ip("10.0.0.253"), h.src_port));
+        lab.receive(&to_gateway(answer)).sent(TransmitReason::Masqueraded);
+    }
+    (lab, question(17))
 }
 
 /// Sends datagrams of many clients, which are all answered, until one is refused.

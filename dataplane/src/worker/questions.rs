@@ -127,7 +127,10 @@ pub struct FlowFilter {
 
 impl FlowFilter {
     fn passes(&self, flow: &FlowView) -> bool {
-        self.client.is_none_or(|client| client == flow.client)
+        // A masqueraded flow has no service and no backend.
+        let of_service = !matches!(flow.kind, FlowKind::Masquerade { .. });
+        (of_service || self.services.is_none() && self.backends.is_none())
+            && self.client.is_none_or(|client| client == flow.client)
             && self.client_port.is_none_or(|port| port == flow.client_port || flow.kind == FlowKind::Affinity)
             && self.services.as_ref().is_none_or(|services| services.contains(&flow.service))
             && self.backends.as_ref().is_none_or(|backends| backends.contains(&flow.backend))

@@ -193,6 +193,35 @@ impl Check<'_> {
                 "dataplane.gateway.prefixes with the networks of backends",
             );
         }
+        self.masquerade();
+    }
+
+    /// What is masqueraded must be forwarded, and needs a SNAT address of its family.
+    fn masquerade(&self) {
+        let network = &self.config.dataplane.network;
+        for (i, net) in network.gateway.masquerade.iter().enumerate() {
+            let field = format!("dataplane.gateway.masquerade[{i}]");
+            let is_v4 = net.addr().is_ipv4();
+            if !network.gateway.forward {
+                let what = format!("{field}: the traffic of {net} is not forwarded");
+                self.error(
+                    &field,
+                    what,
+                    "a network whose traffic is forwarded, with dataplane.gateway.forward: routes",
+                );
+            } else if !network.gateway.prefixes.iter().any(|prefix| prefix.contains(net)) {
+                let what = format!("{field}: {net} is in no network of dataplane.gateway.prefixes");
+                self.error(&field, what, "a part of one of dataplane.gateway.prefixes");
+            } else if !network.snat_addresses.iter().any(|addr| addr.is_ipv4() == is_v4) {
+                let family = if is_v4 { "IPv4" } else { "IPv6" };
+                let what = format!("{field}: dataplane.snatAddresses has no {family} address");
+                self.error(
+                    &field,
+                    what,
+                    "a network of a family that dataplane.snatAddresses has an address of",
+                );
+            }
+        }
     }
 
     fn error(&self, field: &str, what: String, accepted: &str) {

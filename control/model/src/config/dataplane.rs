@@ -32,7 +32,7 @@ pub struct DataplaneConfig {
     /// - `tunnelSource`: at most one entry of each family, an address or a prefix (IPv4 /24 to /32, IPv6 /48 to /128)
     ///   from which the hash of the flow chooses one. Default: for each family the first address of the first
     ///   interface that has one.
-    /// - `gateway`: the networks of backends whose own traffic is refused or forwarded.
+    /// - `gateway`: the networks of backends whose own traffic is refused, forwarded or masqueraded.
     /// - `oversized`, `routersAsClients`, `unknownFlows` and `services.unservedPorts` are the policy.
     pub network: NetworkSpec<Interface>,
 }
@@ -261,6 +261,7 @@ fn gateway(parent: &Fields<'_>) -> GatewaySpec {
         gateway.prefixes = unique(&fields.items("prefixes"), backend_network);
         let forward = fields.get("forward").and_then(|f| f.one_of(&[("refuse", false), ("routes", true)]));
         gateway.forward = forward.unwrap_or(gateway.forward);
+        gateway.masquerade = unique(&fields.items("masquerade"), backend_network);
         Some(())
     });
     gateway

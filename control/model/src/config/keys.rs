@@ -111,6 +111,10 @@ pub const KEYS: &[Key] = &[
     key("dataplane.gateway.forward", "`refuse`, `routes`", Value("refuse"), "routes", Reload,
         "What happens to traffic that `dataplane.gateway.prefixes` originate. `refuse`: it is answered with \"administratively prohibited\". `routes`: it is \
          forwarded by `dataplane.routes`."),
+    key("dataplane.gateway.masquerade", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
+        "The parts of `dataplane.gateway.prefixes` whose traffic to other networks leaves with one of `dataplane.snatAddresses` as its source, so that \
+         answers return through the gateway ([nat.md](nat.md#masquerade)). Needs `dataplane.gateway.forward: routes`, and a SNAT address of the family. Flows \
+         whose network or address is removed end."),
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
         "The outer source address of tunnels. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),

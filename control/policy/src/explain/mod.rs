@@ -225,8 +225,22 @@ fn not_ours(
         return (PacketVerdict::Punt, PuntReason::NotOurs.as_str());
     };
     draft.step("gateway", text::transit(src, transit));
-    let is_routed = transit.forward && snapshot.route(&packet.destination.ip().into()).is_some();
-    let why = if is_routed { TransmitReason::Routed } else { TransmitReason::NotRouted };
+    let dst = Addr::from(packet.destination.ip());
+    let is_routed = transit.forward && snapshot.route(&dst).is_some();
+    let why = match is_routed {
+        false => TransmitReason::NotRouted,
+        true if !transit.masquerades(src, &dst) => TransmitReason::Routed,
+        true => {
+            draft.step("masquerade", text::masquerade(packet.protocol.0));
+            if packet.protocol.0 == Protocol::Sctp {
+                TransmitReason::NotRouted
+            } else if snapshot.snat_addresses(src.family()).is_empty() {
+                return (PacketVerdict::Drop, Refusal::SnatPortsExhausted.as_str());
+            } else {
+                TransmitReason::Masqueraded
+            }
+        }
+    };
     (PacketVerdict::Transmit, why.as_str())
 }
 

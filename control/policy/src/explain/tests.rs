@@ -363,14 +363,32 @@ fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header()
 fn traffic_that_a_backend_originates_is_said_to_be_forwarded_or_refused() {
     for (forward, verdict) in [(true, "transmit routed"), (false, "transmit not_routed")] {
         let mut spec = spec(vec![]);
-        spec.network.gateway =
-            GatewaySpec { prefixes: vec!["192.0.2.0/25".parse().expect("a net")], forward };
+        spec.network.gateway = GatewaySpec {
+            prefixes: vec!["192.0.2.0/25".parse().expect("a net")],
+            forward,
+            masquerade: vec![],
+        };
         let told = ask_about(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
         assert_eq!(format!("{} {}", told.verdict, told.reason), verdict);
         assert!(found(&told, "gateway").starts_with("192.0.2.11 is in dataplane.gateway.prefixes"));
         let elsewhere = ask_about(&spec, "192.0.2.200:40000", "10.1.2.3:53", None);
         assert_eq!((elsewhere.verdict.as_str(), elsewhere.reason.as_str()), ("punt", "not_ours"));
     }
+}
+
+#[test]
+fn traffic_that_is_masqueraded_is_said_to_leave_with_a_snat_address() {
+    let net = || vec!["192.0.2.0/25".parse().expect("a net")];
+    let mut spec = spec(vec![]);
+    spec.network.gateway = GatewaySpec { prefixes: net(), forward: true, masquerade: net() };
+    let told = ask_about(&spec, "192.0.2.11:40000", "10.1.2.3:53", None);
+    assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("transmit", "masqueraded"));
+    assert!(
+        found(&told, "masquerade").contains("the source becomes one of dataplane.snatAddresses"),
+        "{told}"
+    );
+    let inside = ask_about(&spec, "192.0.2.11:40000", "192.0.2.12:53", None);
+    assert_eq!((inside.verdict.as_str(), inside.reason.as_str()), ("transmit", "routed"));
 }
 
 #[test]

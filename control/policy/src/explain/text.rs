@@ -527,6 +527,19 @@ pub(super) fn transit(src: &Addr, transit: &Transit) -> String {
     }
 }
 
+/// Of a packet whose source is in `dataplane.gateway.masquerade`.
+pub(super) fn masquerade(protocol: Protocol) -> String {
+    let of_others = "the source is in dataplane.gateway.masquerade, and the destination is not in \
+                     dataplane.gateway.prefixes";
+    match protocol {
+        Protocol::Tcp => format!(
+            "{of_others}: the source becomes one of dataplane.snatAddresses if the segment is a SYN or its flow is known"
+        ),
+        Protocol::Udp => format!("{of_others}: the source becomes one of dataplane.snatAddresses"),
+        Protocol::Sctp => format!("{of_others}: SCTP is not masqueraded, but refused"),
+    }
+}
+
 pub(super) fn segment_size(most: u16, mode: ForwardingMode) -> String {
     let whose = if mode.is_dsr() { "in the client's SYN" } else { "in the SYN and in the backend's SYN ACK" };
     format!("at most {most} bytes {whose}, or less if the link by which it arrives has a smaller MTU")

@@ -27,6 +27,7 @@ mod eviction;
 mod flow_state;
 mod kept_syns;
 mod key;
+mod masquerade;
 mod nat;
 mod room;
 mod splice;
@@ -43,6 +44,7 @@ pub use eviction::{EvictionReason, FlowCounters};
 pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use kept_syns::{KeptSyn, KeptSyns, Tried};
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
+pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use splice::Splice;
 pub use stream::{Placement, Stream};
@@ -79,6 +81,8 @@ pub struct FlowTables {
     pub nat: NatTable,
     /// The verification tags of SCTP flows of both tables.
     pub tags: Tags,
+    /// Flows that backends originate and that are masqueraded.
+    pub masquerades: Masquerades,
     hasher: FlowHasher,
     /// Which table is aged next.
     turn: usize,
@@ -121,6 +125,7 @@ impl FlowTables {
             dsr: DsrTable::new(entries_per_core, &hasher),
             nat: NatTable::new(entries_per_core, &hasher),
             tags: Tags::new(entries_per_core),
+            masquerades: Masquerades::new(entries_per_core, &hasher),
             hasher,
             turn: 0,
         }
@@ -167,6 +172,15 @@ impl FlowTables {
         self.dsr.v6.age(now, buckets);
         self.nat.v4.age(now, buckets);
         self.nat.v6.age(now, buckets);
+        self.masquerades.age(now, buckets);
+    }
+
+    /// Removes expired masqueraded flows among the next `slots` places. Call it like [`Self::age`].
+    #[inline]
+    pub fn age_masquerades(&mut self, now: Now, slots: usize) {
+        if !self.masquerades.is_empty() {
+            self.masquerades.age(now, slots);
+        }
     }
 
     /// Counts the entries of backends in up to `buckets` more buckets of each table. Returns whether all are counted;
@@ -198,7 +212,7 @@ impl FlowTables {
     #[inline]
     #[must_use]
     pub fn live(&self) -> usize {
-        self.dsr.live() + self.nat.live()
+        self.dsr.live() + self.nat.live() + self.masquerades.live()
     }
 
     /// The number of flows of a service of this kind whose clients have this family, without affinity entries.
@@ -227,6 +241,7 @@ impl FlowTables {
             + self.nat.v4.memory_bytes()
             + self.nat.v6.memory_bytes()
             + self.tags.memory_bytes()
+            + self.masquerades.memory_bytes()
     }
 
     /// The memory of the tables, for advice to the kernel (huge pages, NUMA node).
@@ -269,7 +284,7 @@ impl FlowTables {
         (end < base).then_some(end)
     }
 
-    /// Shows the flows of up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or `None`
+    /// Shows the flows, also masqueraded ones, of up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or `None`
     /// after the last bucket. Flows that are added, removed or moved during the scan may be missed or shown twice.
     pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
         let end = cursor.saturating_add(buckets);
@@ -285,6 +300,13 @@ impl FlowTables {
             }
             base += count;
         });
+        // Each place of a masqueraded flow counts as a bucket.
+        let count = self.masquerades.places() as u64;
+        for place in cursor.saturating_sub(base)..count.min(end.saturating_sub(base)) {
+            let place = usize::try_from(place).expect("below the number of places");
+            self.masquerades.view(place, now).into_iter().for_each(&mut show);
+        }
+        base += count;
         (end < base).then_some(end)
     }
 }

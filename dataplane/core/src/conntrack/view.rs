@@ -5,6 +5,7 @@
 use super::flow_state::Phase;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::wire::Addr;
+use crate::wire::rewrite::Endpoint;
 
 /// One flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,5 +43,15 @@ pub enum FlowKind {
         source: Addr,
         /// The destination port of the replies.
         source_port: u16,
+    },
+    /// A flow that a backend originates and that is masqueraded. The backend is the client; service and backend of the
+    /// view have no meaning.
+    Masquerade {
+        /// The protocol number.
+        proto: u8,
+        /// The host outside; its port is 0 with ICMP echo.
+        peer: Endpoint,
+        /// The SNAT address and port, or the identifier of the echo.
+        local: Endpoint,
     },
 }

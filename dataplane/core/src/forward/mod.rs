@@ -9,6 +9,7 @@
 pub mod dsr_dscp;
 pub mod dsr_l2;
 pub mod fullnat;
+pub mod masquerade;
 pub mod nat;
 pub mod proxy_protocol;
 pub mod sctp_addresses;

@@ -14,6 +14,7 @@
 
 use super::answers;
 use super::burst::{Burst, Destination};
+use super::masquerade::Leg;
 use super::output::{FirstFragment, FlowNote, Note, UnknownFragment};
 use super::state::Pipeline;
 use crate::fragments::{Decision, FragmentKey};
@@ -36,7 +37,12 @@ impl Pipeline {
             let Some(key) = FragmentKey::of(&burst.packets[usize::from(packet)].headers) else { continue };
             let delivery = burst.deliveries.iter().find(|delivery| delivery.packet == packet);
             let (verdict, note) = (burst.out.verdicts[at], burst.out.notes[at]);
-            let decision = decision(verdict, note.backend, delivery.map(|delivery| &delivery.destination));
+            let decision = match verdict {
+                Verdict::Transmit { why: TransmitReason::Masqueraded, .. } => {
+                    self.masqueraded(burst, &burst.packets[usize::from(packet)].headers)
+                }
+                _ => decision(verdict, note.backend, delivery.map(|delivery| &delivery.destination)),
+            };
             let owner = match decision {
                 Decision::Elsewhere(owner) => owner,
                 _ => self.worker,
@@ -67,6 +73,12 @@ impl Pipeline {
                 None => self.unknown_fragment(burst, at, &h, key),
                 Some(Decision::Ended(verdict)) => burst.set(at, verdict),
                 Some(Decision::Routed) => self.route_on(burst, at, &h),
+                Some(Decision::Masqueraded { local }) => {
+                    self.send_masqueraded(burst, at, &h, Leg::Outward { local });
+                }
+                Some(Decision::Unmasqueraded { source }) => {
+                    self.send_masqueraded(burst, at, &h, Leg::Inward { source });
+                }
                 Some(Decision::Echo) => {
                     let answered = answers::echo_reply(burst, at, &h);
                     burst.answer_or(at, answered, TransmitReason::EchoReply, Refusal::IcmpUnsupported);
@@ -127,7 +139,12 @@ fn note(decision: Decision) -> Note {
         Decision::ToClient { service, backend, .. } => {
             Note { service: Some(service), backend, flow: FlowNote::Known }
         }
-        Decision::Echo | Decision::Routed | Decision::Elsewhere(_) | Decision::Ended(_) => Note::default(),
+        Decision::Echo
+        | Decision::Routed
+        | Decision::Masqueraded { .. }
+        | Decision::Unmasqueraded { .. }
+        | Decision::Elsewhere(_)
+        | Decision::Ended(_) => Note::default(),
     }
 }
 
@@ -175,6 +192,11 @@ fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> 
         Decision::ToClient { service, client, .. } => {
             Destination::Client { service: snapshot.service_by_id(service)?, client }
         }
-        Decision::Echo | Decision::Routed | Decision::Elsewhere(_) | Decision::Ended(_) => return None,
+        Decision::Echo
+        | Decision::Routed
+        | Decision::Masqueraded { .. }
+        | Decision::Unmasqueraded { .. }
+        | Decision::Elsewhere(_)
+        | Decision::Ended(_) => return None,
     })
 }

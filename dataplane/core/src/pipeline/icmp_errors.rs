@@ -46,6 +46,7 @@ impl Pipeline {
             Some(found) => found,
             None => match self.about_request(burst, &quoted) {
                 Some(found) => found,
+                None if self.about_masquerade(burst, at, &headers, &quoted) => return true,
                 None => return self.about_tunnel(burst, at, &headers, &quoted),
             },
         };

@@ -83,6 +83,11 @@ impl Pipeline {
         if verdict == Verdict::Punt(PuntReason::NotOurs) && self.is_transit(burst, h) {
             return self.transit(burst, at, h);
         }
+        let may_return = verdict == Refusal::NoSnatFlow.into()
+            || verdict == Refusal::IcmpUnsupported.into() && h.is_echo_reply();
+        if may_return && self.returns_to_backend(burst, at, h) {
+            return;
+        }
         let policy = burst.view.snapshot.policy();
         let is_tcp = h.l4_checksum == L4Checksum::Tcp;
         let (answered, why) = if verdict == Refusal::NoService.into() && policy.reject_unserved_ports {

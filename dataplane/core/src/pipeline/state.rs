@@ -63,6 +63,8 @@ pub struct Pipeline {
     pub(super) cookies: Cookies,
     /// The output for a packet that was in a tunnel. It is taken out while one is processed.
     pub(super) opened: Option<Box<BurstOutput>>,
+    /// The next echo identifier of masqueraded flows.
+    pub(super) echo_turn: u16,
     recheck: Recheck,
 }
 
@@ -89,6 +91,7 @@ impl Pipeline {
             passive: Passive::new(),
             cookies: Cookies::new(config.seed, config.entries),
             opened: Some(Box::default()),
+            echo_turn: 0,
             recheck: Recheck::default(),
         }
     }
@@ -117,6 +120,7 @@ impl Pipeline {
     #[inline]
     pub fn age(&mut self, now: Now) {
         self.flows.age(now, AGEING_BUCKETS_PER_BURST);
+        self.flows.age_masquerades(now, AGEING_BUCKETS_PER_BURST);
     }
 
     /// Removes the expired flows that a running worker would have removed from `before` to `now`: in a replay, where

@@ -16,6 +16,7 @@ mod faults;
 mod fragments;
 mod hairpin;
 mod leavings;
+mod masquerade;
 mod nat;
 mod on_change;
 mod openings;

@@ -7,9 +7,8 @@
 //!
 //! The pipeline has checked before that neither address is one of ours, and that the destination is one host's.
 
-use super::answers;
 use super::burst::Burst;
-use super::deliver::way_by_route;
+use super::deliver::{NextHop, way_by_route};
 use super::state::Pipeline;
 use crate::forward;
 use crate::frame::Frame;
@@ -30,13 +29,15 @@ impl Pipeline {
     #[cold]
     pub(super) fn transit<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
         let snapshot = burst.view.snapshot;
-        let leads_back = snapshot.route(&h.src).is_some_and(|hop| hop.interface == burst.arrival.interface());
-        if !leads_back || !h.src.is_single_host() || !answers::is_from_one_station(&burst.frames[at]) {
+        if !self.leads_back(burst, at, h) {
             return burst.set(at, Refusal::BadSource);
         }
         let forwards = snapshot.transit().is_some_and(|transit| transit.forward);
         if !forwards || h.src.is_link_local() || h.dst.is_link_local() {
             return self.not_routed(burst, at, h, Problem::AdminProhibited);
+        }
+        if snapshot.masquerades(&h.src, &h.dst) {
+            return self.masquerade(burst, at, h);
         }
         if is_answer_of_backend(burst, h) {
             let answered = snapshot.policy().reset_unknown_flows && self.reset(burst, at, h);
@@ -60,8 +61,7 @@ impl Pipeline {
             Err(unresolved) => return unresolved.report(burst, at),
         };
         // It would return to the station that sent it here, and perhaps come again.
-        let sender = ethernet::source(burst.frames[at].bytes());
-        if way.interface == burst.arrival.interface() && way.link.destination == sender {
+        if returns_to_sender(burst, at, &way) {
             return self.not_routed(burst, at, h, Problem::NoRoute);
         }
         if (h.ttl <= 1 || !way.takes(h.ip_len())) && !self.passes_in_pieces(burst, at, h, 0, &way) {
@@ -75,7 +75,7 @@ impl Pipeline {
     }
 
     /// Answers a packet that is not forwarded.
-    fn not_routed<F: Frame>(
+    pub(super) fn not_routed<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,
@@ -85,6 +85,12 @@ impl Pipeline {
         let answered = self.refuse(burst, at, h, problem);
         burst.answer_or(at, answered, TransmitReason::NotRouted, Refusal::NotRouted);
     }
+}
+
+/// Whether the next hop of a packet is the station that sent it.
+pub(super) fn returns_to_sender<F: Frame>(burst: &Burst<'_, '_, F>, at: usize, way: &NextHop) -> bool {
+    let sender = ethernet::source(burst.frames[at].bytes());
+    way.interface == burst.arrival.interface() && way.link.destination == sender
 }
 
 /// Whether a segment continues a connection that a client opened to a backend, and whose flow is lost. The client knows

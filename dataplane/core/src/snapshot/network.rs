@@ -40,4 +40,20 @@ pub struct Transit {
     pub sources: SourceRanges,
     /// Whether it is forwarded by the routes, or refused.
     pub forward: bool,
+    /// The sources whose traffic leaves with a SNAT address, if it is forwarded.
+    pub masquerade: SourceRanges,
+}
+
+impl Transit {
+    /// Whether any traffic is masqueraded.
+    #[must_use]
+    pub fn may_masquerade(&self) -> bool {
+        self.forward && !self.masquerade.nets().is_empty()
+    }
+
+    /// Whether traffic that `src` originates to `dst` is masqueraded. Between networks of backends it is not.
+    #[must_use]
+    pub fn masquerades(&self, src: &Addr, dst: &Addr) -> bool {
+        self.forward && self.masquerade.admits(src) && !self.sources.admits(dst)
+    }
 }

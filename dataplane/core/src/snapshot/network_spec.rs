@@ -133,6 +133,9 @@ pub struct GatewaySpec {
     pub prefixes: Vec<IpNet>,
     /// Whether their traffic is forwarded by the routes. Otherwise it is refused.
     pub forward: bool,
+    /// The parts of these networks whose traffic is masqueraded: it leaves with one of the SNAT addresses as its source,
+    /// unless it goes to one of `prefixes`.
+    pub masquerade: Vec<IpNet>,
 }
 
 /// How the gateway treats packets that it may refuse.

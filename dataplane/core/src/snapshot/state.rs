@@ -281,6 +281,12 @@ impl Snapshot {
         self.network.transit.as_deref()
     }
 
+    /// Whether traffic between these hosts, begun by `src`, is masqueraded.
+    #[must_use]
+    pub fn masquerades(&self, src: &Addr, dst: &Addr) -> bool {
+        self.transit().is_some_and(|transit| transit.masquerades(src, dst))
+    }
+
     /// The table that [`Self::route`] uses.
     #[must_use]
     pub fn routes(&self) -> &Routes {

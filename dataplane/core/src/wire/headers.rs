@@ -184,4 +184,14 @@ impl Headers {
             _ => false,
         }
     }
+
+    /// Whether it is an ICMP or ICMPv6 echo reply.
+    #[must_use]
+    pub const fn is_echo_reply(&self) -> bool {
+        match self.l4_checksum {
+            L4Checksum::Icmp => self.icmp_type == 0 && self.icmp_code == 0,
+            L4Checksum::Icmpv6 => self.icmp_type == 129 && self.icmp_code == 0,
+            _ => false,
+        }
+    }
 }

@@ -161,6 +161,21 @@ const FAULTS: &[(&str, &str)] = &[
         "8:22: error: dataplane.gateway.forward: the text \"all\" is not accepted; accepted: refuse, routes",
     ),
     (
+        "  gateway: {prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/25]}",
+        "8:52: error: dataplane.gateway.masquerade[0]: the traffic of 192.0.2.0/25 is not forwarded; accepted: a network whose traffic is forwarded, with \
+         dataplane.gateway.forward: routes",
+    ),
+    (
+        "  gateway: {forward: routes, prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/24]}",
+        "8:69: error: dataplane.gateway.masquerade[0]: 192.0.2.0/24 is in no network of dataplane.gateway.prefixes; accepted: a part of one of \
+         dataplane.gateway.prefixes",
+    ),
+    (
+        "  gateway: {forward: routes, prefixes: [192.0.2.0/25], masquerade: [192.0.2.0/26]}",
+        "8:69: error: dataplane.gateway.masquerade[0]: dataplane.snatAddresses has no IPv4 address; accepted: a network of a family that \
+         dataplane.snatAddresses has an address of",
+    ),
+    (
         "  oversized: drop",
         "8:14: error: dataplane.oversized: the text \"drop\" is not accepted; accepted: fragment, answer",
     ),

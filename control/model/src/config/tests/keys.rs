@@ -92,6 +92,8 @@ fn base() -> Json {
             ],
             "routes": [{"to": "0.0.0.0/0", "via": "10.9.0.3"}],
             "neighbors": [{"ip": "10.9.0.3", "mac": "02:00:00:00:00:03"}],
+            "snatAddresses": ["10.9.0.4"],
+            "gateway": {"prefixes": ["10.9.0.0/16"], "forward": "routes"},
         },
         "protection": {"newConnections": {"perSecond": 5}},
         "pools": [{"name": "public", "addresses": ["203.0.113.0/28"]}],

@@ -58,7 +58,11 @@ fn every_key_of_the_dataplane_arrives() {
     let peers: Vec<std::net::IpAddr> =
         ["192.0.2.66", "2001:db8::66"].map(|peer| peer.parse().unwrap()).into();
     assert_eq!(network.tunnel_peers, peers);
-    let gateway = GatewaySpec { prefixes: vec!["10.0.0.0/24".parse().unwrap()], forward: true };
+    let gateway = GatewaySpec {
+        prefixes: vec!["10.0.0.0/24".parse().unwrap()],
+        forward: true,
+        masquerade: vec!["10.0.0.0/25".parse().unwrap()],
+    };
     assert_eq!(network.gateway, gateway);
     assert_eq!(network.tunnel_source_v4, Some("10.0.0.1".parse().unwrap()));
     assert_eq!(network.tunnel_source_v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");

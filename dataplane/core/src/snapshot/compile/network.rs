@@ -196,7 +196,13 @@ fn sorted<'a>(addresses: impl IntoIterator<Item = &'a IpAddr>) -> Arc<[Addr]> {
 }
 
 fn transit(spec: &GatewaySpec) -> Option<Arc<Transit>> {
-    let of = || Arc::new(Transit { sources: SourceRanges::new(&spec.prefixes), forward: spec.forward });
+    let of = || {
+        Arc::new(Transit {
+            sources: SourceRanges::new(&spec.prefixes),
+            forward: spec.forward,
+            masquerade: SourceRanges::new(&spec.masquerade),
+        })
+    };
     (!spec.prefixes.is_empty()).then(of)
 }
 

@@ -84,6 +84,7 @@ pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
         TransmitReason::Forward
         | TransmitReason::Reply
         | TransmitReason::Routed
+        | TransmitReason::Masqueraded
         | TransmitReason::IcmpError => {
             forwarded(snapshot, seen, why, interface, &h);
         }
@@ -126,6 +127,9 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     seen.assert(to.is_unicast() && to != out.mac, "sent to no neighbour");
     if why == TransmitReason::Routed {
         return routed(snapshot, seen, &before, after);
+    }
+    if why == TransmitReason::Masqueraded {
+        return masqueraded(snapshot, seen, &before, after);
     }
     let backend = seen.note.backend.and_then(|id| snapshot.backend(id));
     if let (TransmitReason::Forward, Some(backend)) = (why, backend) {
@@ -232,6 +236,27 @@ fn routed(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Header
     seen.assert(!ours, "forwarded from or to an address of ours");
     let (sent_before, sent_after) = (packet(seen.before, before), packet(seen.after, after));
     seen.assert(same_but_hop_limit(sent_before, sent_after, before.family), "changed on its route");
+}
+
+/// Checks a packet of a backend's network that leaves with a SNAT address, or an answer to one.
+fn masqueraded(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &Headers) {
+    let is_snat = |addr| snapshot.snat_addresses(before.family).contains(addr);
+    let outward = is_snat(&after.src) && before.dst == after.dst;
+    let inward = is_snat(&before.dst) && before.src == after.src;
+    seen.assert(outward != inward, "neither from nor to a SNAT address");
+    let (source, peer) = if outward { (&before.src, &before.dst) } else { (&after.dst, &after.src) };
+    seen.assert(snapshot.masquerades(source, peer), "of a source that is not masqueraded");
+    let bytes = |frame: &[u8], h: &Headers| {
+        let mut packet = masked(frame, h);
+        if matches!(h.l4_checksum, L4Checksum::Icmp | L4Checksum::Icmpv6) {
+            // The identifier.
+            let l4 = usize::from(h.l4) - usize::from(h.l3);
+            packet[l4 + 4..l4 + 6].fill(0);
+        }
+        packet
+    };
+    seen.assert(bytes(seen.before, before) == bytes(seen.after, after), "changed beyond translation");
+    checksums_alike(seen, before, after);
 }
 
 /// Whether the segment size in a packet may be lowered.

@@ -19,7 +19,7 @@ use crate::conntrack::FlowKind;
 use crate::counters::{Tallies, WorkerCounters};
 use crate::forward::snat_ports::{Rss, Steering};
 use crate::frame::{Frame, MemoryFrame};
-use crate::limits::{BURST, HEADROOM_MIN};
+use crate::limits::{BURST, HEADROOM_MIN, MASQUERADE_FLOWS_MIN, MASQUERADE_TABLE_SHARE};
 use crate::loads::LoadRule;
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
@@ -261,6 +261,7 @@ impl World {
 
             let flows = worker.pipeline.flows();
             let (mut shown, mut translations) = (0, std::collections::HashSet::new());
+            let mut masquerades = std::collections::HashSet::new();
             let end = flows.scan(0, u64::MAX, self.now, |flow| {
                 shown += 1;
                 if let FlowKind::Nat { endpoint, source, source_port } = flow.kind {
@@ -269,10 +270,19 @@ impl World {
                         "two flows with the same replies: {flow:?}"
                     );
                 }
+                if let FlowKind::Masquerade { proto, peer, local } = flow.kind {
+                    assert!(
+                        masquerades.insert((proto, peer, local)),
+                        "two flows with the same replies: {flow:?}"
+                    );
+                }
             });
             assert_eq!(end, None);
             assert_eq!(shown, flows.live(), "every flow has its entries, and no entry is left over");
+            let most = (self.entries / MASQUERADE_TABLE_SHARE).max(MASQUERADE_FLOWS_MIN);
+            assert!(masquerades.len() <= most, "{} masqueraded flows", masquerades.len());
             // Tables are filled to two thirds at their limit; a table has four lines or more.
+            let shown = shown - masquerades.len();
             assert!(shown <= 4 * (self.entries * 3 / 2 + 24), "{shown} flows in tables of {}", self.entries);
             self.digest = fold(self.digest, &(shown as u64).to_be_bytes());
         }
@@ -327,6 +337,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
         spec.network.gateway = GatewaySpec {
             prefixes: ["10.0.0.0/24", "fd00::/64"].map(|net| net.parse().expect("written right")).into(),
             forward: !choices.one_in(4),
+            masquerade: Vec::new(),
         };
     }
     spec.network.policy = Policy {
@@ -344,6 +355,10 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
         }
     }
     protect(&mut spec);
+    // Derived from what is chosen already, so that stored inputs keep their meaning.
+    if spec.services.len() % 2 == 0 {
+        spec.network.gateway.masquerade = spec.network.gateway.prefixes.clone();
+    }
     spec
 }
 
