@@ -46,6 +46,8 @@ pub struct GatewayOptions {
     pub routes: Vec<(String, IpAddr)>,
     /// `dataplane.tunnelPeers`.
     pub tunnel_peers: Vec<IpAddr>,
+    /// `dataplane.gateway.masquerade`: the servers' own traffic is forwarded with a SNAT address as its source.
+    pub masquerade: bool,
     /// `services.nodePortAddresses`.
     pub node_port_addresses: Vec<String>,
     /// `services.ownClusterIPs`.
@@ -73,6 +75,7 @@ impl Default for GatewayOptions {
             kubeconfig: None,
             routes: Vec::new(),
             tunnel_peers: Vec::new(),
+            masquerade: false,
             node_port_addresses: Vec::new(),
             own_cluster_ips: false,
             flow_entries: 65_536,
@@ -125,7 +128,7 @@ dataplane:
       mtu: 1500
   neighbors: [{neighbors}]
   routes:{routes}
-  snatAddresses: {snat}
+  snatAddresses: {snat}{gateway}
   tunnelSource: {tunnel}
   tunnelPeers: [{peers}]
 source:
@@ -157,6 +160,13 @@ selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
             own_networks = own_networks.join(", "),
             own_cluster_ips = self.own_cluster_ips,
             snat = list(plan::SNAT),
+            gateway = match self.masquerade {
+                true => format!(
+                    "\n  gateway: {{prefixes: {servers}, forward: routes, masquerade: {servers}}}",
+                    servers = list(plan::SERVER_PREFIX),
+                ),
+                false => String::new(),
+            },
             tunnel = list(plan::GATEWAY_FOR_SERVERS),
             drain = self.drain_timeout.as_secs(),
             routed = list(plan::ROUTED_VIPS),
@@ -339,6 +349,7 @@ mod tests {
             hugepages: true,
             watch: false,
             static_servers: 3,
+            masquerade: true,
             routes: vec![("10.244.0.0/16".to_owned(), plan::server(plan::Family::V4, 1))],
             node_port_addresses: vec!["198.51.100.0/24".to_owned()],
             own_cluster_ips: true,

@@ -21,6 +21,7 @@ mod lab;
 mod leaving;
 mod lifecycle;
 mod links;
+mod masquerade;
 mod matrix;
 mod node_target;
 mod nodes;

@@ -1,0 +1,114 @@
+//! Masquerade: a backend reaches a host outside that has no route to the backend's network.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use crate::world::{World, alone};
+use tidegate::netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TELL_PORT};
+use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate::netlab::{Gateway, GatewayOptions};
+
+/// How long one exchange may take. It only ends a test that fails.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes that TCP sends in each direction.
+const BYTES: usize = 1 << 18;
+
+#[test]
+fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_on() {
+    let _turn = alone();
+    for cores in [vec![1], vec![0, 1]] {
+        let options = GatewayOptions { cores: cores.clone(), ..GatewayOptions::default() };
+        let vips = Family::BOTH.map(|family| plan::routed_vip(family, 7));
+        let endpoints = Family::BOTH.map(|family| EndpointSpec::ready(plan::server(family, 1)));
+        let service = Manifest::new("inside", "nat", &vips, vec![PortSpec::tcp("tell", TELL_PORT)]);
+        let mut world = World::start(1, options.clone(), &[service.with_endpoints(endpoints)]);
+        // The host outside knows the SNAT addresses, and nothing else of the backends' network.
+        for (snat, via) in SNAT.into_iter().zip(GATEWAY_FOR_CLIENTS) {
+            let length = if snat.contains(':') { 128 } else { 32 };
+            world.lab.client().ip_batch(&format!("route add {snat}/{length} via {via}")).unwrap();
+        }
+        Gateway::configure(&world.lab, &GatewayOptions { masquerade: true, ..options }).unwrap();
+        world.gateway_mut().reload();
+        for family in Family::BOTH {
+            let name = format!("{family}, {} workers", cores.len());
+            let snat: IpAddr = SNAT[family as usize].parse().unwrap();
+            let outside = plan::client(family, 0);
+            world.wait_until(&name, || datagram(&world, outside).ok().filter(|seen| seen.ip() == snat));
+            for _ in 0..8 {
+                assert_eq!(datagram(&world, outside).unwrap().ip(), snat, "{name}: UDP");
+                assert_eq!(stream(&world, outside).ip(), snat, "{name}: TCP");
+            }
+        }
+        // The Service is served as before.
+        for (family, vip) in Family::BOTH.into_iter().zip(vips) {
+            let source = SocketAddr::new(plan::client(family, 2), 0);
+            let to = SocketAddr::new(vip, TELL_PORT);
+            let mut tell = world.wait_until("the Service", || {
+                tidegate::netlab::client::Tell::connect(world.lab.client(), source, to).ok()
+            });
+            tell.ping().unwrap();
+        }
+        let listed = world.gateway().ask(&["flows"]).unwrap();
+        let lines: Vec<&str> = listed.lines().filter(|line| line.contains("<masquerade>")).collect();
+        let server = plan::server(Family::V4, 1).to_string();
+        for protocol in ["TCP", "UDP"] {
+            let known = |line: &&&str| line.contains(protocol) && line.contains(&server);
+            assert!(lines.iter().any(|line| known(&line)), "{protocol}: {listed}");
+        }
+        let passed = world.gateway().metric("tidegate_transmits_total", &["reason=\"masqueraded\""]).unwrap();
+        assert!(passed >= 100.0, "{passed} packets");
+    }
+}
+
+/// Sends a datagram from the backend to the host outside and back. Returns the source that the host outside saw.
+fn datagram(world: &World, outside: IpAddr) -> std::io::Result<SocketAddr> {
+    let socket = world.lab.client().enter(|| UdpSocket::bind((outside, 0)))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let to = socket.local_addr()?;
+    let asker = world.lab.server(1).namespace().enter(|| {
+        let asker = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
+        asker.connect(to)?;
+        asker.set_read_timeout(Some(PATIENCE))?;
+        asker.send(b"question").map(|_| asker)
+    })?;
+    let mut bytes = [0; 64];
+    let (len, seen) = socket.recv_from(&mut bytes)?;
+    assert_eq!(&bytes[..len], b"question");
+    socket.send_to(b"answer", seen)?;
+    let len = asker.recv(&mut bytes)?;
+    assert_eq!(&bytes[..len], b"answer");
+    Ok(seen)
+}
+
+/// Exchanges streams between the backend and the host outside and compares them. Returns the source that the host outside
+/// saw.
+fn stream(world: &World, outside: IpAddr) -> SocketAddr {
+    let listener = world.lab.client().enter(|| TcpListener::bind((outside, 0))).unwrap();
+    let to = listener.local_addr().unwrap();
+    let sent: Vec<u8> = (0..BYTES).map(|n| (n * 31 % 251) as u8).collect();
+    let back: Vec<u8> = sent.iter().rev().copied().collect();
+    thread::scope(|scope| {
+        let (question, answer) = (&sent, &back);
+        let server = scope.spawn(move || {
+            let (mut stream, seen) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
+            assert!(received == *question, "{} bytes, and others than were sent", received.len());
+            stream.write_all(answer).unwrap();
+            seen
+        });
+        let mut stream =
+            world.lab.server(1).namespace().enter(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(&sent).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        assert!(received == back, "{} bytes, and others than were sent", received.len());
+        server.join().unwrap()
+    })
+}
