@@ -200,10 +200,9 @@ impl Masquerades {
     }
 
     /// Whether a flow has this local address and port towards a peer.
-    #[inline]
     #[must_use]
     pub fn has_local(&self, proto: u8, local: &Endpoint, peer: &Endpoint) -> bool {
-        self.live > 0 && self.find(Way::In, proto, local, peer).is_some()
+        self.find(Way::In, proto, local, peer).is_some()
     }
 
     /// The state of a local address and port towards a peer, for a new flow that needs it.

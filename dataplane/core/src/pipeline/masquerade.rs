@@ -21,6 +21,7 @@ use super::owners::{Dealt, owner_of_client};
 use super::service_flows::{is_better, kind_of};
 use super::state::Pipeline;
 use super::transit::returns_to_sender;
+use crate::backend::Backend;
 use crate::conntrack::{FlowKey, IdleTimeout, Masquerade, Packet, ReplyKey};
 use crate::forward;
 use crate::forward::snat_ports::{Steering, owner_of_port};
@@ -81,7 +82,8 @@ impl Pipeline {
         if h.ttl <= 1 {
             return self.cannot_pass(burst, at, h, 0, 0);
         }
-        if snapshot.route(&h.dst).is_none() {
+        let in_circle = way_by_route(&burst.view, &h.dst).is_ok_and(|way| returns_to_sender(burst, at, &way));
+        if in_circle || snapshot.route(&h.dst).is_none() {
             return self.not_routed(burst, at, h, Problem::NoRoute);
         }
         let (source, peer) = &ends;
@@ -279,6 +281,31 @@ impl Pipeline {
         inserted.map_or(Err(Refusal::MasqueradeFull), |()| Ok(local))
     }
 
+    /// The state of a reply key of a Service's new flow: `found`, or that of a masqueraded flow to the same endpoint that
+    /// has the address and port. The flow of the Service may take it, but prefers another one.
+    #[inline]
+    pub(super) fn or_masqueraded(
+        &self,
+        found: ReplyKey,
+        reply: &FlowKey,
+        backend: &Backend,
+        proto: u8,
+    ) -> ReplyKey {
+        const TAKEN: ReplyKey = ReplyKey::Opening { idle_ms: 0 };
+        let flows = &self.flows.masquerades;
+        let is_taken = !flows.is_empty() && flows.has_local(proto, &local_of(reply), &endpoint_of(backend));
+        if is_taken { found.max(TAKEN) } else { found }
+    }
+
+    /// Ends the masqueraded flow to the same endpoint that has the address and port of a Service's new flow.
+    #[inline]
+    pub(super) fn take_from_masquerade(&mut self, reply: &FlowKey, backend: &Backend, proto: u8) {
+        let flows = &mut self.flows.masquerades;
+        if !flows.is_empty() {
+            flows.take_local(proto, &local_of(reply), &endpoint_of(backend));
+        }
+    }
+
     /// The best of some local ports towards a peer: one that no flow has, or else one whose flow has ended or is not
     /// established.
     fn free_port<F: Frame>(
@@ -393,6 +420,15 @@ impl Pipeline {
             && h.src.is_single_host()
             && answers::is_from_one_station(&burst.frames[at])
     }
+}
+
+/// The address and port that replies with this key go to.
+fn local_of(reply: &FlowKey) -> Endpoint {
+    Endpoint { addr: reply.addr(), port: reply.port() }
+}
+
+fn endpoint_of(backend: &Backend) -> Endpoint {
+    Endpoint { addr: backend.address, port: backend.port }
 }
 
 const fn is_icmp(number: u8) -> bool {

@@ -568,10 +568,8 @@ impl Pipeline {
                     batch.push((reply, hash, turn));
                 }
                 for (reply, hash, turn) in batch {
-                    let mut found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
-                    if found < MASQUERADED && self.is_masqueraded(&reply, backend, h.proto) {
-                        found = MASQUERADED;
-                    }
+                    let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
+                    let found = self.or_masqueraded(found, &reply, backend, h.proto);
                     looked += 1;
                     handshakes +=
                         usize::from(matches!(found, ReplyKey::Opening { .. } | ReplyKey::Answered { .. }));
@@ -587,11 +585,8 @@ impl Pipeline {
         // The ports after it were only examined, so the rotation continues with them.
         self.snat_ports.resume_after(turn);
         self.claim(request, found, &(reply, hash), backend, idle, now)?;
-        let (local, to) = (Endpoint { addr: reply.addr(), port: reply.port() }, endpoint_of(backend));
-        if found == MASQUERADED {
-            self.flows.masquerades.take_local(h.proto, &local, &to);
-        }
-        Ok(local)
+        self.take_from_masquerade(&reply, backend, h.proto);
+        Ok(Endpoint { addr: reply.addr(), port: reply.port() })
     }
 
     /// Creates a `nat` flow with the client's own port. If another flow that is not over has that port towards the same
@@ -651,12 +646,6 @@ impl Pipeline {
             let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
             matches!(found, ReplyKey::Free | ReplyKey::Over).then_some(((reply, hash), found))
         })
-    }
-
-    /// Whether a masqueraded flow to this endpoint has the address and port of a reply key.
-    fn is_masqueraded(&self, reply: &FlowKey, backend: &Backend, proto: u8) -> bool {
-        let local = Endpoint { addr: reply.addr(), port: reply.port() };
-        self.flows.masquerades.has_local(proto, &local, &endpoint_of(backend))
     }
 
     /// Creates a flow with this reply key. A flow that has the key is removed.
@@ -722,13 +711,6 @@ pub(super) struct Chosen<'s> {
     pub(super) backend: &'s Backend,
     pub(super) local: Option<Endpoint>,
     flow: FlowNote,
-}
-
-/// The state of a local port that a masqueraded flow has: a flow of a Service takes it, but prefers others.
-const MASQUERADED: ReplyKey = ReplyKey::Opening { idle_ms: 0 };
-
-fn endpoint_of(backend: &Backend) -> Endpoint {
-    Endpoint { addr: backend.address, port: backend.port }
 }
 
 /// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or

@@ -247,7 +247,7 @@ fn masqueraded(snapshot: &Snapshot, seen: &Seen<'_>, before: &Headers, after: &H
     let (source, peer) = if outward { (&before.src, &before.dst) } else { (&after.dst, &after.src) };
     seen.assert(snapshot.masquerades(source, peer), "of a source that is not masqueraded");
     let bytes = |frame: &[u8], h: &Headers| {
-        let mut packet = masked(frame, h);
+        let mut packet = masked(packet(frame, h), h);
         if matches!(h.l4_checksum, L4Checksum::Icmp | L4Checksum::Icmpv6) {
             // The identifier.
             let l4 = usize::from(h.l4) - usize::from(h.l3);

@@ -9,8 +9,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use super::choices::Choices;
 use super::context::{Context, INSIDE_MAC, PORTS, VIPS};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
-use crate::testing::lab::{ROUTER_MAC, ip};
+use crate::testing::lab::{ROUTER_MAC, backend_mac, ip};
 use crate::wire::checksum::checksum;
+use crate::wire::rewrite::{self, Endpoint};
 use crate::wire::sctp::chunk;
 use crate::wire::tcp::{flags, segment};
 use crate::wire::{Family, Headers, L4Checksum, MacAddr, Parsed, VlanId, arp, ndp, parse, proto};
@@ -255,6 +256,24 @@ fn again(list: &[Vec<u8>], choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) 
     }
 }
 
+/// Sends some of the packets that backends' networks send to a VIP to a host outside instead. It follows from the frame, so
+/// that stored inputs keep their meaning.
+pub(super) fn turn_outside(frame: &mut [u8]) {
+    let Ok(Parsed::Ip(mut h)) = parse(frame) else { return };
+    let of_backends = ["10.0.0.77", "fd00::77"].contains(&h.src.ip().to_string().as_str());
+    let to_vip = VIPS.contains(&h.dst.ip().to_string().as_str());
+    if !of_backends || !to_vip || h.is_icmp_error() || checksum(frame) % 4 != 0 {
+        return;
+    }
+    let outside = ip(if h.src.is_v4() { "192.0.2.9" } else { "2001:db8:9::9" });
+    let outside = Endpoint { addr: outside.into(), port: h.dst_port };
+    // SCTP is not masqueraded, and its fragments cannot be translated.
+    if h.proto != proto::SCTP && rewrite::translate(frame, &mut h, None, Some(outside)).is_ok() {
+        // The next hop is the router, which must not have sent it.
+        frame[6..12].copy_from_slice(&backend_mac(1).0);
+    }
+}
+
 /// Builds a possible answer to an earlier frame.
 fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     let sent = if context.sent.is_empty() {
@@ -281,6 +300,11 @@ fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
             }
         }
         L4Checksum::Sctp => association(choices, from, to),
+        // Only a masqueraded echo has a SNAT address as its source.
+        _ if h.is_echo_request() && ["10.0.0.253", "fd00::fd"].contains(&to.0.to_string().as_str()) => {
+            let ([a, b], kind) = (to.1.to_be_bytes(), if to.0.is_ipv4() { 0 } else { 129 });
+            Builder::icmp(from.0, to.0, kind, 0, [a, b, 0, 1])
+        }
         L4Checksum::Icmp | L4Checksum::Icmpv6 => Builder::echo_request(from.0, to.0, 1, 1),
         _ => Builder::udp(from, to),
     };

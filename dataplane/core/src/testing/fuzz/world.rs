@@ -174,6 +174,9 @@ impl World {
             frames::make(&self.context, link, choices, &mut received);
         }
         received.truncate(BURST);
+        if !self.spec.network.gateway.masquerade.is_empty() {
+            received.iter_mut().for_each(|frame| frames::turn_outside(frame));
+        }
         if !self.spec.network.tunnel_peers.is_empty() {
             received.iter_mut().for_each(frames::hand_over);
         }
