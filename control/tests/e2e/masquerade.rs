@@ -86,29 +86,33 @@ fn datagram(world: &World, outside: IpAddr) -> std::io::Result<SocketAddr> {
 /// Exchanges streams between the backend and the host outside and compares them. Returns the source that the host outside
 /// saw.
 fn stream(world: &World, outside: IpAddr) -> SocketAddr {
-    let listener = world.lab.client().enter(|| TcpListener::bind((outside, 0))).unwrap();
-    let to = listener.local_addr().unwrap();
+    let listener = world.lab.client().enter(|| TcpListener::bind((outside, 0))).expect("a free port");
+    let to = listener.local_addr().expect("it is bound");
     let sent: Vec<u8> = (0..BYTES).map(|n| (n * 31 % 251) as u8).collect();
     let back: Vec<u8> = sent.iter().rev().copied().collect();
     thread::scope(|scope| {
         let (question, answer) = (&sent, &back);
         let server = scope.spawn(move || {
-            let (mut stream, seen) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let (mut stream, seen) = listener.accept().expect("the backend connects");
+            stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
             let mut received = Vec::new();
-            stream.read_to_end(&mut received).unwrap();
+            stream.read_to_end(&mut received).expect("all of the stream");
             assert!(received == *question, "{} bytes, and others than were sent", received.len());
-            stream.write_all(answer).unwrap();
+            stream.write_all(answer).expect("the answer is sent");
             seen
         });
-        let mut stream =
-            world.lab.server(1).namespace().enter(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(&sent).unwrap();
-        stream.shutdown(Shutdown::Write).unwrap();
+        let mut stream = world
+            .lab
+            .server(1)
+            .namespace()
+            .enter(|| TcpStream::connect_timeout(&to, PATIENCE))
+            .expect("the host outside answers");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(&sent).expect("the question is sent");
+        stream.shutdown(Shutdown::Write).expect("it is open");
         let mut received = Vec::new();
-        stream.read_to_end(&mut received).unwrap();
+        stream.read_to_end(&mut received).expect("all of the stream");
         assert!(received == back, "{} bytes, and others than were sent", received.len());
-        server.join().unwrap()
+        server.join().expect("the host outside has its stream")
     })
 }

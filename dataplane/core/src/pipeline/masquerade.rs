@@ -30,7 +30,7 @@ use crate::frame::Frame;
 use crate::hash::{key_hash, scale};
 use crate::ids::WorkerIndex;
 use crate::limits::{MASQUERADE_ECHO_IDLE, MASQUERADE_TCP_IDLE, MASQUERADE_UDP_IDLE, SNAT_PORT_PROBES};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, Transit};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::quote::{self, Quote};
@@ -112,7 +112,7 @@ impl Pipeline {
         h: &Headers,
     ) -> bool {
         let snapshot = burst.view.snapshot;
-        let is_on = snapshot.transit().is_some_and(|transit| transit.may_masquerade());
+        let is_on = snapshot.transit().is_some_and(Transit::may_masquerade);
         if !is_on || !snapshot.snat_addresses(h.family).contains(&h.dst) {
             return false;
         }

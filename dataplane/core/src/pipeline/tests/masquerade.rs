@@ -1,6 +1,6 @@
 //! Masquerade of the traffic that backends originate: both directions, ICMP errors, fragments, bounds and workers.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
@@ -256,7 +256,7 @@ fn a_connection_without_its_beginning_is_reset_and_one_that_cannot_be_sent_begin
     from_backend(&mut lab, Builder::udp(source, peer)).sent(TransmitReason::NotRouted);
     lab.change(|spec| {
         spec.network.routes = spec_with(Vec::new(), |_| {}).network.routes.clone();
-        spec.network.snat_addresses.retain(|addr| addr.is_ipv6());
+        spec.network.snat_addresses.retain(IpAddr::is_ipv6);
     });
     let fate = from_backend(&mut lab, Builder::udp(source, peer));
     assert_eq!(fate.refused(), Refusal::SnatPortsExhausted);

@@ -262,7 +262,7 @@ pub(super) fn turn_outside(frame: &mut [u8]) {
     let Ok(Parsed::Ip(mut h)) = parse(frame) else { return };
     let of_backends = ["10.0.0.77", "fd00::77"].contains(&h.src.ip().to_string().as_str());
     let to_vip = VIPS.contains(&h.dst.ip().to_string().as_str());
-    if !of_backends || !to_vip || h.is_icmp_error() || checksum(frame) % 4 != 0 {
+    if !of_backends || !to_vip || h.is_icmp_error() || !checksum(frame).is_multiple_of(4) {
         return;
     }
     let outside = ip(if h.src.is_v4() { "192.0.2.9" } else { "2001:db8:9::9" });

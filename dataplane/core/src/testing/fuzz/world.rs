@@ -359,7 +359,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
     }
     protect(&mut spec);
     // Derived from what is chosen already, so that stored inputs keep their meaning.
-    if spec.services.len() % 2 == 0 {
+    if spec.services.len().is_multiple_of(2) {
         spec.network.gateway.masquerade = spec.network.gateway.prefixes.clone();
     }
     spec
