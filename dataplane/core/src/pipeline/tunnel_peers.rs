@@ -108,7 +108,8 @@ fn is_answer(why: TransmitReason) -> bool {
         | TransmitReason::Reply
         | TransmitReason::IcmpError
         | TransmitReason::Retried
-        | TransmitReason::Routed => false,
+        | TransmitReason::Routed
+        | TransmitReason::Masqueraded => false,
         TransmitReason::ArpReply
         | TransmitReason::NeighborAdvertisement
         | TransmitReason::EchoReply
