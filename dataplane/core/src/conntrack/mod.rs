@@ -114,7 +114,8 @@ impl FlowTables {
     /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
     /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space, and 32
     /// more with SCTP. The system zeroes the pages, and they take memory only once flows are stored there, so unused
-    /// kinds cost next to nothing. `seed` should be secret.
+    /// kinds cost next to nothing. Masqueraded flows have room for an eighth as many, of 128 bytes at most. `seed` should
+    /// be secret.
     ///
     /// # Panics
     /// If there is not enough memory, or one table would have more than 2^32 cache lines.
