@@ -169,7 +169,7 @@ impl Controller {
     }
 
     /// Carries out a request of the operator. It takes effect with the next round.
-    pub(super) fn execute(&mut self, command: Command) {
+    pub(super) async fn execute(&mut self, command: Command) {
         // The caller may no longer be waiting for the answer.
         match command {
             Command::Drain(target, answer) => {
@@ -183,7 +183,7 @@ impl Controller {
                 let _ = answer.send(was_drained.then(|| self.drained()));
             }
             Command::Reload(answer) => {
-                let _ = answer.send(self.reload());
+                let _ = answer.send(self.reload().await);
             }
         }
     }
@@ -196,8 +196,8 @@ impl Controller {
     }
 
     /// Reads the configuration again. A configuration that is refused, or that needs a restart, changes nothing.
-    pub(super) fn reload(&mut self) -> ReloadAnswer {
-        let Reloaded { answer, refused } = self.configuration.reload(&self.dataplane);
+    pub(super) async fn reload(&mut self) -> ReloadAnswer {
+        let Reloaded { answer, refused } = self.configuration.reload(&self.dataplane).await;
         if answer.accepted {
             self.state.configure(&self.configuration.config);
         }

@@ -249,9 +249,9 @@ impl Gateway {
                     }
                     sleep_until(pace.next()).await;
                 }
-                Wake::Command(command) => self.controller.execute(command),
+                Wake::Command(command) => self.controller.execute(command).await,
                 Wake::Reload => {
-                    self.controller.reload();
+                    self.controller.reload().await;
                     self.inputs.source.reload();
                 }
                 Wake::End => {
