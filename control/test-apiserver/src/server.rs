@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::access::User;
 use crate::error::ApiError;
-use crate::faults::Fault;
+use crate::faults::{Fault, WatchFlags};
 use crate::request::{Answer, Request, query};
 use crate::shared::{Logged, Shared};
 use crate::watch::{Body, follow};
@@ -158,6 +158,8 @@ async fn respond(
         Ok(body) => body.to_bytes().to_vec(),
         Err(_) => Vec::new(),
     };
+    // A rule that is added from here on does not meet this request, so the end of watches that follows the rule must.
+    let flags = shared.faults.watches();
     let fault = shared.faults.meet(&request.method, &format!("{}?{raw_query}", request.path));
     match &fault {
         Some(Fault::Slow(time)) => tokio::time::sleep(*time).await,
@@ -193,15 +195,20 @@ async fn respond(
         body: String::from_utf8_lossy(&request.body).into_owned(),
         code,
     });
-    response(shared, outcome, fault == Some(Fault::CutInMidObject))
+    response(shared, outcome, flags, fault == Some(Fault::CutInMidObject))
 }
 
-fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) -> Response<Body> {
+fn response(
+    shared: &Arc<Shared>,
+    outcome: Result<Answer, ApiError>,
+    flags: WatchFlags,
+    cut: bool,
+) -> Response<Body> {
     let mut builder = Response::builder();
     let (code, kind, bytes) = match outcome {
         Ok(Answer::Watch(order)) => {
             let (sender, receiver) = mpsc::channel(64);
-            tokio::spawn(follow(shared.clone(), *order, sender, cut));
+            tokio::spawn(follow(shared.clone(), *order, flags, sender, cut));
             let builder = builder.header(header::CONTENT_TYPE, "application/json");
             return builder.body(Stream::of(receiver).boxed_unsync()).expect("static headers");
         }

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::error::ApiError;
 use crate::event;
+use crate::faults::WatchFlags;
 use crate::request::WatchOrder;
 use crate::shared::Shared;
 use crate::store::{Change, Entry};
@@ -24,15 +25,16 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 type Sender = mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
 
-/// Follows changes until the client disconnects, the time is over, or a fault ends the watch. It counts as open from
-/// this call, not from the first poll.
+/// Follows changes until the client disconnects, the time is over, or a fault ends the watch. `opened` has the flags of the
+/// moment from which it counts as open.
 pub(crate) fn follow(
     shared: Arc<Shared>,
     order: WatchOrder,
+    opened: WatchFlags,
     sender: Sender,
     cut: bool,
 ) -> impl Future<Output = ()> + Send {
-    let mut watch = Open { opened: shared.faults.watches(), cut, since: order.since, shared, order, sender };
+    let mut watch = Open { opened, cut, since: order.since, shared, order, sender };
     async move {
         // A client that disconnects is not an error.
         let _ = watch.run().await;
@@ -43,7 +45,7 @@ struct Open {
     shared: Arc<Shared>,
     order: WatchOrder,
     sender: Sender,
-    opened: crate::faults::WatchFlags,
+    opened: WatchFlags,
     /// The next event is cut in half.
     cut: bool,
     since: u64,
