@@ -167,6 +167,8 @@ fn header_without_client(version: ProxyVersion) -> &'static [u8] {
         ProxyVersion::V1 => b"PROXY UNKNOWN\r\n",
         // Command LOCAL, no family, no addresses.
         ProxyVersion::V2 => b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0",
+        // It is no header, so a check begins without one.
+        ProxyVersion::Toa => b"",
     }
 }
 

@@ -36,6 +36,7 @@ mod sctp;
 mod self_check;
 mod source_ranges;
 mod tenancy;
+mod toa;
 mod tunnel_peers;
 mod workers;
 mod world;

@@ -36,7 +36,7 @@ const AT_ONCE: usize = 48;
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A client's address and port, and the VIP and its port.
-type Ends = (SocketAddr, SocketAddr);
+pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 #[test]
 fn nginx_and_haproxy_learn_every_client_and_no_byte_is_lost_on_a_bad_wire() {
@@ -53,11 +53,7 @@ fn nginx_and_haproxy_learn_every_client_and_no_byte_is_lost_on_a_bad_wire() {
     let proxies = start_proxies(&lab);
     let world = World::over(lab, options, &services(), "");
     let targets = targets();
-    for target in &targets {
-        world.wait_until(&format!("an answer of {target}"), || {
-            world.lab.client().enter(|| exchange(*target, 0)).ok()
-        });
-    }
+    wait_until_served(&world, &targets);
     let before = logged(&world.lab, &proxies);
 
     let faults = Faults { lost_permille: 10, delayed_permille: 20, delay: Duration::from_millis(2), seed: 1 };
@@ -87,13 +83,28 @@ fn start_proxies(lab: &Lab) -> Vec<(LabProcess, LabProcess)> {
         let server = lab.server(*n);
         let configuration = server.directory().join("haproxy.cfg");
         fs::write(&configuration, haproxy_configuration()).expect("haproxy.cfg is written");
-        let port = UPSTREAM_PORT.to_string();
-        let upstream = server.run("http-echo", &lab.plan().tidegate, &["lab", "http-echo", "--port", &port]);
         let configuration = configuration.display().to_string();
         let haproxy = server.run("haproxy", Path::new("haproxy"), &["-db", "-f", &configuration]);
-        (upstream.expect("http-echo starts"), haproxy.expect("HAProxy starts (is it installed? make setup)"))
+        (start_upstream(lab, *n), haproxy.expect("HAProxy starts (is it installed? make setup)"))
     };
     SERVERS.iter().map(start).collect()
+}
+
+/// A server on the port [`UPSTREAM_PORT`] of a server, which sends back what it gets.
+pub(crate) fn start_upstream(lab: &Lab, n: u8) -> LabProcess {
+    let port = UPSTREAM_PORT.to_string();
+    let upstream =
+        lab.server(n).run("http-echo", &lab.plan().tidegate, &["lab", "http-echo", "--port", &port]);
+    upstream.expect("http-echo starts")
+}
+
+/// Waits until every target answers.
+pub(crate) fn wait_until_served(world: &World, targets: &[SocketAddr]) {
+    for target in targets {
+        world.wait_until(&format!("an answer of {target}"), || {
+            world.lab.client().enter(|| exchange(*target, 0)).ok()
+        });
+    }
 }
 
 /// `dontlognull`: no line for most health checks, which end without data.
@@ -140,7 +151,7 @@ fn targets() -> Vec<SocketAddr> {
 }
 
 /// Opens `count` connections, some at a time, and returns how often each pair of ends occurred.
-fn open_many(lab: &Lab, targets: &[SocketAddr], count: usize) -> BTreeMap<Ends, i64> {
+pub(crate) fn open_many(lab: &Lab, targets: &[SocketAddr], count: usize) -> BTreeMap<Ends, i64> {
     let (next, done, errors) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
@@ -256,7 +267,7 @@ fn check_identifiers(proxies: &[(LabProcess, LabProcess)]) {
 
 /// HAProxy logs some of the health checks, which name no client, with the gateway's own address. A client of `fullnat`
 /// whose header got lost would have the SNAT address, which is another one.
-fn is_gateway(address: IpAddr) -> bool {
+pub(crate) fn is_gateway(address: IpAddr) -> bool {
     plan::GATEWAY_FOR_SERVERS.iter().any(|own| own.parse() == Ok(address))
 }
 

@@ -357,6 +357,16 @@ fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header()
         assert_eq!(header.contains("; TLVs "), proxy_tlvs != none, "{header}");
         assert_eq!(header.ends_with("; TLVs unique-id, crc32c"), expected.contains("54 bytes"), "{header}");
     }
+
+    let plain = service(ForwardingMode::FullNat, "203.0.113.1", 80, &backends);
+    let toa = spec(vec![ServiceSpec { proxy_protocol: Some(ProxyVersion::Toa), ..plain }]);
+    let told = ask(&toa, "203.0.113.1:80");
+    assert_eq!(
+        found(&told, "proxy protocol"),
+        "toa, TCP option 254 of 8 bytes in each segment of the client until the backend has acknowledged data: \
+         198.51.100.7:40000"
+    );
+    assert!(found(&told, "mtu").ends_with("needs 8 bytes more, for the option TOA"), "{told}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
 use tidegate_core::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
 use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
 use tidegate_core::wire::rewrite::Endpoint;
+use tidegate_core::wire::tcp_options::kind;
 use tidegate_core::wire::{Addr, Family};
 use tidegate_model::yaml::text::{show_bit_rate, show_duration};
 
@@ -378,16 +379,24 @@ pub(super) fn syn_cookie(cookies: SynCookies) -> Option<String> {
     ))
 }
 
-/// The header that the backend gets in front of the client's data.
+/// The header that the backend gets in front of the client's data, or the option in its place.
 pub(super) fn proxy_protocol(version: ProxyVersion, tlvs: ProxyTlvs, packet: &Packet) -> String {
     let header = header_of(version, packet);
+    if version == ProxyVersion::Toa {
+        return format!(
+            "{version}, TCP option {} of {} bytes in each segment of the client until the backend has acknowledged data: {}",
+            kind::TOA,
+            header.len(),
+            packet.source
+        );
+    }
     let wherein = match packet.protocol.0 {
         Protocol::Udp => "each datagram",
         Protocol::Tcp | Protocol::Sctp => "the client's data",
     };
     let shown = match version {
         ProxyVersion::V1 => String::from_utf8_lossy(header.trim_ascii_end()).into_owned(),
-        ProxyVersion::V2 => format!("{} -> {}", packet.source, packet.destination),
+        ProxyVersion::V2 | ProxyVersion::Toa => format!("{} -> {}", packet.source, packet.destination),
     };
     let names: Vec<&str> = tlvs.names().collect();
     let more = if names.is_empty() { String::new() } else { format!("; TLVs {}", names.join(", ")) };
@@ -514,6 +523,11 @@ pub(super) fn room_for_header(version: ProxyVersion, tlvs: ProxyTlvs, packet: &P
         Protocol::Tcp | Protocol::Sctp => "the first segment",
     };
     let len = header_of(version, packet).len() + tlvs.len();
+    if version == ProxyVersion::Toa {
+        return format!(
+            "each segment until the backend has acknowledged data needs {len} bytes more, for the option TOA"
+        );
+    }
     format!("{which} needs {len} bytes more, for the header of the PROXY protocol")
 }
 

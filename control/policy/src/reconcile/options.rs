@@ -14,6 +14,7 @@ use std::time::Duration;
 use tidegate_core::snapshot::{
     ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, SynCookies, TunnelOptions,
 };
+use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
@@ -127,8 +128,9 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let told = options.proxy_protocol.is_some();
         options.mode = client_address::mode(service, settings, options.target, told, read.findings);
     }
-    if let Some(request) = options.proxy_protocol.as_ref().filter(|_| options.mode.is_dsr()) {
-        let (field, diagnostic, refusal) = proxy_protocol::refusal_in_dsr(request, options.mode);
+    if let Some(request) = &options.proxy_protocol
+        && let Some((field, diagnostic, refusal)) = proxy_protocol::refusal_in(request, options.mode)
+    {
         read.push(&field, Reason::NotSupported, diagnostic);
         options.refused.push(refusal);
     }
@@ -166,7 +168,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.ignored(key::PASSIVE_HEALTH, why, "tidegate.dev/forwarding nat or fullnat, or no annotation");
     }
     let protocols = service.ports.iter().map(|port| port.protocol);
-    let header = options.proxy_protocol.as_ref().map(|request| request.version);
+    let version = options.proxy_protocol.as_ref().map(|request| request.version);
+    let header = version.filter(|version| *version != ProxyVersion::Toa);
     options.checks = options.health.clone().checks(&mut read, protocols, header);
     if let Some(annotation) = internal {
         options.addresses.prefer_internal(annotation);

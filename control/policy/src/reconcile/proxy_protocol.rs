@@ -1,5 +1,5 @@
 //! The annotations `proxy-protocol` and `proxy-protocol-tlvs`: backends get the client's address in a header of the PROXY
-//! protocol, and further fields.
+//! protocol, and further fields, or in the TCP option TOA.
 //!
 //! The header changes what backends read, so a request that cannot be granted is never served without it: then no port
 //! is programmed, or not the port of the other protocol.
@@ -16,7 +16,7 @@ use super::reader::Reader;
 use super::view::{PortRefusal, RefusalReason};
 
 /// The accepted values.
-pub(super) const ACCEPTED: &str = "v1, v2, none";
+pub(super) const ACCEPTED: &str = "v1, v2, toa, none";
 
 /// The accepted values for the TLVs.
 pub(super) const TLVS_ACCEPTED: &str = "unique-id, crc32c, vpce-id=TEXT with 1 to 22 visible ASCII characters, \
@@ -37,6 +37,7 @@ pub(super) fn version(value: &str) -> Result<Option<ProxyVersion>, ()> {
         "" | "none" | "off" | "false" => Ok(None),
         "v1" => Ok(Some(ProxyVersion::V1)),
         "v2" => Ok(Some(ProxyVersion::V2)),
+        "toa" => Ok(Some(ProxyVersion::Toa)),
         _ => Err(()),
     }
 }
@@ -56,7 +57,11 @@ pub(super) fn obstacle(
             "unique-id identifies connections, and UDP has none",
             "tidegate.dev/proxy-protocol-tlvs: crc32c, or a Service without UDP ports",
         )),
-        (Protocol::Sctp, _) => Some((
+        (Protocol::Udp | Protocol::Sctp, ProxyVersion::Toa) => Some((
+            "TOA is an option of TCP",
+            "tidegate.dev/proxy-protocol: none, or a Service with TCP ports only",
+        )),
+        (Protocol::Sctp, ProxyVersion::V1 | ProxyVersion::V2) => Some((
             "the PROXY protocol has no SCTP",
             "tidegate.dev/proxy-protocol: none, or a Service without SCTP ports",
         )),
@@ -101,8 +106,11 @@ pub(super) fn judge_tlvs(
             read.ignored(key::PROXY_TLVS, why, "tidegate.dev/proxy-protocol v2, or no annotation");
             None
         }
-        Some(ProxyVersion::V1) => {
-            let why = "version 1 of the PROXY protocol has no TLVs";
+        Some(version @ (ProxyVersion::V1 | ProxyVersion::Toa)) => {
+            let why = match version {
+                ProxyVersion::Toa => "the option TOA has no TLVs",
+                ProxyVersion::V1 | ProxyVersion::V2 => "version 1 of the PROXY protocol has no TLVs",
+            };
             let what = format!("annotation {}: no port is programmed: {why}", key::PROXY_TLVS);
             let diagnostic =
                 Diagnostic::error(what).accepting("tidegate.dev/proxy-protocol v2, or none here");
@@ -113,18 +121,29 @@ pub(super) fn judge_tlvs(
     }
 }
 
-/// The refusal of a request in a mode that does not translate, with the field of the finding, the text and what is
+/// The refusal of a request in a mode that does not allow it, with the field of the finding, the text and what is
 /// accepted.
-pub(super) fn refusal_in_dsr(
+pub(super) fn refusal_in(
     request: &ProxyHeaderRequest,
     mode: ForwardingMode,
-) -> (String, Diagnostic, PortRefusal) {
+) -> Option<(String, Diagnostic, PortRefusal)> {
     let ProxyHeaderRequest { version, annotation } = request;
-    let why = format!(
-        "the backend of {mode} answers the client itself, so the gateway cannot shift the sequence numbers of its answers"
-    );
+    let (why, accepted) = match version {
+        ProxyVersion::V1 | ProxyVersion::V2 if mode.is_dsr() => (
+            format!(
+                "the backend of {mode} answers the client itself, so the gateway cannot shift the sequence numbers of its \
+                 answers"
+            ),
+            "tidegate.dev/forwarding nat or fullnat",
+        ),
+        ProxyVersion::Toa if mode != ForwardingMode::FullNat => (
+            format!("with forwarding {mode} backends see the client's address in every packet"),
+            "tidegate.dev/forwarding fullnat, or none here",
+        ),
+        _ => return None,
+    };
     let what = format!("annotation {annotation}: no port is programmed: {why}");
-    let diagnostic = Diagnostic::error(what).accepting("tidegate.dev/forwarding nat or fullnat");
+    let diagnostic = Diagnostic::error(what).accepting(accepted);
     let message = format!("{annotation} {version}: {why}");
-    (annotation_field(annotation), diagnostic, PortRefusal::new(RefusalReason::NotSupported, message))
+    Some((annotation_field(annotation), diagnostic, PortRefusal::new(RefusalReason::NotSupported, message)))
 }

@@ -1,11 +1,11 @@
 //! An HTTP server that returns the body of each request. It is the upstream server of the proxies in tests of the
-//! PROXY protocol, on the loopback only.
+//! PROXY protocol and of the option TOA.
 //!
 //! It knows as much of HTTP as that needs: one request for each connection, and its `Content-Length`.
 
 use anyhow::{Context, Result};
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, TcpListener, TcpStream};
 use std::thread;
 
 /// Serves `port` until accepting fails.
@@ -13,8 +13,8 @@ use std::thread;
 /// # Errors
 /// When the port is taken, or accepting fails.
 pub fn serve(port: u16) -> Result<()> {
-    let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).with_context(|| format!("http-echo: port {port}"))?;
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+        .with_context(|| format!("http-echo: port {port}"))?;
     loop {
         let (stream, _) = listener.accept().context("http-echo: accepting")?;
         // If a connection breaks, the client notices it.

@@ -1,5 +1,5 @@
 //! What the gateway knows of a TCP stream in front of which it puts a header of the PROXY protocol, and the sequence
-//! numbers that follow from it.
+//! numbers that follow from it. A stream with the option TOA has no header, and its numbers stay.
 //!
 //! The backend's SYN ACK begins a stream: it acknowledges the client's initial sequence number, and no one but the
 //! backend can send it. From then on the client's stream and the backend's differ by the length of the header. Two
@@ -25,11 +25,11 @@ pub struct Stream {
     pub version: ProxyVersion,
     /// The TLVs that the header has.
     pub tlvs: ProxyTlvs,
-    /// Bytes of the header.
+    /// Bytes of the header or of the option.
     pub header_len: u8,
     /// The header was sent to the backend.
     pub sent: bool,
-    /// The backend has acknowledged the whole header.
+    /// The backend has acknowledged the whole header, or the first byte of a stream with the option.
     pub acknowledged: bool,
     /// Sequence numbers may have come round: none is compared with `first` any more.
     pub aged: bool,
@@ -40,7 +40,7 @@ pub struct Stream {
 pub enum Placement {
     /// It stays as it is: it is before the client's first byte.
     Before,
-    /// It begins with the client's first byte, so the header is put in front.
+    /// It begins with the client's first byte, so the header is put in front. Or it gets the option.
     First,
     /// It follows: its sequence number grows by the length of the header.
     After,
@@ -53,13 +53,27 @@ impl Stream {
         Self { first, version, tlvs, header_len, sent: false, acknowledged: false, aged: false }
     }
 
+    /// Bytes by which the backend's numbers of the client's stream are larger than the client's.
+    fn shift(&self) -> u32 {
+        match self.version {
+            ProxyVersion::V1 | ProxyVersion::V2 => u32::from(self.header_len),
+            ProxyVersion::Toa => 0,
+        }
+    }
+
     /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any: it must
     /// have the next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was sent.
+    ///
+    /// Every segment gets the option until the backend has acknowledged a byte: any of them can end the handshake, if
+    /// others are lost or late.
     #[inline]
     #[must_use]
     pub fn place(&self, seq: u32, carries: bool) -> Placement {
         if self.acknowledged {
             return Placement::After;
+        }
+        if self.version == ProxyVersion::Toa {
+            return if carries { Placement::First } else { Placement::Before };
         }
         match seq.wrapping_sub(self.first) as i32 {
             0 if carries => Placement::First,
@@ -73,7 +87,7 @@ impl Stream {
     #[inline]
     #[must_use]
     pub fn to_backend(&self, seq: u32) -> u32 {
-        seq.wrapping_add(u32::from(self.header_len))
+        seq.wrapping_add(self.shift())
     }
 
     /// The number that the client knows for a sequence number of its stream as the backend knows it. A number within
@@ -81,7 +95,7 @@ impl Stream {
     #[inline]
     #[must_use]
     pub fn to_client(&self, seq: u32) -> u32 {
-        let len = u32::from(self.header_len);
+        let len = self.shift();
         let behind = seq.wrapping_sub(self.first) as i32;
         if self.aged || behind >= len as i32 {
             return seq.wrapping_sub(len);
@@ -94,7 +108,7 @@ impl Stream {
     #[must_use]
     pub fn acknowledge(self, ack: u32) -> Self {
         let behind = ack.wrapping_sub(self.first);
-        let acknowledged = self.acknowledged || (u32::from(self.header_len)..1 << 31).contains(&behind);
+        let acknowledged = self.acknowledged || (self.shift().max(1)..1 << 31).contains(&behind);
         let aged = self.aged || acknowledged && (AGED_FROM..1 << 31).contains(&behind);
         Self { acknowledged, aged, ..self }
     }
@@ -108,11 +122,10 @@ impl Stream {
     }
 
     fn unpacked(word: u64) -> Option<Self> {
-        let version =
-            if (word >> 16) as u8 == ProxyVersion::V1 as u8 { ProxyVersion::V1 } else { ProxyVersion::V2 };
-        (word != 0).then_some(Self {
+        Some(Self {
             first: (word >> 32) as u32,
-            version,
+            // Without a stream the word is zero, and no version has that number.
+            version: ProxyVersion::from_number((word >> 16) as u8)?,
             tlvs: ProxyTlvs::from_bits((word >> 24) as u8),
             header_len: (word >> 8) as u8,
             sent: word & 8 != 0,
@@ -231,6 +244,22 @@ mod tests {
     }
 
     #[test]
+    fn every_segment_has_the_option_until_the_backend_has_a_byte_and_no_number_changes() {
+        for first in [0, 1000, u32::MAX - 10] {
+            let new = Stream::new(first, ProxyVersion::Toa, ProxyTlvs::NONE, 8);
+            let at = |n: u32| first.wrapping_add(n);
+            for offset in [u32::MAX, 0, 1, 5000] {
+                assert_eq!(new.place(at(offset), true), Placement::First);
+                assert_eq!(new.place(at(offset), false), Placement::Before);
+                assert_eq!((new.to_backend(at(offset)), new.to_client(at(offset))), (at(offset), at(offset)));
+            }
+            assert!(!new.acknowledge(at(0)).acknowledged, "the SYN ACK, or an answer that repeats it");
+            let done = new.acknowledge(at(1));
+            assert_eq!((done.acknowledged, done.place(at(0), true)), (true, Placement::After));
+        }
+    }
+
+    #[test]
     fn numbers_within_the_header_become_the_first_byte_and_only_at_the_beginning() {
         let new = stream(1000);
         let mapped = [999, 1000, 1001, 1041, 1042, 1043].map(|seq| new.to_client(seq));
@@ -251,9 +280,9 @@ mod tests {
 
         #[test]
         fn a_stream_keeps_its_facts_in_its_word(
-            first: u32, len in 1u8..=104, v2: bool, tlvs in 0u8..4, sent: bool, acknowledged: bool, aged: bool,
+            first: u32, len in 1u8..=104, number in 1u8..=3, tlvs in 0u8..4, sent: bool, acknowledged: bool, aged: bool,
         ) {
-            let version = if v2 { ProxyVersion::V2 } else { ProxyVersion::V1 };
+            let version = ProxyVersion::from_number(number).unwrap();
             let tlvs = ProxyTlvs::from_bits(tlvs);
             let stream = Stream { first, version, tlvs, header_len: len, sent, acknowledged, aged };
             prop_assert_eq!(Stream::unpacked(stream.packed()), Some(stream));

@@ -15,6 +15,7 @@ pub mod proxy_protocol;
 pub mod sctp_addresses;
 pub mod snat_ports;
 pub mod spliced;
+pub mod toa;
 pub mod tunnel;
 
 use crate::frame::Frame;

@@ -221,7 +221,7 @@ pub(super) fn edit_tcp(frame: &mut [u8], h: &Headers, edit: impl FnOnce(&mut [u8
 }
 
 /// Updates the checksum of a TCP header.
-fn apply(tcp: &mut [u8], delta: Delta) {
+pub(super) fn apply(tcp: &mut [u8], delta: Delta) {
     let check = delta.apply(u16::from_be_bytes([tcp[16], tcp[17]]));
     tcp[16..18].copy_from_slice(&check.to_be_bytes());
 }
@@ -232,7 +232,7 @@ pub(super) fn set_word(bytes: &mut [u8], at: usize, change: impl FnOnce(u32) -> 
 }
 
 /// Bytes of the TCP header with its options, or of the UDP header.
-fn l4_header_len(frame: &[u8], h: &Headers) -> usize {
+pub(super) fn l4_header_len(frame: &[u8], h: &Headers) -> usize {
     match h.l4_checksum {
         L4Checksum::Tcp => usize::from(frame[usize::from(h.l4) + 12] >> 4) * 4,
         _ => udp::HEADER_LEN,

@@ -27,13 +27,13 @@ use super::service_flows::{Chosen, Request};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, Splice};
 use crate::counters::Tallies;
-use crate::forward::proxy_protocol;
+use crate::forward::{proxy_protocol, toa};
 use crate::frame::Frame;
 use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{Snapshot, SynCookies};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
-use crate::wire::proxy_header;
+use crate::wire::proxy_header::{self, ProxyVersion};
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::{self, flags};
 use crate::wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote, syn_cookie};
@@ -224,7 +224,7 @@ impl Pipeline {
     }
 
     /// Turns a backend's SYN ACK into its acknowledgement, with the header of the PROXY protocol if the backend gets one:
-    /// it is the first segment of the client's data. Returns whether it is sent.
+    /// it is the first segment of the client's data. Or with the option in its place. Returns whether it is sent.
     fn acknowledge<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -238,20 +238,35 @@ impl Pipeline {
             burst.set(at, Refusal::SynCookie);
             return false;
         }
-        let change = self.change_to_client(burst.frames[at].bytes(), h, service, client);
+        let stream = match self.change_to_client(burst.frames[at].bytes(), h, service, client) {
+            Change::SynAck(stream) => Some(stream),
+            _ => None,
+        };
+        let header = stream.map(|stream| self.stream_header(burst.view.snapshot, service, client, &stream));
+        let is_option = stream.is_some_and(|stream| stream.version == ProxyVersion::Toa);
         let mac = burst.interface.mac;
         let frame = &mut burst.frames[at];
+        // The backend reads the option in this segment only, and the frame must stay unchanged if there is no room.
+        if let Some(option) = header.as_ref().filter(|_| is_option) {
+            if !frame.grow_front(option.len()) {
+                burst.set(at, Refusal::NoHeadroom);
+                return false;
+            }
+            frame.shrink_front(option.len());
+        }
         let ack = syn_cookie::ack(frame.bytes(), h, mac, splice.window);
         if !become_small(frame, &ack) {
             burst.set(at, Refusal::NoHeadroom);
             return false;
         }
-        if let Change::SynAck(stream) = change
+        if let Some(header) = header
             && let Ok(Parsed::Ip(mut sent)) = parse(frame.bytes())
         {
-            let header = self.stream_header(burst.view.snapshot, service, client, &stream);
             // Without room for it, the client's first data brings the header.
-            let _ = proxy_protocol::insert(frame, &mut sent, &header, 0);
+            let _ = match is_option {
+                true => toa::insert(frame, &mut sent, &header, 0),
+                false => proxy_protocol::insert(frame, &mut sent, &header, 0),
+            };
         }
         let interface = burst.arrival.interface();
         burst.set(at, Verdict::Transmit { interface, why: TransmitReason::SynCookie });

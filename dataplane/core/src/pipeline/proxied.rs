@@ -1,5 +1,5 @@
 //! Sends the packets of services whose backends get a header of the PROXY protocol: the last stage of `nat` and
-//! `fullnat`, with the header and with shifted sequence numbers.
+//! `fullnat`, with the header and with shifted sequence numbers, or with the option TOA.
 //!
 //! A stream begins with the backend's SYN ACK. Until the backend has acknowledged the whole header, every segment that
 //! begins with the client's first byte carries the header, also one without data: the last segment of the handshake, a
@@ -15,7 +15,7 @@ use super::burst::{Burst, Destination, Packet};
 use super::deliver::{NextHop, changes_sctp, finish_translated, limit_segments, translate, way_of};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, FlowKey, Placement, Stream};
-use crate::forward::{proxy_protocol, spliced};
+use crate::forward::{proxy_protocol, spliced, toa};
 use crate::frame::Frame;
 use crate::selection_key::SelectionKey;
 use crate::service::Service;
@@ -35,6 +35,8 @@ pub(super) enum Change {
     TrimSyn,
     /// The header is put in front of the data.
     Insert(ProxyHeader),
+    /// The option is put in front of the client's options.
+    InsertOption(ProxyHeader),
     /// A client's segment gets a later sequence number.
     Shift(Stream),
     /// A backend's SYN ACK announces smaller segments.
@@ -51,7 +53,7 @@ impl Change {
     /// Bytes by which the packet grows.
     fn growth(&self) -> usize {
         match self {
-            Self::Insert(header) => header.len(),
+            Self::Insert(header) | Self::InsertOption(header) => header.len(),
             _ => 0,
         }
     }
@@ -99,6 +101,10 @@ impl Pipeline {
             if let Err(no_room) = proxy_protocol::insert(frame, &mut h, header, spare) {
                 return burst.set(at, Refusal::from(no_room));
             }
+        } else if let Change::InsertOption(option) = &change {
+            if let Err(no_room) = toa::insert(frame, &mut h, option, spare) {
+                return burst.set(at, Refusal::from(no_room));
+            }
         } else if spare > 0 {
             if !frame.grow_front(spare) {
                 return burst.set(at, Refusal::NoHeadroom);
@@ -120,7 +126,7 @@ impl Pipeline {
             Change::ToClient(stream) => proxy_protocol::to_client(frame.bytes_mut(), &h, stream),
             Change::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), &h, stream),
             Change::QuoteDatagram(len) => proxy_protocol::leave_room(frame.bytes_mut(), &h, *len),
-            Change::Nothing | Change::Insert(_) => {}
+            Change::Nothing | Change::Insert(_) | Change::InsertOption(_) => {}
         }
         match (splice, destination) {
             (None, _) => {}
@@ -193,8 +199,12 @@ impl Pipeline {
         let carries = h.tcp_flags & flags::RST == 0;
         match stream.place(proxy_protocol::sequence(frame, h), carries) {
             Placement::Before => Ok(Change::Nothing),
+            Placement::After if stream.version == ProxyVersion::Toa => Ok(Change::Nothing),
             Placement::After => Ok(Change::Shift(stream)),
             Placement::First if h.is_fragment() => Err(Refusal::ProxyFragment),
+            Placement::First if stream.version == ProxyVersion::Toa => {
+                Ok(Change::InsertOption(self.stream_header(snapshot, service, client, &stream)))
+            }
             Placement::First => {
                 if !stream.sent {
                     let now = Stream { sent: true, ..stream };

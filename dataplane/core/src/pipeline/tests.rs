@@ -38,6 +38,7 @@ mod slow_start;
 mod source_ranges;
 mod sources;
 mod talk;
+mod toa;
 mod transit;
 mod tunnel_peers;
 mod tunnel_source;

@@ -1,14 +1,17 @@
 //! The header of the PROXY protocol, which tells a backend the addresses of its client: version 1 in text, version 2
-//! in binary (haproxy.org, `proxy-protocol.txt`, of 2020/03/05).
+//! in binary (haproxy.org, `proxy-protocol.txt`, of 2020/03/05). A TCP option that does the same, TOA ("TCP option
+//! address", the layout that the kernel modules of LVS FULLNAT and DPVS read), is written here too.
 //!
 //! The header of a connection is a pure function of its ends, so it can be written again for a retransmission.
 
 use core::fmt::{self, Write};
+use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 
 use super::headers::proto;
 use super::rewrite::Endpoint;
+use super::tcp_options::kind;
 
 /// Bytes of the longest header: version 2 for IPv6 with all TLVs. The longest of version 1 has 104.
 pub const LEN_MAX: usize = 107;
@@ -16,7 +19,7 @@ pub const LEN_MAX: usize = 107;
 /// A header in the form in which it is sent.
 pub type ProxyHeader = ArrayVec<u8, LEN_MAX>;
 
-/// The version of the PROXY protocol.
+/// The version of the PROXY protocol, or the TCP option in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ProxyVersion {
@@ -24,16 +27,25 @@ pub enum ProxyVersion {
     V1 = 1,
     /// Binary, for TCP and UDP.
     V2 = 2,
+    /// No header: a TCP option of the client's first segments has the client's address and port.
+    Toa = 3,
 }
 
 impl ProxyVersion {
-    /// The name in annotations (`v1`, `v2`).
+    /// The name in annotations (`v1`, `v2`, `toa`).
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "v1",
             Self::V2 => "v2",
+            Self::Toa => "toa",
         }
+    }
+
+    /// The version with this number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::V1, Self::V2, Self::Toa].into_iter().find(|version| *version as u8 == number)
     }
 }
 
@@ -45,6 +57,10 @@ impl fmt::Display for ProxyVersion {
 
 /// The first 12 bytes of a header of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+
+/// Bytes of the option TOA. Both are multiples of 4.
+const TOA_LEN_V4: u8 = 8;
+const TOA_LEN_V6: u8 = 20;
 
 /// Version 2, command PROXY: the connection has the addresses that follow.
 const V2_PROXY: u8 = 0x21;
@@ -59,7 +75,7 @@ impl Write for Text<'_> {
 }
 
 /// The header of a connection from `client` to `vip` by the protocol with this IP number. Both ends have one family. A
-/// header of version 1 names TCP whatever the protocol is.
+/// header of version 1 names TCP whatever the protocol is. That of TOA is the option.
 #[must_use]
 pub fn proxy_header(version: ProxyVersion, protocol: u8, client: Endpoint, vip: Endpoint) -> ProxyHeader {
     let mut header = ProxyHeader::new();
@@ -77,8 +93,25 @@ pub fn proxy_header(version: ProxyVersion, protocol: u8, client: Endpoint, vip: 
             debug_assert!(written.is_ok(), "the longest line fits");
         }
         ProxyVersion::V2 => write_v2(&mut header, protocol, client, vip),
+        ProxyVersion::Toa => write_toa(&mut header, client),
     }
     header
+}
+
+/// The option: kind, length, port and address of the client, both in network order.
+fn write_toa(header: &mut ProxyHeader, client: Endpoint) {
+    let port = client.port.to_be_bytes();
+    let len = if client.addr.is_v4() { TOA_LEN_V4 } else { TOA_LEN_V6 };
+    let mut put = |bytes: &[u8]| {
+        let fits = header.try_extend_from_slice(bytes);
+        debug_assert!(fits.is_ok(), "the longest option fits");
+    };
+    put(&[kind::TOA, len]);
+    put(&port);
+    match client.addr.ip() {
+        IpAddr::V4(addr) => put(&addr.octets()),
+        IpAddr::V6(addr) => put(&addr.octets()),
+    }
 }
 
 fn write_v2(header: &mut ProxyHeader, protocol: u8, client: Endpoint, vip: Endpoint) {

@@ -12,9 +12,12 @@ pub mod kind {
     pub const MSS: u8 = 2;
     pub const SACK_PERMITTED: u8 = 4;
     pub const SACK: u8 = 5;
+    pub const TIMESTAMPS: u8 = 8;
     pub const FAST_OPEN: u8 = 34;
     pub const EXPERIMENT_1: u8 = 253;
     pub const EXPERIMENT_2: u8 = 254;
+    /// "TCP option address", which has no number of its own at IANA.
+    pub const TOA: u8 = EXPERIMENT_2;
 }
 
 /// One option, except padding.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::lab::{Lab, ROUTER_MAC, backend_mac, service, spec_with};
-use super::proxy_stream::{Dice, Segment, Wire, header_of, read};
+use super::proxy_stream::{Dice, Segment, Wire, header_of, option_of, read};
 use crate::snapshot::{ForwardingMode, Protocol, ServiceSpec, SynCookies};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::verdict::{TransmitReason, Verdict};
@@ -115,6 +115,8 @@ struct World {
     from_server: Wire,
     to_client: Wire,
     header: Vec<u8>,
+    /// The contents of the option that the segments have until the handshake has ended.
+    option: Option<Vec<u8>>,
 }
 
 impl World {
@@ -138,9 +140,10 @@ impl World {
         let client = End::new(client.parse().unwrap(), isns[0], payload(7));
         let server = End::new(backend.parse().unwrap(), isns[1], payload(11));
         let header = version.map(|version| header_of(version, v6)).unwrap_or_default();
+        let option = (version == Some(ProxyVersion::Toa)).then(|| option_of(v6));
         let [to_gateway, to_server, from_server, to_client] = [(); 4].map(|()| Wire::default());
         let vip = vip.parse().unwrap();
-        Self { lab, dice, vip, client, server, to_gateway, to_server, from_server, to_client, header }
+        Self { lab, dice, vip, client, server, to_gateway, to_server, from_server, to_client, header, option }
     }
 
     fn is_done(&self) -> bool {
@@ -267,6 +270,9 @@ impl World {
             self.server.peer = Some((s.from, s.seq.wrapping_add(1)));
             Some(self.syn_ack())
         } else {
+            if let Some(option) = self.option.as_ref().filter(|_| self.server.bytes.is_empty()) {
+                assert_eq!(s.options.first(), Some(&(254, option.clone())));
+            }
             let answer = self.server.receive(s);
             // The handshake is over: its own data.
             let speaks = answer.is_none() && self.server.acknowledged == 0 && !self.server.payload.is_empty();
@@ -286,5 +292,6 @@ fn both_ends_read_what_the_other_wrote_after_a_cookie() {
                 World::new(seed, mode, version, seed % 3 == 0).run();
             }
         }
+        World::new(seed, ForwardingMode::FullNat, Some(ProxyVersion::Toa), seed % 3 == 0).run();
     }
 }

@@ -1,4 +1,4 @@
-//! A TCP connection through the gateway with a header of the PROXY protocol, over a network that loses, repeats and
+//! A TCP connection through the gateway with a header of the PROXY protocol, or with the option TOA, over a network that loses, repeats and
 //! reorders segments on both sides. Both ends are small models of their own, which know nothing of the gateway: the
 //! server must read exactly header and payload, and the client must see only acknowledgements of what it sent.
 
@@ -215,6 +215,7 @@ impl Client {
     }
 
     /// A segment from this offset on.
+    /// It may claim another address.
     fn data(&mut self, from: u32, dice: &mut Dice) -> Builder {
         let rest = &self.payload[from as usize..];
         let len = rest.len().min(1 + dice.below(self.mss.unwrap() - 12));
@@ -222,17 +223,19 @@ impl Client {
         let flags = if last { FIN | PSH | ACK } else { ACK };
         self.sent = self.sent.max(from + len as u32 + u32::from(last));
         let seq = self.first().wrapping_add(from);
-        let options = [1, 1, 8, 10, 0, 0, 0, 7, 0, 0, 0, 9];
+        let timestamps = [1, 1, 8, 10, 0, 0, 0, 7, 0, 0, 0, 9];
+        let forged: &[u8] = [&[][..], &[254, 8, 0, 80, 10, 9, 9, 9]][dice.below(2)];
+        let options = [forged, &timestamps].concat();
         let segment = Builder::tcp(self.own, self.vip).seq_ack(seq, SERVER_ISN.wrapping_add(1));
         segment.flags(flags).tcp_options(&options).payload(&data)
     }
 
-    fn receive(&mut self, s: &Segment, header_len: usize) -> Vec<Builder> {
+    fn receive(&mut self, s: &Segment, growth: usize) -> Vec<Builder> {
         assert_eq!((s.from, s.to), (self.vip, self.own));
         if s.flags & SYN != 0 {
             assert_eq!((s.seq, s.ack), (SERVER_ISN, self.first()));
             let mss = usize::from(be16(s.option(2).expect("an MSS"), 0));
-            assert_eq!(mss, 1200 - header_len, "the header must fit too");
+            assert_eq!(mss, 1200 - growth, "the header must fit too");
             self.mss = Some(mss);
             return vec![self.ack()];
         }
@@ -282,6 +285,8 @@ struct World {
     from_server: Wire,
     to_client: Wire,
     header: Vec<u8>,
+    /// The contents of the option that the segments have until the handshake has ended.
+    option: Option<Vec<u8>>,
 }
 
 impl World {
@@ -309,8 +314,9 @@ impl World {
         };
         let (lab, server) = (Lab::new(vec![spec]), Server::default());
         let header = header_of(version, v6);
+        let option = (version == ProxyVersion::Toa).then(|| option_of(v6));
         let [to_gateway, to_server, from_server, to_client] = [(); 4].map(|()| Wire::default());
-        Self { lab, dice, client, server, to_gateway, to_server, from_server, to_client, header }
+        Self { lab, dice, client, server, to_gateway, to_server, from_server, to_client, header, option }
     }
 
     fn run(mut self) {
@@ -344,7 +350,13 @@ impl World {
             }
             4 | 5 => {
                 if let Some(frame) = self.to_server.take(&mut self.dice) {
-                    for answer in self.server.receive(&read(&frame)) {
+                    let segment = read(&frame);
+                    let in_handshake = self.server.bytes.is_empty() && segment.flags & SYN == 0;
+                    if let Some(option) = self.option.as_ref().filter(|_| in_handshake) {
+                        assert_eq!(segment.options.first(), Some(&(254, option.clone())));
+                        assert_eq!(segment.options.iter().filter(|(kind, _)| *kind == 254).count(), 1);
+                    }
+                    for answer in self.server.receive(&segment) {
                         let answer = answer.mac(backend_mac(1), GATEWAY_MAC).build();
                         self.from_server.put(&answer, &mut self.dice);
                     }
@@ -358,7 +370,8 @@ impl World {
             }
             _ => {
                 if let Some(frame) = self.to_client.take(&mut self.dice) {
-                    for answer in self.client.receive(&read(&frame), self.header.len()) {
+                    let growth = self.option.as_ref().map_or(self.header.len(), |option| option.len() + 2);
+                    for answer in self.client.receive(&read(&frame), growth) {
                         let answer = answer.mac(ROUTER_MAC, GATEWAY_MAC).build();
                         self.to_gateway.put(&answer, &mut self.dice);
                     }
@@ -393,6 +406,7 @@ pub(super) fn header_of(version: ProxyVersion, v6: bool) -> Vec<u8> {
     match (version, v6) {
         (ProxyVersion::V1, false) => b"PROXY TCP4 192.0.2.202 10.0.42.7 12345 7\r\n".to_vec(),
         (ProxyVersion::V1, true) => b"PROXY TCP6 2001:db8::7 2001:db8:1::5 40000 80\r\n".to_vec(),
+        (ProxyVersion::Toa, _) => vec![],
         (ProxyVersion::V2, false) => {
             [&b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c"[..], &[192, 0, 2, 202, 10, 0, 42, 7, 0x30, 0x39, 0, 7]]
                 .concat()
@@ -407,6 +421,17 @@ pub(super) fn header_of(version: ProxyVersion, v6: bool) -> Vec<u8> {
     }
 }
 
+/// Port and address of the client.
+pub(super) fn option_of(v6: bool) -> Vec<u8> {
+    match v6 {
+        false => vec![0x30, 0x39, 192, 0, 2, 202],
+        true => {
+            let address = "2001:db8::7".parse::<std::net::Ipv6Addr>().unwrap().octets();
+            [&[0x9c, 0x40][..], &address].concat()
+        }
+    }
+}
+
 #[test]
 fn the_server_reads_header_and_payload_and_the_client_sees_acks_of_its_own_bytes() {
     for seed in 1..=60 {
@@ -415,5 +440,6 @@ fn the_server_reads_header_and_payload_and_the_client_sees_acks_of_its_own_bytes
                 World::new(seed, mode, version, seed % 3 == 0).run();
             }
         }
+        World::new(seed, ForwardingMode::FullNat, ProxyVersion::Toa, seed % 3 == 0).run();
     }
 }

@@ -298,7 +298,7 @@ fn last_stage(spec: &ServiceSpec) -> LastStage {
 
 fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, selector: Selector) -> Service {
     let (limits, mss_limit) = (&service.spec.limits, service.spec.mss_clamp.limit());
-    let proxy_protocol = service.spec.proxy_protocol.filter(|_| !service.spec.mode.is_dsr());
+    let proxy_protocol = proxy_protocol(service.spec);
     Service {
         vip: service.vip,
         id,
@@ -353,6 +353,15 @@ fn info(
         source_ranges,
         backends: backends.into(),
     }
+}
+
+/// The header of the PROXY protocol, where it has an effect. The option TOA is for TCP, and in `nat` backends see the
+/// client's address anyway.
+fn proxy_protocol(spec: &ServiceSpec) -> Option<ProxyVersion> {
+    spec.proxy_protocol.filter(|version| match version {
+        ProxyVersion::V1 | ProxyVersion::V2 => !spec.mode.is_dsr(),
+        ProxyVersion::Toa => spec.mode == ForwardingMode::FullNat && spec.key.protocol == Protocol::Tcp,
+    })
 }
 
 /// The TLVs of the header, where they have an effect: version 1 has none, and a datagram belongs to no connection.

@@ -454,6 +454,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
     // From an earlier choice, so that recorded worlds stay as they are.
     service.proxy_protocol = match service.idle_timeout_tcp.as_secs() {
         5 => Some(ProxyVersion::V1),
+        86_400 if key.port.is_multiple_of(3) => Some(ProxyVersion::Toa),
         86_400 => Some(ProxyVersion::V2),
         _ => None,
     };

@@ -85,7 +85,7 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
-    (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, none"),
+    (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, toa, none"),
     (key::PROXY_TLVS, "aws-vpce", Reason::InvalidValue, "unique-id, crc32c, vpce-id=TEXT"),
     (key::MAX_BANDWIDTH, "10Mbit", Reason::InvalidValue, "bits per second from 1M to 100G"),
     (key::MAX_BANDWIDTH, "999k", Reason::InvalidValue, "bits per second from 1M to 100G"),

@@ -106,6 +106,39 @@ fn proxy_protocol_is_refused_in_dsr_modes_with_the_reason() {
 }
 
 #[test]
+fn the_option_toa_is_for_fullnat_and_tcp() {
+    let toa = |more: &[(&str, &str)]| annotated_web(&[&[(key::PROXY_PROTOCOL, "toa")], more].concat());
+    let fullnat = (key::FORWARDING, "fullnat");
+    assert_eq!(proxied(&toa(&[fullnat])), (vec![Some(ProxyVersion::Toa)], vec![]));
+    let outcome = Both::new(&toa(&[fullnat])).look();
+    let checks: Vec<String> = outcome.targets.iter().map(ToString::to_string).collect();
+    assert_eq!(checks, ["tcp://10.0.1.1:8080"], "a check needs no option");
+    for mode in ["nat", "dsr-l2"] {
+        let yaml = toa(&[(key::FORWARDING, mode)]).replace("port: 80,", "port: 8080,");
+        let outcome = Both::new(&yaml).look();
+        assert_eq!(outcome.spec.services.len(), 0);
+        let (reason, what, accepted) = finding(&outcome);
+        let why = format!("with forwarding {mode} backends see the client's address in every packet");
+        assert!(reason == Reason::NotSupported && what.contains(&why), "{what}");
+        assert_eq!(accepted, "tidegate.dev/forwarding fullnat, or none here");
+        let refused = outcome.services[0].ports[0].refused.as_ref().expect("it is shown");
+        assert!(
+            refused.message.contains("proxy-protocol toa: ") && refused.message.contains(&why),
+            "{refused}"
+        );
+    }
+    let udp = toa(&[fullnat])
+        .replace("port: 80,", "port: 80, protocol: UDP,")
+        .replace("protocol: TCP", "protocol: UDP");
+    let (specs, said) = proxied(&udp);
+    assert_eq!((specs, said.len()), (vec![], 1));
+    assert!(said[0].contains("TOA is an option of TCP"), "{}", said[0]);
+    let (specs, said) = proxied(&toa(&[fullnat, (key::PROXY_TLVS, "crc32c")]));
+    assert_eq!(specs, vec![]);
+    assert!(said[0].contains("the option TOA has no TLVs"), "{}", said[0]);
+}
+
+#[test]
 fn a_udp_port_gets_the_header_of_version_2_and_none_with_version_1() {
     let udp = |version: &str| {
         annotated_web(&[(key::PROXY_PROTOCOL, version)])
