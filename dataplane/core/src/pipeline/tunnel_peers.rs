@@ -19,8 +19,9 @@ use crate::wire::decapsulation::{self, Closed};
 use crate::wire::ethernet::ether_type;
 use crate::wire::{Family, Headers, Parsed, parse};
 
-/// Bytes in front of an inner packet, and of its header as far as it changes. Longer headers are not opened.
-const SAVED_MAX: usize = 192;
+/// Bytes in front of an inner packet, and of its header as far as it changes. Geneve with all options that its header has
+/// room for (260 bytes) fits, with the outer headers of either family. Longer headers are not opened.
+const SAVED_MAX: usize = 384;
 
 /// Bytes of the inner packet in which its ECN field and its header checksum are.
 const CHANGED: usize = 12;

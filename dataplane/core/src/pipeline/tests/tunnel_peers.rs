@@ -124,6 +124,9 @@ fn a_tunnel_packet_that_cannot_be_opened_is_refused() {
     };
     let plain = |kind: u8, payload: &[u8]| Builder::ip(ip(PEERS[0]), ip(GATEWAYS[0]), kind).payload(payload);
     lab.receive(&from_peer(gre(&[0, 0, 8, 0]))).sent(TransmitReason::Forward);
+    // As many options as Geneve can have.
+    let optional = [&[0x3f, 0, 8, 0, 0, 0, 0, 0][..], &[0; 252]].concat();
+    lab.receive(&from_peer(udp(0, 6081, &optional))).sent(TransmitReason::Forward);
     for refused in [
         gre(&[0x80, 0, 8, 0, 0, 0, 0, 0]),
         gre(&[0x10, 0, 8, 0, 0, 0, 0, 1]),
