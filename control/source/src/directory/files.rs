@@ -6,12 +6,15 @@
 //!
 //! A file is *lost* if its name still exists but it has no object, cannot be read, or is no longer a file. An editor
 //! that truncates and rewrites a file looks like that for a moment, so a lost file keeps its objects for the grace
-//! time. If the name is gone, the file was deleted, and its objects are removed at once.
+//! time. If the name is gone, the file was deleted, and its objects are removed at once. It is lost as well if what is
+//! left of its path is on another device: the file system was unmounted.
 //!
 //! Invariant: a file with an error in its text keeps the objects of its last valid version, if there was one.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -41,6 +44,8 @@ pub(super) struct Files {
 
 #[derive(Debug, Default)]
 struct FileState {
+    /// The device of its directory when the file was last found.
+    device: Option<u64>,
     /// Metadata at the last reading. `None` means that the file must be read again.
     signature: Option<Signature>,
     /// The hash of the text that was last read.
@@ -79,7 +84,14 @@ impl Files {
 
     /// Reads the directory again. Returns whether objects or report changed.
     pub(super) fn refresh(&mut self) -> bool {
-        let listing = Listing::of(&self.root);
+        let mut listing = Listing::of(&self.root);
+        for (path, state) in &self.files {
+            if !listing.found.contains_key(path) && !state.objects.is_empty() && state.is_unmounted(path) {
+                listing
+                    .found
+                    .insert(path.clone(), Found::NoFile("its file system is no longer mounted there"));
+            }
+        }
         let mut changed = listing.report != self.listing;
         let unreadable = listing.unreadable;
         let before = self.files.len();
@@ -93,6 +105,9 @@ impl Files {
                 continue;
             }
             let state = self.files.entry(path.clone()).or_default();
+            if matches!(found, Found::File(_)) {
+                state.device = path.parent().and_then(|dir| listing.devices.get(dir)).copied();
+            }
             changed |= state.refresh(&path, &found);
         }
         changed |= self.expire();
@@ -155,6 +170,13 @@ impl Files {
 }
 
 impl FileState {
+    /// Whether what is left of the path is on another device than the file was. A deleted file leaves a directory on its
+    /// own device.
+    fn is_unmounted(&self, path: &Path) -> bool {
+        let left = path.ancestors().skip(1).find_map(|dir| fs::metadata(dir).ok());
+        self.device.is_some_and(|device| left.is_some_and(|left| left.dev() != device))
+    }
+
     /// Reads the file if it changed. Returns whether the result changed.
     fn refresh(&mut self, path: &Path, found: &Found) -> bool {
         let (signature, read) = match found {

@@ -59,6 +59,8 @@ pub(super) struct Listing {
     pub(super) unreadable: Vec<PathBuf>,
     /// The faults of these.
     pub(super) report: Report,
+    /// The device of each directory that was read.
+    pub(super) devices: BTreeMap<PathBuf, u64>,
     /// Directories read so far, by device and inode.
     seen: HashSet<(u64, u64)>,
     /// Links to directories with their depth: read after everything that is reached without them.
@@ -99,6 +101,7 @@ impl Listing {
         }
         let mut entries = fs::read_dir(path)?.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
         entries.sort_unstable();
+        self.devices.insert(path.to_owned(), metadata.dev());
         Ok(Some(entries))
     }
 

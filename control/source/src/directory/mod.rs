@@ -54,7 +54,7 @@ impl DirectorySource {
     ///
     /// The first state is available on return. A change is published when no other change followed for 10 ms, or after
     /// 1 s at the latest. With [`Changes::AtReload`] only [`Watch::reload`] reads the directory again. `loss_grace` is
-    /// how long a file keeps its objects after it was emptied, cannot be read, or is no longer a file.
+    /// how long a file keeps its objects after it was emptied, cannot be read, is no longer a file, or was unmounted.
     /// `endpoint_slices_mib` limits the memory for EndpointSlices.
     ///
     /// # Errors

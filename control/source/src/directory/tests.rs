@@ -209,6 +209,35 @@ fn a_file_that_is_lost_keeps_its_objects_and_says_so() {
 }
 
 #[test]
+fn files_whose_file_system_is_gone_are_lost_and_not_deleted() {
+    let (disk, memory) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    // A link stands for the mount point: what it leads to changes in one step.
+    let root = disk.path().join("manifests");
+    let lead_to = |dir: &Path| {
+        symlink(dir, disk.path().join(".new")).unwrap();
+        fs::rename(disk.path().join(".new"), &root).unwrap();
+    };
+    let mounted = memory.path().join("mounted");
+    fs::create_dir_all(mounted.join("below")).unwrap();
+    fs::create_dir(disk.path().join("empty")).unwrap();
+    write(&mounted.join("a.yaml"), &service("a", 80));
+    write(&mounted.join("below/b.yaml"), &service("b", 80));
+    write(&mounted.join("below/c.yaml"), &service("c", 80));
+    lead_to(&mounted);
+    let watch = follow(&root).unwrap();
+    lead_to(&disk.path().join("empty"));
+    let lost = wait(&watch, "the loss", |u| u.stale.len() == 3);
+    assert_eq!(names(&lost.objects), ["a", "b", "c"]);
+    assert!(lost.report.to_string().contains("no longer mounted"), "{}", lost.report);
+    // One was deleted meanwhile, with its directory; that is seen once the file system is back.
+    fs::rename(mounted.join("below/b.yaml"), mounted.join("b.yaml")).unwrap();
+    fs::remove_dir_all(mounted.join("below")).unwrap();
+    lead_to(&mounted);
+    let back = wait(&watch, "the files", |u| u.stale.is_empty());
+    assert_eq!((names(&back.objects), back.report.to_string()), (vec!["a", "b"], String::new()));
+}
+
+#[test]
 fn a_fifo_in_place_of_a_file_is_a_lost_file_and_nothing_waits_for_its_writer() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
