@@ -3,7 +3,8 @@
 //! The clients are real TCP stacks, which offer timestamps, window scale and selective acknowledgements.
 
 use super::scene::{Attempts, Others, Scene, attacked_paths, long, seconds, target};
-use crate::world::alone;
+use crate::world::{APPLIED, alone};
+use std::thread;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::CLIENT_ADDRESSES;
 use tidegate::netlab::flood::{Kind, Limits, Target};
@@ -26,7 +27,8 @@ fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connecti
     open(&mut scene, &attacked, wanted);
 
     let before = scene.counters();
-    let flood = scene.attacker.flood(Kind::Syn, &targets, Limits::full_rate(seconds(8, 30)));
+    // It is stopped below. On a busy machine the generator is slow, and the pressure takes longer to build up.
+    let flood = scene.attacker.flood(Kind::Syn, &targets, Limits::full_rate(APPLIED * 3));
     flood.wait_until_begun().expect("the flood begins");
     scene.world.wait_until("cookies for the flooded Services", || {
         (scene.counters().sum(FLOODED, "") >= targets.len() as f64).then_some(())
@@ -41,7 +43,8 @@ fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connecti
     // These live on after the flood, without cookies.
     let spliced: Vec<_> =
         attacked.iter().flat_map(|path| (0..4).map(|n| (*path, scene.world.connect(*path, n)))).collect();
-    let sent = flood.finish().expect("the flood is sent");
+    thread::sleep(seconds(6, 30));
+    let sent = flood.stop().expect("the flood is sent");
     let (others, own) = (others.finish(), own.finish());
     let during = scene.counters();
     let served = |what: &str, attempts: &Attempts| {
