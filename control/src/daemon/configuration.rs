@@ -9,7 +9,7 @@ use tidegate_model::config::{self, GatewayConfig, Loaded};
 use tidegate_model::diagnostic::{Diagnostic, Severity};
 use tidegate_policy::reconcile::Settings;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::reload::fixed_parts_that_differ;
 use crate::admin::api::ReloadAnswer;
@@ -95,9 +95,10 @@ async fn read(
     hanging: &mut Option<Reading>,
     bound: Duration,
 ) -> Option<Loaded> {
+    let end = Instant::now() + bound;
     if let Some(reading) = hanging {
         // Its result is older than this request.
-        timeout(bound, reading).await.ok()?.ok();
+        timeout_at(end, reading).await.ok()?.ok();
         *hanging = None;
     }
     let (sender, mut reading) = oneshot::channel();
@@ -110,7 +111,7 @@ async fn read(
         tracing::error!(%error, "no thread to read the configuration");
         return None;
     }
-    match timeout(bound, &mut reading).await {
+    match timeout_at(end, &mut reading).await {
         Ok(loaded) => loaded.ok(),
         Err(_) => {
             *hanging = Some(reading);

@@ -141,9 +141,9 @@ fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
     }
     let net = match entry.contains('/') {
         true => text::cidr(entry),
-        false => entry.parse::<std::net::IpAddr>().ok().map(Into::into),
+        false => entry.parse::<std::net::IpAddr>().ok().map(IpNet::from),
     };
-    let net: IpNet = net.ok_or_else(|| format!("{entry:?} is not a prefix"))?;
+    let net = net.map(text::unmapped).ok_or_else(|| format!("{entry:?} is not a prefix"))?;
     match net.trunc() == net {
         true => Ok(Some(net)),
         false => {

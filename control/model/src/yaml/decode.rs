@@ -259,7 +259,9 @@ impl<'a> Field<'a> {
 
     /// A network. Bits after the prefix are refused, and the message names the network that was probably meant.
     pub fn network(&self) -> Option<IpNet> {
-        let net = self.parsed(text::cidr, text::CIDR)?;
+        let written = self.parsed(text::cidr, text::CIDR)?;
+        // Packets have the IPv4 form, so the other one would match none.
+        let net = if self.sheet.is_stored { written } else { text::unmapped(written) };
         if net.network() != net.addr() {
             self.error(format_args!("{net} has bits set after its prefix"), net.trunc().to_string());
             return None;

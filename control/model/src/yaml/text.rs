@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 /// The values that [`duration`] accepts.
 pub const DURATION: &str = "a duration such as 500ms, 2s, 1m30s or 1h";
@@ -75,6 +75,15 @@ pub fn mac(text: &str) -> Option<[u8; 6]> {
 /// An address with a prefix length; bits after the prefix may be set.
 pub fn cidr(text: &str) -> Option<IpNet> {
     text.parse().ok()
+}
+
+/// The IPv4 network that a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) means. Others stay as they are.
+pub fn unmapped(net: IpNet) -> IpNet {
+    let IpNet::V6(v6) = net else { return net };
+    let (Some(addr), Some(len)) = (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) else {
+        return net;
+    };
+    Ipv4Net::new(addr, len).map_or(net, IpNet::V4)
 }
 
 /// An address that an API server has stored, read as in kube-proxy: like [`str::parse`], but leading zeros are allowed

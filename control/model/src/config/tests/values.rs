@@ -258,6 +258,12 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     assert_eq!(key, SelectionKey::from_hex("000102030405060708090a0b0c0d0e0f"));
     assert!(!format!("{config:?}").contains("08090"), "the key is not shown");
 
+    // The IPv4 form of these is what packets have.
+    write("deny.txt", "::ffff:203.0.113.7\n::ffff:198.51.100.0/120\n");
+    let mapped = load().config.expect("it is valid");
+    write("deny.txt", "203.0.113.7\n198.51.100.0/24\n");
+    assert_eq!(mapped.protection, load().config.expect("it is valid").protection);
+
     write("deny.txt", "198.51.100.0/24\nnobody\n10.0.0.1/8\n");
     write("key", "0001\n");
     let loaded = load();
