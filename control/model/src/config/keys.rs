@@ -134,7 +134,7 @@ pub const KEYS: &[Key] = &[
     key("source.directory.watch", "boolean", Value("true"), "false", Restart,
         "Read the files again when they change. With `false`, they are read again on SIGHUP only."),
     key("source.directory.lossGrace", "duration, 0s to 168h", Value("1m"), "5s", Restart,
-        "How long the objects of a file are kept after the file becomes empty or unreadable, or is replaced by something that is not a file. The objects of a deleted file are removed at once."),
+        "How long the objects of a file are kept after the file becomes empty or unreadable, or is replaced by something that is not a file, or its file system is unmounted. The objects of a deleted file are removed at once."),
     key("source.directory.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where the gateway saves which Service has which addresses, so that Services keep their addresses across a restart. If it \
          cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again."),
