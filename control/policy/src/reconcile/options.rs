@@ -148,8 +148,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     {
         options.flow_tracking = config::FlowTracking::Always;
         if annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
-            let accepted =
-                "a DSR mode, scheduler rendezvous, no sessionAffinity and no slow start, or always";
+            let accepted = "a DSR mode, scheduler rendezvous, no sessionAffinity, slow start or limit of connections, or always";
             read.ignored(key::FLOW_TRACKING, why, accepted);
         }
     }
