@@ -43,6 +43,7 @@ const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
 const IDLE_TIMEOUT_SCTP: Duration = Duration::from_secs(900);
 
 const DAY: Duration = Duration::from_secs(86_400);
+const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
 /// The options of one Service.
 #[derive(Debug, Clone, PartialEq)]
@@ -166,6 +167,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let why = "in DSR modes the gateway does not see the answers of backends";
         read.ignored(key::PASSIVE_HEALTH, why, "tidegate.dev/forwarding nat or fullnat, or no annotation");
     }
+    warn_without_port(&mut read, service);
     let protocols = service.ports.iter().map(|port| port.protocol);
     let version = options.proxy_protocol.as_ref().map(|request| request.version);
     let header = version.filter(|version| *version != ProxyVersion::Toa);
@@ -175,6 +177,44 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     }
     options.addresses.read_deprecated(service, &mut read);
     options
+}
+
+/// The annotations that have an effect on ports of one protocol only.
+const OF_ONE_PROTOCOL: [(&str, Protocol); 6] = [
+    (key::SYN_COOKIES, Protocol::Tcp),
+    (key::MSS_CLAMP, Protocol::Tcp),
+    (key::PASSIVE_HEALTH, Protocol::Tcp),
+    (key::IDLE_TIMEOUT_TCP, Protocol::Tcp),
+    (key::IDLE_TIMEOUT_UDP, Protocol::Udp),
+    (key::IDLE_TIMEOUT_SCTP, Protocol::Sctp),
+];
+
+/// Adds a warning for each valid annotation without a port of its protocol.
+fn warn_without_port(read: &mut Reader<'_>, service: &Service) {
+    for (annotation, protocol) in OF_ONE_PROTOCOL {
+        let Some(value) = service.meta.annotations.get(annotation).map(|value| value.trim()) else {
+            continue;
+        };
+        let is_valid = match annotation {
+            key::SYN_COOKIES => config::syn_cookies(value).is_some(),
+            key::MSS_CLAMP => config::mss_clamp(value).is_some(),
+            key::PASSIVE_HEALTH => config::passive_health(value).is_some(),
+            _ => text::duration(value).is_some_and(|idle| (SECOND..=idle_max(protocol)).contains(&idle)),
+        };
+        if is_valid && value != "off" && service.ports.iter().all(|port| port.protocol != protocol) {
+            let (why, port) =
+                (format!("the Service has no port of {protocol}"), format!("a port of {protocol}"));
+            read.ignored(annotation, &why, &format!("{port}, or no annotation"));
+        }
+    }
+}
+
+/// The longest idle timeout of flows of a protocol.
+const fn idle_max(protocol: Protocol) -> Duration {
+    match protocol {
+        Protocol::Udp => DAY,
+        Protocol::Tcp | Protocol::Sctp => WEEK,
+    }
 }
 
 /// Why all flows of a Service are remembered, whatever it asks for; `None` if it can do without entries.
@@ -366,14 +406,16 @@ impl Reader<'_> {
             }
             key::IDLE_TIMEOUT_TCP => {
                 let mut idle = options.idle_timeout_tcp.unwrap_or_default();
-                self.duration(&mut idle, annotation, value, SECOND, 7 * DAY);
+                self.duration(&mut idle, annotation, value, SECOND, idle_max(Protocol::Tcp));
                 options.idle_timeout_tcp = Some(idle).filter(|idle| !idle.is_zero());
             }
             key::IDLE_TIMEOUT_UDP => {
-                self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, DAY);
+                let max = idle_max(Protocol::Udp);
+                self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, max);
             }
             key::IDLE_TIMEOUT_SCTP => {
-                self.duration(&mut options.idle_timeout_sctp, annotation, value, SECOND, 7 * DAY);
+                let max = idle_max(Protocol::Sctp);
+                self.duration(&mut options.idle_timeout_sctp, annotation, value, SECOND, max);
             }
             key::HEALTH_PROTOCOL
             | key::HEALTH_PORT

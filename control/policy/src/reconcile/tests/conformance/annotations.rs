@@ -185,7 +185,7 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
         (key::IDLE_TIMEOUT_SCTP, "10m"),
     ]))
     .look();
-    assert_eq!(messages(&outcome), [] as [String; 0]);
+    assert_eq!(messages(&outcome).len(), 2, "the Service has only a TCP port: {:?}", messages(&outcome));
     let spec = only(&outcome);
     assert_eq!(spec.scheduler, Scheduler::Maglev { slots: 8_191 });
     assert_eq!((spec.idle_timeout_tcp.as_secs(), spec.idle_timeout_udp.as_secs()), (3600, 30));
@@ -204,7 +204,8 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
         (key::MAX_CONNECTIONS, "0"),
     ] {
         let outcome = annotated_with(key, value);
-        assert_eq!((outcome.spec.services.len(), messages(&outcome)), (1, vec![]), "{key}: {value}");
+        let invalid = messages(&outcome).into_iter().any(|said| said.contains("is invalid"));
+        assert_eq!((outcome.spec.services.len(), invalid), (1, false), "{key}: {value}");
     }
 }
 
@@ -512,6 +513,40 @@ fn mss_clamp_reaches_the_spec_and_is_said_to_have_no_effect_on_one_link() {
         "{what}"
     );
     assert_eq!(accepted, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
+}
+
+#[test]
+fn annotations_for_ports_of_one_protocol_are_said_to_have_no_effect_without_such_a_port() {
+    let values = [
+        (key::SYN_COOKIES, "auto"),
+        (key::MSS_CLAMP, "path"),
+        (key::PASSIVE_HEALTH, "on"),
+        (key::IDLE_TIMEOUT_TCP, "1m"),
+        (key::IDLE_TIMEOUT_SCTP, "1m"),
+    ];
+    for (annotation, value) in values {
+        let yaml = annotated_web(&[(key::FORWARDING, "fullnat"), (annotation, value)]);
+        let outcome = Both::new(
+            &yaml.replace("port: 80,", "port: 80, protocol: UDP,").replace("protocol: TCP", "protocol: UDP"),
+        )
+        .look();
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::InvalidValue, "{annotation}");
+        assert!(
+            what.starts_with(&format!("annotation {annotation} has no effect: the Service has no port of ")),
+            "{what}"
+        );
+        assert!(accepted.ends_with(", or no annotation"), "{accepted}");
+    }
+    let outcome = annotated_with(key::IDLE_TIMEOUT_UDP, "1m");
+    let (_, what, accepted) = finding(&outcome);
+    assert_eq!(
+        (what, accepted),
+        (
+            "annotation tidegate.dev/idle-timeout-udp has no effect: the Service has no port of UDP",
+            "a port of UDP, or no annotation"
+        )
+    );
 }
 
 #[test]
