@@ -15,7 +15,7 @@ use tidegate_model::config::{self, GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
-use tidegate_policy::reconcile::{Input, Memory, Outcome, conflicts, reconcile};
+use tidegate_policy::reconcile::{DscpConflicts, Input, Memory, Outcome, reconcile};
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
 
@@ -78,12 +78,9 @@ fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
             notes.push(Diagnostic::warning(what).accepting(accepted).at(place.clone()));
         }
     }
-    for conflict in conflicts(&outcome.spec.services) {
-        let place = objects.services.get(&conflict.service);
-        let place = place.and_then(|s| s.meta.origin.field("metadata.annotations"));
-        let what = format!("Service {}: {conflict}", conflict.service);
-        notes.push(Diagnostic::warning(what).accepting("another value of tidegate.dev/dscp").at(place));
-    }
+    let mut conflicts = DscpConflicts::default();
+    let conflicts = conflicts.among(&outcome.spec.services).iter();
+    notes.extend(conflicts.map(|conflict| conflict.finding(objects).diagnostic));
     notes
 }
 

@@ -21,7 +21,7 @@ use tidegate_health::health_check_node_port::{Bind, BindFailure};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::ObjectKey;
-use tidegate_policy::reconcile::{DrainTarget, Outcome, conflicts};
+use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::SourceUpdate;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ use super::cluster::Cluster;
 use super::configuration::{Configuration, Reloaded};
 use super::desired::Desired;
 use super::drains::Drains;
-use super::left_out;
+use super::left_out::Completion;
 use super::node_ports::{NodePorts, unopened};
 use super::publisher::Publisher;
 use super::round_log::RoundLog;
@@ -74,6 +74,7 @@ pub(super) struct Controller {
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
     desired: Desired,
+    completion: Completion,
     publisher: Publisher,
     cluster: Cluster,
     log: RoundLog,
@@ -104,6 +105,7 @@ impl Controller {
             verdicts: Verdicts::default(),
             addresses: None,
             desired: Desired::new(Arc::clone(&state.comparisons)),
+            completion: Completion::default(),
             publisher: Publisher::new(Arc::clone(&dataplane), Arc::clone(&state)),
             cluster: Cluster::new(cluster),
             log: RoundLog::default(),
@@ -229,8 +231,7 @@ impl Controller {
         self.state.leave_unsaved(addresses, self.drained.trouble().map(str::to_owned));
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
-        let conflicts = conflicts(&outcome.spec.services);
-        let outcome = left_out::shown(outcome, &problems, &conflicts);
+        let outcome = self.completion.complete(outcome, &problems, &manifests.objects);
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
         let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;
@@ -243,7 +244,7 @@ impl Controller {
             .is_eligible(self.configuration.settings.node.as_deref(), self.cluster.is_used());
         self.state.set_node_eligible(eligible);
         let unbound = self.node_ports.failures().borrow().clone();
-        self.state.log_lines_left_out(self.log.log(&manifests, &outcome, unbound, (&problems, &conflicts)));
+        self.state.log_lines_left_out(self.log.log(&manifests, &outcome, unbound, &problems));
         self.dataplane.reclaim();
         self.offer(&manifests, &outcome, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());

@@ -9,25 +9,62 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tidegate_core::snapshot::{Problem, ServiceKey};
+use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::view::{BackendViewState, BackendWhy, PortRefusal, PortView, ServiceView};
-use tidegate_policy::reconcile::{DscpConflict, Outcome};
+use tidegate_policy::reconcile::{DscpConflicts, Finding, Outcome};
 
-/// The outcome with the state of the backends that were left out, and with these conflicts. The same one if there are
-/// neither.
-pub(super) fn shown(outcome: Arc<Outcome>, problems: &[Problem], conflicts: &[DscpConflict]) -> Arc<Outcome> {
-    if conflicts.is_empty() && !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. })) {
-        return outcome;
-    }
-    let mut services = outcome.services.clone();
-    mark(&mut services, problems);
-    for conflict in conflicts {
-        let key = (&conflict.service.namespace, &conflict.service.name);
-        // They are sorted.
-        if let Ok(at) = services.binary_search_by(|view| (&view.namespace, &view.name).cmp(&key)) {
-            Arc::make_mut(&mut services[at]).warnings.push(conflict.to_string());
+/// Adds to outcomes what only the whole desired state tells.
+#[derive(Default)]
+pub(super) struct Completion {
+    conflicts: DscpConflicts,
+    /// The findings of the last outcome that had conflicts: those that reconcile made, and all of them.
+    findings: Option<(Arc<[Finding]>, Arc<[Finding]>)>,
+}
+
+impl Completion {
+    /// The outcome with the state of the backends that were left out, and with the conflicts of `dsr-dscp`. The same one
+    /// if there are neither.
+    pub(super) fn complete(
+        &mut self,
+        outcome: Arc<Outcome>,
+        problems: &[Problem],
+        objects: &Objects,
+    ) -> Arc<Outcome> {
+        let conflicts = self.conflicts.among(&outcome.spec.services);
+        if conflicts.is_empty() && !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. }))
+        {
+            return outcome;
         }
+        let mut services = outcome.services.clone();
+        mark(&mut services, problems);
+        for conflict in conflicts {
+            let key = (&conflict.service.namespace, &conflict.service.name);
+            // They are sorted.
+            if let Ok(at) = services.binary_search_by(|view| (&view.namespace, &view.name).cmp(&key)) {
+                Arc::make_mut(&mut services[at]).warnings.push(conflict.to_string());
+            }
+        }
+        let of_conflicts = conflicts.iter().map(|conflict| conflict.finding(objects)).collect();
+        let findings = self.findings(&outcome.findings, of_conflicts);
+        Arc::new(Outcome { services, findings, ..(*outcome).clone() })
     }
-    Arc::new(Outcome { services, ..(*outcome).clone() })
+
+    /// All findings, sorted. The same slice as long as nothing changes.
+    fn findings(&mut self, of_services: &Arc<[Finding]>, of_conflicts: Vec<Finding>) -> Arc<[Finding]> {
+        if of_conflicts.is_empty() {
+            return Arc::clone(of_services);
+        }
+        let all: BTreeSet<Finding> = of_services.iter().cloned().chain(of_conflicts).collect();
+        if let Some((before, all_before)) = &self.findings
+            && Arc::ptr_eq(before, of_services)
+            && all_before.iter().eq(&all)
+        {
+            return Arc::clone(all_before);
+        }
+        let all: Arc<[Finding]> = all.into_iter().collect();
+        self.findings = Some((Arc::clone(of_services), Arc::clone(&all)));
+        all
+    }
 }
 
 fn mark(services: &mut [Arc<ServiceView>], problems: &[Problem]) {

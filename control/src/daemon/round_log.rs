@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidegate_core::snapshot::{Problem, SharedService};
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_model::diagnostic::{Diagnostic, Report};
-use tidegate_policy::reconcile::{DscpConflict, Finding, Outcome};
+use tidegate_policy::reconcile::{Finding, Outcome};
 use tidegate_source::SourceUpdate;
 use tokio::time::Instant;
 
@@ -24,7 +24,6 @@ pub(super) struct RoundLog {
     report: Arc<Report>,
     unbound: Vec<BindFailure>,
     problems: Vec<Problem>,
-    conflicts: Vec<DscpConflict>,
 }
 
 impl RoundLog {
@@ -34,19 +33,19 @@ impl RoundLog {
     }
 
     /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines were left
-    /// out, to be counted. `unbound`: the health-check node ports that cannot be bound; the last two: the parts that
-    /// the dataplane leaves out, and VIPs that backends cannot tell apart.
+    /// out, to be counted. `unbound`: the health-check node ports that cannot be bound; `problems`: the parts that the
+    /// dataplane leaves out.
     pub(super) fn log(
         &mut self,
         manifests: &SourceUpdate,
         outcome: &Outcome,
         unbound: Vec<BindFailure>,
-        (problems, conflicts): (&[Problem], &[DscpConflict]),
+        problems: &[Problem],
     ) -> u64 {
         let now = Instant::now();
         if Arc::ptr_eq(&self.findings, &outcome.findings)
             && (Arc::ptr_eq(&self.report, &manifests.report) || self.report == manifests.report)
-            && (&*self.problems, &*self.conflicts, &self.unbound) == (problems, conflicts, &unbound)
+            && (&*self.problems, &self.unbound) == (problems, &unbound)
         {
             logging::left_out(&self.faults.summaries(now));
             return 0;
@@ -70,10 +69,6 @@ impl RoundLog {
             let namespace = namespace_of(problem, &outcome.spec.services).unwrap_or_default();
             (namespace.to_owned(), Diagnostic::warning(problem.to_string()))
         });
-        let left_out = left_out.chain(conflicts.iter().map(|conflict| {
-            let what = format!("Service {}: {conflict}", conflict.service);
-            (conflict.service.namespace.clone(), Diagnostic::warning(what))
-        }));
         let faults = of_namespaces.chain(others).chain(findings).chain(unbound_findings).chain(left_out);
         let news = self.faults.news(faults.collect(), now);
         news.faults.iter().for_each(logging::diagnostic);
@@ -82,7 +77,6 @@ impl RoundLog {
         self.report = Arc::clone(&manifests.report);
         self.unbound = unbound;
         self.problems = problems.to_vec();
-        self.conflicts = conflicts.to_vec();
         news.left_out_now
     }
 }

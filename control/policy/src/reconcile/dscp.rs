@@ -3,12 +3,16 @@
 //!
 //! Such Services are served all the same: whoever set up the backend may know why. They are shown with the reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 
 use tidegate_core::snapshot::{ForwardingMode, SharedService};
-use tidegate_model::objects::ObjectKey;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{ObjectKey, Objects};
+
+use super::annotations::{annotation_field, key};
+use super::finding::{Finding, ObjectKind, Reason};
 
 /// A VIP that some backend cannot tell from another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +27,24 @@ pub struct DscpConflict {
     backend: IpAddr,
 }
 
+impl DscpConflict {
+    /// The finding about the Service of the VIP. The place is taken from `objects`.
+    #[must_use]
+    pub fn finding(&self, objects: &Objects) -> Finding {
+        let place = objects.services.get(&self.service);
+        let place = place.and_then(|service| service.meta.origin.field(&annotation_field(key::DSCP)));
+        let diagnostic = Diagnostic::warning(format!("Service {}: {self}", self.service))
+            .accepting("another value of tidegate.dev/dscp, or other backends")
+            .at(place);
+        Finding {
+            object: self.service.clone(),
+            kind: ObjectKind::Service,
+            reason: Reason::DscpConflict,
+            diagnostic,
+        }
+    }
+}
+
 impl fmt::Display for DscpConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { vip, dscp, other: (other, of), backend, .. } = self;
@@ -30,26 +52,72 @@ impl fmt::Display for DscpConflict {
     }
 }
 
-/// The conflicts among these service ports, one for each VIP that has any, in the order of the ports.
-#[must_use]
-pub fn conflicts(services: &[SharedService]) -> Vec<DscpConflict> {
-    let marked = || services.iter().filter(|one| one.mode == ForwardingMode::DsrDscp);
-    let mut vips = BTreeMap::<(IpAddr, u8), BTreeMap<IpAddr, ObjectKey>>::new();
-    for one in marked() {
+/// The conflicts of the service ports of the last round, which are looked for again only if one of the ports changed.
+#[derive(Debug, Default)]
+pub struct DscpConflicts {
+    /// The ports with `dsr-dscp`.
+    marked: Vec<SharedService>,
+    found: Vec<DscpConflict>,
+}
+
+impl DscpConflicts {
+    /// The conflicts among these service ports, one for each VIP that has any, in the order of the ports.
+    pub fn among(&mut self, services: &[SharedService]) -> &[DscpConflict] {
+        let marked = || services.iter().filter(|one| one.mode == ForwardingMode::DsrDscp);
+        // Contents are not compared: the rounds share the ports that did not change.
+        let is_same = marked().count() == self.marked.len()
+            && marked().zip(&self.marked).all(|(now, before)| now.is_same(before));
+        if !is_same {
+            self.marked = marked().cloned().collect();
+            self.found = conflicts(&self.marked);
+        }
+        &self.found
+    }
+}
+
+/// The VIPs that a backend has with one DSCP.
+struct Vips {
+    /// The lowest one, and the index of its first port.
+    first: (IpAddr, usize),
+    /// The second lowest one.
+    second: Option<(IpAddr, usize)>,
+}
+
+impl Vips {
+    fn add(&mut self, vip: IpAddr, port: usize) {
+        if vip < self.first.0 {
+            self.second = Some(self.first);
+            self.first = (vip, port);
+        } else if vip > self.first.0 && self.second.is_none_or(|(second, _)| vip < second) {
+            self.second = Some((vip, port));
+        }
+    }
+
+    /// The lowest VIP that is not this one.
+    fn other(&self, vip: IpAddr) -> Option<(IpAddr, usize)> {
+        if self.first.0 == vip { self.second } else { Some(self.first) }
+    }
+}
+
+/// The conflicts among these ports, which all have the mode `dsr-dscp`.
+fn conflicts(marked: &[SharedService]) -> Vec<DscpConflict> {
+    let mut vips = HashMap::<(IpAddr, u8), Vips>::new();
+    for (port, one) in marked.iter().enumerate() {
+        let vip = one.key.vip;
         for backend in &one.backends {
-            let of = vips.entry((backend.address, one.tunnel.dscp)).or_default();
-            of.entry(one.key.vip).or_insert_with(|| owner(one));
+            vips.entry((backend.address, one.tunnel.dscp))
+                .and_modify(|vips| vips.add(vip, port))
+                .or_insert(Vips { first: (vip, port), second: None });
         }
     }
     let mut told = BTreeSet::new();
     let mut found = Vec::new();
-    for one in marked() {
+    for one in marked {
         let (vip, dscp) = (one.key.vip, one.tunnel.dscp);
         // A backend has the family of its VIP in this mode.
         let conflict = one.backends.iter().find_map(|backend| {
-            let others = vips.get(&(backend.address, dscp))?;
-            let (other, of) = others.iter().find(|(other, _)| **other != vip)?;
-            Some((backend.address, (*other, of.clone())))
+            let (other, port) = vips.get(&(backend.address, dscp))?.other(vip)?;
+            Some((backend.address, (other, owner(&marked[port]))))
         });
         if let Some((backend, other)) = conflict
             && told.insert(vip)

@@ -22,6 +22,8 @@ pub enum Reason {
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
+    /// A backend cannot tell the VIP from another one with the same DSCP.
+    DscpConflict,
     /// An invalid value: the default is used.
     InvalidValue,
     /// A request that the gateway does not support: the parts that depend on it are not programmed.
@@ -66,6 +68,7 @@ impl Reason {
             Self::FamilyFallback => "FamilyFallback",
             Self::ExternalIpDenied => "ExternalIPDenied",
             Self::Conflict => "Conflict",
+            Self::DscpConflict => "DSCPConflict",
             Self::InvalidValue => "InvalidValue",
             Self::NotSupported => "NotSupported",
             Self::SourceRangesOtherFamily => "SourceRangesOtherFamily",

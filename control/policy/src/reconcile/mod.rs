@@ -88,7 +88,7 @@ mod tests;
 pub use compare::{Compared, Round};
 pub use demand::Demand;
 pub use drain::{DrainTarget, Drains};
-pub use dscp::{DscpConflict, conflicts};
+pub use dscp::{DscpConflict, DscpConflicts};
 pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;
 pub use input::{Input, Memory};

@@ -1,5 +1,5 @@
-//! The annotations for the choices within the forwarding modes that are tunnels, and for the mark of `dsr-dscp`. Each has an effect with its own mode
-//! only; with another mode a warning says so.
+//! The annotations for the choices within the forwarding modes that are tunnels, and for the mark of `dsr-dscp`. Each has
+//! an effect with its own mode only; with another mode a warning says so.
 
 use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
 use tidegate_core::wire::encapsulation::ServiceIdentity;
@@ -30,8 +30,14 @@ pub(super) fn apply(
     annotation: &str,
     value: &str,
 ) {
-    if let Err(accepted) = set(options, ours, value) {
-        read.invalid(annotation, value, accepted);
+    match set(options, ours, value) {
+        Ok(()) => {}
+        // There is no default. Without a mark, `judge_mark` refuses the ports of the mode that needs it.
+        Err(accepted) if ours == key::DSCP => {
+            let what = format!("annotation {annotation}: {value:?} is invalid: it is ignored");
+            read.invalid_at(&annotation_field(annotation), what, accepted);
+        }
+        Err(accepted) => read.invalid(annotation, value, accepted),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
+use tidegate_core::snapshot::{ForwardingMode, SharedService, TunnelOptions};
 use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 
 #[test]
@@ -100,17 +100,22 @@ fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_
     for wrong in ["0", "64", "ef", "-1"] {
         let outcome = marked(wrong);
         assert!(outcome.spec.services.is_empty(), "{wrong}: nothing is served without a mark");
-        assert!(messages(&outcome).iter().any(|said| said.contains("1 to 63")), "{:?}", messages(&outcome));
+        let messages = messages(&outcome);
+        assert!(messages.iter().any(|said| said.contains("1 to 63")), "{messages:?}");
+        assert!(messages.iter().any(|said| said.contains("is invalid: it is ignored")), "{messages:?}");
     }
 
     let mut other = only(&outcome).clone();
     other.key.vip = "203.0.113.99".parse().unwrap();
     other.name = "other".into();
     let services = [outcome.spec.services[0].clone(), other.into()];
-    let said: Vec<String> =
-        conflicts(&services).iter().map(|one| format!("{}: {one}", one.service)).collect();
+    let mut conflicts = DscpConflicts::default();
+    let mut among = |services: &[SharedService]| -> Vec<String> {
+        conflicts.among(services).iter().map(|one| format!("{}: {one}", one.service)).collect()
+    };
+    assert_eq!(among(&services), among(&services), "the second time from the first");
     assert_eq!(
-        said,
+        among(&services),
         [
             "default/web: DSCP 46 is also that of 203.0.113.99 (default/other): backend 10.0.1.1 cannot tell it from 203.0.113.12",
             "default/other: DSCP 46 is also that of 203.0.113.12 (default/web): backend 10.0.1.1 cannot tell it from 203.0.113.99",
@@ -118,10 +123,18 @@ fn dsr_dscp_serves_with_its_mark_and_reports_backends_that_cannot_tell_two_vips_
     );
     let mut apart = services.clone();
     apart[1].tunnel.dscp = 47;
-    assert_eq!(conflicts(&apart), []);
-    let mut elsewhere = services;
+    assert!(among(&apart).is_empty());
+    let mut elsewhere = services.clone();
     elsewhere[1].backends[0].address = "10.0.1.9".parse().unwrap();
-    assert_eq!(conflicts(&elsewhere), []);
+    assert!(among(&elsewhere).is_empty());
+    let mut third = (*services[0]).clone();
+    third.key.vip = "203.0.113.5".parse().unwrap();
+    let found = among(&[services[0].clone(), services[1].clone(), third.into()]);
+    assert!(found[0].contains("is also that of 203.0.113.5"), "the lowest of the others: {found:?}");
+    assert!(found[2].contains("is also that of 203.0.113.12"), "{found:?}");
+    let conflict = &conflicts.among(&services)[0];
+    let finding = conflict.finding(&Objects::default());
+    assert_eq!((finding.reason, finding.object.to_string().as_str()), (Reason::DscpConflict, "default/web"));
 }
 
 fn annotated_with_mode(mode: &str, key: &str, value: &str) -> Outcome {
