@@ -1,6 +1,7 @@
 //! The configuration in use, and its replacement by a reload.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -9,46 +10,42 @@ use tidegate_model::config::{self, GatewayConfig, Loaded};
 use tidegate_model::diagnostic::{Diagnostic, Severity};
 use tidegate_policy::reconcile::Settings;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::reload::fixed_parts_that_differ;
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::logging;
 
-/// A reload waits no longer for the files of the configuration. No round runs meanwhile. A million prefixes take about a
-/// second.
+/// A request to reload gets its answer after this time at most, whether the files of the configuration have been read or
+/// not. A million prefixes take about a second.
 const READ_BOUND: Duration = Duration::from_secs(20);
 
 /// The configuration in use, and the path of its file.
 pub(super) struct Configuration {
     path: PathBuf,
-    /// A read that has not ended within its bound, for example on a mount whose server does not answer.
-    hanging: Option<Reading>,
     pub(super) config: GatewayConfig,
     /// The settings for the rounds. The state of the other gateways is set before each round.
     pub(super) settings: Settings,
-}
-
-/// The result of a reload.
-pub(super) struct Reloaded {
-    /// The answer to the request.
-    pub(super) answer: ReloadAnswer,
-    /// Why the new configuration is not in use.
-    pub(super) refused: Option<String>,
 }
 
 impl Configuration {
     /// Creates the value for the configuration of the file at `path`.
     pub(super) fn new(path: &Path, config: GatewayConfig, dataplane: &Dataplane) -> Self {
         let settings = settings(&config, dataplane);
-        Self { path: path.to_owned(), hanging: None, config, settings }
+        Self { path: path.to_owned(), config, settings }
     }
 
-    /// Reads the configuration again. A configuration that is refused, or that needs a restart, changes nothing.
-    pub(super) async fn reload(&mut self, dataplane: &Dataplane) -> Reloaded {
+    /// A reader of its file.
+    pub(super) fn reader(&self) -> Reader {
         let path = self.path.clone();
-        let Some(loaded) = read(move || config::load(&path), &mut self.hanging, READ_BOUND).await else {
+        Reader::new(move || config::load(&path))
+    }
+
+    /// Uses a configuration that was read, and returns why it does not, if so: a configuration that is refused, that needs a
+    /// restart, or that has not been read in time, changes nothing.
+    pub(super) fn replace(&mut self, read: Option<Loaded>, dataplane: &Dataplane) -> Reloaded {
+        let Some(loaded) = read else {
             let path = self.path.display();
             let refused = format!(
                 "{path}: the configuration cannot be read, because its file or a file in it does not answer: keeping the previous one"
@@ -85,38 +82,121 @@ impl Configuration {
     }
 }
 
-/// A configuration that a thread of its own reads: nothing can end a read that the kernel does not finish.
-type Reading = oneshot::Receiver<Loaded>;
+/// The result of a reload.
+pub(super) struct Reloaded {
+    /// The answer to the request.
+    pub(super) answer: ReloadAnswer,
+    /// Why the new configuration is not in use.
+    pub(super) refused: Option<String>,
+}
 
-/// Reads the configuration with `load`; `None` if that takes longer than `bound`. It then goes on, and as long as it has not
-/// ended, no other one begins.
-async fn read(
-    load: impl FnOnce() -> Loaded + Send + 'static,
-    hanging: &mut Option<Reading>,
-    bound: Duration,
-) -> Option<Loaded> {
-    let end = Instant::now() + bound;
-    if let Some(reading) = hanging {
-        // Its result is older than this request.
-        timeout_at(end, reading).await.ok()?.ok();
-        *hanging = None;
-    }
-    let (sender, mut reading) = oneshot::channel();
-    let read = move || {
-        // The receiver waits, or the gateway has ended.
-        let _ = sender.send(load());
-    };
-    let thread = thread::Builder::new().name("configuration".to_owned()).spawn(read);
-    if let Err(error) = thread {
-        tracing::error!(%error, "no thread to read the configuration");
-        return None;
-    }
-    match timeout_at(end, &mut reading).await {
-        Ok(loaded) => loaded.ok(),
-        Err(_) => {
-            *hanging = Some(reading);
-            None
+/// Reads the configuration for reloads, without delaying anything else. A thread of its own reads, because nothing can end
+/// a read that the kernel does not finish, for example on a mount whose server does not answer.
+pub(super) struct Reader {
+    load: Arc<dyn Fn() -> Loaded + Send + Sync>,
+    reading: Option<oneshot::Receiver<Loaded>>,
+    /// The requests that the read under way answers.
+    waiting: Vec<Request>,
+    /// The requests that came after the read began: it may have missed what they are about.
+    later: Vec<Request>,
+}
+
+/// A request to reload.
+struct Request {
+    /// Where the answer goes; `None` for a signal, which gets none.
+    answer: Option<oneshot::Sender<ReloadAnswer>>,
+    /// When the answer is due.
+    until: Instant,
+}
+
+/// What a [`Reader`] has to answer.
+pub(super) struct Read {
+    /// The configuration; `None` if it has not been read in time.
+    pub(super) loaded: Option<Loaded>,
+    answers: Vec<oneshot::Sender<ReloadAnswer>>,
+}
+
+impl Read {
+    /// Answers the requests.
+    pub(super) fn answer(self, answer: &ReloadAnswer) {
+        for one in self.answers {
+            // The caller may no longer be waiting.
+            let _ = one.send(answer.clone());
         }
+    }
+}
+
+impl Reader {
+    fn new(load: impl Fn() -> Loaded + Send + Sync + 'static) -> Self {
+        Self { load: Arc::new(load), reading: None, waiting: Vec::new(), later: Vec::new() }
+    }
+
+    /// Requests to read the configuration.
+    pub(super) fn request(&mut self, answer: Option<oneshot::Sender<ReloadAnswer>>) {
+        self.later.push(Request { answer, until: Instant::now() + READ_BOUND });
+        self.begin();
+    }
+
+    /// Begins a read for the requests that wait for one. As long as one has not ended, no other begins.
+    fn begin(&mut self) {
+        if self.reading.is_some() || self.later.is_empty() {
+            return;
+        }
+        let (sender, reading) = oneshot::channel();
+        let load = Arc::clone(&self.load);
+        let read = move || {
+            // The receiver waits, or the gateway has ended.
+            let _ = sender.send(load());
+        };
+        match thread::Builder::new().name("configuration".to_owned()).spawn(read) {
+            Ok(_) => {
+                self.reading = Some(reading);
+                self.waiting.append(&mut self.later);
+            }
+            // The requests get their answer when it is due.
+            Err(error) => tracing::error!(%error, "no thread to read the configuration"),
+        }
+    }
+
+    /// Waits until requests can be answered. Nothing is lost if the wait is ended early.
+    pub(super) async fn next(&mut self) -> Read {
+        loop {
+            let due = self.waiting.iter().chain(&self.later).map(|request| request.until).min();
+            let due = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let read = async {
+                match &mut self.reading {
+                    Some(reading) => reading.await.ok(),
+                    None => std::future::pending().await,
+                }
+            };
+            let loaded = tokio::select! {
+                biased;
+                loaded = read => {
+                    self.reading = None;
+                    loaded
+                }
+                () = due => return self.late(),
+            };
+            let requests = std::mem::take(&mut self.waiting);
+            self.begin();
+            // Nobody waits for a read that took too long, and the next one is newer.
+            if !requests.is_empty() {
+                return Read { loaded, answers: requests.into_iter().filter_map(|one| one.answer).collect() };
+            }
+        }
+    }
+
+    /// The requests that have waited too long.
+    fn late(&mut self) -> Read {
+        let now = Instant::now();
+        let is_late = |request: &mut Request| request.until <= now;
+        let late = self.waiting.extract_if(.., is_late).chain(self.later.extract_if(.., is_late));
+        Read { loaded: None, answers: late.filter_map(|one| one.answer).collect() }
     }
 }
 
@@ -129,7 +209,8 @@ fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, mpsc};
 
     use super::*;
 
@@ -139,23 +220,66 @@ mod tests {
         config::parse(&text, "gateway.yaml", Path::new("."), 1)
     }
 
-    #[tokio::test]
-    async fn files_that_do_not_answer_are_waited_for_within_a_bound_and_read_again_when_they_answer() {
-        let (release, wait) = mpsc::channel::<()>();
-        let mut hanging = None;
-        let hangs = move || {
-            wait.recv().expect("it is released");
-            named("older")
+    /// A reader whose reads end when a name is sent, with a configuration of that name, and how many began.
+    fn reader() -> (Reader, mpsc::Sender<&'static str>, Arc<AtomicU32>) {
+        let (release, names) = mpsc::channel();
+        let (names, begun) = (Mutex::new(names), Arc::new(AtomicU32::new(0)));
+        let count = Arc::clone(&begun);
+        let load = move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            named(names.lock().expect("no read panics").recv().expect("it is released"))
         };
-        let short = Duration::from_millis(20);
-        assert!(read(hangs, &mut hanging, short).await.is_none());
-        let waits = || -> Loaded { panic!("no second read begins while the first one hangs") };
-        assert!(read(waits, &mut hanging, short).await.is_none());
-        assert!(hanging.is_some());
-        release.send(()).expect("it waits");
-        let loaded =
-            read(|| named("newer"), &mut hanging, Duration::from_secs(60)).await.expect("it answers");
-        assert_eq!(loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).name, "newer");
-        assert!(hanging.is_none());
+        (Reader::new(load), release, begun)
+    }
+
+    fn request(reader: &mut Reader) -> oneshot::Receiver<ReloadAnswer> {
+        let (answer, answered) = oneshot::channel();
+        reader.request(Some(answer));
+        answered
+    }
+
+    /// The name in what was read, after it has been answered.
+    async fn next(reader: &mut Reader) -> Option<String> {
+        let mut read = reader.next().await;
+        let name = read.loaded.take().and_then(|loaded| loaded.config).map(|config| config.name);
+        read.answer(&ReloadAnswer { accepted: name.is_some(), report: name.iter().cloned().collect() });
+        name
+    }
+
+    #[tokio::test]
+    async fn a_request_is_answered_by_a_read_that_began_after_it() {
+        let (mut reader, release, begun) = reader();
+        let first = request(&mut reader);
+        let later = [request(&mut reader), request(&mut reader)];
+        release.send("older").expect("it reads");
+        assert_eq!(next(&mut reader).await.as_deref(), Some("older"));
+        assert_eq!(first.await.expect("an answer").report, ["older"]);
+        release.send("newer").expect("it reads");
+        assert_eq!(next(&mut reader).await.as_deref(), Some("newer"));
+        for one in later {
+            assert_eq!(one.await.expect("an answer").report, ["newer"]);
+        }
+        assert_eq!(begun.load(Ordering::SeqCst), 2, "one read answers both later requests");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_that_do_not_answer_are_waited_for_within_a_bound_and_read_again_when_they_answer() {
+        let (mut reader, release, begun) = reader();
+        let before = Instant::now();
+        let hanging = request(&mut reader);
+        assert_eq!(next(&mut reader).await, None);
+        assert!(!hanging.await.expect("an answer").accepted);
+        assert_eq!(before.elapsed().as_secs(), READ_BOUND.as_secs());
+        let waits = request(&mut reader);
+        assert_eq!(next(&mut reader).await, None);
+        assert!(!waits.await.expect("an answer").accepted);
+        assert!(begun.load(Ordering::SeqCst) <= 1, "no second read begins while the first one hangs");
+
+        tokio::time::resume();
+        let answered = request(&mut reader);
+        release.send("older").expect("it hangs");
+        release.send("newer").expect("it hangs");
+        assert_eq!(next(&mut reader).await.as_deref(), Some("newer"), "nobody waits for the older one");
+        assert!(answered.await.expect("an answer").accepted);
     }
 }

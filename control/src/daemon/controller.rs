@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::address_file::AddressFile;
 use super::cluster::Cluster;
-use super::configuration::{Configuration, Reloaded};
+use super::configuration::{Configuration, Read, Reader, Reloaded};
 use super::desired::Desired;
 use super::drains::Drains;
 use super::left_out::Completion;
@@ -46,7 +46,7 @@ pub(super) enum Command {
     Drain(DrainTarget, oneshot::Sender<Drained>),
     /// Undrain. The answer is the list of everything that is still drained, or `None` if the target was not drained.
     Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
-    /// Read configuration and manifests again.
+    /// Read the configuration again.
     Reload(oneshot::Sender<ReloadAnswer>),
 }
 
@@ -62,6 +62,7 @@ pub(super) struct Drained {
 /// The controller of the gateway.
 pub(super) struct Controller {
     configuration: Configuration,
+    reader: Reader,
     dataplane: Arc<Dataplane>,
     state: Arc<State>,
     checker: Checker,
@@ -97,6 +98,7 @@ impl Controller {
         let health = Arc::clone(&state);
         Self {
             drained: Drains::open(config),
+            reader: configuration.reader(),
             configuration,
             checker,
             node_ports: NodePorts::new(&bind, move || health.health()),
@@ -171,7 +173,7 @@ impl Controller {
     }
 
     /// Carries out a request of the operator. It takes effect with the next round.
-    pub(super) async fn execute(&mut self, command: Command) {
+    pub(super) fn execute(&mut self, command: Command) {
         // The caller may no longer be waiting for the answer.
         match command {
             Command::Drain(target, answer) => {
@@ -184,9 +186,7 @@ impl Controller {
                 let was_drained = self.drained.remove(&target);
                 let _ = answer.send(was_drained.then(|| self.drained()));
             }
-            Command::Reload(answer) => {
-                let _ = answer.send(self.reload().await);
-            }
+            Command::Reload(answer) => self.reader.request(Some(answer)),
         }
     }
 
@@ -197,14 +197,25 @@ impl Controller {
         }
     }
 
-    /// Reads the configuration again. A configuration that is refused, or that needs a restart, changes nothing.
-    pub(super) async fn reload(&mut self) -> ReloadAnswer {
-        let Reloaded { answer, refused } = self.configuration.reload(&self.dataplane).await;
+    /// Requests to read the configuration again.
+    pub(super) fn request_reload(&mut self) {
+        self.reader.request(None);
+    }
+
+    /// Waits until a requested configuration has been read: [`Self::reload`] is to be called then. Nothing is lost if the
+    /// wait is ended early.
+    pub(super) async fn read(&mut self) -> Read {
+        self.reader.next().await
+    }
+
+    /// Uses a configuration that was read, and answers who requested it.
+    pub(super) fn reload(&mut self, mut read: Read) {
+        let Reloaded { answer, refused } = self.configuration.replace(read.loaded.take(), &self.dataplane);
         if answer.accepted {
             self.state.configure(&self.configuration.config);
         }
         self.state.refuse_configuration(refused);
-        answer
+        read.answer(&answer);
     }
 
     /// Runs one round; `seen` is when its first change was seen. Reconcile and compile run here, on the thread of the

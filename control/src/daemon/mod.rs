@@ -48,6 +48,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use configuration::Read;
 use controller::{Command, Controller};
 use start::{Listeners, Source};
 use state::State;
@@ -125,6 +126,8 @@ enum Wake {
     Command(Command),
     /// SIGHUP.
     Reload,
+    /// The configuration has been read, or has not been in time.
+    Read(Read),
     /// SIGTERM or SIGINT.
     End,
     /// A worker has failed.
@@ -237,7 +240,7 @@ impl Gateway {
         let end = loop {
             let mut seen = None;
             let due = self.controller.due().into_iter().chain(supervisor.due()).min();
-            match self.inputs.next(due).await {
+            match self.inputs.next(due, self.controller.read()).await {
                 Wake::Changed => {
                     seen = self.inputs.seen.take();
                     sleep_until(pace.next()).await;
@@ -249,9 +252,13 @@ impl Gateway {
                     }
                     sleep_until(pace.next()).await;
                 }
-                Wake::Command(command) => self.controller.execute(command).await,
+                Wake::Command(command) => self.controller.execute(command),
                 Wake::Reload => {
-                    self.controller.reload().await;
+                    self.controller.request_reload();
+                    continue;
+                }
+                Wake::Read(read) => {
+                    self.controller.reload(read);
                     self.inputs.source.reload();
                 }
                 Wake::End => {
@@ -342,8 +349,8 @@ impl Inputs {
         controller.share_node(*self.kube_proxy.borrow_and_update());
     }
 
-    /// Waits for something to happen, or for `due`.
-    async fn next(&mut self, due: Option<Instant>) -> Wake {
+    /// Waits for something to happen, for a configuration to be `read`, or for `due`.
+    async fn next(&mut self, due: Option<Instant>, read: impl Future<Output = Read>) -> Wake {
         let due = async {
             match due {
                 Some(due) => sleep_until(due).await,
@@ -360,6 +367,7 @@ impl Inputs {
             },
             Ok(()) = self.name_taken.changed() => Wake::NameTaken,
             _ = self.hangup.recv() => Wake::Reload,
+            read = read => Wake::Read(read),
             Some(command) = self.commands.recv() => Wake::Command(command),
             Ok(()) = self.manifests.changed() => {
                 self.seen = Some(self.manifests.borrow().seen);
