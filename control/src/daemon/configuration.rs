@@ -12,6 +12,7 @@ use tidegate_policy::reconcile::Settings;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
+use super::list_copies::ListCopies;
 use super::reload::fixed_parts_that_differ;
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
@@ -36,10 +37,16 @@ impl Configuration {
         Self { path: path.to_owned(), config, settings }
     }
 
-    /// A reader of its file.
-    pub(super) fn reader(&self) -> Reader {
+    /// A reader of its file, which saves copies of the lists.
+    pub(super) fn reader(&self, copies: Arc<ListCopies>) -> Reader {
         let path = self.path.clone();
-        Reader::new(move || config::load(&path))
+        Reader::new(move || {
+            let loaded = config::load(&path);
+            if let Some(config) = &loaded.config {
+                copies.save(&loaded.lists, &config.protection.files);
+            }
+            loaded
+        })
     }
 
     /// Uses a configuration that was read, and returns why it does not, if so: a configuration that is refused, that needs a

@@ -32,6 +32,7 @@ use super::configuration::{Configuration, Read, Reader, Reloaded};
 use super::desired::Desired;
 use super::drains::Drains;
 use super::left_out::Completion;
+use super::list_copies::{ListCopies, Lists};
 use super::node_ports::{NodePorts, unopened};
 use super::publisher::Publisher;
 use super::round_log::RoundLog;
@@ -63,6 +64,8 @@ pub(super) struct Drained {
 pub(super) struct Controller {
     configuration: Configuration,
     reader: Reader,
+    /// The copies of the lists of `protection`.
+    copies: Arc<ListCopies>,
     dataplane: Arc<Dataplane>,
     state: Arc<State>,
     checker: Checker,
@@ -96,9 +99,11 @@ impl Controller {
         let own = settings.network.interface_addresses().map(IpNet::addr);
         let bind = Bind::new(&config.services.node_port_addresses, own);
         let health = Arc::clone(&state);
+        let copies = Arc::new(ListCopies::of(config));
         Self {
             drained: Drains::open(config),
-            reader: configuration.reader(),
+            reader: configuration.reader(Arc::clone(&copies)),
+            copies,
             configuration,
             checker,
             node_ports: NodePorts::new(&bind, move || health.health()),
@@ -120,6 +125,22 @@ impl Controller {
     pub(super) fn resume(&mut self, mut addresses: AddressFile) {
         self.desired.memory.allocations = addresses.load();
         self.addresses = Some(addresses);
+    }
+
+    /// Saves copies of the lists that were read at the start, and reports those whose copies are used.
+    pub(super) fn begin_with(&mut self, lists: Lists) {
+        if let [first, rest @ ..] = &lists.copied[..] {
+            let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+            let why = format!(
+                "{}{more}: the list has faults, and its last prefixes without a fault are in force",
+                first.display()
+            );
+            tracing::error!("{why}");
+            self.state.refuse_configuration(Some(why));
+        }
+        let (copies, named) = (Arc::clone(&self.copies), self.config().protection.files.clone());
+        // The disk may be slow, and nothing waits for it.
+        tokio::task::spawn_blocking(move || copies.save(&lists.read, &named));
     }
 
     /// Changes when a health-check node port cannot be bound, or can be again.
@@ -239,7 +260,8 @@ impl Controller {
         }
         self.drained.keep_again();
         let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
-        self.state.leave_unsaved(addresses, self.drained.trouble().map(str::to_owned));
+        let drained = self.drained.trouble().map(str::to_owned);
+        self.state.leave_unsaved([addresses, drained, self.copies.trouble()]);
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
         let outcome = self.completion.complete(outcome, &problems, &manifests.objects);

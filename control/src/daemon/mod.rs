@@ -18,6 +18,7 @@ mod flood_log;
 mod flows;
 mod kube_proxy;
 mod left_out;
+mod list_copies;
 mod node_ports;
 mod operator;
 mod publications;
@@ -50,6 +51,7 @@ use tokio::time::{Instant, sleep_until};
 
 use configuration::Read;
 use controller::{Command, Controller};
+use list_copies::Lists;
 use start::{Listeners, Source};
 use state::State;
 use supervisor::Supervisor;
@@ -58,6 +60,8 @@ use supervisor::Supervisor;
 const REFUSED: u8 = 2;
 /// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;
+/// Exit code if only files that the configuration names are refused: other programs write them, so a later start may succeed.
+const FILES_REFUSED: u8 = 4;
 /// A gateway that finds its name taken within this time after its start exits. A later one has flows, and keeps
 /// forwarding them.
 const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
@@ -74,9 +78,12 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the dataplane, the source or a listener cannot be started.
 pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
-    let loaded = config::load(path);
+    let loaded = config::load_at_start(path);
     loaded.report.iter().for_each(crate::logging::diagnostic);
-    let Some(config) = loaded.config else { return Ok(ExitCode::from(REFUSED)) };
+    let Some(config) = loaded.config else {
+        return Ok(ExitCode::from(if loaded.only_files_refused { FILES_REFUSED } else { REFUSED }));
+    };
+    let lists = Lists { read: loaded.lists, copied: loaded.copied };
     let (failed, failures) = watch::channel(None);
     let (changed, links) = watch::channel(());
     let dataplane = start::dataplane(&config, failed, changed)?;
@@ -88,7 +95,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let code = runtime.block_on(serve(path, config, Arc::new(dataplane), failures, links));
+    let code = runtime.block_on(serve(path, config, lists, Arc::new(dataplane), failures, links));
     // Only checks and connections may still be in progress, and nothing waits for them.
     runtime.shutdown_timeout(Duration::from_millis(200));
     code
@@ -139,11 +146,12 @@ enum Wake {
 async fn serve(
     path: &Path,
     config: GatewayConfig,
+    lists: Lists,
     dataplane: Arc<Dataplane>,
     failures: watch::Receiver<Option<String>>,
     links: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
-    let mut gateway = Gateway::start(path, config, &dataplane, failures, links).await?;
+    let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, links).await?;
     let End { code, grace } = gateway.run().await;
     // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
     gateway.shut_down(grace).await;
@@ -172,6 +180,7 @@ impl Gateway {
     async fn start(
         path: &Path,
         config: GatewayConfig,
+        lists: Lists,
         dataplane: &Arc<Dataplane>,
         failures: watch::Receiver<Option<String>>,
         links: watch::Receiver<()>,
@@ -205,6 +214,7 @@ impl Gateway {
         if let Some(addresses) = addresses {
             controller.resume(addresses);
         }
+        controller.begin_with(lists);
         let inputs = Inputs {
             manifests: source.updates(),
             seen: None,

@@ -68,8 +68,8 @@ pub(super) struct State {
     refused_configuration: RwLock<Option<String>>,
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
-    /// Why the addresses of Services and the drained targets are not saved on disk.
-    unsaved: RwLock<(Option<String>, Option<String>)>,
+    /// Why addresses of Services, drained targets and lists of `protection` are not saved on disk.
+    unsaved: RwLock<[Option<String>; 3]>,
     source: watch::Receiver<SourceState>,
     /// The state of the cluster, if the objects come from an API server.
     cluster: OnceLock<ClusterState>,
@@ -156,15 +156,16 @@ impl State {
         self.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records why the addresses of Services and the drained targets are not saved on disk.
-    pub(super) fn leave_unsaved(&self, addresses: Option<String>, drained: Option<String>) {
-        *self.unsaved.write().unwrap_or_else(PoisonError::into_inner) = (addresses, drained);
+    /// Records why the addresses of Services, the drained targets and the lists of `protection` are not saved on disk.
+    pub(super) fn leave_unsaved(&self, unsaved: [Option<String>; 3]) {
+        *self.unsaved.write().unwrap_or_else(PoisonError::into_inner) = unsaved;
     }
 
     /// State that a restart would lose, by its name in metrics, with the reason.
-    pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 3] {
-        let (addresses, drained) = self.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
-        [("addresses", addresses), ("drained", drained), ("objects", self.source_state().unsaved)]
+    pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 4] {
+        let [addresses, drained, lists] = self.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let objects = self.source_state().unsaved;
+        [("addresses", addresses), ("drained", drained), ("lists", lists), ("objects", objects)]
     }
 
     /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason

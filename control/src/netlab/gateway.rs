@@ -56,6 +56,8 @@ pub struct GatewayOptions {
     pub flow_entries: u32,
     /// `protection.synCookies`.
     pub syn_cookies: &'static str,
+    /// `protection.deny.files`.
+    pub deny_files: Vec<PathBuf>,
     /// The number of servers that are configured in `dataplane.neighbors`, from 1: `replay` resolves no others.
     pub static_servers: u8,
     /// `selfCheck.enabled`. If it is on, a comparison is made every second.
@@ -80,6 +82,7 @@ impl Default for GatewayOptions {
             own_cluster_ips: false,
             flow_entries: 65_536,
             syn_cookies: "auto",
+            deny_files: Vec::new(),
             static_servers: 0,
             self_check: true,
         }
@@ -142,13 +145,14 @@ pools:
   - {{name: on-link, addresses: {on_link}, autoAssign: false}}
 health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
-protection: {{synCookies: "{syn_cookies}"}}
+protection: {{synCookies: "{syn_cookies}", deny: {{files: {deny_files:?}}}}}
 selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
 "#,
             self_check = self.self_check,
             hugepages = self.hugepages,
             flow_entries = self.flow_entries,
             syn_cookies = self.syn_cookies,
+            deny_files = self.deny_files,
             queues = self.cores.len(),
             c4 = plan::GATEWAY_FOR_CLIENTS[v4],
             c6 = plan::GATEWAY_FOR_CLIENTS[v6],

@@ -463,12 +463,11 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "External IPs that Services request and that no pool authorises.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 
-    let help =
-        "1 while the configuration that was read last is refused and the previous one is in force, else 0.";
+    let help = "1 while the configuration that was read last, or a list of it, is refused and the previous one is in force, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.configuration_refused));
     let help = "1 while state that a restart needs is not on disk, by state: addresses of Services, what operators have \
-                drained, the last objects.";
+                drained, the lists of `protection`, the last objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.unsaved {
         unsaved.sample([what], usize::from(*is_unsaved));

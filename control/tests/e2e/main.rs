@@ -8,6 +8,7 @@
 mod affinity;
 mod change;
 mod choice;
+mod deny_list;
 mod directory_restart;
 mod dsr_probe;
 mod failure;

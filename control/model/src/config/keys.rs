@@ -137,7 +137,8 @@ pub const KEYS: &[Key] = &[
         "How long the objects of a file are kept after the file becomes empty or unreadable, or is replaced by something that is not a file, or its file system is unmounted. The objects of a deleted file are removed at once."),
     key("source.directory.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where the gateway saves which Service has which addresses, so that Services keep their addresses across a restart. If it \
-         cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again."),
+         cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. Copies of the lists of `protection` \
+         are saved here too ([limits.md](limits.md#lists-of-sources))."),
     key("source.directory.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
         "The same limit as `source.kubernetes.endpointSlicesMiB`, for objects that are read from files."),
     key("source.kubernetes.kubeconfig", "path, relative to this file", Value("\"\""), "kubeconfig", Restart,
@@ -155,7 +156,8 @@ pub const KEYS: &[Key] = &[
         "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all gateways."),
     key("source.kubernetes.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where the gateway saves the latest objects, and what operators have drained. It forwards by the saved objects if the API \
-         server is down when the gateway starts. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again."),
+         server is down when the gateway starts. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. \
+         Copies of the lists of `protection` are saved here too ([limits.md](limits.md#lists-of-sources))."),
     key("source.kubernetes.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
         "Memory for the EndpointSlices of all namespaces together, in MiB. An endpoint counts as 512 bytes plus twice the length of its \
          texts. When the memory is full, namespaces have equal shares of it. In a namespace above its share, the gateway does not keep the \

@@ -13,6 +13,7 @@ mod admin;
 mod cross;
 mod dataplane;
 mod expand;
+mod files;
 mod gateway;
 mod health;
 pub mod keys;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use admin::AdminConfig;
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
+pub use files::{List, copies, copy_of};
 pub use gateway::{AnnounceConfig, GatewayConfig};
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
@@ -53,12 +55,13 @@ pub use tunnels::{
 };
 
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
+use files::Files;
 use section::section;
 
 /// `apiVersion` of the configuration.
@@ -76,14 +79,49 @@ pub struct Loaded {
     pub source: Option<SourceConfig>,
     /// All faults.
     pub report: Report,
+    /// The lists of `protection` that have no fault.
+    pub lists: Vec<List>,
+    /// The lists with faults whose copies are used.
+    pub copied: Vec<PathBuf>,
+    /// Whether all errors are about files that the configuration names, and none about its own text.
+    pub only_files_refused: bool,
+}
+
+impl Loaded {
+    /// The result of a file that cannot be read.
+    fn unreadable(fault: Diagnostic) -> Self {
+        Self {
+            config: None,
+            source: None,
+            report: [fault].into_iter().collect(),
+            lists: Vec::new(),
+            copied: Vec::new(),
+            only_files_refused: false,
+        }
+    }
+}
+
+/// Whether the copies of lists may be used that the daemon keeps in its state directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copies {
+    Used,
+    Ignored,
 }
 
 /// Reads and checks the file at `path`; an unreadable file is a fault in the report.
 pub fn load(path: &Path) -> Loaded {
+    load_with(path, Copies::Ignored)
+}
+
+/// Like [`load`], for a gateway that starts: a list of `protection` with a fault is replaced by its copy in the state
+/// directory, if there is one, and its faults are warnings.
+pub fn load_at_start(path: &Path) -> Loaded {
+    load_with(path, Copies::Used)
+}
+
+fn load_with(path: &Path, copies: Copies) -> Loaded {
     let shown = path.to_string_lossy();
     let base = path.parent().unwrap_or(Path::new(""));
-    let unreadable =
-        |fault: Diagnostic| Loaded { config: None, source: None, report: [fault].into_iter().collect() };
     match bounded_file::read(path, FILE_BYTES_MAX) {
         Ok(bytes) => {
             let text = match String::from_utf8(bytes) {
@@ -91,17 +129,17 @@ pub fn load(path: &Path) -> Loaded {
                 Err(error) => {
                     let (at, what) = crate::yaml::not_utf8(error.as_bytes()).expect("it is not");
                     let place = Location::new(shown.as_ref(), at.line, at.column);
-                    return unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(place));
+                    return Loaded::unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(place));
                 }
             };
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            parse(&text, &shown, base, cores)
+            parse_in(&|name| std::env::var(name).ok(), copies, &text, &shown, base, cores)
         }
         Err(error) => {
             let fault = Diagnostic::error(format!("cannot be read: {error}"))
                 .accepting(error.accepted())
                 .at(Location::start_of(shown.as_ref()));
-            unreadable(fault)
+            Loaded::unreadable(fault)
         }
     }
 }
@@ -111,11 +149,12 @@ pub fn load(path: &Path) -> Loaded {
 /// `file` is the name of the file in messages. Relative paths in the text are relative to `base`. `host_cores` decides
 /// the default of `dataplane.idle`.
 pub fn parse(text: &str, file: &str, base: &Path, host_cores: usize) -> Loaded {
-    parse_in(&|name| std::env::var(name).ok(), text, file, base, host_cores)
+    parse_in(&|name| std::env::var(name).ok(), Copies::Ignored, text, file, base, host_cores)
 }
 
 fn parse_in(
     environment: &dyn Fn(&str) -> Option<String>,
+    copies: Copies,
     text: &str,
     file: &str,
     base: &Path,
@@ -129,8 +168,9 @@ fn parse_in(
     if let Some(second) = documents.get(1) {
         sheet.error(second.at, "the file has a second document", "one GatewayConfig in each file");
     }
+    let mut files = Files::new(base);
     let decoded = match documents.first() {
-        Some(root) => decode(&sheet, root, base, host_cores),
+        Some(root) => decode(&sheet, root, &mut files, copies, host_cores),
         None => {
             if sheet.errors() == 0 {
                 sheet.push(
@@ -143,8 +183,16 @@ fn parse_in(
         }
     };
     let (config, source) = decoded.unzip();
+    let only_files_refused = sheet.errors() > 0 && sheet.errors() == files.errors.get();
     let report = sheet.into_report();
-    Loaded { config: config.filter(|_| !report.has_errors()), source: source.flatten(), report }
+    Loaded {
+        config: config.filter(|_| !report.has_errors()),
+        source: source.flatten(),
+        report,
+        lists: files.lists.into_inner(),
+        copied: files.copied.into_inner(),
+        only_files_refused,
+    }
 }
 
 /// Decodes all sections, then checks the rules between them. Keys with a fault have their defaults in the result, which
@@ -152,9 +200,11 @@ fn parse_in(
 fn decode(
     sheet: &Sheet,
     root: &Node,
-    base: &Path,
+    files: &mut Files<'_>,
+    copies: Copies,
     host_cores: usize,
 ) -> Option<(GatewayConfig, Option<SourceConfig>)> {
+    let base = files.base;
     let document = Field::document(sheet, root);
     let fields = document.fields()?;
     if let Some(field) = fields.required("apiVersion", API_VERSION) {
@@ -174,13 +224,19 @@ fn decode(
     let source = source::decode(&fields, base);
     let mut dataplane = dataplane::decode(&fields, host_cores);
     let services = services::decode(&fields, &mut dataplane.network.policy);
-    let protection = protection::decode(&fields, base);
+    let name = name.unwrap_or_else(|| "gateway".to_owned());
+    if copies == Copies::Used {
+        let default = SourceConfig::default_in(base);
+        let state = source.as_ref().unwrap_or(&default).state_directory();
+        files.copies = state.map(|state| files::copies(state, &name));
+    }
+    let protection = protection::decode(&fields, files);
     dataplane.network.sources = Arc::clone(&protection.sources);
     dataplane.network.source_rate = protection.new_connections;
     dataplane.network.policy.syn_cookies = protection.syn_cookies;
-    dataplane.network.policy.selection_key = selection_key::decode(&fields, base);
+    dataplane.network.policy.selection_key = selection_key::decode(&fields, files);
     let config = GatewayConfig {
-        name: name.unwrap_or_else(|| "gateway".to_owned()),
+        name,
         node_name,
         node_zone,
         dataplane,

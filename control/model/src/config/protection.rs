@@ -2,7 +2,7 @@
 //!
 //! Lists are in the configuration, in files, or both. A file has a prefix or an address in each line; `#` begins a comment.
 //! The files are read whenever the configuration is, and a fault in one is a fault of the configuration: the lists in use
-//! stay until all files are right.
+//! stay until all files are right. A gateway that starts uses the last good copy of a file with a fault.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use tidegate_core::snapshot::SynCookies;
 use tidegate_core::source_lists::SourceLists;
 use tidegate_core::source_rates::SourceRate;
 
+use super::files::{Files, List};
 use super::section::{scalar_text, section};
 use crate::bounded_file::{self, FILE_BYTES_MAX};
-use crate::diagnostic::{Diagnostic, Location};
+use crate::diagnostic::{Diagnostic, Location, Severity};
 use crate::yaml::{Field, Fields, text};
 
 /// The validated `protection` section.
@@ -52,11 +53,11 @@ const LINE: &str = "an address or a CIDR such as 192.0.2.0/24 or 2001:db8::/64, 
 /// The rates that are accepted, in new flows per second.
 const RATE_MAX: i64 = 10_000_000;
 
-pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
+pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> ProtectionConfig {
     let mut config = ProtectionConfig::default();
     section(parent, "protection", |fields| {
-        let deny = list(fields, "deny", base, &mut config.files);
-        let allow = list(fields, "allow", base, &mut config.files);
+        let deny = list(fields, "deny", files, &mut config.files);
+        let allow = list(fields, "allow", files, &mut config.files);
         let count = deny.len() + allow.len();
         if count > LISTED_SOURCES_MAX {
             let what = format!("{count} prefixes in deny and allow");
@@ -81,7 +82,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> ProtectionConfig {
 }
 
 /// The prefixes of `deny` or `allow`.
-fn list(parent: &Fields<'_>, key: &'static str, base: &Path, files: &mut Vec<PathBuf>) -> Vec<IpNet> {
+fn list(parent: &Fields<'_>, key: &'static str, files: &Files<'_>, named: &mut Vec<PathBuf>) -> Vec<IpNet> {
     let mut nets = Vec::new();
     section(parent, key, |fields| {
         nets.extend(fields.items("prefixes").iter().filter_map(prefix));
@@ -89,9 +90,9 @@ fn list(parent: &Fields<'_>, key: &'static str, base: &Path, files: &mut Vec<Pat
             let Some(path) = field.string_where(|t| !t.trim().is_empty(), "the path of a file") else {
                 continue;
             };
-            let path = base.join(path);
-            read(&field, &path, &mut nets);
-            files.push(path);
+            let path = files.base.join(path);
+            nets.extend(read(&field, &path, files));
+            named.push(path);
         }
         Some(())
     });
@@ -103,34 +104,67 @@ fn prefix(field: &Field<'_>) -> Option<IpNet> {
     if field.string()?.contains('/') { field.network() } else { Some(field.ip()?.into()) }
 }
 
-/// Adds the prefixes of a file, and reports its faults with their lines.
-fn read(field: &Field<'_>, path: &Path, nets: &mut Vec<IpNet>) {
-    let text = match bounded_file::read(path, FILE_BYTES_MAX) {
-        Ok(bytes) => bytes,
+/// The prefixes of a file. Its faults are reported with their lines. If it has any, the prefixes are those of its copy, or
+/// there are none.
+fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
+    let (faults, cut) = match bounded_file::read(path, FILE_BYTES_MAX) {
+        Ok(contents) => match parse(&contents) {
+            Ok(nets) => {
+                if contents.last().is_some_and(|byte| *byte != b'\n') {
+                    let what =
+                        format!("{} has no end of line at its end: it may have been cut off", path.display());
+                    field.warning(what, "a line feed after the last line");
+                }
+                files.lists.borrow_mut().push(List { path: path.to_owned(), contents });
+                return nets;
+            }
+            Err(faults) => {
+                let name: Arc<str> = path.to_string_lossy().into();
+                let count = faults.len();
+                let told = faults.into_iter().take(FAULTS_PER_FILE).map(|(line, fault)| {
+                    let place = Location::new(Arc::clone(&name), line, 1);
+                    Diagnostic::error(fault).accepting(LINE).at(place)
+                });
+                let more = format!("{} has {count} lines with faults", path.display());
+                (told.collect(), (count > FAULTS_PER_FILE).then(|| field.fault(more, LINE)))
+            }
+        },
         Err(error) => {
-            return field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
+            let what = format!("{} cannot be read: {error}", path.display());
+            (vec![field.fault(what, error.accepted())], None)
         }
     };
-    let name: Arc<str> = path.to_string_lossy().into();
-    let mut faults = 0;
-    for (line, number) in text.split(|byte| *byte == b'\n').zip(1_u32..) {
-        let fault = match std::str::from_utf8(line).map(parse_line) {
-            Ok(Ok(net)) => {
-                nets.extend(net);
-                continue;
-            }
-            Ok(Err(fault)) => fault,
-            Err(_) => "the line is not UTF-8".to_owned(),
-        };
-        faults += 1;
-        if faults <= FAULTS_PER_FILE {
-            let place = Location::new(Arc::clone(&name), number, 1);
-            field.sheet.push(Diagnostic::error(fault).accepting(LINE).at(place));
+    let faults: Vec<Diagnostic> = faults.into_iter().chain(cut).collect();
+    let copy = files.copy(path).and_then(|copy| parse(&copy).ok());
+    let Some(nets) = copy else {
+        files.count(faults.len());
+        faults.into_iter().for_each(|fault| field.sheet.push(fault));
+        return Vec::new();
+    };
+    for fault in faults {
+        field.sheet.push(Diagnostic { severity: Severity::Warning, ..fault });
+    }
+    let what = format!(
+        "{} has faults: its {} prefixes are those that it had last without",
+        path.display(),
+        nets.len()
+    );
+    field.warning(what, "a file without faults, and SIGHUP");
+    files.copied.borrow_mut().push(path.to_owned());
+    nets
+}
+
+/// The prefixes of the contents of a file, or its faults with their lines.
+fn parse(contents: &[u8]) -> Result<Vec<IpNet>, Vec<(u32, String)>> {
+    let (mut nets, mut faults) = (Vec::new(), Vec::new());
+    for (line, number) in contents.split(|byte| *byte == b'\n').zip(1_u32..) {
+        match std::str::from_utf8(line).map(parse_line) {
+            Ok(Ok(net)) => nets.extend(net),
+            Ok(Err(fault)) => faults.push((number, fault)),
+            Err(_) => faults.push((number, "the line is not UTF-8".to_owned())),
         }
     }
-    if faults > FAULTS_PER_FILE {
-        field.error(format_args!("{} has {faults} lines with faults", path.display()), LINE);
-    }
+    if faults.is_empty() { Ok(nets) } else { Err(faults) }
 }
 
 /// The prefix of a line, if it has one.

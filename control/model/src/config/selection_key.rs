@@ -1,9 +1,8 @@
 //! `selectionKey`: the secret by which all gateways of a fleet choose backends, from the configuration or from a file.
 
-use std::path::Path;
-
 use tidegate_core::selection_key::SelectionKey;
 
+use super::files::Files;
 use super::section::section;
 use crate::bounded_file;
 use crate::yaml::{Field, Fields};
@@ -14,7 +13,7 @@ const ACCEPTED: &str =
 /// The largest file of a key that is read. A key has 32 characters.
 const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
-pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SelectionKey> {
+pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SelectionKey> {
     section(parent, "selectionKey", |fields| {
         let (value, file) = (fields.get("value"), fields.get("file"));
         if value.is_none() && file.is_none() {
@@ -25,7 +24,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SelectionKey> {
         }
         match (value, file) {
             (Some(value), _) => key(&value, value.secret(ACCEPTED)?),
-            (None, Some(file)) => key_of_file(&file, base),
+            (None, Some(file)) => key_of_file(&file, files),
             (None, None) => None,
         }
     })
@@ -41,15 +40,18 @@ fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
     key
 }
 
-/// The key of a file, such as a mounted Secret. White space around it is ignored.
-fn key_of_file(field: &Field<'_>, base: &Path) -> Option<SelectionKey> {
-    let path = base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-    match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
+/// The key of a file, such as a mounted Secret. White space around it is ignored. No copy of it is kept: a gateway with a key
+/// that the others no longer have would choose other backends than they do.
+fn key_of_file(field: &Field<'_>, files: &Files<'_>) -> Option<SelectionKey> {
+    let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+    let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
         // What is not UTF-8 is no key, and is reported as that.
         Ok(bytes) => key(field, &String::from_utf8_lossy(&bytes)),
         Err(error) => {
             field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
             None
         }
-    }
+    };
+    files.count(usize::from(key.is_none()));
+    key
 }

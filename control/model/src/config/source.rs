@@ -106,6 +106,15 @@ impl SourceConfig {
         })
     }
 
+    /// `stateDirectory`: where what a restart needs is saved; `None` for nowhere.
+    #[must_use]
+    pub fn state_directory(&self) -> Option<&Path> {
+        match self {
+            Self::Directory(directory) => directory.state_directory.as_deref(),
+            Self::Kubernetes(kubernetes) => kubernetes.state_directory.as_deref(),
+        }
+    }
+
     /// Whether LoadBalancer Services without a `loadBalancerClass` belong to this gateway. In a directory they do,
     /// because it is read only by this gateway.
     pub fn claims_classless(&self) -> bool {

@@ -117,7 +117,8 @@ fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
             "NODE_IPS" => Some(ips.to_owned()),
             _ => None,
         };
-        let loaded = super::parse_in(&environment, &text, "gateway.yaml", Path::new("."), 4);
+        let loaded =
+            super::parse_in(&environment, super::Copies::Ignored, &text, "gateway.yaml", Path::new("."), 4);
         loaded.config.unwrap_or_else(|| panic!("{}", loaded.report))
     };
     let (one, two) = (on_node("a", "192.0.2.7,2001:db8::7"), on_node("b", "192.0.2.8,2001:db8::8"));

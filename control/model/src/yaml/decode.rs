@@ -142,6 +142,11 @@ impl<'a> Field<'a> {
         self.sheet.error(self.at(), self.labelled(what), accepted);
     }
 
+    /// An error at this value, prefixed with its path, which is not recorded.
+    pub fn fault(&self, what: impl Display, accepted: impl Into<String>) -> Diagnostic {
+        Diagnostic::error(self.labelled(what)).accepting(accepted).at(self.sheet.location(self.at()))
+    }
+
     /// Records a warning at this value, prefixed with its path.
     pub fn warning(&self, what: impl Display, accepted: impl Into<String>) {
         self.sheet.warning(self.at(), self.labelled(what), accepted);

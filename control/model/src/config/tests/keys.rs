@@ -31,7 +31,7 @@ fn asked_for(text: &str) -> BTreeSet<String> {
     let sheet = Sheet::new("gateway.yaml");
     let mut root = sheet.documents(text).remove(0);
     plant(&mut root);
-    decode(&sheet, &root, Path::new("."), 4);
+    decode(&sheet, &root, &mut Files::new(Path::new(".")), Copies::Ignored, 4);
     let mut keys = BTreeSet::new();
     let unknown = format!("unknown key {NOBODY:?}");
     for fault in sheet.into_report().iter() {

@@ -1,0 +1,75 @@
+//! The files that a configuration names: lists of `protection`, and the file of `selectionKey`.
+//!
+//! Other programs write these files, at any time. A running gateway keeps what it has read until all of them are right
+//! again. A gateway that starts has read nothing, so the daemon saves a copy of each list without a fault, and a start reads
+//! the copy of a list that has one. Only a start does: `check` and a reload report the fault.
+
+use std::cell::{Cell, RefCell};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::bounded_file::{self, FILE_BYTES_MAX};
+use crate::fnv::{self, fnv1a};
+
+/// The directory of the copies below the state directory. It has a directory for each gateway.
+const COPIES: &str = "lists";
+
+/// A list that was read and has no fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct List {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its contents.
+    pub contents: Vec<u8>,
+}
+
+/// The directory of the copies of a gateway's lists.
+#[must_use]
+pub fn copies(state_directory: &Path, gateway: &str) -> PathBuf {
+    state_directory.join(COPIES).join(gateway)
+}
+
+/// The copy of the list at `path`, in the directory of the copies.
+#[must_use]
+pub fn copy_of(copies: &Path, path: &Path) -> PathBuf {
+    // Another working directory is another list.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let hash = fnv1a(fnv::START, path.as_os_str().as_bytes().iter().copied());
+    copies.join(format!("{hash:016x}"))
+}
+
+/// The files that one configuration names, while it is read.
+pub(super) struct Files<'a> {
+    /// The directory of the configuration.
+    pub(super) base: &'a Path,
+    /// The directory of the copies, if they may be used.
+    pub(super) copies: Option<PathBuf>,
+    /// The lists without a fault.
+    pub(super) lists: RefCell<Vec<List>>,
+    /// The lists whose copies are used.
+    pub(super) copied: RefCell<Vec<PathBuf>>,
+    /// How many of the errors are about files.
+    pub(super) errors: Cell<usize>,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(base: &'a Path) -> Self {
+        Self {
+            base,
+            copies: None,
+            lists: RefCell::default(),
+            copied: RefCell::default(),
+            errors: Cell::new(0),
+        }
+    }
+
+    /// The copy of the list at `path`, if there is one and it may be used.
+    pub(super) fn copy(&self, path: &Path) -> Option<Vec<u8>> {
+        bounded_file::read(&copy_of(self.copies.as_deref()?, path), FILE_BYTES_MAX).ok()
+    }
+
+    /// Counts errors about files.
+    pub(super) fn count(&self, errors: usize) {
+        self.errors.set(self.errors.get() + errors);
+    }
+}
