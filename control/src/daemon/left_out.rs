@@ -13,12 +13,19 @@ use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::view::{BackendViewState, BackendWhy, PortRefusal, PortView, ServiceView};
 use tidegate_policy::reconcile::{DscpConflicts, Finding, Outcome};
 
+/// The findings of the last outcome that had conflicts.
+struct Findings {
+    /// Those that reconcile made.
+    of_services: Arc<[Finding]>,
+    /// With those about conflicts.
+    all: Arc<[Finding]>,
+}
+
 /// Adds to outcomes what only the whole desired state tells.
 #[derive(Default)]
 pub(super) struct Completion {
     conflicts: DscpConflicts,
-    /// The findings of the last outcome that had conflicts: those that reconcile made, and all of them.
-    findings: Option<(Arc<[Finding]>, Arc<[Finding]>)>,
+    findings: Option<Findings>,
 }
 
 impl Completion {
@@ -55,14 +62,14 @@ impl Completion {
             return Arc::clone(of_services);
         }
         let all: BTreeSet<Finding> = of_services.iter().cloned().chain(of_conflicts).collect();
-        if let Some((before, all_before)) = &self.findings
-            && Arc::ptr_eq(before, of_services)
-            && all_before.iter().eq(&all)
+        if let Some(before) = &self.findings
+            && Arc::ptr_eq(&before.of_services, of_services)
+            && before.all.iter().eq(&all)
         {
-            return Arc::clone(all_before);
+            return Arc::clone(&before.all);
         }
         let all: Arc<[Finding]> = all.into_iter().collect();
-        self.findings = Some((Arc::clone(of_services), Arc::clone(&all)));
+        self.findings = Some(Findings { of_services: Arc::clone(of_services), all: Arc::clone(&all) });
         all
     }
 }

@@ -134,7 +134,7 @@ enum Wake {
     /// SIGHUP.
     Reload,
     /// The configuration has been read, or has not been in time.
-    Read(Read),
+    Read(Box<Read>),
     /// SIGTERM or SIGINT.
     End,
     /// A worker has failed.
@@ -268,7 +268,7 @@ impl Gateway {
                     continue;
                 }
                 Wake::Read(read) => {
-                    self.controller.reload(read);
+                    self.controller.reload(*read);
                     self.inputs.source.reload();
                 }
                 Wake::End => {
@@ -377,7 +377,7 @@ impl Inputs {
             },
             Ok(()) = self.name_taken.changed() => Wake::NameTaken,
             _ = self.hangup.recv() => Wake::Reload,
-            read = read => Wake::Read(read),
+            read = read => Wake::Read(Box::new(read)),
             Some(command) = self.commands.recv() => Wake::Command(command),
             Ok(()) = self.manifests.changed() => {
                 self.seen = Some(self.manifests.borrow().seen);
