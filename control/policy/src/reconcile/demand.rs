@@ -4,7 +4,7 @@ use std::ops::{AddAssign, SubAssign};
 
 use tidegate_core::limits;
 
-/// Numbers of service ports, backends and slots.
+/// Numbers of service ports, backends, slots and source ranges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Service ports: (VIP, protocol, port).
@@ -14,18 +14,27 @@ pub struct Demand {
     /// Slots of Maglev tables that Services request by annotation in addition to those of the configuration. A slot
     /// takes two bytes, and some ten nanoseconds at each change of backends.
     pub slots: usize,
+    /// Source ranges. The ports of a Service share them.
+    pub ranges: usize,
 }
 
 impl Demand {
     /// The limit for all Services together: all service ports of the tables, three quarters of the backends (the rest
-    /// is for backends that have left and keep their flows), and 256 MiB of tables in addition to those of the
-    /// configuration.
-    pub const MAX: Self =
-        Self { frontends: limits::SERVICES_MAX, backends: limits::BACKENDS_MAX / 4 * 3, slots: 1 << 27 };
+    /// is for backends that have left and keep their flows), 256 MiB of tables in addition to those of the
+    /// configuration, and 32 Services with the most source ranges.
+    pub const MAX: Self = Self {
+        frontends: limits::SERVICES_MAX,
+        backends: limits::BACKENDS_MAX / 4 * 3,
+        slots: 1 << 27,
+        ranges: 32 * limits::SOURCE_RANGES_MAX,
+    };
 
     /// Whether no value exceeds that of `max`.
     pub(super) fn fits(&self, max: &Self) -> bool {
-        self.frontends <= max.frontends && self.backends <= max.backends && self.slots <= max.slots
+        self.frontends <= max.frontends
+            && self.backends <= max.backends
+            && self.slots <= max.slots
+            && self.ranges <= max.ranges
     }
 }
 
@@ -34,6 +43,7 @@ impl AddAssign for Demand {
         self.frontends += other.frontends;
         self.backends += other.backends;
         self.slots += other.slots;
+        self.ranges += other.ranges;
     }
 }
 
@@ -42,5 +52,6 @@ impl SubAssign for Demand {
         self.frontends -= other.frontends;
         self.backends -= other.backends;
         self.slots -= other.slots;
+        self.ranges -= other.ranges;
     }
 }

@@ -69,10 +69,11 @@ impl Shares {
 
     fn surplus(&self, max: &Demand) -> BTreeSet<ObjectKey> {
         let (mut total, mut refused) = (self.total, BTreeSet::new());
-        let sides: [(Side, usize); 3] = [
+        let sides: [(Side, usize); 4] = [
             (|demand| demand.frontends, max.frontends),
             (|demand| demand.backends, max.backends),
             (|demand| demand.slots, max.slots),
+            (|demand| demand.ranges, max.ranges),
         ];
         for (side, max) in sides {
             // By namespace; within a namespace the newest is last.
@@ -122,17 +123,20 @@ mod tests {
         shares.refused.iter().map(ToString::to_string).collect()
     }
 
-    const MAX: Demand = Demand { frontends: 10, backends: 100, slots: 1_000 };
+    const MAX: Demand = Demand { frontends: 10, backends: 100, slots: 1_000, ranges: 50 };
 
     #[test]
     fn the_newest_services_of_the_largest_namespace_are_refused_and_come_back_when_there_is_room() {
         let mut shares = Shares::default();
         for n in 0..10 {
-            shares.set(&meta("greedy", &format!("s{n}"), n), Demand { frontends: 1, backends: 10, slots: 0 });
+            shares.set(
+                &meta("greedy", &format!("s{n}"), n),
+                Demand { frontends: 1, backends: 10, ..Demand::default() },
+            );
         }
         assert!(shares.settle(&MAX).is_empty());
         // The victim is the newest Service, and requests less than the other namespace has.
-        shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15, slots: 0 });
+        shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15, ..Demand::default() });
         let changed = shares.settle(&MAX);
         assert_eq!(refused(&shares), ["greedy/s8", "greedy/s9"]);
         assert_eq!(changed.len(), 2);
@@ -147,12 +151,12 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_served_fits_and_nobody_below_an_equal_share_is_refused(
-            demands in prop::collection::vec((0_u8..4, 0_usize..4, 0_usize..60, 0_usize..400), 1..40),
+            demands in prop::collection::vec((0_u8..4, 0_usize..4, 0_usize..60, 0_usize..400, 0_usize..20), 1..40),
         ) {
             let mut shares = Shares::default();
-            for (n, (namespace, frontends, backends, slots)) in demands.iter().enumerate() {
+            for (n, (namespace, frontends, backends, slots, ranges)) in demands.into_iter().enumerate() {
                 let meta = meta(&format!("n{namespace}"), &format!("s{n}"), n as i64);
-                shares.set(&meta, Demand { frontends: *frontends, backends: *backends, slots: *slots });
+                shares.set(&meta, Demand { frontends, backends, slots, ranges });
             }
             shares.settle(&MAX);
             let mut served = Demand::default();
@@ -166,8 +170,12 @@ mod tests {
             prop_assert!(served.fits(&MAX), "{served:?}");
             let many = asked.len();
             for (name, asked) in asked {
-                let share =
-                    Demand { frontends: MAX.frontends / many, backends: MAX.backends / many, slots: MAX.slots / many };
+                let share = Demand {
+                    frontends: MAX.frontends / many,
+                    backends: MAX.backends / many,
+                    slots: MAX.slots / many,
+                    ranges: MAX.ranges / many,
+                };
                 if asked.fits(&share) {
                     prop_assert!(shares.refused.iter().all(|key| key.namespace != name), "{name}");
                 }

@@ -8,6 +8,7 @@
 
 use std::collections::HashSet;
 
+use tidegate_core::limits::SOURCE_RANGES_MAX;
 use tidegate_model::config::{Scheduler, Target};
 use tidegate_model::objects::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
 
@@ -17,6 +18,7 @@ use super::frontends::Frontends;
 use super::options::Options;
 use super::planned::Plan;
 use super::settings::Settings;
+use super::source_ranges;
 use super::too_large::TooLarge;
 
 /// The maximum number of service ports (VIP, protocol, port) of one Service.
@@ -63,7 +65,15 @@ pub(super) fn demand(
     if let Some(not_kept) = endpoints.not_kept {
         return Err(TooLarge::of_slices(plan.service, not_kept));
     }
-    let mut demand = Demand::default();
+    let ranges = plan.service.source_ranges.len();
+    if ranges > SOURCE_RANGES_MAX {
+        return Err(TooLarge {
+            why: format!("it has {ranges} source ranges"),
+            field: source_ranges::field(plan.service),
+            accepted: format!("at most {SOURCE_RANGES_MAX} for one Service"),
+        });
+    }
+    let mut demand = Demand { ranges, ..Demand::default() };
     for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {
         let candidates = match plan.options.target {
             Target::Pod => resolved.endpoints.len(),
@@ -84,7 +94,7 @@ pub(super) fn demand(
         // Ports with the same backends share a table. A port needs one for each family of its addresses.
         let tables = if candidates == 0 { 0 } else { addresses.min(2) };
         let slots = tables * slots_beyond_default(settings, plan.options);
-        demand += Demand { frontends: addresses, backends: addresses * candidates, slots };
+        demand += Demand { frontends: addresses, backends: addresses * candidates, slots, ranges: 0 };
     }
     if demand.slots > SLOTS_MAX {
         return Err(TooLarge {

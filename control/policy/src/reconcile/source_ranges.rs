@@ -76,7 +76,7 @@ impl Admission {
 }
 
 /// The field that contains the ranges.
-fn field(service: &Service) -> String {
+pub(super) fn field(service: &Service) -> String {
     let (meta, field) = (&service.meta, "spec.loadBalancerSourceRanges");
     // If the field has no place of its own, its place is that of `spec`: the ranges then come from the annotation.
     if meta.annotations.contains_key(LEGACY) && meta.origin.field(field) == meta.origin.field("spec") {

@@ -17,7 +17,7 @@ pub(super) struct TooLarge {
 impl TooLarge {
     /// All Services together request more than `max`, and those of this namespace request the most.
     pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
-        let Demand { frontends, backends, slots } = max;
+        let Demand { frontends, backends, slots, ranges } = max;
         Self {
             why: format!(
                 "all Services together need more than the gateway's tables hold, and namespace {namespace} needs \
@@ -25,8 +25,8 @@ impl TooLarge {
             ),
             field: "spec.ports".to_owned(),
             accepted: format!(
-                "at most {frontends} service ports, {backends} backends and {slots} slots of Maglev tables (by \
-                 annotation) of all Services together"
+                "at most {frontends} service ports, {backends} backends, {slots} slots of Maglev tables (by \
+                 annotation) and {ranges} source ranges of all Services together"
             ),
         }
     }

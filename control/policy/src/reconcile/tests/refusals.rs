@@ -133,6 +133,23 @@ fn maglev_tables_that_annotations_ask_for_are_counted_before_they_are_built() {
 }
 
 #[test]
+fn a_service_with_too_many_source_ranges_is_refused_alone() {
+    let ranges = |count: u32| (0..count).map(|n| IpAddr::from(n.to_be_bytes()).into()).collect();
+    let huge = Service { source_ranges: ranges(131_073), ..service("huge") };
+    let slices = ["huge", "other"].map(|name| http(name, vec![endpoint("10.200.0.1")]));
+    let mut world = World::new(vec![huge, service("other")], slices.to_vec());
+    refused_alone(&world.look(), "it has 131073 source ranges");
+    // Those of all Services are counted too.
+    let mut newer = Service { source_ranges: ranges(60), ..service("newer") };
+    newer.meta.creation_time = jiff::Timestamp::from_second(2_000).ok();
+    let mut older = Service { source_ranges: ranges(60), ..service("older") };
+    older.meta.creation_time = jiff::Timestamp::from_second(1_000).ok();
+    world = World::new(vec![newer, older], Vec::new());
+    world.settings.limits = Demand { ranges: 100, ..Demand::MAX };
+    assert_eq!(left_out(&world.look()), ["newer"]);
+}
+
+#[test]
 fn maglev_tables_of_one_namespace_in_many_services_leave_room_for_those_of_another() {
     let of = |namespace: &str, n: i64| {
         let mut one = with_large_tables(&format!("{namespace}-{n}"), 12);
