@@ -216,7 +216,8 @@ impl Associations {
         Some(association)
     }
 
-    /// Records an association under this key.
+    /// Records an association under this key. One that nothing has confirmed does not replace a confirmed one: a late copy
+    /// of a packet of its handshake has the same key.
     pub fn remember(&self, key: &AssociationKey, association: &Association, now: Now) {
         self.store(key, &association.record(), now);
     }
@@ -265,10 +266,13 @@ impl Associations {
 
     fn store(&self, key: &AssociationKey, record: &Record, now: Now) {
         let Some((bucket, check)) = self.place(key) else { return };
+        let is_confirmed = record[5] & CONFIRMED != 0;
         let known = bucket.0.iter().find(|entry| entry.record_of(check).is_some());
+        if known.is_some_and(|entry| !is_confirmed && entry.worth(now).0 == 2) {
+            return;
+        }
         let entry = known.or_else(|| {
             let least = bucket.0.iter().min_by_key(|entry| entry.worth(now))?;
-            let is_confirmed = record[5] & CONFIRMED != 0;
             (is_confirmed || least.worth(now).0 < 2).then_some(least)
         });
         if let Some(entry) = entry {
@@ -374,6 +378,17 @@ mod tests {
         assert!(table.find(&key(1), after(59)).is_some());
         assert!(table.find(&key(1), after(62)).is_none());
         assert!(table.find(&key(2), after(90 * 86_400)).is_some());
+    }
+
+    #[test]
+    fn a_late_packet_of_a_handshake_does_not_take_the_confirmation_away() {
+        let table = prepared(64);
+        table.remember(&key(1), &association(1, true), NOW);
+        table.remember(&key(1), &association(2, false), after(1));
+        assert_eq!(table.find(&key(1), after(1)), Some(association(1, true)));
+        // The next association with the same tag replaces it.
+        table.remember(&key(1), &association(3, true), after(2));
+        assert_eq!(table.find(&key(1), after(2)), Some(association(3, true)));
     }
 
     #[test]
