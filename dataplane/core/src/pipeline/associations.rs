@@ -71,9 +71,9 @@ impl Pipeline {
         let known = known?;
         match kind {
             Kind::CookieEcho => self.remember_confirmed(burst, request, known.backend),
-            Kind::End => self.end_paths(request.key, request.flow_hash, request.service, false, burst.now),
+            Kind::End => self.end_paths(burst, request.key, request.flow_hash, request.service, false),
             Kind::Shutdown if request.service.mode.is_dsr() => {
-                self.end_paths(request.key, request.flow_hash, request.service, true, burst.now);
+                self.end_paths(burst, request.key, request.flow_hash, request.service, true);
             }
             _ => {}
         }
@@ -137,6 +137,10 @@ impl Pipeline {
         {
             return None;
         }
+        // The number of paths limits those of a confirmed association. Anybody may have begun another one.
+        if !association.confirmed && (service.limited.of_new_flows() || snapshot.limits_sources()) {
+            self.admit(snapshot, request, &h.src, now).ok()?;
+        }
         let first = Packet::Sctp(Kind::Init);
         match local {
             None => self.flows.dsr.insert(&key, hash, backend.id, first, service.idle, now).ok()?,
@@ -165,7 +169,8 @@ impl Pipeline {
             // With another port, or through an address of the gateway, the backend knows one address only.
             ForwardingMode::Nat if port != h.src_port || backend.address == h.src => return None,
             ForwardingMode::Nat => h.src,
-            _ if association.worker != self.worker => return None,
+            // The association began in a mode that does not translate.
+            _ if port == 0 || association.worker != self.worker => return None,
             _ => local,
         };
         (local.is_v4() == h.src.is_v4()).then_some((local, port))
@@ -183,6 +188,7 @@ impl Pipeline {
     ) -> Option<()> {
         let reply = FlowKey::reply(backend.endpoint, local, port);
         let reply = (reply, self.flows.hash(&reply));
+        let mut moved = None;
         if self.flows.nat.reply_key(&reply.0, reply.1, &request.key, now) != ReplyKey::Free {
             let hit = self.flows.nat.peek_reply(&reply.0, reply.1, now)?;
             let former = FlowKey::flow(hit.service, hit.client, hit.client_port);
@@ -191,10 +197,17 @@ impl Pipeline {
                 return None;
             }
             self.flows.nat.remove(&former.0, former.1);
+            moved = Some((former, hit.backend));
         }
         let (flow, first) = ((&request.key, request.flow_hash), Packet::Sctp(Kind::Init));
         let (reply, idle) = ((&reply.0, reply.1), request.service.idle);
-        self.flows.nat.insert_pair(flow, reply, backend.id, first, idle, now).ok()
+        let bound = self.flows.nat.insert_pair(flow, reply, backend.id, first, idle, now).ok();
+        if let (None, Some((former, backend))) = (bound, moved) {
+            // There is no room for the new path. The former one had room, and keeps the association.
+            let _ = self.flows.nat.insert_pair((&former.0, former.1), reply, backend, first, idle, now);
+            let _ = self.flows.nat.lookup(&former.0, former.1, Packet::Sctp(Kind::CookieEcho), now);
+        }
+        bound
     }
 
     /// Records an INIT that begins an association: its tag, and in DSR modes how packets of the handshake are recognised
@@ -277,19 +290,31 @@ impl Pipeline {
         let ports = (association.client_port, service.port);
         let key = AssociationKey::to_server(ports, association.tags.server);
         self.associations.remember(&key, association, now);
-        if let (ForwardingMode::Nat, Some(backend)) = (service.mode, snapshot.backend(association.backend)) {
-            let (port, tag) = (association.local.1, association.tags.client);
-            let key = AssociationKey::from_server(backend.endpoint, port, tag);
+        if let Some(key) = key_from_server(service, snapshot, association) {
             self.associations.remember(&key, association, now);
         }
     }
 
     /// Ends the flows of all other paths of an association. The packet has proved the end.
-    fn end_paths(&mut self, key: FlowKey, hash: FlowHash, service: &Service, is_shutdown: bool, now: Now) {
+    fn end_paths<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        key: FlowKey,
+        hash: FlowHash,
+        service: &Service,
+        is_shutdown: bool,
+    ) {
+        let now = burst.now;
         let Some(tags) = self.flows.tags.pair(hash) else { return };
         let ports = (key.port(), service.port);
         if !is_shutdown {
-            self.associations.forget(&AssociationKey::to_server(ports, tags.server));
+            let to_server = AssociationKey::to_server(ports, tags.server);
+            if let Some(ended) = self.associations.find(&to_server, now) {
+                self.associations.forget(&to_server);
+                if let Some(from_server) = key_from_server(service, burst.view.snapshot, &ended) {
+                    self.associations.forget(&from_server);
+                }
+            }
         }
         let paths: ArrayVec<Path, { ASSOCIATION_PATHS_MAX as usize }> =
             self.associations.take_paths(ports, tags.server).collect();
@@ -380,7 +405,7 @@ impl Pipeline {
                     let offer = self.association(service, client, flow_hash, hit.backend, tags, now);
                     self.remember_association(service, snapshot, &offer, now);
                 }
-                (Kind::End, _) => self.end_paths(flow, flow_hash, service, false, now),
+                (Kind::End, _) => self.end_paths(burst, flow, flow_hash, service, false),
                 _ => {}
             }
         }
@@ -425,6 +450,16 @@ impl Pipeline {
         let _ = self.flows.nat.lookup(flow.0, flow.1, Packet::Sctp(Kind::CookieEcho), now);
         Some(())
     }
+}
+
+/// The key by which packets of the backend find an association on a path without a flow, in the mode that has such paths.
+fn key_from_server(
+    service: &Service,
+    snapshot: &Snapshot,
+    association: &Association,
+) -> Option<AssociationKey> {
+    let backend = snapshot.backend(association.backend).filter(|_| service.mode == ForwardingMode::Nat)?;
+    Some(AssociationKey::from_server(backend.endpoint, association.local.1, association.tags.client))
 }
 
 /// What the packet shows about its association.

@@ -512,7 +512,7 @@ impl Pipeline {
     /// Counts a new flow against the limits of its source and of its Service. The source comes first, so that one source
     /// does not use up the rate of the Service. A flow that only changes its backend is not new.
     #[cold]
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         snapshot: &Snapshot,
         request: &Request<'_>,

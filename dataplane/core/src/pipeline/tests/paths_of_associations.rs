@@ -1,6 +1,7 @@
 //! Multihomed SCTP associations: every path of an association reaches its backend, and only those.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::conntrack::Phase;
 use crate::forward::snat_ports::Steering;
 use crate::limits::ASSOCIATION_PATHS_MAX;
 use crate::pipeline::Arrival;
-use crate::snapshot::{ForwardingMode, Protocol, ServiceSpec, SnapshotSpec};
+use crate::snapshot::{ForwardingMode, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::sctp::{self, chunk};
@@ -376,6 +377,56 @@ fn in_nat_the_backend_may_begin_a_path_to_an_address_of_the_client() {
         let wrong = Builder::sctp(gateway.backend, client(2)).tag(7).chunk(chunk::HEARTBEAT, 0, &[]);
         let (_, fate) = gateway.receive(0, &wrong.mac(host, GATEWAY_MAC).build());
         assert!(!matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }));
+    }
+}
+
+#[test]
+fn in_nat_the_backend_begins_no_path_of_an_association_that_has_ended() {
+    for by_client in [true, false] {
+        let mut gateway = Gateway::associated(ForwardingMode::Nat, 1);
+        if by_client {
+            let abort = Builder::sctp(client(0), VIP).tag(TO_SERVER).chunk(chunk::ABORT, 0, &[]);
+            gateway.forwarded(0, abort);
+        } else {
+            gateway.answered(gateway.local, |packet| packet.tag(TO_CLIENT).chunk(chunk::ABORT, 0, &[]));
+        }
+        let late = Builder::sctp(gateway.backend, client(1)).tag(TO_CLIENT).chunk(chunk::DATA, 3, &[0; 16]);
+        let host = gateway.backend.ip().to_string().rsplit('.').next().and_then(|n| n.parse().ok());
+        let mac = backend_mac(host.expect("an IPv4 address"));
+        let (_, fate) = gateway.receive(0, &late.mac(mac, GATEWAY_MAC).build());
+        assert!(
+            !matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Reply, .. }),
+            "{:?}",
+            fate.verdict
+        );
+        assert_eq!(gateway.phases(), [(client(0).ip(), Phase::Closed)]);
+    }
+}
+
+#[test]
+fn a_handshake_on_many_paths_counts_against_the_limits_of_new_flows() {
+    for mode in ForwardingMode::ALL {
+        let mut gateway = Gateway::new(mode, 1);
+        gateway.labs[0].change(|spec| {
+            for service in &mut spec.services {
+                let limits =
+                    ServiceLimits { connection_rate: NonZeroU32::new(1), ..ServiceLimits::default() };
+                *service = ServiceSpec { limits, ..(**service).clone() }.into();
+            }
+        });
+        gateway.begin(&[]);
+        gateway.acknowledge(&[]);
+        // The sources are forged: only the sender of the INIT has seen the tag of the server.
+        for n in 1..4 {
+            let packet = match mode.is_dsr() {
+                true => Builder::sctp(client(n), VIP).tag(0).chunk(chunk::INIT, 0, &fields(TO_CLIENT, &[])),
+                false => Builder::sctp(client(n), VIP).tag(TO_SERVER).chunk(chunk::COOKIE_ECHO, 0, &[0; 40]),
+            };
+            let (_, fate) = gateway.send(0, packet);
+            let refused = if mode.is_dsr() { Refusal::ServiceConnectionRate } else { Refusal::NoFlow };
+            assert_eq!(fate.refused(), refused, "{mode}: {n}");
+        }
+        assert_eq!(gateway.phases().len(), 1, "{mode}");
     }
 }
 
