@@ -22,6 +22,8 @@ mod parameter {
     pub(super) const IPV6: u16 = 6;
     /// Host Name Address (RFC 9260 section 3.3.2.1.4): deprecated.
     pub(super) const HOST_NAME: u16 = 11;
+    /// Set Primary Address (RFC 5061 section 4.2.4), which contains an address parameter.
+    pub(super) const SET_PRIMARY: u16 = 0xc004;
     /// Supported Extensions (RFC 5061 section 4.2.7): a list of chunk types.
     pub(super) const EXTENSIONS: u16 = 0x8008;
     /// Padding (RFC 4820 section 4). The upper bits of its type make a receiver that does not know it skip it without a
@@ -95,7 +97,7 @@ pub fn address_parameter(addr: &Addr) -> arrayvec::ArrayVec<u8, 20> {
 #[must_use]
 pub fn would_hide(packet: &[u8], addresses: bool) -> bool {
     parameters(packet).any(|one| match one.kind {
-        parameter::IPV4 | parameter::IPV6 | parameter::HOST_NAME => addresses,
+        parameter::IPV4 | parameter::IPV6 | parameter::HOST_NAME | parameter::SET_PRIMARY => addresses,
         parameter::EXTENSIONS => {
             packet.get(one.value).is_some_and(|types| types.iter().any(|t| ASCONF.contains(t)))
         }
@@ -109,7 +111,9 @@ pub fn would_hide(packet: &[u8], addresses: bool) -> bool {
 pub fn hide(packet: &mut [u8], addresses: bool) {
     for one in parameters(packet) {
         match one.kind {
-            parameter::IPV4 | parameter::IPV6 | parameter::HOST_NAME if addresses => {
+            parameter::IPV4 | parameter::IPV6 | parameter::HOST_NAME | parameter::SET_PRIMARY
+                if addresses =>
+            {
                 if let Some(kind) = packet.get_mut(one.at..one.at + 2) {
                     kind.copy_from_slice(&parameter::PADDING.to_be_bytes());
                 }
@@ -177,6 +181,16 @@ mod tests {
         hide(&mut packet, false);
         assert_eq!(packet, init(&[&V4, &[0x80, 8, 0, 7, 0x82, PAD, PAD, 0]]), "the address stays");
         assert!(would_hide(&packet, true) && !would_hide(&packet, false));
+    }
+
+    #[test]
+    fn a_primary_address_that_the_peer_should_set_is_hidden() {
+        let request = [&[0xc0, 4, 0, 16, 0, 0, 0, 1][..], &V4].concat();
+        let mut packet = init(&[&TYPES, &request]);
+        assert!(would_hide(&packet, true) && !would_hide(&packet, false));
+        assert_eq!(addresses(&packet).count(), 0, "it is no address that the sender lists");
+        hide(&mut packet, true);
+        assert_eq!(packet, init(&[&TYPES, &[0x80, 5, 0, 16], &[0; 12]]));
     }
 
     #[test]
