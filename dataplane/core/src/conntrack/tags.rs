@@ -179,6 +179,19 @@ impl Tags {
         self.slot(hash).map(|slot| slot.offered)
     }
 
+    /// Makes a pair the offered one of a flow. Returns whether the flow has a slot.
+    pub fn offer(&mut self, hash: FlowHash, tags: TagPair) -> bool {
+        let mut slots = self.set(hash).chunks_exact_mut(WORDS);
+        let Some((words, slot)) = slots.find_map(|words| {
+            let slot = Slot::read(words);
+            (slot.hash == hash.0).then_some((words, slot))
+        }) else {
+            return false;
+        };
+        Slot { offered: tags, ..slot }.write(words);
+        true
+    }
+
     fn slot(&mut self, hash: FlowHash) -> Option<Slot> {
         let mut slots = self.set(hash).chunks_exact(WORDS).map(Slot::read);
         slots.find(|slot| slot.hash == hash.0)

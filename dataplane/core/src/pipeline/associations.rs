@@ -61,6 +61,12 @@ impl Pipeline {
     ) -> Option<Known> {
         let side = if request.service.mode.is_dsr() { Side::ClientAlone } else { Side::Client };
         let (shown, mut kind) = self.proved(burst, request.packet, request.flow_hash, side);
+        if shown.kind == Kind::CookieEcho
+            && kind == Kind::Plain
+            && self.offer_again(request, &shown, burst.now)
+        {
+            (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
+        }
         let mut known = self.recorded(request, kind, burst.now);
         if known.is_none() {
             self.join(burst, request, &shown)?;
@@ -78,6 +84,25 @@ impl Pipeline {
             _ => {}
         }
         Some(known)
+    }
+
+    /// Takes the tags of an earlier INIT ACK back, if a COOKIE ECHO continues with it. Returns whether there was one. A
+    /// server that gets a repeated INIT answers with another tag, and the client continues with the answer that arrives
+    /// first (RFC 9260 sections 5.1 and 5.2.3).
+    fn offer_again(&mut self, request: &Request<'_>, shown: &Shown, now: Now) -> bool {
+        let Request { key, flow_hash, service, .. } = *request;
+        if service.mode.is_dsr() {
+            return false;
+        }
+        let found =
+            self.associations.find(&AssociationKey::to_server((key.port(), service.port), shown.tag), now);
+        let flow = self.flows.nat.peek(&key, flow_hash, now);
+        let (Some(offer), Some(flow), Some(last)) = (found, flow, self.flows.tags.offered(flow_hash)) else {
+            return false;
+        };
+        let is_earlier =
+            !offer.confirmed && offer.tags.client == last.client && offer.backend == flow.backend;
+        is_earlier && self.flows.tags.offer(flow_hash, offer.tags)
     }
 
     /// Looks up the flow of a request and records a packet of this kind in it.

@@ -309,6 +309,37 @@ fn a_handshake_may_continue_on_another_path() {
 }
 
 #[test]
+fn a_server_that_answers_two_inits_is_confirmed_by_the_cookie_of_either_answer() {
+    let other = TO_SERVER ^ 0xffff;
+    let echo = |tag| Builder::sctp(client(0), VIP).tag(tag).chunk(chunk::COOKIE_ECHO, 0, &[0; 40]);
+    for mode in translating() {
+        for (taken, left) in [(TO_SERVER, other), (other, TO_SERVER)] {
+            let mut gateway = Gateway::new(mode, 1);
+            gateway.begin(&[]);
+            gateway.begin(&[]);
+            for initiate in [TO_SERVER, other] {
+                let fields = fields(initiate, &[]);
+                gateway.answered(gateway.local, |p| p.tag(TO_CLIENT).chunk(chunk::INIT_ACK, 0, &fields));
+            }
+            // A cookie that no answer contained proves nothing.
+            gateway.forwarded(0, echo(7));
+            gateway.forwarded(0, echo(taken));
+            assert_eq!(gateway.phases(), [(client(0).ip(), Phase::Established)], "{mode}");
+            // Another path joins, and only the tag of the association ends it.
+            let (backend, _) = gateway.forwarded(0, data(client(1), SECOND_VIP, taken));
+            assert_eq!(backend, gateway.backend.ip(), "{mode}");
+            let abort = |tag| Builder::sctp(client(1), SECOND_VIP).tag(tag).chunk(chunk::ABORT, 0, &[]);
+            for wrong in [left, 7] {
+                gateway.forwarded(0, abort(wrong));
+                assert!(gateway.phases().iter().all(|(_, phase)| *phase == Phase::Established), "{mode}");
+            }
+            gateway.forwarded(0, abort(taken));
+            assert!(gateway.phases().iter().all(|(_, phase)| *phase == Phase::Closed), "{mode}");
+        }
+    }
+}
+
+#[test]
 fn the_end_of_an_association_ends_its_flows_on_all_paths() {
     for mode in ForwardingMode::ALL {
         for workers in [1, 3] {
