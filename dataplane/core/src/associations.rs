@@ -42,6 +42,10 @@ const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
 /// A confirmed entry that was not used for this time gives way to any other: a day. Its paths have their flows.
 const OLD: u64 = (86_400 * 1_000_000_000_u64) >> TIME_SHIFT;
 
+/// A path gives way to a new one after this time: an hour. Then the end of the association may not end its flow, which
+/// lasts until its idle timeout.
+const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
+
 /// What is known of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Association {
@@ -222,6 +226,14 @@ impl Associations {
         self.store(key, &association.record(), now);
     }
 
+    /// Makes an association one that nothing has confirmed: it ends.
+    pub fn doubt(&self, key: &AssociationKey, now: Now) {
+        if let Some((entry, check, record)) = self.entry(key) {
+            let doubtful = Association { confirmed: false, ..Association::read(&record) };
+            entry.store(check, &timed(doubtful.record(), now));
+        }
+    }
+
     /// Forgets what is recorded under this key.
     pub fn forget(&self, key: &AssociationKey) {
         if let Some((entry, _, _)) = self.entry(key) {
@@ -229,10 +241,10 @@ impl Associations {
         }
     }
 
-    /// Records a path of a confirmed association. Returns whether the association has it now: the number of paths is
-    /// limited to [`ASSOCIATION_PATHS_MAX`].
+    /// Records a path of a confirmed association. Returns whether the association has it now: of the paths that began
+    /// within an hour, it has at most [`ASSOCIATION_PATHS_MAX`].
     pub fn add_path(&self, ports: (u16, u16), server_tag: u32, path: &Path, now: Now) -> bool {
-        let mut free = None;
+        let (mut free, mut old) = (None, None);
         for n in 0..ASSOCIATION_PATHS_MAX {
             let key = AssociationKey::path(ports, server_tag, n);
             match self.entry(&key) {
@@ -244,11 +256,15 @@ impl Associations {
                         }
                         return true;
                     }
+                    let age = age(&record, now);
+                    if age > OLD_PATH && old.is_none_or(|(than, _)| age > than) {
+                        old = Some((age, key));
+                    }
                 }
                 None => free = free.or(Some(key)),
             }
         }
-        free.is_some_and(|key| {
+        free.or(old.map(|(_, key)| key)).is_some_and(|key| {
             self.store(&key, &path.record(), now);
             true
         })
@@ -428,9 +444,29 @@ mod tests {
         }
         assert!(!table.add_path(PORTS, 9, &path(ASSOCIATION_PATHS_MAX), NOW), "one too many");
         assert!(table.add_path(PORTS, 9, &path(0), NOW), "a known one");
+        assert!(!table.add_path(PORTS, 9, &path(100), after(3_500)), "none is old");
         let paths: Vec<Path> = table.take_paths(PORTS, 9).collect();
         assert_eq!(paths, (0..ASSOCIATION_PATHS_MAX).map(path).collect::<Vec<_>>());
         assert_eq!(table.take_paths(PORTS, 9).count(), 0);
+
+        for n in 0..ASSOCIATION_PATHS_MAX {
+            assert!(table.add_path(PORTS, 9, &path(n), after(u64::from(n) * 60)));
+        }
+        assert!(table.add_path(PORTS, 9, &path(100), after(3_630)), "the first one is old");
+        assert!(!table.add_path(PORTS, 9, &path(0), after(3_630)), "the second one is not");
+        let paths: Vec<Path> = table.take_paths(PORTS, 9).collect();
+        assert_eq!(paths, [100].into_iter().chain(1..ASSOCIATION_PATHS_MAX).map(path).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_association_that_ends_is_known_for_a_minute_and_gives_way_to_others() {
+        let table = prepared(64);
+        table.remember(&key(1), &association(1, true), NOW);
+        table.doubt(&key(1), after(5));
+        assert_eq!(table.find(&key(1), after(60)), Some(association(1, false)));
+        assert_eq!(table.find(&key(1), after(67)), None);
+        table.doubt(&key(2), NOW);
+        assert_eq!(table.find(&key(2), NOW), None, "an unknown one");
     }
 
     #[test]

@@ -332,13 +332,14 @@ impl Pipeline {
         let now = burst.now;
         let Some(tags) = self.flows.tags.pair(hash) else { return };
         let ports = (key.port(), service.port);
-        if !is_shutdown {
-            let to_server = AssociationKey::to_server(ports, tags.server);
-            if let Some(ended) = self.associations.find(&to_server, now) {
-                self.associations.forget(&to_server);
-                if let Some(from_server) = key_from_server(service, burst.view.snapshot, &ended) {
-                    self.associations.forget(&from_server);
-                }
+        let to_server = AssociationKey::to_server(ports, tags.server);
+        if is_shutdown {
+            // The server's last packet is not seen. The client may repeat its own on another path until then.
+            self.associations.doubt(&to_server, now);
+        } else if let Some(ended) = self.associations.find(&to_server, now) {
+            self.associations.forget(&to_server);
+            if let Some(from_server) = key_from_server(service, burst.view.snapshot, &ended) {
+                self.associations.forget(&from_server);
             }
         }
         let paths: ArrayVec<Path, { ASSOCIATION_PATHS_MAX as usize }> =
