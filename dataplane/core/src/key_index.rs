@@ -80,34 +80,27 @@ impl KeyIndex {
     /// The first position with this hash for which `matches` is true. `matches` compares the whole key.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut matches: impl FnMut(usize) -> bool) -> Option<usize> {
-        let tag = tag(hash);
+        let (tag, lines) = (tag(hash), &self.lines[..]);
         let mut at = self.start(hash);
-        let mut line = &self.lines[at / SLOTS_PER_LINE].0;
         loop {
-            let slot = line[at % SLOTS_PER_LINE];
-            let position = (slot & POSITION_MASK) as usize;
-            // An empty slot never matches: the tag has the occupied bit.
-            if slot & !POSITION_MASK == tag && matches(position) {
-                return Some(position);
+            let slot = lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE];
+            // An empty slot never has the tag, which has the occupied bit.
+            if (slot ^ tag) & !POSITION_MASK == 0 {
+                let position = (slot & POSITION_MASK) as usize;
+                if matches(position) {
+                    return Some(position);
+                }
             }
             if slot == 0 {
                 return None;
             }
-            at = self.next(at);
-            if at.is_multiple_of(SLOTS_PER_LINE) {
-                line = &self.lines[at / SLOTS_PER_LINE].0;
-            }
+            at = (at + 1) & self.mask;
         }
     }
 
     #[inline]
     fn start(&self, hash: u64) -> usize {
         hash as usize & self.mask
-    }
-
-    #[inline]
-    fn next(&self, at: usize) -> usize {
-        (at + 1) & self.mask
     }
 }
 

@@ -56,9 +56,8 @@ pub struct Service {
     pub no_endpoints: NoEndpoints,
     /// What the choice of a backend is a function of.
     pub basis: ChoiceBasis,
-    /// Whether flows are remembered only while they are in flux
-    /// ([`FlowTracking::OnChange`](crate::snapshot::FlowTracking)).
-    pub on_change: bool,
+    /// Which flows have entries, and in which table.
+    pub entries: Entries,
     /// The DSCP of `dsr-dscp`, below 64; 0 with the other modes.
     pub dscp: u8,
     /// The version of the PROXY protocol whose header the backends get.
@@ -91,7 +90,26 @@ pub enum ChoiceBasis {
     Vip,
 }
 
+/// Which flows of a service have entries, and in which table. It follows from the mode and
+/// [`FlowTracking`](crate::snapshot::FlowTracking).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entries {
+    /// Each flow, in the table of DSR flows.
+    EachFlow,
+    /// Flows in flux only, in the table of DSR flows (`flowTracking: on-change`).
+    InFlux,
+    /// Each flow, in the table of NAT flows.
+    Pairs,
+}
+
 impl Service {
+    /// Whether only flows in flux have entries.
+    #[inline]
+    #[must_use]
+    pub fn on_change(&self) -> bool {
+        self.entries == Entries::InFlux
+    }
+
     /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice
     /// depends on the worker ([`Selector::is_of_worker`]).
     #[inline]
@@ -305,7 +323,7 @@ fn vacant_service() -> Service {
         mode: ForwardingMode::DsrL2,
         no_endpoints: NoEndpoints::Drop,
         basis: ChoiceBasis::Flow,
-        on_change: false,
+        entries: Entries::EachFlow,
         dscp: 0,
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,

@@ -71,6 +71,13 @@ impl DsrTable {
         if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
     }
 
+    /// Whether the service of this key has any entry in the table of the key's family.
+    #[inline]
+    #[must_use]
+    pub fn has_flows_of(&self, key: &FlowKey) -> bool {
+        if key.addr().is_v4() { self.v4.has_flows_of(key.owner) } else { self.v6.has_flows_of(key.owner) }
+    }
+
     /// Finds a flow and records the packet in it.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {

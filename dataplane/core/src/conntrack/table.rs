@@ -177,6 +177,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         !Self::PAIRED && key.tag & TWIN != 0
     }
 
+    /// Whether a service has any entry.
+    #[inline]
+    pub(super) fn has_flows_of(&self, owner: u32) -> bool {
+        self.counts.flows(owner) > 0
+    }
+
     /// The number of flows of a service, without affinity entries.
     pub(super) fn connections(&self, owner: u32) -> u32 {
         self.counts.connections(owner)

@@ -18,10 +18,15 @@
 
 use std::net::SocketAddr;
 
+use super::burst::{Burst, Packet as CheckedPacket};
+use super::output::FlowNote;
+use super::service_flows::{Chosen, Found, Request, Requests};
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowKey, FlowKind, Packet};
+use crate::frame::Frame;
 use crate::now::Now;
+use crate::selector::Selector;
 use crate::service::Service;
 use crate::snapshot::{ServiceKey, Snapshot};
 use crate::wire::tcp::flags;
@@ -52,6 +57,49 @@ pub(super) fn choose<'s>(
     let remember = (bits & flags::RST == 0).then_some(Packet::Tcp(flags::SYN));
     let backend = former.and_then(|id| snapshot.backend(id));
     Some(Unremembered { backend: backend.or_else(present)?, remember })
+}
+
+/// Finds the backends of flows that are settled and have no entry, and prefetches them.
+#[inline(never)]
+pub(super) fn settle(snapshot: &Snapshot, requests: &mut Requests<'_>) {
+    for request in requests.iter_mut() {
+        if request.found.is_known() || !request.service.on_change() {
+            continue;
+        }
+        // With any other selector, something is in flux or warms up.
+        let Selector::Rendezvous(seats) = request.service.selector() else { continue };
+        if let Some(backend) = seats.owner(request.choice_hash) {
+            request.found = Found::Settled(backend);
+            snapshot.prefetch_backend(backend);
+        }
+    }
+}
+
+impl<'s, F: Frame> Burst<'s, '_, F> {
+    /// The backend of a packet whose flow is settled and has no entry. `None` if it is no such flow, or if
+    /// [`Pipeline::begin`] must decide because the packet may have to be refused or counted against a limit.
+    #[inline(always)]
+    pub(super) fn settled(&self, request: &Request<'_>) -> Option<Chosen<'s>> {
+        let Found::Settled(id) = request.found else { return None };
+        let (service, snapshot) = (request.service, self.view.snapshot);
+        let CheckedPacket { headers: h, frame, .. } = &self.packets[request.index()];
+        let opens = request.kind.is_opening();
+        let is_limited = opens && (service.limited.of_new_flows() || snapshot.limits_sources());
+        if is_limited
+            || h.ttl <= 1
+            || snapshot.denies(&h.src)
+            || !snapshot.is_in_range(service, &h.src)
+            || self.client_fault(usize::from(*frame), h, service.mode).is_some()
+        {
+            return None;
+        }
+        let backend = snapshot.backend(id)?;
+        if opens {
+            self.view.tallies.connected(backend.id);
+        }
+        let flow = if opens { FlowNote::New } else { FlowNote::None };
+        Some(Chosen { backend, local: None, flow })
+    }
 }
 
 /// The backend of a packet that begins no flow, if the service tracked on change until lately and the flow has no entry
@@ -86,7 +134,7 @@ impl Pipeline {
         mut show: impl FnMut(FlowInFlux),
     ) -> Option<u64> {
         self.flows.scan(cursor, buckets, now, |flow| {
-            let service = snapshot.service_by_id(flow.service).filter(|service| service.on_change);
+            let service = snapshot.service_by_id(flow.service).filter(|service| service.on_change());
             let info = service.and_then(|service| snapshot.service_info(service.id));
             let backend = snapshot.backend(flow.backend);
             if let (Some(info), Some(backend), FlowKind::Dsr, false) =
@@ -107,7 +155,7 @@ impl Pipeline {
         let (vip, proto) = (flow.service.vip.into(), flow.service.protocol.number());
         let hash = Snapshot::hash_service(&vip, proto, flow.service.port);
         let service =
-            snapshot.service(hash, &vip, proto, flow.service.port).filter(|service| service.on_change);
+            snapshot.service(hash, &vip, proto, flow.service.port).filter(|service| service.on_change());
         let Some((service, info)) = service.and_then(|s| Some((s, snapshot.service_info(s.id)?))) else {
             return false;
         };

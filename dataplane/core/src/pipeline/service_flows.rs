@@ -22,7 +22,7 @@ use crate::ids::BackendId;
 use crate::limits::{BURST, OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN, SNAT_PORT_PROBES};
 use crate::now::Now;
 use crate::selector::Selector;
-use crate::service::Service;
+use crate::service::{Entries, Service};
 use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
@@ -43,8 +43,41 @@ pub(super) struct Request<'s> {
     /// The hash for the flow table.
     pub(super) flow_hash: FlowHash,
     /// The hash for the choice of a backend, which is the same on every gateway.
-    choice_hash: u64,
-    found: Option<Known>,
+    pub(super) choice_hash: u64,
+    pub(super) found: Found,
+}
+
+/// What is known of the flow of a request before its backend is chosen.
+#[derive(Clone, Copy)]
+pub(super) enum Found {
+    /// Nothing.
+    Unknown,
+    /// It has an entry.
+    Known(Known),
+    /// It has no entry and needs none: its hash selects this backend, and nothing is in flux (`flowTracking: on-change`).
+    Settled(BackendId),
+}
+
+impl Found {
+    /// The entry, if it has one.
+    #[inline(always)]
+    fn known(&self) -> Option<&Known> {
+        match self {
+            Self::Known(known) => Some(known),
+            Self::Unknown | Self::Settled(_) => None,
+        }
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.known().is_some()
+    }
+}
+
+impl From<Option<Known>> for Found {
+    #[inline(always)]
+    fn from(known: Option<Known>) -> Self {
+        known.map_or(Self::Unknown, Self::Known)
+    }
 }
 
 /// The content of a flow entry.
@@ -87,7 +120,7 @@ impl<'s> Request<'s> {
         (key, flow_hash): (FlowKey, FlowHash),
         backend: BackendId,
     ) -> Self {
-        let found = Some(Known { backend, local: None, syn: Syn::No });
+        let found = Found::Known(Known { backend, local: None, syn: Syn::No });
         Self { packet, service, key, kind: Packet::Tcp(flags::SYN), flow_hash, choice_hash: 0, found }
     }
 
@@ -106,8 +139,8 @@ impl<'s> Request<'s> {
     pub(super) fn choice_hash(&self, snapshot: &Snapshot, h: &Headers) -> u64 {
         match self.found {
             // It was not computed for a known flow.
-            Some(_) => choice_hash(snapshot, self.service, h),
-            None => self.choice_hash,
+            Found::Known(_) => choice_hash(snapshot, self.service, h),
+            Found::Unknown | Found::Settled(_) => self.choice_hash,
         }
     }
 }
@@ -143,12 +176,13 @@ impl Pipeline {
         }
         let key = FlowKey::flow(service.id, h.src, h.src_port);
         let flow_hash = self.flows.hash(&key);
-        if service.mode.is_dsr() {
-            self.flows.dsr.prefetch(&key, flow_hash);
-        } else {
-            self.flows.nat.prefetch(&key, flow_hash);
+        match service.entries {
+            Entries::Pairs => self.flows.nat.prefetch(&key, flow_hash),
+            Entries::InFlux if !self.flows.dsr.has_flows_of(&key) => {}
+            Entries::EachFlow | Entries::InFlux => self.flows.dsr.prefetch(&key, flow_hash),
         }
-        Ok(Request { packet, service, key, flow_hash, kind: kind_of(h), choice_hash: 0, found: None })
+        let (kind, found) = (kind_of(h), Found::Unknown);
+        Ok(Request { packet, service, key, flow_hash, kind, choice_hash: 0, found })
     }
 
     /// Stage 3: reads the flow entries; prefetches the backend of each hit, and the data for the choice of each miss.
@@ -163,15 +197,23 @@ impl Pipeline {
                 burst.view.snapshot.prefetch_backend(backend);
             }
         }
-        for request in requests.iter_mut().filter(|request| request.found.is_none()) {
-            request.found = self.known(burst, request);
-            if let Some(known) = request.found {
-                burst.view.snapshot.prefetch_backend(known.backend);
-                continue;
+        let mut any_on_change = false;
+        for request in requests.iter_mut().filter(|request| !request.found.is_known()) {
+            // A service that remembers only flows in flux usually has no entry, and then no table need be read.
+            if !request.service.on_change() || self.flows.dsr.has_flows_of(&request.key) {
+                request.found = self.known(burst, request).into();
+                if let Found::Known(known) = request.found {
+                    burst.view.snapshot.prefetch_backend(known.backend);
+                    continue;
+                }
             }
             let (h, service) = (&burst.packets[request.index()].headers, request.service);
             request.choice_hash = choice_hash(burst.view.snapshot, service, h);
             service.prefetch_choice(request.choice_hash);
+            any_on_change |= service.on_change();
+        }
+        if any_on_change {
+            on_change::settle(burst.view.snapshot, requests);
         }
     }
 
@@ -183,12 +225,14 @@ impl Pipeline {
         request: &mut Request<'_>,
     ) -> Option<BackendId> {
         let Request { key, flow_hash, kind, service, .. } = request;
-        if !service.mode.is_dsr() {
-            return self.known_first_translated(burst, request);
+        match service.entries {
+            Entries::Pairs => return self.known_first_translated(burst, request),
+            Entries::InFlux if !self.flows.dsr.has_flows_of(key) => return None,
+            Entries::EachFlow | Entries::InFlux => {}
         }
         match self.flows.dsr.lookup_first(key, *flow_hash, *kind, burst.now) {
             First::Steady(backend) => {
-                request.found = Some(Known { backend, local: None, syn: Syn::No });
+                request.found = Found::Known(Known { backend, local: None, syn: Syn::No });
                 Some(backend)
             }
             First::There => self.known_now(burst, request),
@@ -205,7 +249,7 @@ impl Pipeline {
         let Request { key, flow_hash, kind, service, .. } = request;
         match self.flows.nat.lookup_first(key, *flow_hash, *kind, burst.now) {
             First::Steady(hit) => {
-                request.found = Some(Known::translated(&hit, service.mode, key));
+                request.found = Found::Known(Known::translated(&hit, service.mode, key));
                 Some(hit.backend)
             }
             First::There => self.known_now(burst, request),
@@ -220,8 +264,8 @@ impl Pipeline {
         burst: &Burst<'_, '_, F>,
         request: &mut Request<'_>,
     ) -> Option<BackendId> {
-        request.found = self.known(burst, request);
-        request.found.as_ref().map(|known| known.backend)
+        request.found = self.known(burst, request).into();
+        request.found.known().map(|known| known.backend)
     }
 
     /// Looks up the flow of a request and records the packet in it.
@@ -252,7 +296,15 @@ impl Pipeline {
         // one.
         let mut renewed = ArrayVec::<FlowKey, BURST>::new();
         for request in requests {
-            let at = burst.frame_of(request.packet);
+            // The usual packet. Merged with the other ways, its backend would go through memory.
+            if renewed.is_empty()
+                && let Found::Known(Known { backend, local, syn: Syn::No }) = &request.found
+                && let Some(backend) = snapshot.backend(*backend)
+                && backend.state != BackendState::Down
+            {
+                burst.send_to(request, backend, *local, FlowNote::Known);
+                continue;
+            }
             let again = if renewed.is_empty() || !renewed.contains(&request.key) {
                 None
             } else {
@@ -260,7 +312,7 @@ impl Pipeline {
             };
             let found = match &again {
                 Some(known) => known.as_ref(),
-                None => request.found.as_ref(),
+                None => request.found.known(),
             };
             let known = found.and_then(|known| {
                 let backend = snapshot.backend(known.backend)?;
@@ -271,18 +323,18 @@ impl Pipeline {
                 None if found.is_some_and(|known| known.syn == Syn::Repeats) => {
                     self.stay_or_begin(burst, request, found.copied())
                 }
-                None => self.begin(burst, request),
+                None => match burst.settled(request) {
+                    Some(settled) => Ok(settled),
+                    None => self.begin(burst, request),
+                },
             };
+            let at = burst.frame_of(request.packet);
             match chosen {
                 Ok(Chosen { backend, local, flow }) => {
-                    if flow == FlowNote::New && request.found.is_some() {
+                    if flow == FlowNote::New && request.found.is_known() {
                         renewed.push(request.key);
                     }
-                    burst.view.neighbors.prefetch(backend.neighbor);
-                    let note = &mut burst.out.notes[at];
-                    (note.backend, note.flow) = (Some(backend.id), flow);
-                    let destination = Destination::Backend { service: request.service, backend, local };
-                    burst.deliveries.push(Delivery { packet: request.packet, destination });
+                    burst.send_to(request, backend, local, flow);
                 }
                 Err(Refusal::NoEndpoints) => self.no_endpoints(burst, at, request),
                 Err(Refusal::NoFlow) => self.no_flow(burst, at, request),
@@ -330,12 +382,12 @@ impl Pipeline {
     ) -> Result<Chosen<'s>, Refusal> {
         let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
         let h = burst.packets[request.index()].headers;
-        let found = match request.found {
+        let found = match request.found.known() {
             // An earlier packet of this burst may have begun the same flow.
             None if burst.begun.was_there(request.flow_hash) => self.known(burst, request),
-            found => found,
+            found => found.copied(),
         };
-        if request.found.is_none()
+        if !request.found.is_known()
             && let Some(known) = found
             && let Some(backend) = snapshot.backend(known.backend)
             && burst.keeps(backend, request, known.syn)
@@ -383,11 +435,11 @@ impl Pipeline {
         let has_backends = !service.selector().is_empty();
         if (service.limited.of_new_flows() || snapshot.limits_sources()) && !stray && has_backends
             // Without entries, only a SYN is known to begin a flow.
-            && (!service.on_change || request.kind.is_opening())
+            && (!service.on_change() || request.kind.is_opening())
         {
             self.admit(snapshot, request, &h.src, now)?;
         }
-        if service.on_change {
+        if service.on_change() {
             return self.begin_on_change(burst, request, h);
         }
         let former =
@@ -428,7 +480,7 @@ impl Pipeline {
         };
         if service.passive && request.kind.is_opening() {
             let flow = (&request.key, request.flow_hash);
-            self.keep_syn(burst, request.index(), flow, request.found.is_some(), backend);
+            self.keep_syn(burst, request.index(), flow, request.found.is_known(), backend);
         }
         if request.kind == Packet::Sctp(sctp::Kind::Init) {
             self.begin_association(burst, request, backend.id);
@@ -449,7 +501,7 @@ impl Pipeline {
         let hash = request.choice_hash(snapshot, h);
         let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
         let on_change::Unremembered { backend, remember } = chosen;
-        if remember.is_none() && request.found.is_some() {
+        if remember.is_none() && request.found.is_known() {
             // The entry of an earlier connection with the same ports would divert the packets after this one.
             self.flows.dsr.remove(&request.key, request.flow_hash);
         }
@@ -519,7 +571,7 @@ impl Pipeline {
         source: &Addr,
         now: Now,
     ) -> Result<(), Refusal> {
-        if request.found.is_some_and(|known| known.syn != Syn::Reopens) {
+        if request.found.known().is_some_and(|known| known.syn != Syn::Reopens) {
             return Ok(());
         }
         if snapshot.source_rates(source).is_some_and(|rates| !rates.take(source, self.seed, now)) {
@@ -710,7 +762,7 @@ fn choice_hash(snapshot: &Snapshot, service: &Service, h: &Headers) -> u64 {
 pub(super) struct Chosen<'s> {
     pub(super) backend: &'s Backend,
     pub(super) local: Option<Endpoint>,
-    flow: FlowNote,
+    pub(super) flow: FlowNote,
 }
 
 /// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or
@@ -724,7 +776,24 @@ pub(super) fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     }
 }
 
-impl<F: Frame> Burst<'_, '_, F> {
+impl<'s, F: Frame> Burst<'s, '_, F> {
+    /// Passes a packet on to the stage that sends it, and prefetches the next hop.
+    #[inline(always)]
+    fn send_to(
+        &mut self,
+        request: &Request<'s>,
+        backend: &'s Backend,
+        local: Option<Endpoint>,
+        flow: FlowNote,
+    ) {
+        self.view.neighbors.prefetch(backend.neighbor);
+        let at = self.frame_of(request.packet);
+        let note = &mut self.out.notes[at];
+        (note.backend, note.flow) = (Some(backend.id), flow);
+        let destination = Destination::Backend { service: request.service, backend, local };
+        self.deliveries.push(Delivery { packet: request.packet, destination });
+    }
+
     /// Whether a known flow stays with its backend (see [`BackendState`]). A connection that is opened again is a new
     /// flow, and a repeated SYN may leave its backend. A SYN or INIT to a backend that is down belongs to no connection yet.
     #[inline]

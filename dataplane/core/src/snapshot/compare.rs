@@ -112,7 +112,7 @@ impl<'a> Seen<'a> {
             mode,
             no_endpoints,
             basis,
-            on_change,
+            entries,
             dscp,
             proxy_protocol,
             proxy_tlvs,
@@ -136,7 +136,7 @@ impl<'a> Seen<'a> {
             protocol,
             mode,
             (no_endpoints, (proxy_protocol, proxy_tlvs, syn_cookies), (passive, passive_health)),
-            (basis, mss_limit, on_change, dscp, is_plain),
+            (basis, mss_limit, entries, dscp, is_plain),
         );
         let is_compared = snapshot.compared.contains(&id);
         let times = (affinity_ms, idle, snapshot.further_vips(id).to_vec());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::lab::{Lab, service};
@@ -9,9 +10,10 @@ use crate::pipeline::{FlowInFlux, FlowNote};
 use crate::rendezvous::SeatHistory;
 use crate::snapshot::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, NeighborSpec, Protocol, Scheduler,
+    ServiceLimits, ServiceSpec,
 };
-use crate::testing::builder::Builder;
-use crate::verdict::TransmitReason;
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::tcp::flags;
 
 const VIP: &str = "203.0.113.5:80";
@@ -320,4 +322,71 @@ fn connections_of_a_service_that_tracks_always_again_keep_their_backends() {
     for (port, owner) in (1000..2000).zip(&owners) {
         assert_eq!(fleet.send(port, flags::ACK), *owner, "it has an entry now");
     }
+}
+
+#[test]
+fn a_settled_flow_is_refused_for_its_source_its_hop_limit_and_the_limits_of_its_service() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let packet = |from: SocketAddr, bits| Builder::tcp(from, VIP.parse::<SocketAddr>().unwrap()).flags(bits);
+    for bits in [flags::SYN, flags::ACK] {
+        let ours = SocketAddr::new("10.0.255.254".parse().unwrap(), 1000);
+        let group = SocketAddr::new([224, 0, 0, 1].into(), 1000);
+        for from in [ours, group] {
+            assert_eq!(fleet.lab.send(packet(from, bits)).refused(), Refusal::BadSource, "{from} {bits}");
+        }
+        let fate = fleet.lab.send(packet(client(1), bits).ttl(1));
+        assert!(!matches!(fate.verdict, Verdict::Transmit { why: TransmitReason::Forward, .. }), "{fate:?}");
+    }
+    let (port, bits) = (2, flags::SYN);
+    let backend = fleet.send(port, bits);
+    fleet.lab.change(|spec| {
+        let ranges = Some(["198.51.100.0/28".parse().unwrap()].into());
+        let limits = ServiceLimits { connection_rate: NonZeroU32::new(2), ..ServiceLimits::default() };
+        let service = ServiceSpec { source_ranges: ranges, limits, ..(*spec.services[0]).clone() };
+        spec.services[0] = service.into();
+    });
+    let outside = SocketAddr::new([198, 51, 100, 77].into(), 1000);
+    for bits in [flags::SYN, flags::ACK] {
+        assert_eq!(fleet.lab.send(packet(outside, bits)).refused(), Refusal::SourceRange);
+    }
+    let refused = (100..200).filter(|&port| {
+        let fate = fleet.lab.send(packet(client(port), flags::SYN));
+        fate.verdict == Verdict::Drop(Refusal::ServiceConnectionRate.into())
+    });
+    assert!(refused.count() > 90, "SYNs beyond the limit");
+    // Packets of connections do not count.
+    (100..200).for_each(|port| assert!(fleet.send(port, flags::ACK).is_ipv4()));
+    assert_eq!(fleet.send(port, flags::ACK), backend);
+    assert_eq!(fleet.remembered(), 0);
+}
+
+#[test]
+fn packets_of_settled_and_of_remembered_flows_share_bursts() {
+    let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let ports = 1000..1032;
+    let before: Vec<IpAddr> = ports.clone().map(|port| fleet.send(port, flags::SYN)).collect();
+    fleet.change(&[3, 4], &[11, 12]);
+    let burst: Vec<Vec<u8>> = ports
+        .clone()
+        .map(|port| {
+            let packet = Builder::tcp(client(port), VIP.parse::<SocketAddr>().unwrap()).flags(flags::ACK);
+            packet.mac(super::lab::ROUTER_MAC, GATEWAY_MAC).build()
+        })
+        .collect();
+    // In the window some flows get entries. After it they keep them, and the others have none.
+    let mut remembered = 0;
+    for _ in 0..10 {
+        let fates = fleet.lab.receive_burst(&burst);
+        let reached: Vec<IpAddr> = fates.iter().map(|fate| fleet.lab.backend_of(fate)).collect();
+        let expected = before.iter().map(|&addr| {
+            let gone = [host(3).ip(), host(4).ip()].contains(&addr);
+            (!gone || remembered == 0).then_some(addr)
+        });
+        for ((port, expected), reached) in ports.clone().zip(expected).zip(reached) {
+            assert!(expected.is_none_or(|expected| expected == reached), "{port}: {expected:?} {reached}");
+        }
+        remembered = remembered.max(fleet.remembered());
+        fleet.wait(Duration::from_secs(40));
+    }
+    assert!(remembered > 0 && remembered < 32, "{remembered} of 32 were in flux");
 }

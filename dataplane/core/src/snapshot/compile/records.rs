@@ -13,7 +13,7 @@ use crate::loads::{LoadMember, LoadRule, Loaded};
 use crate::maglev::{self, Tables};
 use crate::rendezvous::{self, Identity, Rendezvous};
 use crate::selector::{BothSeats, Selector, Slots};
-use crate::service::{BackendInfo, ChoiceBasis, Service, ServiceInfo};
+use crate::service::{BackendInfo, ChoiceBasis, Entries, Service, ServiceInfo};
 use crate::service_limits::LimitFlags;
 use crate::snapshot::ForwardingMode;
 use crate::snapshot::passive_health::PassiveHealth;
@@ -316,8 +316,11 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
         basis: basis(service.spec),
-        on_change: matches!(service.spec.flow_tracking, FlowTracking::OnChange(_))
-            && moved(service.spec).is_some(),
+        entries: match service.spec.flow_tracking {
+            _ if !service.spec.mode.is_dsr() => Entries::Pairs,
+            FlowTracking::OnChange(_) if moved(service.spec).is_some() => Entries::InFlux,
+            _ => Entries::EachFlow,
+        },
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
         proxy_protocol,
         proxy_tlvs: proxy_tlvs(service.spec),
