@@ -11,7 +11,7 @@ FUZZ_PROCESSES ?= $(shell nproc)
 FLOODS ?=
 export CARGO
 
-.PHONY: help setup setup-bench build release demo lint test test-apiserver floods kube-proxy fuzz bench deny clean
+.PHONY: help setup build release demo lint test test-apiserver floods kube-proxy fuzz bench instructions compare deny clean
 
 help:
 	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
@@ -24,13 +24,12 @@ help:
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
+	@echo 'make instructions  instructions per packet against the record; INSTRUCTIONS=--record writes the record anew'
+	@echo 'make compare A=COMMIT [B=COMMIT] [SCENARIOS=...]  instructions and ns per packet of two commits, in turn'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
 
 setup:
 	@deploy/scripts/setup.sh
-
-setup-bench: setup
-	@deploy/scripts/setup.sh --bench
 
 build:
 	$(CARGO) build --workspace --locked
@@ -62,8 +61,14 @@ kube-proxy: setup
 fuzz:
 	@deploy/scripts/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_PROCESSES)
 
-bench: setup-bench
+bench: setup
 	@deploy/scripts/bench.sh
+
+instructions: setup
+	@benches/instructions.sh $(INSTRUCTIONS)
+
+compare: setup
+	@benches/compare.sh $(A) $(B) $(SCENARIOS)
 
 deny:
 	$(CARGO) deny --offline check bans licenses sources

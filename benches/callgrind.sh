@@ -13,22 +13,24 @@ entries=100000
 [ $# -gt 0 ] || set -- {dsr-l2,dsr-ipip,nat,nat-reply,fullnat,fullnat-reply}/known-{1,1000,95000} \
     {dsr-l2,dsr-ipip,nat,fullnat}/new dsr-l2/known-95000/{tcp,udp,v6} trivial/known-1
 packets=20480
-command -v valgrind >/dev/null || { echo "no valgrind; run make setup-bench" >&2; exit 1; }
+command -v valgrind >/dev/null || { echo "no valgrind; run make setup" >&2; exit 1; }
 "${CARGO:-cargo}" build --release --locked -q -p tidegate-bench --bin one-scenario
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 count() { # SCENARIO PACKETS -> the file of counts
     valgrind --tool=callgrind --callgrind-out-file="$work/out.$2" --toggle-collect='*one_*burst*' \
-        target/release/one-scenario "$1" "$2" "$entries" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
+        target/release/one-scenario "$1" "$2" "$entries" 2>"$work/log.$2" ||
+        { cat "$work/log.$2" >&2; exit 1; }
 }
 total() { awk '/^(totals|summary):/ { print $2; exit }' "$1"; }
 
 echo "| scenario | instructions per packet |"
 echo "|---|---|"
 for scenario; do
-    count "$scenario" $packets
+    count "$scenario" $packets &
     count "$scenario" $((2 * packets))
+    wait $!
     once=$(total "$work/out.$packets") twice=$(total "$work/out.$((2 * packets))")
     awk -v s="$scenario" -v n=$packets -v d=$((twice - once)) 'BEGIN { printf "| %s | %.1f |\n", s, d / n }'
     if [ $stages = 1 ]; then

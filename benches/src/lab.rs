@@ -375,7 +375,11 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         no_endpoints: NoEndpoints::Reject,
         mss_clamp: MssClamp::Off,
         choice: ChoiceOptions::default(),
-        flow_tracking: FlowTracking::Always,
+        flow_tracking: if scenario.on_change {
+            FlowTracking::OnChange([].into())
+        } else {
+            FlowTracking::Always
+        },
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),
         idle_timeout_sctp: Duration::from_secs(120),
@@ -393,11 +397,14 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::snapshot::ForwardingMode;
+
     use super::*;
 
     #[test]
     fn every_path_sends_every_frame() {
-        for path in ["trivial", "dsr-l2", "dsr-ipip", "nat", "nat-reply", "fullnat", "fullnat-reply"] {
+        let modes = ForwardingMode::ALL.iter().map(|mode| mode.as_str());
+        for path in modes.chain(["trivial", "nat-reply", "fullnat-reply"]) {
             for rest in ["known-1", "known-300", "known-300/v6", "known-300/tcp/1x100", "known-300/udp/3x2"] {
                 let scenario: Scenario = format!("{path}/{rest}").parse().expect("a scenario");
                 let mut lab = Lab::new(scenario, 1000);
@@ -406,6 +413,17 @@ mod tests {
                     lab.run();
                 }
             }
+        }
+    }
+
+    #[test]
+    fn without_tracking_no_flow_is_remembered_and_every_frame_is_sent() {
+        for path in ["dsr-l2/known-300", "dsr-gue/new"] {
+            let scenario: Scenario = format!("{path}/on-change").parse().expect("a scenario");
+            let mut lab = Lab::new(scenario, 1000);
+            lab.refill();
+            lab.run();
+            assert_eq!(lab.live(), 0, "{path}");
         }
     }
 

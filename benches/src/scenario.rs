@@ -1,7 +1,7 @@
 //! The names of scenarios: `dsr-l2/known-1000000`, `nat-reply/known-1000`, `dsr-ipip/new/tcp` ...
 //!
-//! A name is `PATH/FLOWS` followed by any of `tcp` and `udp` (default: both, with half of the services each), `v6`, and
-//! `SERVICESxBACKENDS` (default 1000x10). Nothing is built or measured here.
+//! A name is `PATH/FLOWS` followed by any of `tcp` and `udp` (default: both, with half of the services each), `v6`,
+//! `on-change`, and `SERVICESxBACKENDS` (default 1000x10). Nothing is built or measured here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -54,6 +54,8 @@ pub struct Scenario {
     pub transports: Transports,
     /// IPv6 rather than IPv4.
     pub v6: bool,
+    /// `flowTracking: on-change` rather than `always`: settled flows have no entry.
+    pub on_change: bool,
     /// The number of service ports.
     pub services: usize,
     /// The number of backends of each service port.
@@ -64,7 +66,15 @@ impl Scenario {
     /// The default setting: IPv4, TCP and UDP, 1,000 services with 10 backends each.
     #[must_use]
     pub fn new(path: Path, flows: Flows) -> Self {
-        Self { path, flows, transports: Transports::Both, v6: false, services: 1000, backends: 10 }
+        Self {
+            path,
+            flows,
+            transports: Transports::Both,
+            v6: false,
+            on_change: false,
+            services: 1000,
+            backends: 10,
+        }
     }
 
     /// Whether the service with this number uses TCP.
@@ -107,6 +117,9 @@ impl fmt::Display for Scenario {
         if self.v6 {
             write!(f, "/v6")?;
         }
+        if self.on_change {
+            write!(f, "/on-change")?;
+        }
         if (self.services, self.backends) != (1000, 10) {
             write!(f, "/{}x{}", self.services, self.backends)?;
         }
@@ -135,12 +148,16 @@ impl FromStr for Scenario {
                 ("tcp", _) => scenario.transports = Transports::Tcp,
                 ("udp", _) => scenario.transports = Transports::Udp,
                 ("v6", _) => scenario.v6 = true,
+                ("on-change", _) => scenario.on_change = true,
                 (_, Some((services, backends))) => {
                     scenario.services = services.parse().context("a number of services")?;
                     scenario.backends = backends.parse().context("a number of backends")?;
                 }
-                _ => bail!("{word:?} in {name:?}; accepted: tcp, udp, v6, SERVICESxBACKENDS"),
+                _ => bail!("{word:?} in {name:?}; accepted: tcp, udp, v6, on-change, SERVICESxBACKENDS"),
             }
+        }
+        if scenario.on_change && !matches!(path, Path::Requests(mode) if mode.is_dsr()) {
+            bail!("{name:?}: on-change is for DSR modes");
         }
         Ok(scenario)
     }
@@ -158,7 +175,7 @@ fn path(word: &str) -> anyhow::Result<Path> {
     match (mode, reply) {
         (Some(mode), false) => Ok(Path::Requests(mode)),
         (Some(mode), true) if !mode.is_dsr() => Ok(Path::Replies(mode)),
-        _ => bail!("{word:?}; accepted: trivial, dsr-l2, dsr-ipip, nat, nat-reply, fullnat, fullnat-reply"),
+        _ => bail!("{word:?}; accepted: trivial, any forwarding mode, nat-reply, fullnat-reply"),
     }
 }
 
@@ -175,11 +192,20 @@ mod tests {
             "nat-reply/known-1000/udp",
             "fullnat/flood/v6",
             "dsr-l2/known-5/tcp/v6/1x100",
+            "dsr-gue/known-5/on-change",
         ] {
             let scenario: Scenario = name.parse().unwrap();
             assert_eq!(scenario.to_string(), name);
         }
-        for name in ["", "dsr-l2", "dsr-l2-reply/new", "dsr-l2/known", "dsr-l2/new/sctp", "l2/new"] {
+        for name in [
+            "",
+            "dsr-l2",
+            "dsr-l2-reply/new",
+            "dsr-l2/known",
+            "dsr-l2/new/sctp",
+            "l2/new",
+            "nat/new/on-change",
+        ] {
             assert!(name.parse::<Scenario>().is_err(), "{name}");
         }
     }

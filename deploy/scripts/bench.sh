@@ -16,7 +16,7 @@ done
 wants() { [[ " $parts " == *" $1 "* ]]; }
 
 if wants callgrind && ! command -v valgrind >/dev/null; then
-  echo "no valgrind for the instruction counts; run make setup-bench" >&2
+  echo "no valgrind for the instruction counts; run make setup" >&2
   exit 1
 fi
 

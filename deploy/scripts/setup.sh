@@ -2,7 +2,6 @@
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
 # `make setup`. It never starts a service: an nginx or HAProxy that it installs does not start, and an existing one is
 # not changed.
-# Usage: setup.sh [--bench]   (--bench adds the packages for the benches)
 set -euo pipefail
 
 packages=(
@@ -12,8 +11,8 @@ packages=(
   curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
+  valgrind                            # instructions per packet
 )
-if [[ ${1:-} == --bench ]]; then packages+=(valgrind); fi
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

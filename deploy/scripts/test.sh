@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every test, cheapest first: format and lints, all tests of cargo (including DPDK and namespaces, so it needs
-# root), the lock-free code under loom, and a short fuzz run. At the end it checks that nothing was left behind. Called
-# by `make test`. It fails without DPDK or without root and never skips.
+# root), the lock-free code under loom, a short fuzz run, and the instructions per packet. At the end it checks that
+# nothing was left behind. Called by `make test`. It fails without DPDK or without root and never skips.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
@@ -39,6 +39,9 @@ deploy/scripts/loom.sh
 
 stage "short fuzz run"
 deploy/scripts/fuzz.sh "${FUZZ_SECONDS_SHORT:-20}"
+
+stage "instructions per packet"
+benches/instructions.sh
 
 stage "what is left"
 deploy/scripts/leftovers.sh compare "$before"
