@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 count() { # SCENARIO PACKETS -> the file of counts
     valgrind --tool=callgrind --callgrind-out-file="$work/out.$2" --toggle-collect='*one_*burst*' \
         target/release/one-scenario "$1" "$2" "$entries" 2>"$work/log.$2" ||
-        { cat "$work/log.$2" >&2; exit 1; }
+        { grep -m 1 '^Error' "$work/log.$2" >&2; return 1; }
 }
 total() { awk '/^(totals|summary):/ { print $2; exit }' "$1"; }
 
@@ -29,8 +29,9 @@ echo "| scenario | instructions per packet |"
 echo "|---|---|"
 for scenario; do
     count "$scenario" $packets &
-    count "$scenario" $((2 * packets))
-    wait $!
+    first=$!
+    count "$scenario" $((2 * packets)) || { wait $first || true; exit 1; }
+    wait $first
     once=$(total "$work/out.$packets") twice=$(total "$work/out.$((2 * packets))")
     awk -v s="$scenario" -v n=$packets -v d=$((twice - once)) 'BEGIN { printf "| %s | %.1f |\n", s, d / n }'
     if [ $stages = 1 ]; then

@@ -39,11 +39,11 @@ build() {
     tree=$work/tree-$1
     git worktree add -q --detach "$tree" "$2"
   fi
-  # One directory for both: only what differs is built twice.
-  (cd "$tree" && CARGO_TARGET_DIR=$work/target "$cargo" build --release --locked -q -p tidegate-bench \
+  # Cargo would take the older files of the second side for those that it has just built in the same directory.
+  (cd "$tree" && CARGO_TARGET_DIR=$work/target-$1 "$cargo" build --release --locked -q -p tidegate-bench \
     --bin one-scenario --bin figures)
   mkdir "$work/$1"
-  cp "$work/target/release/one-scenario" "$work/target/release/figures" "$work/$1/"
+  cp "$work/target-$1/release/one-scenario" "$work/target-$1/release/figures" "$work/$1/"
 }
 build A "${names[0]}"
 build B "${names[1]}"
@@ -51,13 +51,16 @@ build B "${names[1]}"
 # The flow tables of the instruction counts are those of callgrind.sh.
 total() { # SIDE SCENARIO PACKETS
   valgrind --tool=callgrind --callgrind-out-file=/dev/null --toggle-collect='*one_*burst*' \
-    "$work/$1/one-scenario" "$2" "$3" 100000 2>&1 | awk '/Collected/ { print $4 }'
+    "$work/$1/one-scenario" "$2" "$3" 100000 2>"$work/log" ||
+    { echo "side $1 cannot run $2:" >&2; grep -m 1 '^Error' "$work/log" >&2; return 1; }
+  awk '/Collected/ { print $4 }' "$work/log"
 }
 for scenario; do
   # A million flows do not fit those tables.
   smaller=${scenario/known-1000000/known-95000}
   for side in A B; do
-    once=$(total $side "$smaller" 20480) twice=$(total $side "$smaller" 40960)
+    once=$(total $side "$smaller" 20480)
+    twice=$(total $side "$smaller" 40960)
     printf '%s\t%s\t%s\n' "$scenario" "$side" "$(((twice - once) / 2048))" >>"$work/instructions"
   done
 done
