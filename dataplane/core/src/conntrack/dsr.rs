@@ -103,6 +103,21 @@ impl DsrTable {
         })
     }
 
+    /// [`Self::lookup`] for a key that [`Self::lookup_first`] has not found.
+    #[inline]
+    pub fn lookup_second(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> Option<DsrHit> {
+        by_family!(mut self, key, |table, packed| {
+            let place = table.find_second(&packed, hash)?;
+            note(table, place, packet, now)
+        })
+    }
+
     /// Finds a flow and changes nothing.
     #[must_use]
     pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<DsrHit> {
@@ -128,8 +143,42 @@ impl DsrTable {
         idle: IdleTimeout,
         now: Now,
     ) -> Result<(), Full> {
+        self.put(key, hash, backend, packet, idle, true, now)
+    }
+
+    /// [`Self::insert`] for a key that a look-up has not found, which saves another search.
+    ///
+    /// # Errors
+    /// As [`Self::insert`].
+    #[inline]
+    pub fn insert_new(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Full> {
+        self.put(key, hash, backend, packet, idle, false, now)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "those of its two callers, and which of them it is")]
+    fn put(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        is_known: bool,
+        now: Now,
+    ) -> Result<(), Full> {
         by_family!(mut self, key, |table, packed| {
-            let place = match table.find(&packed, hash) {
+            debug_assert!(is_known || table.find(&packed, hash).is_none(), "no key is in the table twice");
+            let known = if is_known { table.find(&packed, hash) } else { None };
+            let place = match known {
                 Some(place) => {
                     table.replace(place, now);
                     place

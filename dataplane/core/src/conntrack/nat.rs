@@ -58,6 +58,8 @@ pub struct NatHit {
 pub enum ReplyKey {
     /// No flow has it.
     Free,
+    /// Its flow has expired.
+    Expired,
     /// Its flow is closed by both sides, or reset.
     Over,
     /// Its flow is not established, unanswered, and idle for `idle_ms`.
@@ -126,6 +128,21 @@ impl NatTable {
     pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
             table.see_first(&packed, hash, packet, now).map(|(place, _)| hit(table, place, false))
+        })
+    }
+
+    /// [`Self::lookup`] for a key that [`Self::lookup_first`] has not found.
+    #[inline]
+    pub fn lookup_second(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> Option<NatHit> {
+        by_family!(mut self, key, |table, packed| {
+            let place = table.find_second(&packed, hash)?;
+            note(table, place, packet, now)
         })
     }
 
@@ -200,7 +217,7 @@ impl NatTable {
                 table.find(&packed, hash).filter(|&place| table.peer_key(place) != PackedKey::from(of));
             let Some(v) = place.and_then(|place| table.vitality(place, now)) else { return ReplyKey::Free };
             match v.standing.worth {
-                _ if v.expired() => ReplyKey::Free,
+                _ if v.expired() => ReplyKey::Expired,
                 Worth::Closed | Worth::Closing => ReplyKey::Over,
                 Worth::Unanswered => ReplyKey::Opening { idle_ms: v.idle_ms },
                 Worth::Answered => ReplyKey::Answered { idle_ms: v.idle_ms },
@@ -241,6 +258,41 @@ impl NatTable {
         idle: IdleTimeout,
         now: Now,
     ) -> Result<(), PairError> {
+        self.put_pair(flow, reply, backend, packet, idle, true, now)
+    }
+
+    /// [`Self::insert_pair`] for two keys that look-ups have not found, which saves another search for each.
+    ///
+    /// # Errors
+    /// As [`Self::insert_pair`].
+    ///
+    /// # Panics
+    /// If the two keys have different families.
+    #[inline]
+    pub fn insert_new_pair(
+        &mut self,
+        flow: (&FlowKey, FlowHash),
+        reply: (&FlowKey, FlowHash),
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), PairError> {
+        self.put_pair(flow, reply, backend, packet, idle, false, now)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "those of its two callers, and which of them it is")]
+    fn put_pair(
+        &mut self,
+        flow: (&FlowKey, FlowHash),
+        reply: (&FlowKey, FlowHash),
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        is_known: bool,
+        now: Now,
+    ) -> Result<(), PairError> {
         let (key, reply_key) = (flow.0, reply.0);
         assert_eq!(key.addr().is_v4(), reply_key.addr().is_v4(), "NAT stays within a family");
         by_family!(mut self, key, |table, packed| {
@@ -252,7 +304,7 @@ impl NatTable {
                 value: backend.raw(),
                 peer: Some(PackedKey::from(reply_key)),
             };
-            insert_pair(table, &entry, flow.1, reply.1, State::silent(packet), now)
+            insert_pair(table, &entry, (flow.1, is_known), reply.1, State::silent(packet), now)
         })
     }
 
@@ -450,18 +502,24 @@ fn set_both<const A: usize, const W: usize, const K: usize, const B: usize>(
 fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     flow: &Entry<A>,
-    flow_hash: FlowHash,
+    (flow_hash, is_known): (FlowHash, bool),
     reply_hash: FlowHash,
     reply_state: State,
     now: Now,
 ) -> Result<(), PairError> {
     let reply_key = flow.peer.expect("a flow of a pair names its reply");
-    if let Some(place) = table.find_alive(&reply_key, reply_hash, now)
+    debug_assert!(
+        is_known
+            || table.find(&flow.key, flow_hash).is_none() && table.find(&reply_key, reply_hash).is_none(),
+        "no key is in the table twice"
+    );
+    if is_known
+        && let Some(place) = table.find_alive(&reply_key, reply_hash, now)
         && table.peer_key(place) != flow.key
     {
         return Err(PairError::Conflict);
     }
-    if let Some(place) = table.find(&flow.key, flow_hash) {
+    if is_known && let Some(place) = table.find(&flow.key, flow_hash) {
         table.replace(place, now);
     }
     let place = table.admit(&flow.key, flow_hash, now).map_err(|no_room| match no_room {

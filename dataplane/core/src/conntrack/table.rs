@@ -321,6 +321,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.find_in(self.primary(hash), key).or_else(|| self.find_in(self.secondary(hash), key))
     }
 
+    /// [`Self::find`] for a key that [`Self::see_first`] has not found.
+    #[inline]
+    pub(super) fn find_second(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+        if self.live == 0 { None } else { self.find_in(self.secondary(hash), key) }
+    }
+
     #[inline(always)]
     fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
         let start = self.start(bucket);

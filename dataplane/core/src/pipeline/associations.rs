@@ -214,7 +214,7 @@ impl Pipeline {
         let reply = FlowKey::reply(backend.endpoint, local, port);
         let reply = (reply, self.flows.hash(&reply));
         let mut moved = None;
-        if self.flows.nat.reply_key(&reply.0, reply.1, &request.key, now) != ReplyKey::Free {
+        if self.flows.nat.reply_key(&reply.0, reply.1, &request.key, now) > ReplyKey::Expired {
             let hit = self.flows.nat.peek_reply(&reply.0, reply.1, now)?;
             let former = FlowKey::flow(hit.service, hit.client, hit.client_port);
             let former = (former, self.flows.hash(&former));

@@ -201,7 +201,7 @@ impl Pipeline {
         for request in requests.iter_mut().filter(|request| !request.found.is_known()) {
             // A service that remembers only flows in flux usually has no entry, and then no table need be read.
             if !request.service.on_change() || self.flows.dsr.has_flows_of(&request.key) {
-                request.found = self.known(burst, request).into();
+                request.found = self.known_second(burst, request).into();
                 if let Found::Known(known) = request.found {
                     burst.view.snapshot.prefetch_backend(known.backend);
                     continue;
@@ -279,6 +279,21 @@ impl Pipeline {
             self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
         } else {
             let hit = self.flows.nat.lookup(key, *flow_hash, kind, now)?;
+            Some(Known::translated(&hit, service.mode, key))
+        }
+    }
+
+    /// [`Self::known`] for a flow that is not in the first of its buckets.
+    fn known_second<F: Frame>(&mut self, burst: &Burst<'_, '_, F>, request: &Request<'_>) -> Option<Known> {
+        let Request { key, flow_hash, kind, service, .. } = request;
+        let (kind, now) = (*kind, burst.now);
+        if let Packet::Sctp(_) = kind {
+            return self.known_association(burst, request);
+        }
+        if service.mode.is_dsr() {
+            self.flows.dsr.lookup_second(key, *flow_hash, kind, now).map(Known::from)
+        } else {
+            let hit = self.flows.nat.lookup_second(key, *flow_hash, kind, now)?;
             Some(Known::translated(&hit, service.mode, key))
         }
     }
@@ -394,6 +409,15 @@ impl Pipeline {
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
+        // From here on, a flow that is not known has no entry.
+        let began;
+        let request = match found {
+            Some(known) if !request.found.is_known() => {
+                began = Request { found: Found::Known(known), ..*request };
+                &began
+            }
+            _ => request,
+        };
         if burst.client_fault(burst.frame_of(request.packet), &h, service.mode).is_some() {
             return Err(Refusal::BadSource);
         }
@@ -459,7 +483,11 @@ impl Pipeline {
                 // has counted that.
                 if !request.kind.is_ending() {
                     let (key, hash) = (&request.key, request.flow_hash);
-                    let inserted = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
+                    let inserted = if request.found.is_known() {
+                        self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now)
+                    } else {
+                        self.flows.dsr.insert_new(key, hash, backend.id, request.kind, idle, now)
+                    };
                     // Without an entry, the next packet could go to another backend.
                     if inserted.is_err() && service.selector().is_of_worker() {
                         return Err(Refusal::FlowTableFull);
@@ -655,7 +683,7 @@ impl Pipeline {
         let own = (own, self.flows.hash(&own));
         let found = self.flows.nat.reply_key(&own.0, own.1, &request.key, now);
         let gives_way = match found {
-            ReplyKey::Free | ReplyKey::Over => true,
+            ReplyKey::Free | ReplyKey::Expired | ReplyKey::Over => true,
             // A handshake may be in progress.
             ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
             ReplyKey::Answered { .. } | ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
@@ -696,7 +724,8 @@ impl Pipeline {
             let reply = FlowKey::reply(backend.endpoint, h.src, port);
             let hash = self.flows.hash(&reply);
             let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
-            matches!(found, ReplyKey::Free | ReplyKey::Over).then_some(((reply, hash), found))
+            matches!(found, ReplyKey::Free | ReplyKey::Expired | ReplyKey::Over)
+                .then_some(((reply, hash), found))
         })
     }
 
@@ -710,11 +739,15 @@ impl Pipeline {
         idle: IdleTimeout,
         now: Now,
     ) -> Result<(), Refusal> {
-        if found != ReplyKey::Free {
+        if found > ReplyKey::Expired {
             self.flows.nat.take_reply_key(reply, *hash);
         }
         let flow = (&request.key, request.flow_hash);
-        let inserted = self.flows.nat.insert_pair(flow, (reply, *hash), backend.id, request.kind, idle, now);
+        let inserted = if request.found.is_known() || found == ReplyKey::Expired {
+            self.flows.nat.insert_pair(flow, (reply, *hash), backend.id, request.kind, idle, now)
+        } else {
+            self.flows.nat.insert_new_pair(flow, (reply, *hash), backend.id, request.kind, idle, now)
+        };
         inserted.map_err(|error| match error {
             PairError::Conflict => Refusal::NatConflict,
             PairError::Full => Refusal::FlowTableFull,

@@ -290,7 +290,7 @@ fn a_reply_key_in_use_is_a_conflict_until_its_flow_is_over() {
     assert_eq!(refused, Err(PairError::Conflict));
     assert_eq!(tables.nat.live(), 1);
     let later = at(u64::from(OPENING_MS));
-    assert!(tables.nat.reply_key(&reply, hash, &second, later) == ReplyKey::Free);
+    assert!(tables.nat.reply_key(&reply, hash, &second, later) == ReplyKey::Expired);
     insert_pair(&mut tables, (second, reply), Packet::Tcp(SYN), later).unwrap();
     assert_eq!(tables.nat.peek(&first, tables.hash(&first), later), None);
     assert_eq!(tables.nat.live(), 1);
