@@ -36,6 +36,7 @@ mod owners;
 mod passive;
 mod proxied;
 mod reply_flows;
+mod request;
 mod retries;
 mod schedule;
 mod segment_size;
@@ -67,7 +68,7 @@ use crate::verdict::Verdict;
 use crate::wire::{Fragment, Headers, Parsed, ipv6, usual};
 use burst::{Begun, Burst, Packet};
 use reply_flows::Replies;
-use service_flows::Requests;
+use request::Requests;
 
 /// How many frames ahead of the header check the first line is prefetched.
 const AHEAD: usize = 4;

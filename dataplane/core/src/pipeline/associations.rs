@@ -17,7 +17,7 @@
 use arrayvec::ArrayVec;
 
 use super::burst::Burst;
-use super::service_flows::{Known, Request};
+use super::request::{Known, Request};
 use super::state::Pipeline;
 use crate::associations::{Association, EndedPath, Path};
 use crate::backend::Backend;

@@ -23,7 +23,7 @@ use super::burst::{Burst, Destination, Packet as BurstPacket};
 use super::cookie_state::CookieCounts;
 use super::deliver::{finish_translated, limit_segments, translate, way_of};
 use super::proxied::{Change, key_of};
-use super::service_flows::{Chosen, Request};
+use super::request::{Chosen, Request};
 use super::state::Pipeline;
 use crate::conntrack::{FlowHash, Splice};
 use crate::counters::Tallies;

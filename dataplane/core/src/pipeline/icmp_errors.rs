@@ -13,7 +13,7 @@
 use super::burst::{Burst, Delivery, Destination};
 use super::output::{FlowNote, Note};
 use super::owners::Dealt;
-use super::service_flows::local_of;
+use super::request::local_of;
 use super::state::Pipeline;
 use crate::conntrack::FlowKey;
 use crate::frame::Frame;

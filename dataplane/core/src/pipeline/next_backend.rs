@@ -4,7 +4,7 @@
 //! exist. So it is nearly always the one that the flow gets once health checks have removed them.
 
 use super::burst::Burst;
-use super::service_flows::Request;
+use super::request::Request;
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowHash, FlowKey, Packet, Tried};

@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 
 use super::burst::{Burst, Packet as CheckedPacket};
 use super::output::FlowNote;
-use super::service_flows::{Chosen, Found, Request, Requests};
+use super::request::{Chosen, Found, Request, Requests};
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowKey, FlowKind, Packet};

@@ -10,7 +10,7 @@ use super::burst::{Burst, Delivery, Destination};
 use super::output::FlowNote;
 use super::owners::Dealt;
 use super::passive::may_refuse;
-use super::service_flows::kind_of;
+use super::request::kind_of;
 use super::state::Pipeline;
 use crate::conntrack::{First, FlowHash, FlowKey, Packet, ReplyHit};
 use crate::frame::Frame;

@@ -9,7 +9,7 @@ use super::deliver::way_of;
 use super::next_backend::rules;
 use super::output::{FlowNote, Note};
 use super::passive::may_refuse;
-use super::service_flows::{Chosen, Request};
+use super::request::{Chosen, Request};
 use super::state::Pipeline;
 use crate::backend::Backend;
 use crate::conntrack::{FlowHash, FlowKey, Packet};
