@@ -19,6 +19,7 @@ use crossbeam::queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_core::counters::Counter;
 use tidegate_core::frame::Frame;
+use tidegate_core::hash::{key_hash, scale};
 use tidegate_core::histogram::Recorder;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::neighbors::NeighborTable;
@@ -27,7 +28,7 @@ use tidegate_core::pipeline::NeighborEvent;
 use tidegate_core::snapshot::{Problem, SnapshotSpec};
 use tidegate_core::wire::arp::{self, ArpOperation};
 use tidegate_core::wire::ndp::{self, Ndp};
-use tidegate_core::wire::{Addr, Parsed, SmallFrame};
+use tidegate_core::wire::{Addr, Parsed, SmallFrame, parse};
 use tidegate_probe::Probes;
 
 use crate::clock::Clock;
@@ -40,8 +41,8 @@ use crate::probe_device::ProbeDevice;
 use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
-use crate::worker::Exchange;
 use crate::worker::counters::Gauge;
+use crate::worker::{Exchange, Mailbox};
 
 /// The longest time that this thread sleeps.
 pub const WAIT_MAX: Duration = Duration::from_millis(4);
@@ -288,8 +289,8 @@ impl<S: FrameSource> SlowPath<S> {
         };
         let note = |frame: &[u8]| self.exchange.own.note(now, frame);
         let Some(interface) = self.probes.outward(&mut frame, mac, note) else { return false };
-        let Some(mailbox) = self.exchange.mailboxes.first() else { return false };
-        mailbox.inject(interface, frame).is_ok()
+        let mailbox = self.mailbox_for(frame.bytes());
+        mailbox.is_some_and(|mailbox| mailbox.inject(interface, frame).is_ok())
     }
 
     /// Creates a deleted tap again, under its name, with its addresses and routes.
@@ -446,9 +447,21 @@ impl<S: FrameSource> SlowPath<S> {
         refused
     }
 
-    /// Passes a frame to worker 0. All frames use this worker, so that they stay in order.
+    /// The worker that sends a frame. All frames to one address are sent by one worker, so that they stay in order.
+    fn mailbox_for(&self, bytes: &[u8]) -> Option<&Mailbox<S::Frame>> {
+        let mailboxes = &self.exchange.mailboxes;
+        let worker = match parse(bytes) {
+            Ok(Parsed::Ip(h)) if mailboxes.len() > 1 => {
+                scale(key_hash(&h.dst, h.proto, 0), mailboxes.len() as u32) as usize
+            }
+            _ => 0,
+        };
+        mailboxes.get(worker)
+    }
+
+    /// Passes a frame to a worker.
     fn inject(&self, interface: InterfaceIndex, bytes: &[u8]) -> bool {
-        let Some(mailbox) = self.exchange.mailboxes.first() else { return false };
+        let Some(mailbox) = self.mailbox_for(bytes) else { return false };
         self.source.frame(bytes).is_some_and(|frame| mailbox.inject(interface, frame).is_ok())
     }
 

@@ -15,7 +15,7 @@ use tidegate_dataplane::worker::Mailbox;
 #[test]
 fn a_worker_that_falls_asleep_is_woken_by_a_new_item() {
     loom::model(|| {
-        let mailbox = Arc::new(Mailbox::<u8>::with_capacity(2, 2));
+        let mailbox = Arc::new(Mailbox::<u8>::with_capacity(2));
         let theirs = Arc::clone(&mailbox);
         let worker = thread::spawn(move || {
             theirs.belongs_to_this_thread();
@@ -23,7 +23,7 @@ fn a_worker_that_falls_asleep_is_woken_by_a_new_item() {
                 if let Some((interface, frame)) = theirs.next_injected() {
                     return (interface, frame);
                 }
-                theirs.sleep(Duration::from_millis(1));
+                theirs.sleep(Duration::from_millis(1), || true);
             }
         });
         mailbox.inject(3, 7).unwrap();

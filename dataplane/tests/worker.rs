@@ -26,8 +26,8 @@ use tidegate_dataplane::gateway::{OnFailure, WorkerPool, WorkerPoolConfig, Worke
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_dataplane::worker::FlowFilter;
-use tidegate_dataplane::worker::mailbox::HANDED_OVER_MAX;
 use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
+use tidegate_dataplane::worker::rings::HANDED_OVER_MAX;
 
 fn bench(workers: u8, depth: usize) -> Bench {
     Bench::of(&spec(1), workers, depth)
@@ -202,6 +202,56 @@ fn a_reply_at_the_wrong_worker_is_handed_over_to_the_worker_with_the_flow() {
         received,
         "received once, by worker 0"
     );
+}
+
+#[test]
+fn a_worker_sends_the_replies_of_an_established_flow_itself_although_another_worker_holds_it() {
+    let mut bench = bench(2, 64);
+    let (client, port) = open_fullnat(&mut bench, 1);
+    let (from, vip) = (format!("{CLIENT_IP}:{client}"), format!("{VIP_FULLNAT}:80"));
+    let (backend, local) = (format!("{BACKEND_IP}:80"), format!("{SNAT}:{port}"));
+    let ack = Builder::tcp(from.as_str(), vip.as_str()).mac(CLIENT, GATEWAY).flags(tcp::flags::ACK).build();
+    let data =
+        Builder::tcp(backend.as_str(), local.as_str()).mac(BACKEND, GATEWAY).flags(tcp::flags::ACK).build();
+    for (worker, frame) in [(0, &reply(port)), (1, &ack), (0, &data)] {
+        assert!(bench.wire.offer(worker, frame));
+        bench.turn(worker);
+        bench.turn(1);
+    }
+    bench.turn(0);
+    assert_eq!(bench.workers[0].shared().counters.hand_overs(), 2, "the SYN ACK and the first data");
+    let by_holder = std::iter::from_fn(|| bench.wire.take(1)).last().unwrap();
+    // Longer than the idle timeout of the service: the reports of worker 0 keep the flow.
+    for half_seconds in 1..2_000 {
+        assert!(bench.wire.offer(0, &data));
+        bench.turn_at(0, half_seconds * 500);
+        bench.turn_at(1, half_seconds * 500);
+        assert_eq!(bench.wire.take(0).unwrap().bytes(), by_holder.bytes());
+    }
+    assert_eq!(bench.workers[0].shared().counters.hand_overs(), 2);
+}
+
+/// The cache lines of some addresses.
+fn lines(written: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
+    written.start / 64..written.end.div_ceil(64)
+}
+
+#[test]
+fn no_cache_line_of_counters_is_written_by_two_workers() {
+    let mut bench = bench(4, 64);
+    let mut seen = std::collections::HashMap::new();
+    for (worker, tallies) in bench.publisher.current().tallies.iter().enumerate() {
+        let shared = bench.workers[worker].shared();
+        let start = Arc::as_ptr(shared).addr();
+        let counters = start..start + size_of_val(&**shared);
+        let written = tallies.written().into_iter().chain([counters]);
+        for line in written.flat_map(lines) {
+            assert_eq!(seen.insert(line, worker).unwrap_or(worker), worker, "line {line:x}");
+        }
+    }
+    assert!(seen.len() > 4 * 8, "{} lines", seen.len());
+    assert!(bench.workers.iter().all(|worker| align_of_val(&**worker.shared()) >= 64));
+    bench.turn(0);
 }
 
 #[test]

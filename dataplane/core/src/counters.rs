@@ -8,6 +8,7 @@
 //! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs and drops
 //! (`tests/pipeline_fuzz.rs`).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ids::{BackendId, InterfaceIndex, ServiceId};
@@ -135,37 +136,80 @@ pub struct ServiceTally {
     pub bytes: Counter,
 }
 
+/// A list that has its cache lines for itself, so that two workers never write to the same line.
+#[derive(Debug)]
+struct Lines<T> {
+    parts: Box<[Part<T>]>,
+    len: usize,
+}
+
+/// Counters that fill a cache line.
+const PART: usize = 8;
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Part<T>([T; PART]);
+
+impl<T: Default> Lines<T> {
+    fn new(len: usize) -> Self {
+        Self { parts: std::iter::repeat_with(Part::default).take(len.div_ceil(PART)).collect(), len }
+    }
+
+    #[inline]
+    fn get(&self, at: usize) -> Option<&T> {
+        self.parts.get(at / PART).map(|part| &part.0[at % PART])
+    }
+
+    /// The addresses of all items.
+    fn addresses(&self) -> Range<usize> {
+        let start = self.parts.as_ptr().addr();
+        start..start + size_of_val(&*self.parts)
+    }
+}
+
 /// Per-service and per-backend counts of one worker, by the index of the ids.
 #[derive(Debug)]
 pub struct Tallies {
-    services: Box<[ServiceTally]>,
-    connections: Box<[Counter]>,
+    services: Lines<ServiceTally>,
+    connections: Lines<Counter>,
     /// The loads of backends in this worker's flow tables, for the other workers ([`Load::word`]). Only those that
     /// schedulers compare are set.
-    loads: Box<[Counter]>,
+    loads: Lines<Counter>,
     /// Whether this worker has set the backend aside: 1 or 0.
-    set_aside: Box<[Counter]>,
+    set_aside: Lines<Counter>,
     /// Whether the service is under a SYN flood at this worker: 1 or 0.
-    flooded: Box<[Counter]>,
+    flooded: Lines<Counter>,
 }
 
 impl Tallies {
-    /// Tallies for ids with indices below these numbers. Ids with larger indices are not counted.
+    /// Tallies for ids with indices below these numbers. Ids with larger indices may not be counted.
     #[must_use]
     pub fn with_capacity(services: usize, backends: usize) -> Self {
         Self {
-            services: std::iter::repeat_with(ServiceTally::default).take(services).collect(),
-            connections: std::iter::repeat_with(Counter::default).take(backends).collect(),
-            loads: std::iter::repeat_with(Counter::default).take(backends).collect(),
-            set_aside: std::iter::repeat_with(Counter::default).take(backends).collect(),
-            flooded: std::iter::repeat_with(Counter::default).take(services).collect(),
+            services: Lines::new(services),
+            connections: Lines::new(backends),
+            loads: Lines::new(backends),
+            set_aside: Lines::new(backends),
+            flooded: Lines::new(services),
         }
     }
 
     /// The numbers of service and backend indices that the tallies have room for.
     #[must_use]
     pub fn capacity(&self) -> (usize, usize) {
-        (self.services.len(), self.connections.len())
+        (self.services.len, self.connections.len)
+    }
+
+    /// The addresses that its worker writes to.
+    #[must_use]
+    pub fn written(&self) -> [Range<usize>; 5] {
+        [
+            self.services.addresses(),
+            self.connections.addresses(),
+            self.loads.addresses(),
+            self.set_aside.addresses(),
+            self.flooded.addresses(),
+        ]
     }
 
     /// Counts one forwarded packet.
@@ -260,10 +304,10 @@ mod tests {
     fn ids_beyond_the_tallies_are_not_counted_and_do_no_harm() {
         let tallies = Tallies::with_capacity(1, 1);
         tallies.forwarded(ServiceId::new(0, 0), 100);
-        tallies.forwarded(ServiceId::new(1, 0), 100);
+        tallies.forwarded(ServiceId::new(8, 0), 100);
         tallies.connected(BackendId::new(9, 0));
-        assert_eq!(tallies.service(0), (1, 100));
-        assert_eq!(tallies.service(1), (0, 0));
+        assert_eq!((tallies.service(0), tallies.capacity()), ((1, 100), (1, 1)));
+        assert_eq!(tallies.service(8), (0, 0));
         assert_eq!(tallies.connections(9), 0);
     }
 }

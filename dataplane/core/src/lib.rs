@@ -21,6 +21,7 @@ mod chunked;
 pub mod conntrack;
 pub mod counters;
 pub mod difference;
+pub mod flow_copies;
 pub mod forward;
 pub mod fragments;
 pub mod frame;

@@ -104,6 +104,9 @@ pub const SNAT_PORT_PROBES: usize = 64;
 /// Ports of one SNAT address that are examined together, so that their cache misses overlap.
 pub const SNAT_PORT_BATCH: usize = 8;
 
+/// With several workers, each has room for copies of as many flows of others as this part of its flow table.
+pub const COPIES_TABLE_SHARE: usize = 4;
+
 /// Masqueraded flows of a worker: the size of its flow tables divided by this number.
 pub const MASQUERADE_TABLE_SHARE: usize = 8;
 

@@ -7,6 +7,7 @@
 //!    prefetched;
 //! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the flow
 //!    entry ([`service_flows`], [`reply_flows`]);
+//!    Packets of flows that another worker holds are sent by a copy of the flow, if there is one ([`copies`]);
 //! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]);
 //! 6. `remember_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
 //!    ([`fragments`]).
@@ -24,6 +25,7 @@ mod associations;
 mod burst;
 mod cookie_state;
 mod cookies;
+mod copies;
 mod deliver;
 mod fragments;
 mod icmp_errors;
@@ -125,6 +127,7 @@ impl Pipeline {
             first_fragments,
             later_fragments,
             begun: Begun::default(),
+            held_elsewhere: ArrayVec::new(),
             of_peers: ArrayVec::new(),
             opened: self.opened.is_none(),
             out,
@@ -137,7 +140,13 @@ impl Pipeline {
         self.find_reply_flows(&mut burst, &mut replies);
         self.choose_backends(&mut burst, &requests);
         self.choose_clients(&mut burst, &replies);
+        if !burst.held_elsewhere.is_empty() {
+            self.use_copies(&mut burst);
+        }
         self.deliver(&mut burst);
+        if let Arrival::HandedOver(_, from) = arrival {
+            self.copy_flows(&mut burst, from, &requests, &replies);
+        }
         if !burst.first_fragments.is_empty() {
             self.remember_first_fragments(&mut burst);
         }
@@ -184,7 +193,7 @@ impl Pipeline {
                         burst.out.notes[frame].service = Some(service.id);
                         requests.push(request);
                     }
-                    Err(elsewhere) => burst.set(frame, elsewhere),
+                    Err(elsewhere) => self.hold_elsewhere(burst, packet, service, elsewhere),
                 },
                 None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
                 None => {

@@ -52,7 +52,7 @@ fn each_reason_of_this_crate_has_a_frame_that_makes_its_counter_one() {
             }
             DropReason::Refused(Refusal::HandOverLoop) => {
                 let (mut lab, frame) = of_the_other_worker();
-                let fate = lab.receive_as(Arrival::HandedOver(0), &frame);
+                let fate = lab.receive_as(Arrival::HandedOver(0, 0), &frame);
                 assert_eq!(fate.verdict, Verdict::Drop(reason));
                 assert_eq!(lab.counters.drops(reason), 1);
                 continue;

@@ -27,8 +27,9 @@ use crate::punt::sysctl_guard::SysctlGuard;
 use crate::punt::tap::{Tap, TapConfig};
 use crate::topology::{self, Machine, Plan, PortOffer};
 use crate::worker::fragment_room::HELD_MAX;
-use crate::worker::mailbox::{HANDED_OVER_MAX, INJECTED_MAX};
+use crate::worker::mailbox::INJECTED_MAX;
 use crate::worker::pending_neighbor::PARKED_MAX;
+use crate::worker::rings::handed_over_max;
 
 pub mod config;
 pub mod error;
@@ -354,7 +355,8 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let in_hand = workers * (ports + 2) * BURST;
     // A cache may hold half as many again before it is flushed.
     let cached = workers * defaults.cache as usize * 3 / 2;
-    let queued = workers * (HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX) + PuntClass::QUEUED_MAX;
+    let queued =
+        workers * (handed_over_max(workers) + INJECTED_MAX + PARKED_MAX + HELD_MAX) + PuntClass::QUEUED_MAX;
     let wanted = rings + in_hand + cached + queued;
     let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
     PoolConfig {
@@ -536,8 +538,7 @@ mod tests {
         let plan = topology::plan(&[0], config.idle, &machine, &[]).unwrap();
         let pool = pool_config(&config, &plan);
         assert!(
-            pool.mbufs as usize
-                > 2 * 1024 + HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX + PuntClass::QUEUED_MAX
+            pool.mbufs as usize > 2 * 1024 + INJECTED_MAX + PARKED_MAX + HELD_MAX + PuntClass::QUEUED_MAX
         );
         assert!(pool.data_room >= 9064);
     }

@@ -40,6 +40,7 @@ use crate::publish::Publisher;
 use crate::punt::tap::Tap;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
 use crate::topology::{Idle, WorkerPlace};
+use crate::worker::rings::Rings;
 use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Shared, Worker, WorkerParts};
 
 /// One of the two ways to compile a snapshot.
@@ -211,8 +212,9 @@ impl<F> WorkerPool<F> {
             associations,
             clock: Clock::calibrated(),
         };
-        for (place, queues) in config.places.iter().zip(queues) {
-            worker_pool.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
+        let ends = queues.into_iter().zip(Rings::between(config.places.len()));
+        for (place, ends) in config.places.iter().zip(ends) {
+            worker_pool.start_worker(config, *place, ends, enter.clone(), on_failure.cloned())?;
         }
         let mtu = first.network.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
         worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
@@ -223,7 +225,7 @@ impl<F> WorkerPool<F> {
         &mut self,
         config: &WorkerPoolConfig,
         place: WorkerPlace,
-        ports: Vec<Q>,
+        (ports, rings): (Vec<Q>, Rings<F>),
         enter: E,
         on_failure: Option<OnFailure>,
     ) -> Result<(), WorkerPoolError>
@@ -267,6 +269,7 @@ impl<F> WorkerPool<F> {
                 forwarding,
                 neighbors,
                 exchange,
+                rings,
                 shared: counts,
                 clock,
                 idle,

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use super::mailbox::Mailbox;
+use super::rings::Rings;
 use crate::topology::Idle;
 
 /// The longest sleep requested.
@@ -44,13 +45,13 @@ impl Backoff {
 
     /// Pauses and moves one step down, after a turn without work.
     #[inline]
-    pub fn pause<F>(&mut self, mailbox: &Mailbox<F>) {
+    pub fn pause<F>(&mut self, mailbox: &Mailbox<F>, rings: &Rings<F>) {
         self.empty_turns = self.empty_turns.saturating_add(1);
         match self.step() {
             Step::Spin => std::hint::spin_loop(),
             Step::Yield => std::thread::yield_now(),
             Step::Sleep(time) => {
-                mailbox.sleep(time);
+                mailbox.sleep(time, || rings.is_empty());
                 self.sleep = (self.sleep * 2).min(SLEEP_MAX);
             }
         }
@@ -78,21 +79,21 @@ mod tests {
 
     #[test]
     fn adaptive_goes_from_spinning_to_longer_sleeps_and_back_at_once() {
-        let mailbox = Mailbox::<()>::new();
+        let (mailbox, rings) = (Mailbox::<()>::new(), &Rings::between(1)[0]);
         let mut backoff = Backoff::new(Idle::Adaptive);
         assert_eq!(backoff.step(), Step::Spin);
         for _ in 0..SPINS + 1 {
-            backoff.pause(&mailbox);
+            backoff.pause(&mailbox, rings);
         }
         assert_eq!(backoff.step(), Step::Yield);
         for _ in 0..YIELDS - 1 {
-            backoff.pause(&mailbox);
+            backoff.pause(&mailbox, rings);
         }
         assert_eq!(backoff.step(), Step::Yield);
         backoff.empty_turns += 1;
         assert_eq!(backoff.step(), Step::Sleep(SLEEP_FIRST));
         for _ in 0..8 {
-            backoff.pause(&mailbox);
+            backoff.pause(&mailbox, rings);
         }
         assert_eq!(backoff.step(), Step::Sleep(SLEEP_MAX));
         backoff.reset();
@@ -101,10 +102,10 @@ mod tests {
 
     #[test]
     fn poll_only_spins() {
-        let mailbox = Mailbox::<()>::new();
+        let (mailbox, rings) = (Mailbox::<()>::new(), &Rings::between(1)[0]);
         let mut backoff = Backoff::new(Idle::Poll);
         for _ in 0..10 * (SPINS + YIELDS) {
-            backoff.pause(&mailbox);
+            backoff.pause(&mailbox, rings);
         }
         assert_eq!(backoff.step(), Step::Spin);
     }

@@ -41,6 +41,7 @@ pub mod mailbox;
 pub mod news;
 pub mod pending_neighbor;
 pub mod questions;
+pub mod rings;
 mod transmit;
 
 pub use counters::LoopCounters;
@@ -50,9 +51,9 @@ pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion}
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
-use mailbox::Report;
 use news::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
+use rings::{HandedOver, Report, Rings};
 use transmit::{Sending, TxBatch};
 
 /// The resources of a worker.
@@ -70,6 +71,8 @@ pub struct WorkerParts<Q: PortQueue> {
     pub neighbors: Arc<NeighborTable>,
     /// The queues to all other threads.
     pub exchange: Arc<Exchange<Q::Frame>>,
+    /// The rings to and from the other workers.
+    pub rings: Rings<Q::Frame>,
     /// Its counters.
     pub shared: Arc<Shared>,
     /// The clock.
@@ -87,8 +90,6 @@ pub struct Worker<Q: PortQueue> {
     sending: Vec<TxBatch<Q::Frame>>,
     /// Frames of the burst that must be sent in fragments.
     too_long: ArrayVec<TooLong<Q::Frame>, BURST>,
-    /// A frame that was handed over with a different arrival from the batch being built.
-    held: Option<(Arrival, Q::Frame)>,
     /// Frames whose next hop is being resolved.
     pending_neighbor: PendingNeighborQueue<Q::Frame>,
     /// Fragments whose first fragment was not seen yet.
@@ -145,7 +146,6 @@ impl<Q: PortQueue> Worker<Q> {
             out: BurstOutput::default(),
             sending,
             too_long: ArrayVec::new(),
-            held: None,
             pending_neighbor: PendingNeighborQueue::default(),
             fragments: FragmentRoom::default(),
             reported: Recent::default(),
@@ -171,7 +171,7 @@ impl<Q: PortQueue> Worker<Q> {
                 backoff.reset();
                 started = ended;
             } else {
-                backoff.pause(self.mailbox());
+                backoff.pause(self.mailbox(), &self.parts.rings);
                 let resumed = cycles();
                 self.parts.shared.turns.idle_cycles.add(resumed.saturating_sub(started));
                 started = resumed;
@@ -199,9 +199,12 @@ impl<Q: PortQueue> Worker<Q> {
         for port in 0..self.parts.ports.len() {
             worked |= self.receive(now, port);
         }
-        if !self.mailbox().is_empty() || self.held.is_some() || self.asked.is_some() {
+        if !self.parts.rings.is_empty() {
             self.learn_reports(now);
             self.take_handed_over(now);
+            worked = true;
+        }
+        if !self.mailbox().is_empty() || self.asked.is_some() {
             self.send_injected();
             self.answer(now);
             worked = true;
@@ -266,6 +269,7 @@ impl<Q: PortQueue> Worker<Q> {
         for port in 0..self.sending.len() {
             self.flush(port);
         }
+        self.send_handed_over();
         if !self.too_long.is_empty() {
             self.send_in_pieces();
         }
@@ -274,6 +278,9 @@ impl<Q: PortQueue> Worker<Q> {
         }
         if self.parts.pipeline.has_ended_paths() {
             self.tell_of_ended_paths();
+        }
+        if !self.out.flow_copies.is_empty() || !self.out.flow_uses.is_empty() {
+            self.tell_of_copies(arrival);
         }
     }
 
@@ -314,9 +321,9 @@ impl<Q: PortQueue> Worker<Q> {
                     Err(refusal) => refusal.into(),
                 },
                 Verdict::HandOver(worker) => {
-                    let mailbox = &parts.exchange.mailboxes[usize::from(worker)];
-                    match mailbox.redirect(arrival.handed_over(), frame) {
-                        Ok(()) => verdict,
+                    match parts.rings.hand_over(worker, arrival.handed_over(parts.worker), frame) {
+                        // The verdict is recorded when the frame is in the ring.
+                        Ok(()) => continue,
                         Err(_) => Refusal::HandOverRingFull.into(),
                     }
                 }
@@ -390,24 +397,29 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Processes up to a burst of frames that other workers received and whose flows this worker holds.
+    /// Puts the frames of the burst that other workers must process into their rings.
+    #[inline]
+    fn send_handed_over(&mut self) {
+        while let Some(HandedOver { to, sent, refused }) = self.parts.rings.send_next() {
+            let counters = &self.parts.shared.counters;
+            (0..sent).for_each(|_| counters.record(Verdict::HandOver(to)));
+            (0..refused).for_each(|_| counters.record(Refusal::HandOverRingFull.into()));
+            self.parts.exchange.mailboxes[usize::from(to)].wake();
+        }
+    }
+
+    /// Processes up to a burst of frames from each other worker, whose flows this worker holds.
     fn take_handed_over(&mut self, now: Now) {
-        let first = self.held.take().or_else(|| self.mailbox().next_handed_over());
-        let Some((arrival, frame)) = first else { return };
-        self.received.push(frame);
-        while !self.received.is_full() {
-            match self.mailbox().next_handed_over() {
-                None => break,
-                Some((other, frame)) if other != arrival => {
-                    // A burst has one arrival. This frame begins the next burst.
-                    self.held = Some((other, frame));
-                    break;
-                }
-                Some((_, frame)) => self.received.push(frame),
+        for from in 0..self.parts.rings.workers() {
+            let mut taken = 0;
+            while taken < BURST
+                && let Some(arrival) = self.parts.rings.take_frames(from, &mut self.received)
+            {
+                taken += self.received.len();
+                self.parts.shared.turns.frames.add(self.received.len() as u64);
+                self.process(now, arrival, MayWait::Yes);
             }
         }
-        self.parts.shared.turns.frames.add(self.received.len() as u64);
-        self.process(now, arrival, MayWait::Yes);
     }
 
     /// Handles the first fragments of the last burst: informs the workers that may receive later fragments of their
@@ -416,26 +428,33 @@ impl<Q: PortQueue> Worker<Q> {
     fn tell_of_first_fragments(&mut self, now: Now) {
         for first in std::mem::take(&mut self.out.first_fragments) {
             if first.gatherer != self.parts.worker {
-                let gatherer = &self.parts.exchange.mailboxes[usize::from(first.gatherer)];
-                // See `REPORTS_MAX` for the effect of a full queue.
-                let _ = gatherer.tell_of_fragment(first.key, first.owner);
+                self.tell(first.gatherer, Report::FirstFragment(first.key, first.owner));
             }
             self.release_fragments(&first.key, now);
         }
     }
 
-    /// Handles reports of first fragments and of ended associations that other workers have seen.
+    /// Handles the reports of other workers.
     fn learn_reports(&mut self, now: Now) {
-        for _ in 0..BURST {
-            match self.mailbox().next_report() {
-                None => break,
-                // The first fragment itself will be handed over to this worker, and releases the others.
-                Some(Report::FirstFragment(_, owner)) if owner == self.parts.worker => {}
-                Some(Report::FirstFragment(key, owner)) => {
-                    self.parts.pipeline.learn_fragment(key, owner, now);
-                    self.release_fragments(&key, now);
+        for from in 0..self.parts.rings.workers() {
+            for _ in 0..BURST {
+                match self.parts.rings.next_report(from) {
+                    None => break,
+                    // The first fragment itself will be handed over to this worker, and releases the others.
+                    Some(Report::FirstFragment(_, owner)) if owner == self.parts.worker => {}
+                    Some(Report::FirstFragment(key, owner)) => {
+                        self.parts.pipeline.learn_fragment(key, owner, now);
+                        self.release_fragments(&key, now);
+                    }
+                    Some(Report::EndedPath(path)) => self.parts.pipeline.end_path(&path, now),
+                    Some(Report::FlowCopy(copy)) => self.parts.pipeline.learn_copy(&copy, now),
+                    Some(Report::FlowUse(used)) => {
+                        let snapshot = &self.parts.forwarding.get().snapshot;
+                        let answer = self.parts.pipeline.confirm_copy(snapshot, &used, now);
+                        // See `REPORTS_MAX` for the effect of a full ring.
+                        let _ = self.parts.rings.tell(used.user, Report::FlowCopy(answer));
+                    }
                 }
-                Some(Report::EndedPath(path)) => self.parts.pipeline.end_path(&path, now),
             }
         }
     }
@@ -444,10 +463,32 @@ impl<Q: PortQueue> Worker<Q> {
     #[cold]
     fn tell_of_ended_paths(&mut self) {
         for path in self.parts.pipeline.take_ended_paths() {
-            if let Some(mailbox) = self.parts.exchange.mailboxes.get(usize::from(path.worker)) {
-                // See `REPORTS_MAX` for the effect of a full queue.
-                let _ = mailbox.tell_of_ended_path(path);
+            // See `REPORTS_MAX` for the effect of a full ring.
+            if self.parts.rings.tell(path.worker, Report::EndedPath(path)).is_ok() {
+                self.parts.exchange.mailboxes[usize::from(path.worker)].wake();
             }
+        }
+    }
+
+    /// Sends copies of flows to the worker that handed the burst over, and reports the use of copies. No worker is woken:
+    /// one that sleeps takes them within a millisecond.
+    #[cold]
+    fn tell_of_copies(&mut self, arrival: Arrival) {
+        if let Arrival::HandedOver(_, from) = arrival {
+            for copy in self.out.flow_copies.drain(..) {
+                let _ = self.parts.rings.tell(from, Report::FlowCopy(copy));
+            }
+        }
+        for (holder, used) in self.out.flow_uses.drain(..) {
+            let _ = self.parts.rings.tell(holder, Report::FlowUse(used));
+        }
+    }
+
+    /// Reports to another worker and wakes it.
+    fn tell(&mut self, to: WorkerIndex, report: Report) {
+        // See `REPORTS_MAX` for the effect of a full ring.
+        if self.parts.rings.tell(to, report).is_ok() {
+            self.parts.exchange.mailboxes[usize::from(to)].wake();
         }
     }
 

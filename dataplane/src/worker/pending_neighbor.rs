@@ -145,7 +145,7 @@ mod tests {
         let (neighbors, mut pending) = (NeighborTable::with_capacity(8), PendingNeighborQueue::default());
         for frame in 0..3 {
             pending.park(host(1), HERE, frame, Now(0)).unwrap();
-            pending.park(host(2), Arrival::HandedOver(0), 10 + frame, Now(0)).unwrap();
+            pending.park(host(2), Arrival::HandedOver(0, 0), 10 + frame, Now(0)).unwrap();
         }
         assert!(pending.release(Now(0), &neighbors).is_none());
         let slot = neighbors.intern(0, host(2).1).unwrap();
@@ -153,7 +153,7 @@ mod tests {
         assert!(pending.release(Now(1), &neighbors).is_none(), "it has just looked");
         let later = Now(0).plus(LOOK_EVERY);
         let Some(Released::Resolved(frames)) = pending.release(later, &neighbors) else { panic!("found") };
-        assert_eq!(frames[..], [10, 11, 12].map(|frame| (Arrival::HandedOver(0), frame)));
+        assert_eq!(frames[..], [10, 11, 12].map(|frame| (Arrival::HandedOver(0, 0), frame)));
         assert!(pending.release(later, &neighbors).is_none());
         assert_eq!((pending.len(), pending.is_empty()), (3, false));
     }

@@ -12,6 +12,7 @@ use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
 use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::topology::Idle;
+use tidegate_dataplane::worker::rings::Rings;
 use tidegate_dataplane::worker::{Exchange, Forwarding, Worker, WorkerParts};
 
 /// Workers that a test runs step by step.
@@ -37,6 +38,7 @@ impl Bench {
         let (wire, ends) = memory::port(usize::from(workers), depth);
         let clock = Clock::calibrated();
         let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
+        let mut rings = Rings::between(usize::from(workers)).into_iter();
         let make = |(worker, end): (u8, MemoryQueue)| {
             Worker::new(WorkerParts {
                 worker,
@@ -51,6 +53,7 @@ impl Bench {
                 forwarding: publisher.reader(),
                 neighbors: Arc::clone(&neighbors),
                 exchange: Arc::clone(&exchange),
+                rings: rings.next().unwrap(),
                 shared: Arc::default(),
                 clock,
                 idle: Idle::Poll,

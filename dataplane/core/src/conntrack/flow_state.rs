@@ -51,7 +51,7 @@ pub enum Packet {
 impl Packet {
     /// Whether it neither begins nor ends a connection, like nearly all packets of a flow.
     #[inline]
-    pub(super) fn is_plain(self) -> bool {
+    pub(crate) fn is_plain(self) -> bool {
         // One mask for both protocols, so that mixed traffic costs no branch.
         const CONTROL: u8 = flags::SYN | flags::FIN | flags::RST;
         const { assert!(Kind::Unproved as u8 & CONTROL == 0 && Kind::End as u8 <= CONTROL) };

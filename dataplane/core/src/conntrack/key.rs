@@ -57,6 +57,13 @@ impl FlowKey {
         ServiceId::from_raw(self.owner)
     }
 
+    /// Whether this is the key of replies, or of affinity.
+    #[inline]
+    #[must_use]
+    pub(crate) fn is_twin(&self) -> bool {
+        self.tag & TWIN != 0
+    }
+
     /// The address in the key: the client, or the destination of replies.
     #[inline]
     #[must_use]

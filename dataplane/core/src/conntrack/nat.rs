@@ -197,6 +197,40 @@ impl NatTable {
         })
     }
 
+    /// The flow with this key of its client, if another worker may have a copy of it for plain packets: both sides have
+    /// established it, no byte is added to it or removed, and its idle timeout is at least `idle_min_ms`.
+    #[must_use]
+    pub fn to_copy(
+        &self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        idle_min_ms: u32,
+        now: Now,
+    ) -> Option<NatHit> {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash)?;
+            may_be_copied(table, place, place, packet, idle_min_ms, now).then(|| hit(table, place, false))
+        })
+    }
+
+    /// [`Self::to_copy`] for the key of replies.
+    #[must_use]
+    pub fn reply_to_copy(
+        &self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        idle_min_ms: u32,
+        now: Now,
+    ) -> Option<ReplyHit> {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash)?;
+            let client = table.peer(place)?;
+            may_be_copied(table, place, client, packet, idle_min_ms, now).then(|| reply_hit(table, place))
+        })
+    }
+
     /// Whether the client of this flow has sent only SYNs, or INITs, and the server nothing. The key may be that of
     /// either side.
     #[must_use]
@@ -406,6 +440,25 @@ impl NatTable {
     pub(super) fn counters(&self) -> FlowCounters {
         self.v4.counters.plus(&self.v6.counters)
     }
+}
+
+/// See [`NatTable::to_copy`]; `client` is the place of the client's side.
+fn may_be_copied<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &Table<A, W, K, B>,
+    place: Place,
+    client: Place,
+    packet: Packet,
+    idle_min_ms: u32,
+    now: Now,
+) -> bool {
+    let Some(flow) = table.vitality(place, now) else { return false };
+    flow.standing.worth == Worth::Established
+        && !flow.expired()
+        && flow.standing.timeout_ms >= idle_min_ms
+        && packet.is_plain()
+        && table.is_steady(place, packet)
+        && table.stream(client).is_none()
+        && table.splice(client).is_none()
 }
 
 #[inline]

@@ -513,6 +513,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         })
     }
 
+    /// Whether a plain packet of this kind leaves the state of the entry as it is.
+    pub(super) fn is_steady(&self, place: Place, packet: Packet) -> bool {
+        self.entry(place)[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT
+    }
+
     /// Moves an entry to an empty slot of its other bucket.
     pub(super) fn relocate(&mut self, from: Place, to: Place) {
         debug_assert!(!self.is_empty(from) && self.is_empty(to));

@@ -6,8 +6,9 @@ use super::output::BurstOutput;
 use super::view::{Arrival, View};
 use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::Backend;
-use crate::conntrack::FlowHash;
+use crate::conntrack::{FlowHash, FlowKey};
 use crate::frame::Frame;
+use crate::ids::WorkerIndex;
 use crate::limits::BURST;
 use crate::now::Now;
 use crate::service::Service;
@@ -59,6 +60,16 @@ pub(super) struct Delivery<'s> {
     pub(super) destination: Destination<'s>,
 }
 
+/// A packet of a flow that another worker holds.
+#[derive(Clone, Copy)]
+pub(super) struct HeldElsewhere {
+    /// The position of the packet.
+    pub(super) packet: u8,
+    pub(super) holder: WorkerIndex,
+    pub(super) key: FlowKey,
+    pub(super) hash: FlowHash,
+}
+
 /// Tells whether an earlier packet of a burst may have begun the flow of a later one: a Bloom filter of 256 bits with one
 /// bit for each flow. It saves nearly every new flow a second look-up.
 #[derive(Default)]
@@ -92,6 +103,8 @@ pub(super) struct Burst<'s, 'o, F> {
     pub(super) later_fragments: ArrayVec<u8, BURST>,
     /// The unknown flows for which a packet of this burst asked for a backend.
     pub(super) begun: Begun,
+    /// The packets of flows that other workers hold, of which this worker may have copies.
+    pub(super) held_elsewhere: ArrayVec<HeldElsewhere, BURST>,
     /// The frames with a tunnel packet of a peer.
     pub(super) of_peers: ArrayVec<u8, BURST>,
     /// Whether the frames were in tunnels of peers.

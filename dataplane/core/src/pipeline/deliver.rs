@@ -355,6 +355,17 @@ impl Pipeline {
         self.send_translated_as_it_is(burst, packet, destination, 0);
     }
 
+    /// Sends a packet of a flow that another worker holds, whose service asks for nothing but the translation.
+    #[inline(never)]
+    pub(super) fn send_by_copy<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        self.send_translated_as_it_is(burst, packet, destination, 0);
+    }
+
     /// The same, with all that a service may ask for.
     #[cold]
     #[inline(never)]

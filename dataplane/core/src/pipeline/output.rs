@@ -2,6 +2,7 @@
 
 use arrayvec::ArrayVec;
 
+use crate::flow_copies::{FlowCopy, FlowUse};
 use crate::fragments::FragmentKey;
 use crate::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
 use crate::limits::BURST;
@@ -102,6 +103,10 @@ pub struct BurstOutput {
     /// The frames with a `Transmit` verdict that do not fit their link and must be sent in pieces
     /// ([`Cut`](crate::wire::cut::Cut)).
     pub oversized: ArrayVec<Oversized, BURST>,
+    /// Copies of flows for the worker that handed this burst over. One that is lost costs further hand-overs.
+    pub flow_copies: ArrayVec<FlowCopy, BURST>,
+    /// Reports for the workers that hold the flows. One that is lost is repeated.
+    pub flow_uses: ArrayVec<(WorkerIndex, FlowUse), BURST>,
 }
 
 /// A frame that must be sent in pieces.
@@ -159,6 +164,8 @@ impl BurstOutput {
         self.unknown_fragments.clear();
         self.first_fragments.clear();
         self.oversized.clear();
+        self.flow_copies.clear();
+        self.flow_uses.clear();
         let fits = "both are as long as a burst";
         self.verdicts.try_extend_from_slice(&VERDICTS[..frames]).expect(fits);
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);

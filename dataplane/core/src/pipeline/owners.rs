@@ -3,7 +3,8 @@
 //! The owner follows from the content of a packet, so that packets of both directions, fragments and ICMP errors lead
 //! to the same worker. There are three cases:
 //!
-//! - `nat`: a hash of the client, since replies to the client's own address may arrive on any queue.
+//! - `nat`: a hash of the client, since replies to the client's own address may arrive on any queue. The workers that
+//!   receive packets of established flows send them by copies ([`copies`](super::copies)), also in the third case.
 //! - `fullnat` and RSS: the NIC distributes packets by their addresses and ports, so the owner is the worker that
 //!   receives the client's packets, and the SNAT port is chosen so that replies arrive there too. Only packets that
 //!   the NIC distributes differently are handed over: fragments, and packets with extension headers; Toeplitz gives
@@ -107,7 +108,7 @@ impl Pipeline {
             _ if owner == self.worker => Ok(()),
             Arrival::Wire(_) => Err(Verdict::HandOver(owner)),
             _ if proto == proto::SCTP => Ok(()),
-            Arrival::HandedOver(_) | Arrival::HandedOverAgain(..) => Err(Refusal::HandOverLoop.into()),
+            Arrival::HandedOver(..) | Arrival::HandedOverAgain(..) => Err(Refusal::HandOverLoop.into()),
         }
     }
 

@@ -24,9 +24,9 @@ pub(super) type Replies = ArrayVec<Reply, BURST>;
 
 /// A packet that may come from a backend, with its state between the stages.
 pub(super) struct Reply {
-    packet: u8,
+    pub(super) packet: u8,
     endpoint_hash: u64,
-    flow: Option<(FlowKey, FlowHash)>,
+    pub(super) flow: Option<(FlowKey, FlowHash)>,
     found: Option<ReplyHit>,
 }
 
@@ -65,7 +65,8 @@ impl Pipeline {
                 }
                 && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
             {
-                burst.set(at, elsewhere);
+                let key = FlowKey::reply(endpoint, h.dst, h.dst_port);
+                self.reply_held_elsewhere(burst, reply.packet, key, elsewhere);
                 continue;
             }
             let key = FlowKey::reply(endpoint, h.dst, h.dst_port);

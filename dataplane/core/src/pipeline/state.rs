@@ -11,11 +11,14 @@ use crate::affinities::Affinities;
 use crate::associations::{Associations, EndedPaths};
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
+use crate::flow_copies::FlowCopies;
 use crate::forward::snat_ports::{SnatPorts, Steering};
 use crate::forward::tunnel::Identifications;
 use crate::fragments::Fragments;
 use crate::ids::WorkerIndex;
-use crate::limits::{AGEING_BUCKETS_PER_BURST, AGEING_BUCKETS_PER_SECOND, AGEING_GAP_MAX};
+use crate::limits::{
+    AGEING_BUCKETS_PER_BURST, AGEING_BUCKETS_PER_SECOND, AGEING_GAP_MAX, COPIES_TABLE_SHARE,
+};
 use crate::now::Now;
 use crate::reply_limit::{Bucket, ReplyLimit};
 use crate::service_limits::WorkerLimits;
@@ -46,6 +49,7 @@ pub struct Pipeline {
     pub(super) seed: u64,
     pub(super) snat_ports: SnatPorts,
     pub(super) flows: FlowTables,
+    pub(super) copies: FlowCopies,
     pub(super) fragments: Fragments,
     pub(super) reply_limit: ReplyLimit,
     pub(super) path_mtu_updates: Bucket,
@@ -78,6 +82,7 @@ impl Pipeline {
             seed: config.seed,
             snat_ports: SnatPorts::new(config.steering.clone(), config.worker, config.workers, config.seed),
             flows: FlowTables::new(config.entries, config.seed),
+            copies: FlowCopies::new(if config.workers > 1 { config.entries / COPIES_TABLE_SHARE } else { 0 }),
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),
             path_mtu_updates: Bucket::default(),
@@ -121,6 +126,7 @@ impl Pipeline {
     pub fn age(&mut self, now: Now) {
         self.flows.age(now, AGEING_BUCKETS_PER_BURST);
         self.flows.age_masquerades(now, AGEING_BUCKETS_PER_BURST);
+        self.copies.age(now);
     }
 
     /// Removes the expired flows that a running worker would have removed from `before` to `now`: in a replay, where

@@ -9,6 +9,7 @@ mod choice;
 mod client_affinity;
 mod cookie_stream;
 mod cookies;
+mod copies;
 mod dsr;
 mod dsr_dscp;
 mod endings;

@@ -1,7 +1,7 @@
 //! The context of a burst, and its arrival.
 
 use crate::counters::Tallies;
-use crate::ids::InterfaceIndex;
+use crate::ids::{InterfaceIndex, WorkerIndex};
 use crate::neighbors::NeighborTable;
 use crate::snapshot::Snapshot;
 
@@ -21,8 +21,8 @@ pub struct View<'s> {
 pub enum Arrival {
     /// From the wire, through this interface.
     Wire(InterfaceIndex),
-    /// From another worker, which received the burst through this interface.
-    HandedOver(InterfaceIndex),
+    /// From this worker, which received the burst through this interface.
+    HandedOver(InterfaceIndex, WorkerIndex),
     /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
     /// worker saw, and ICMP errors about a flow that any worker may hold, are handed over more than once.
     HandedOverAgain(InterfaceIndex, u8),
@@ -33,7 +33,7 @@ impl Arrival {
     #[must_use]
     pub fn interface(self) -> InterfaceIndex {
         match self {
-            Self::Wire(interface) | Self::HandedOver(interface) | Self::HandedOverAgain(interface, _) => {
+            Self::Wire(interface) | Self::HandedOver(interface, _) | Self::HandedOverAgain(interface, _) => {
                 interface
             }
         }
@@ -44,17 +44,17 @@ impl Arrival {
     pub fn hand_overs(self) -> u8 {
         match self {
             Self::Wire(_) => 0,
-            Self::HandedOver(_) => 1,
+            Self::HandedOver(..) => 1,
             Self::HandedOverAgain(_, hand_overs) => hand_overs,
         }
     }
 
-    /// The arrival of the same frames at the worker that they are handed over to.
+    /// The arrival of the same frames at the worker that this worker hands them over to.
     #[must_use]
-    pub fn handed_over(self) -> Self {
+    pub fn handed_over(self, by: WorkerIndex) -> Self {
         match self {
-            Self::Wire(interface) => Self::HandedOver(interface),
-            Self::HandedOver(interface) => Self::HandedOverAgain(interface, 2),
+            Self::Wire(interface) => Self::HandedOver(interface, by),
+            Self::HandedOver(interface, _) => Self::HandedOverAgain(interface, 2),
             Self::HandedOverAgain(interface, hand_overs) => {
                 Self::HandedOverAgain(interface, hand_overs.saturating_add(1))
             }

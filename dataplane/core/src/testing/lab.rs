@@ -9,9 +9,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::counters::{Tallies, WorkerCounters};
+use crate::flow_copies::{FlowCopy, FlowUse};
 use crate::forward::snat_ports::Steering;
 use crate::fragments::FragmentKey;
 use crate::frame::{Frame, MemoryFrame};
+use crate::ids::WorkerIndex;
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{
@@ -151,6 +153,10 @@ pub struct Fate {
     pub pieces: Vec<Vec<u8>>,
     /// The first fragments in the whole burst.
     pub first_fragments: Vec<FirstFragment>,
+    /// The copies of flows for the worker that handed the burst over.
+    pub flow_copies: Vec<FlowCopy>,
+    /// The reports of uses of copies in the whole burst, each with the worker that holds the flow.
+    pub flow_uses: Vec<(WorkerIndex, FlowUse)>,
 }
 
 impl Fate {
@@ -324,6 +330,8 @@ impl Lab {
                 .map(|unknown| unknown.key),
             pieces: pieces(frames[n].bytes(), out.oversized.iter().find(|one| usize::from(one.frame) == n)),
             first_fragments: out.first_fragments.to_vec(),
+            flow_copies: out.flow_copies.to_vec(),
+            flow_uses: out.flow_uses.to_vec(),
         };
         let fates: Vec<Fate> = (0..frames.len()).map(fate).collect();
         for (fate, received) in fates.iter().zip(received) {

@@ -73,7 +73,7 @@ impl Workers {
     fn receive(&mut self, at: usize, arrival: Arrival, frame: &[u8]) -> (usize, Fate) {
         let fate = self.labs[at].receive_as(arrival, frame);
         match fate.verdict {
-            Verdict::HandOver(to) => self.receive(usize::from(to), arrival.handed_over(), frame),
+            Verdict::HandOver(to) => self.receive(usize::from(to), arrival.handed_over(0), frame),
             _ => (at, fate),
         }
     }

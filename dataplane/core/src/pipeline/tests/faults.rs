@@ -195,7 +195,7 @@ fn fragments_follow_their_first_to_the_worker_that_holds_the_flow() {
         .unwrap();
     for part in &parts {
         assert_eq!(here.receive(part).verdict, Verdict::HandOver(0));
-        home.receive_as(Arrival::HandedOver(0), part).sent(TransmitReason::Forward);
+        home.receive_as(Arrival::HandedOver(0, 0), part).sent(TransmitReason::Forward);
     }
 }
 

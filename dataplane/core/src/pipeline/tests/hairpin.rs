@@ -111,7 +111,7 @@ fn a_masqueraded_reply_finds_the_worker_that_holds_its_flow() {
         let mut pass = |frame: &[u8]| {
             let first = workers[0].receive(frame);
             match first.verdict {
-                Verdict::HandOver(1) => workers[1].receive_as(Arrival::HandedOver(0), frame),
+                Verdict::HandOver(1) => workers[1].receive_as(Arrival::HandedOver(0, 0), frame),
                 _ => first,
             }
         };

@@ -341,7 +341,7 @@ fn a_service_and_a_masqueraded_flow_never_share_a_port_towards_an_endpoint() {
 fn receive(labs: &mut [Lab], at: usize, arrival: Arrival, frame: &[u8]) -> (usize, Fate) {
     let fate = labs[at].receive_as(arrival, frame);
     match fate.verdict {
-        Verdict::HandOver(to) => receive(labs, usize::from(to), arrival.handed_over(), frame),
+        Verdict::HandOver(to) => receive(labs, usize::from(to), arrival.handed_over(0), frame),
         _ => (at, fate),
     }
 }

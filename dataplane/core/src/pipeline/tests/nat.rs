@@ -155,7 +155,7 @@ fn a_fullnat_reply_at_the_wrong_worker_is_handed_to_the_owner_of_its_port() {
         let (owner, fate) = match labs[client % 2].receive(&there) {
             Fate { verdict: Verdict::HandOver(owner), .. } => {
                 let owner = usize::from(owner);
-                (owner, labs[owner].receive_as(Arrival::HandedOver(0), &there))
+                (owner, labs[owner].receive_as(Arrival::HandedOver(0, 0), &there))
             }
             fate => (client % 2, fate),
         };
@@ -164,7 +164,7 @@ fn a_fullnat_reply_at_the_wrong_worker_is_handed_to_the_owner_of_its_port() {
         let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
         let back = Builder::udp("10.0.0.1:53", local).mac(backend_mac(1), GATEWAY_MAC).build();
         assert_eq!(labs[1 - owner].receive(&back).verdict, Verdict::HandOver(owner as u8));
-        labs[owner].receive_as(Arrival::HandedOver(0), &back).sent(TransmitReason::Reply);
+        labs[owner].receive_as(Arrival::HandedOver(0, 0), &back).sent(TransmitReason::Reply);
     }
 }
 
@@ -183,7 +183,7 @@ fn both_directions_of_a_nat_flow_meet_at_one_worker() {
         };
         owned[owner] += 1;
         if owner == 1 {
-            labs[1].receive_as(Arrival::HandedOver(0), &there).sent(TransmitReason::Forward);
+            labs[1].receive_as(Arrival::HandedOver(0, 0), &there).sent(TransmitReason::Forward);
         }
         assert_eq!(labs[1 - owner].receive(&back).verdict, Verdict::HandOver(owner as u8));
         labs[owner].receive(&back).sent(TransmitReason::Reply);
@@ -196,6 +196,6 @@ fn a_frame_that_is_nowhere_at_home_is_not_handed_around() {
     let mut labs = two_workers(ForwardingMode::Nat);
     let there = Builder::udp("198.51.100.1:1234", "203.0.113.5:53").mac(ROUTER_MAC, GATEWAY_MAC).build();
     let stranger = usize::from(matches!(labs[0].receive(&there).verdict, Verdict::Transmit { .. }));
-    let fate = labs[stranger].receive_as(Arrival::HandedOver(0), &there);
+    let fate = labs[stranger].receive_as(Arrival::HandedOver(0, 0), &there);
     assert_eq!(fate.refused(), Refusal::HandOverLoop);
 }

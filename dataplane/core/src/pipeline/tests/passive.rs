@@ -481,7 +481,9 @@ fn the_worker_that_has_the_flow_retries_it() {
             [0, 1].map(|n| Lab::worker(spec_with(services.clone(), |_| ()), n, 2, Steering::Partition));
         // The frame, at the worker that it is handed over to if need be.
         let mut receive = |frame: &[u8]| match labs[0].receive(frame) {
-            Fate { verdict: Verdict::HandOver(1), .. } => labs[1].receive_as(Arrival::HandedOver(0), frame),
+            Fate { verdict: Verdict::HandOver(1), .. } => {
+                labs[1].receive_as(Arrival::HandedOver(0, 0), frame)
+            }
             fate => fate,
         };
         for n in 0..50 {

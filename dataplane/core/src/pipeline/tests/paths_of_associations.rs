@@ -114,7 +114,7 @@ impl Gateway {
                 lab.pipeline.end_path(&path, lab.now);
             }
             let Verdict::HandOver(to) = fate.verdict else { return (at, fate) };
-            (at, arrival) = (usize::from(to), arrival.handed_over());
+            (at, arrival) = (usize::from(to), arrival.handed_over(0));
             assert!(arrival.hand_overs() <= 2, "a frame goes round");
         }
     }

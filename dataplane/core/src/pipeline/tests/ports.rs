@@ -231,10 +231,10 @@ fn a_port_that_nat_changes_leads_home() {
                 _ => 0,
             };
             if home != 0 {
-                labs[home].receive_as(Arrival::HandedOver(0), &there).sent(TransmitReason::Forward);
+                labs[home].receive_as(Arrival::HandedOver(0, 0), &there).sent(TransmitReason::Forward);
             }
             // A second packet shows how the flow is translated.
-            let fate = labs[home].receive_as(Arrival::HandedOver(0), &there);
+            let fate = labs[home].receive_as(Arrival::HandedOver(0, 0), &there);
             let (local, backend) = ends(fate.sent(TransmitReason::Forward));
             assert_eq!(local == client(n), vip == VIP);
             let back = Builder::udp(backend, local).mac(super::lab::backend_mac(1), GATEWAY_MAC).build();

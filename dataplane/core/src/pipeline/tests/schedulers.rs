@@ -316,7 +316,7 @@ fn an_unknown_distribution_of_packets_leads_each_dsr_flow_to_one_worker() {
                 match fate.verdict {
                     crate::verdict::Verdict::HandOver(to) => {
                         let to = usize::from(to);
-                        let fate = workers[to].receive_as(crate::pipeline::Arrival::HandedOver(0), &bytes);
+                        let fate = workers[to].receive_as(crate::pipeline::Arrival::HandedOver(0, 0), &bytes);
                         Some(workers[to].backend_of(&fate))
                     }
                     _ => Some(workers[at].backend_of(&fate)),

@@ -235,7 +235,7 @@ fn a_packet_for_another_worker_stays_in_its_tunnel_until_it_is_there() {
     let reply = from_peer(ipip(&answer));
     let fate = second.receive(&reply);
     assert_eq!((fate.verdict, &fate.frame), (Verdict::HandOver(0), &reply));
-    first.receive_as(Arrival::HandedOver(0), &reply).sent(TransmitReason::Reply);
+    first.receive_as(Arrival::HandedOver(0, 0), &reply).sent(TransmitReason::Reply);
 }
 
 #[test]

@@ -168,5 +168,5 @@ fn a_segment_that_arrives_at_the_wrong_worker_is_handed_over_and_not_reset() {
     // The worker that is responsible for the flow answers.
     let mut home = Lab::worker(here.spec.clone(), 0, 2, Steering::Partition);
     let port = (40_000..).find(|&port| here.receive(&ack(port)).verdict == Verdict::HandOver(0)).unwrap();
-    home.receive_as(Arrival::HandedOver(0), &ack(port)).sent(TransmitReason::NoFlow);
+    home.receive_as(Arrival::HandedOver(0, 0), &ack(port)).sent(TransmitReason::NoFlow);
 }

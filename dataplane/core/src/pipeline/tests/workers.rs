@@ -51,7 +51,7 @@ impl WorkerPool {
         let fate = self.labs[at].receive_as(arrival, frame);
         let firsts = fate.first_fragments.clone();
         let mut fates = match (fate.verdict, fate.waits_for) {
-            (Verdict::HandOver(to), None) => self.process(usize::from(to), arrival.handed_over(), frame),
+            (Verdict::HandOver(to), None) => self.process(usize::from(to), arrival.handed_over(0), frame),
             (_, Some(key)) => {
                 self.held.push((at, arrival, key, frame.to_vec()));
                 Vec::new()

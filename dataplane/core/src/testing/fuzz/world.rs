@@ -238,7 +238,18 @@ impl World {
             }
         }
         for (to, frame) in elsewhere {
-            self.process(to, arrival.handed_over(), &[frame], false);
+            let by = u8::try_from(at).expect("a few workers");
+            self.process(to, arrival.handed_over(by), &[frame], false);
+        }
+        if let Arrival::HandedOver(_, from) = arrival {
+            for copy in &out.flow_copies {
+                self.workers[usize::from(from)].pipeline.learn_copy(copy, self.now);
+            }
+        }
+        for (holder, used) in &out.flow_uses {
+            let holder = &mut self.workers[usize::from(*holder)].pipeline;
+            let answer = holder.confirm_copy(&self.context.snapshot, used, self.now);
+            self.workers[usize::from(used.user)].pipeline.learn_copy(&answer, self.now);
         }
         for first in out.first_fragments {
             let gatherer = &mut self.workers[usize::from(first.gatherer)];
