@@ -9,9 +9,12 @@ FUZZ_SECONDS ?= 600
 FUZZ_PROCESSES ?= $(shell nproc)
 # The tests that `make floods` runs: all, or one of table, named, rate, cookies, rolling.
 FLOODS ?=
+# The duration of `make soak` in seconds.
+SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup build release demo lint test test-apiserver floods kube-proxy fuzz bench instructions compare deny clean
+.PHONY: help setup build release demo lint test test-apiserver floods kube-proxy fuzz bench perf soak instructions \
+  compare deny clean
 
 help:
 	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
@@ -24,6 +27,8 @@ help:
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
+	@echo 'make perf     throughput and latency beside testpmd and the kernel (root, an hour); SCENARIOS=..., ROUNDS=N'
+	@echo 'make soak     SOAK_SECONDS=$(SOAK_SECONDS) at full rate while backends change every second (root)'
 	@echo 'make instructions  instructions per packet against the record; INSTRUCTIONS=--record writes the record anew'
 	@echo 'make compare A=COMMIT [B=COMMIT] [SCENARIOS=...]  instructions and ns per packet of two commits, in turn'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
@@ -63,6 +68,14 @@ fuzz:
 
 bench: setup
 	@deploy/scripts/bench.sh
+
+perf: setup
+	@benches/perf.sh $(SCENARIOS)
+
+soak: setup
+	@$(CARGO) build --release --locked -q -p tidegate -p tidegate-bench
+	@deploy/scripts/hugepages.sh run 300 target/release/tidegate-bench soak $(or $(SCENARIOS),memif) \
+	  --seconds $(SOAK_SECONDS)
 
 instructions: setup
 	@benches/instructions.sh $(INSTRUCTIONS)

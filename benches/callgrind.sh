@@ -14,7 +14,7 @@ entries=100000
     {dsr-l2,dsr-ipip,nat,fullnat}/new dsr-l2/known-95000/{tcp,udp,v6} trivial/known-1
 packets=20480
 command -v valgrind >/dev/null || { echo "no valgrind; run make setup" >&2; exit 1; }
-"${CARGO:-cargo}" build --release --locked -q -p tidegate-bench --bin one-scenario
+"${CARGO:-cargo}" build --release --locked -q -p tidegate-pipeline-bench --bin one-scenario
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -40,8 +40,7 @@ build() {
     git worktree add -q --detach "$tree" "$2"
   fi
   # Cargo would take the older files of the second side for those that it has just built in the same directory.
-  (cd "$tree" && CARGO_TARGET_DIR=$work/target-$1 "$cargo" build --release --locked -q -p tidegate-bench \
-    --bin one-scenario --bin figures)
+  (cd "$tree" && CARGO_TARGET_DIR=$work/target-$1 "$cargo" build --release --locked -q --bin one-scenario --bin figures)
   mkdir "$work/$1"
   cp "$work/target-$1/release/one-scenario" "$work/target-$1/release/figures" "$work/$1/"
 }

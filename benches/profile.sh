@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v perf >/dev/null || { echo "no perf; install linux-perf" >&2; exit 1; }
-"${CARGO:-cargo}" build --release --locked -q -p tidegate-bench --bin one-scenario
+"${CARGO:-cargo}" build --release --locked -q -p tidegate-pipeline-bench --bin one-scenario
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 perf record -q -e cpu-clock -F 5000 -o "$work/perf" target/release/one-scenario "$1" "${2:-20000000}"

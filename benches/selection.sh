@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- 1 10 16 32 64 96 128 160 192 224 256 300 400 1000 2000 20000 20x100 21x512 1000x100
 count=20000
 command -v valgrind >/dev/null || { echo "no valgrind; run make setup" >&2; exit 1; }
-"${CARGO:-cargo}" build --release --locked -q -p tidegate-bench --bin selection
+"${CARGO:-cargo}" build --release --locked -q -p tidegate-pipeline-bench --bin selection
 binary="${CARGO_TARGET_DIR:-target}/release/selection"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -23,7 +23,7 @@ fi
 if wants figures; then
   echo "## ns per packet, flow tables on huge pages"
   # Build first, because the allocator setting is only for the measured program.
-  "$cargo" build --release --locked -q -p tidegate-bench --bin figures
+  "$cargo" build --release --locked -q -p tidegate-pipeline-bench --bin figures
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 target/release/figures
 fi
 
@@ -49,5 +49,5 @@ fi
 
 if wants micro; then
   echo "## micro-benches"
-  "$cargo" bench --locked -p tidegate-bench "$@"
+  "$cargo" bench --locked -p tidegate-pipeline-bench "$@"
 fi

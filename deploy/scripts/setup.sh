@@ -12,6 +12,7 @@ packages=(
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
   valgrind                            # instructions per packet
+  dpdk-dev                            # dpdk-testpmd, which the perf lab measures beside the gateway
 )
 
 say() { printf 'setup: %s\n' "$*"; }

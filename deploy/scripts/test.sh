@@ -43,6 +43,10 @@ deploy/scripts/fuzz.sh "${FUZZ_SECONDS_SHORT:-20}"
 stage "instructions per packet"
 benches/instructions.sh
 
+stage "perf lab, short form"
+"$cargo" build --workspace --bins --locked
+benches/perf-test.sh
+
 stage "what is left"
 deploy/scripts/leftovers.sh compare "$before"
 

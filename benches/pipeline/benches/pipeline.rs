@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use tidegate_bench::lab::{ENTRIES, Lab, RING};
+use tidegate_pipeline_bench::lab::{ENTRIES, Lab, RING};
 
 const SCENARIOS: [&str; 20] = [
     "trivial/known-1",

@@ -4,7 +4,7 @@
 //! `one_burst`.
 
 use anyhow::{Context, Result, bail};
-use tidegate_bench::lab::{ENTRIES, Lab};
+use tidegate_pipeline_bench::lab::{ENTRIES, Lab};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

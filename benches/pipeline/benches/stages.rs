@@ -7,7 +7,6 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tidegate_bench::traffic::{self, Random};
 use tidegate_core::conntrack::{First, FlowHash, FlowKey, FlowTables, IdleTimeout, Packet};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::limits::BURST;
@@ -16,6 +15,7 @@ use tidegate_core::now::Now;
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{Addr, parse, tcp::flags};
+use tidegate_pipeline_bench::traffic::{self, Random};
 
 fn header_checks(c: &mut Criterion) {
     let (v4, v6) = (("192.0.2.1:40000", "203.0.113.5:443"), ("[2001:db8::1]:40000", "[2001:db8:1::5]:443"));
@@ -42,7 +42,7 @@ fn header_checks(c: &mut Criterion) {
 fn service_look_up(c: &mut Criterion) {
     use tidegate_core::neighbors::NeighborTable;
     let scenario = "dsr-l2/known-1".parse().expect("a scenario");
-    let spec = tidegate_bench::lab::spec(&scenario);
+    let spec = tidegate_pipeline_bench::lab::spec(&scenario);
     let (snapshot, _) =
         Snapshot::compile(&spec, None, &NeighborTable::new()).expect("the lab's spec compiles");
     let mut random = Random::new(1);

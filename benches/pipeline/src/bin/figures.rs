@@ -7,9 +7,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use tidegate_bench::lab::{ENTRIES, Lab};
-use tidegate_bench::sampling::summary;
-use tidegate_bench::scenario::Scenario;
+use tidegate_pipeline_bench::lab::{ENTRIES, Lab};
+use tidegate_pipeline_bench::sampling::summary;
+use tidegate_pipeline_bench::scenario::Scenario;
 
 /// The scenarios of the tables in benches/results.
 const USUAL: [&str; 30] = [

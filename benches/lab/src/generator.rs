@@ -1,0 +1,491 @@
+//! The generator and receiver: one thread on one core, with a port on each side of the forwarder.
+//!
+//! It runs as a process of its own (`tidegate-bench generate`), because DPDK starts once per process, and because it has to
+//! be in the namespace of its links. It reads a [`Job`] and prints a [`Measured`].
+//!
+//! Frames are offered on a schedule that does not wait for the forwarder (open loop): a frame that the driver does not take
+//! is lost, and the time in a frame is the one at which it was due, so that a forwarder that stops for a moment is charged
+//! with the delay of all frames of that moment (no coordinated omission).
+
+use std::io::{IsTerminal, Write as _};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use dpdk::{
+    Burst, Eal, EalConfig, Lcore, Memory, PktPool, PoolConfig, Port, PortConfig, Queues, RxQueue, TxQueue,
+    cycles,
+};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use tidegate_core::wire::tcp::flags;
+
+use crate::packets::{Random, Replies, Requests, Seen, read_mark};
+use crate::scenario::{Direction, Scenario};
+use crate::search::{Found, Trial, search};
+
+/// What to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) scenario: Scenario,
+    /// The devices on the side of clients and on that of backends.
+    pub(crate) devices: [String; 2],
+    /// Whether backends answer through the forwarder, so that flows have two directions.
+    pub(crate) returns: bool,
+    pub(crate) hugepages: bool,
+    pub(crate) cpu: usize,
+    /// Created when the ports exist.
+    pub(crate) listening: PathBuf,
+    /// Sends at this rate for this time instead of searching: a soak.
+    pub(crate) soak: Option<Soak>,
+}
+
+/// A soak.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Soak {
+    pub(crate) seconds: f64,
+}
+
+/// The results of one round.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) found: Found,
+    /// Nanoseconds in which the generator makes one frame, without sending it.
+    pub(crate) generator_ns: f64,
+    /// Latency at some loads.
+    pub(crate) latency: Vec<Latency>,
+    /// Frames per second of each second of a soak.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) soak: Vec<Trial>,
+}
+
+/// The time from when a frame was due to when it was received, in microseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    /// `half` of the highest rate, or `low`.
+    pub(crate) load: String,
+    pub(crate) pps: f64,
+    pub(crate) frames: u64,
+    pub(crate) loss_percent: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    pub(crate) worst_us: f64,
+}
+
+/// Frames of one burst of the driver.
+const BURST: usize = 32;
+/// More frames per second than any forwarder here can do: overload.
+const MOST: f64 = 40e6;
+/// The low rate at which latency shows whether a frame waits for others.
+const LOW: f64 = 5_000.0;
+/// Frames under way while flows are established.
+const WINDOW: u64 = 256;
+/// Passes over the flows that are not established yet.
+const PASSES: usize = 8;
+/// How long the receiver waits for late frames.
+const LATE: Duration = Duration::from_millis(20);
+const CONNECTED: Duration = Duration::from_secs(60);
+
+/// Runs a job, and returns its results.
+///
+/// # Errors
+/// A port cannot be opened, the forwarder does not connect, or flows cannot be established.
+pub(crate) fn run(job: &Job) -> Result<Measured> {
+    let memory = if job.hugepages { Memory::Hugepages { mib: 96 } } else { Memory::NoHuge { mib: 192 } };
+    let eal = Eal::init(&EalConfig { memory, main_cpus: vec![job.cpu], ..EalConfig::default() })?;
+    let pool = PktPool::new(&eal, &PoolConfig { mbufs: 32_767, ..PoolConfig::default() })?;
+    let mut ports = Vec::new();
+    let mut queues = Vec::new();
+    for device in &job.devices {
+        let mut port = Port::attach(&eal, device).with_context(|| device.clone())?;
+        let config = PortConfig { promiscuous: true, ..PortConfig::default() };
+        let Queues { mut rx, mut tx } = port.start(&config, &pool).with_context(|| device.clone())?;
+        queues.push((rx.remove(0), tx.remove(0)));
+        ports.push(port);
+    }
+    std::fs::write(&job.listening, "")?;
+    let since = Instant::now();
+    while !ports.iter().all(|port| port.link().is_ok_and(|link| link.up)) {
+        ensure!(
+            since.elapsed() < CONNECTED,
+            "the forwarder has not connected within {} s",
+            CONNECTED.as_secs()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (backend_side, client_side) = (queues.pop(), queues.pop());
+    let (Some(client_side), Some(backend_side)) = (client_side, backend_side) else {
+        bail!("two devices are needed")
+    };
+    // The thread of the EAL is an lcore of its own, which is not pinned.
+    std::thread::scope(|scope| {
+        let generate = || {
+            let _lcore = Lcore::register_on(&eal, job.cpu)?;
+            let mut generator = Generator::new(job, pool, client_side, backend_side);
+            generator.establish()?;
+            generator.measure()
+        };
+        scope.spawn(generate).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// One port: receive and transmit queue.
+type Side = (RxQueue, TxQueue);
+
+struct Generator<'a> {
+    job: &'a Job,
+    pool: PktPool,
+    client_side: Side,
+    backend_side: Side,
+    requests: Requests,
+    replies: Replies,
+    /// What the backends saw of each flow; empty without replies.
+    seen: Vec<Seen>,
+    random: Random,
+    /// The number of the next new flow.
+    next_flow: u32,
+    hz: f64,
+    sending: Burst<BURST>,
+    received: Burst<BURST>,
+    shows: bool,
+}
+
+impl<'a> Generator<'a> {
+    fn new(job: &'a Job, pool: PktPool, client_side: Side, backend_side: Side) -> Self {
+        let scenario = &job.scenario;
+        Self {
+            job,
+            pool,
+            client_side,
+            backend_side,
+            requests: Requests::new(scenario),
+            replies: Replies::new(scenario),
+            seen: Vec::new(),
+            random: Random::new(0x7469_6465),
+            next_flow: scenario.flows,
+            hz: cycles::hz() as f64,
+            sending: Burst::new(),
+            received: Burst::new(),
+            shows: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&self, text: &str) {
+        if self.shows {
+            eprint!("\r\x1b[K{text}");
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    /// Makes every flow known to the forwarder: a request of each; where backends answer, a reply, and a request again. A
+    /// frame that is lost is sent again.
+    fn establish(&mut self) -> Result<()> {
+        let flows = self.job.scenario.flows;
+        if flows == 0 {
+            // The forwarder may still be about to open its ports.
+            return self.pass_one();
+        }
+        self.seen = vec![Seen::default(); flows as usize];
+        self.show(&format!("establishing {flows} flows"));
+        self.exchange("requests", Direction::Requests, flags::SYN)?;
+        if self.job.returns {
+            self.exchange("replies", Direction::Replies, flags::SYN | flags::ACK)?;
+        }
+        self.exchange("requests again", Direction::Requests, flags::ACK)
+    }
+
+    /// Waits until a first frame passes.
+    fn pass_one(&mut self) -> Result<()> {
+        let since = Instant::now();
+        while since.elapsed() < CONNECTED {
+            let flow = self.new_flow();
+            self.send_one(Direction::Requests, flow, flags::SYN);
+            let until = Instant::now() + Duration::from_millis(50);
+            while Instant::now() < until {
+                let mut passed = false;
+                self.receive(Direction::Requests, |_, _, _| passed = true);
+                if passed {
+                    return Ok(());
+                }
+            }
+        }
+        bail!("the forwarder has passed no frame within {} s", CONNECTED.as_secs())
+    }
+
+    /// Sends one frame of each flow in this direction until all have come back.
+    fn exchange(&mut self, what: &str, direction: Direction, tcp_flags: u8) -> Result<()> {
+        let flows = self.job.scenario.flows;
+        if direction == Direction::Requests && !self.seen.iter().any(Seen::is_known) {
+            self.pass_one()?;
+        }
+        let mut back = vec![false; flows as usize];
+        let mut missing = flows;
+        for _ in 0..PASSES {
+            let mut under_way = 0_u64;
+            for flow in 0..flows {
+                if back[flow as usize] {
+                    continue;
+                }
+                self.send_one(direction, flow, tcp_flags);
+                under_way += 1;
+                let since = Instant::now();
+                loop {
+                    let mut seen = std::mem::take(&mut self.seen);
+                    self.receive(direction, |flow, _, frame| {
+                        under_way = under_way.saturating_sub(1);
+                        if let Some(done) = back.get_mut(flow as usize)
+                            && !*done
+                        {
+                            *done = true;
+                            missing -= 1;
+                            if direction == Direction::Requests
+                                && let Some(one) = Seen::of(frame)
+                            {
+                                seen[flow as usize] = one;
+                            }
+                        }
+                    });
+                    self.seen = seen;
+                    if under_way < WINDOW {
+                        break;
+                    }
+                    if since.elapsed() > LATE {
+                        // The rest of the window is lost.
+                        under_way = 0;
+                    }
+                }
+            }
+            let until = Instant::now() + LATE;
+            while Instant::now() < until {
+                let mut seen = std::mem::take(&mut self.seen);
+                self.receive(direction, |flow, _, frame| {
+                    if let Some(done) = back.get_mut(flow as usize)
+                        && !*done
+                    {
+                        *done = true;
+                        missing -= 1;
+                        if direction == Direction::Requests
+                            && let Some(one) = Seen::of(frame)
+                        {
+                            seen[flow as usize] = one;
+                        }
+                    }
+                });
+                self.seen = seen;
+            }
+            if missing == 0 {
+                return Ok(());
+            }
+        }
+        // A table that cannot hold all flows still forwards nearly all of them.
+        ensure!(
+            f64::from(missing) <= f64::from(flows) * 0.01,
+            "{missing} of {flows} flows could not be established: their {what} did not come back"
+        );
+        Ok(())
+    }
+
+    fn new_flow(&mut self) -> u32 {
+        self.next_flow = self.next_flow.wrapping_add(1);
+        self.next_flow
+    }
+
+    fn send_one(&mut self, direction: Direction, flow: u32, tcp_flags: u8) {
+        let time = cycles::now();
+        self.push(direction, flow, time, tcp_flags);
+        self.flush(direction);
+    }
+
+    /// Adds a frame to the burst. Without room in the pool it is lost.
+    #[inline]
+    fn push(&mut self, direction: Direction, flow: u32, time: u64, tcp_flags: u8) {
+        let Ok(mut mbuf) = self.pool.alloc() else { return };
+        match direction {
+            Direction::Requests => {
+                let Ok(out) = mbuf.append(self.requests.next_len()) else { return };
+                self.requests.write(flow, time, tcp_flags, out);
+            }
+            Direction::Replies => {
+                let Some(seen) = self.seen.get(flow as usize).copied().filter(Seen::is_known) else { return };
+                let Ok(out) = mbuf.append(self.replies.len()) else { return };
+                self.replies.write(&seen, flow, time, tcp_flags, out);
+            }
+        }
+        // The burst is flushed when it is full.
+        let _ = self.sending.push(mbuf);
+    }
+
+    /// Sends the burst. What the driver does not take is lost.
+    #[inline]
+    fn flush(&mut self, direction: Direction) {
+        let tx = match direction {
+            Direction::Requests => &mut self.client_side.1,
+            Direction::Replies => &mut self.backend_side.1,
+        };
+        tx.tx(&mut self.sending);
+        self.sending.clear();
+    }
+
+    /// Receives a burst on the other side of the forwarder, and shows each frame of ours: flow, time, bytes. Frames on the
+    /// side of the sender are the forwarder's own.
+    #[inline]
+    fn receive(&mut self, direction: Direction, mut each: impl FnMut(u32, u64, &[u8])) -> usize {
+        let (there, here) = match direction {
+            Direction::Requests => (&mut self.backend_side.0, &mut self.client_side.0),
+            Direction::Replies => (&mut self.client_side.0, &mut self.backend_side.0),
+        };
+        let mut count = 0;
+        there.rx(&mut self.received);
+        for mbuf in self.received.iter() {
+            if let Some((flow, time)) = read_mark(mbuf.data()) {
+                count += 1;
+                each(flow, time, mbuf.data());
+            }
+        }
+        self.received.clear();
+        here.rx(&mut self.received);
+        self.received.clear();
+        count
+    }
+
+    /// Offers frames at a rate for some time, and receives. Latencies go to the histogram, in nanoseconds.
+    fn trial(&mut self, rate: f64, seconds: f64, mut latencies: Option<&mut Histogram<u64>>) -> Trial {
+        let scenario = &self.job.scenario;
+        let (flows, new_percent, direction) =
+            (scenario.flows, u32::from(scenario.new_percent), scenario.direction);
+        let per_frame = self.hz / rate;
+        let begin = cycles::now();
+        let end = begin + (seconds * self.hz) as u64;
+        let (mut offered, mut received) = (0_u64, 0_u64);
+        let ns = 1e9 / self.hz;
+        let mut take = |this: &mut Self| {
+            let now = cycles::now();
+            this.receive(direction, |_, time, _| {
+                // A late frame of an earlier trial is lost.
+                if time < begin {
+                    return;
+                }
+                received += 1;
+                if let Some(histogram) = &mut latencies {
+                    histogram.saturating_record((now.saturating_sub(time) as f64 * ns) as u64);
+                }
+            })
+        };
+        let mut now = begin;
+        while now < end {
+            // The first frame is due at the beginning.
+            let due = ((now - begin) as f64 / per_frame) as u64 + 1;
+            let count = (due.saturating_sub(offered)).min(BURST as u64);
+            for _ in 0..count {
+                let is_new = flows == 0 || new_percent > 0 && self.random.below(100) < new_percent;
+                let (flow, tcp_flags) = if is_new {
+                    (self.new_flow(), flags::SYN)
+                } else {
+                    (self.random.below(flows), flags::ACK)
+                };
+                let time = begin + (offered as f64 * per_frame) as u64;
+                self.push(direction, flow, time, tcp_flags);
+                offered += 1;
+            }
+            if count > 0 {
+                self.flush(direction);
+            }
+            take(self);
+            now = cycles::now();
+        }
+        let seconds = (now - begin) as f64 / self.hz;
+        let mut quiet_since = Instant::now();
+        while quiet_since.elapsed() < LATE {
+            if take(self) > 0 {
+                quiet_since = Instant::now();
+            }
+        }
+        Trial { offered, received, seconds }
+    }
+
+    /// Nanoseconds for one frame, made and thrown away.
+    fn own_cost(&mut self) -> f64 {
+        let count = 1_000_000_u32;
+        let direction = self.job.scenario.direction;
+        let begin = cycles::now();
+        for n in 0..count {
+            let flow = self.random.below(self.job.scenario.flows.max(1 << 20));
+            self.push(direction, flow.min(self.seen.len().max(1) as u32 - 1), u64::from(n), flags::ACK);
+            if self.sending.is_full() {
+                self.sending.clear();
+            }
+        }
+        self.sending.clear();
+        (cycles::now() - begin) as f64 / self.hz * 1e9 / f64::from(count)
+    }
+
+    fn measure(&mut self) -> Result<Measured> {
+        let generator_ns = self.own_cost();
+        let scenario = self.job.scenario.clone();
+        if let Some(Soak { seconds }) = self.job.soak {
+            return Ok(self.soak(seconds, generator_ns));
+        }
+        // The first frames after a start find cold caches and sleeping threads.
+        self.trial(MOST, scenario.seconds, None);
+        let found = search(MOST, scenario.loss_percent, scenario.precision_percent, |rate| {
+            let one = self.trial(rate, scenario.seconds, None);
+            self.show(&format!(
+                "{}: {:.3} Mpps offered, {:.3} forwarded, {:.2} % lost",
+                scenario.name(),
+                one.offered_pps() / 1e6,
+                one.received_pps() / 1e6,
+                one.loss_percent()
+            ));
+            one
+        });
+        let mut latency = Vec::new();
+        if scenario.latency {
+            let half = found.throughput_pps.unwrap_or(found.overload_pps) / 2.0;
+            for (load, rate) in [("half", half), ("low", LOW.min(half))] {
+                if rate >= 1.0 {
+                    latency.push(self.latency(load, rate, scenario.seconds.max(1.0))?);
+                }
+            }
+        }
+        self.show("");
+        Ok(Measured { found, generator_ns, latency, soak: Vec::new() })
+    }
+
+    fn latency(&mut self, load: &str, rate: f64, seconds: f64) -> Result<Latency> {
+        // From a nanosecond to a minute, to three digits.
+        let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+        let trial = self.trial(rate, seconds, Some(&mut histogram));
+        let us = |ns: u64| ns as f64 / 1_000.0;
+        Ok(Latency {
+            load: load.to_owned(),
+            pps: trial.offered_pps(),
+            frames: histogram.len(),
+            loss_percent: trial.loss_percent(),
+            p50_us: us(histogram.value_at_quantile(0.5)),
+            p99_us: us(histogram.value_at_quantile(0.99)),
+            p999_us: us(histogram.value_at_quantile(0.999)),
+            worst_us: us(histogram.max()),
+        })
+    }
+
+    /// Overload for a long time, second by second.
+    fn soak(&mut self, seconds: f64, generator_ns: f64) -> Measured {
+        let mut soak = Vec::new();
+        let until = Instant::now() + Duration::from_secs_f64(seconds);
+        while Instant::now() < until {
+            let one = self.trial(MOST, 1.0, None);
+            self.show(&format!("soak: {:.3} Mpps forwarded", one.received_pps() / 1e6));
+            soak.push(one);
+        }
+        self.show("");
+        let best = soak.iter().map(Trial::received_pps).fold(0.0, f64::max);
+        let found = Found {
+            overload_pps: best,
+            throughput_pps: None,
+            is_limit_of_generator: false,
+            trials: Vec::new(),
+        };
+        Measured { found, generator_ns, latency: Vec::new(), soak }
+    }
+}

@@ -1,0 +1,330 @@
+//! `tidegate-bench`, the perf lab: throughput and latency of Tidegate in each mode, of a DPDK program that does nothing,
+//! and of the Linux kernel, over the same virtual wires in the same run.
+//!
+//! May depend on: `dpdk`, the namespaces of `tidegate`, and `tidegate-core`'s packet builder. Called by people, and by
+//! `make perf`; benches/README.md explains what the figures mean.
+
+mod dut;
+mod generator;
+mod packets;
+mod report;
+mod results;
+mod scenario;
+mod search;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use tidegate::netlab::cleanup;
+
+use crate::dut::{Round, Setup};
+use crate::generator::{Job, Soak};
+use crate::results::{Machine, Results, Row};
+use crate::scenario::Scenario;
+use crate::search::Trial;
+
+/// Measures load balancers over virtual wires.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-bench", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure the rows of scenario files, all rows in turn in each round (root).
+    Run {
+        /// TOML files, or names of files in benches/scenarios.
+        #[arg(required = true)]
+        scenarios: Vec<String>,
+        /// Write the results to this JSON file.
+        #[arg(long)]
+        out: Option<PathBuf>,
+        /// Rounds, instead of those of the files.
+        #[arg(long)]
+        rounds: Option<u32>,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Send at full rate for a long time, with backends that change every second (root). Fails on a leak or a fall of the rate.
+    Soak {
+        /// A TOML file, or a name of a file in benches/scenarios. The first row is used.
+        scenario: String,
+        /// How long.
+        #[arg(long, default_value_t = 3_600.0)]
+        seconds: f64,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Show the scenario files that can be named.
+    List,
+    /// Show results as a table of Markdown.
+    Table {
+        /// Results of `run`.
+        results: PathBuf,
+    },
+    /// Write results as one HTML page with charts, without other files.
+    Report {
+        /// Results of `run`; several are shown beside each other.
+        #[arg(required = true)]
+        results: Vec<PathBuf>,
+        /// The page.
+        #[arg(long, short, default_value = "report.html")]
+        out: PathBuf,
+    },
+    /// Say which rows of two results differ by more than noise.
+    Compare {
+        /// Results of `run`.
+        a: PathBuf,
+        /// Results of another `run`.
+        b: PathBuf,
+    },
+    /// The generator, started by `run`.
+    #[command(hide = true)]
+    Generate {
+        /// The job.
+        job: PathBuf,
+    },
+}
+
+/// Which programs run where.
+#[derive(Debug, clap::Args)]
+struct Place {
+    /// The tidegate binary; by default the one beside this program.
+    #[arg(long)]
+    tidegate: Option<PathBuf>,
+    /// The CPU of the generator.
+    #[arg(long, default_value_t = 0)]
+    generator_cpu: usize,
+    /// The CPU of the forwarder's worker.
+    #[arg(long, default_value_t = 1)]
+    forwarder_cpu: usize,
+    /// Do not use huge pages, even if there are some.
+    #[arg(long)]
+    no_hugepages: bool,
+}
+
+fn main() -> ExitCode {
+    match do_command(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn do_command(command: Command) -> Result<()> {
+    match command {
+        Command::Run { scenarios, out, rounds, place } => run(&scenarios, out.as_deref(), rounds, &place),
+        Command::Soak { scenario, seconds, place } => soak(&scenario, seconds, &place),
+        Command::List => list(),
+        Command::Table { results } => {
+            print!("{}", table::table(&Results::read(&results)?));
+            Ok(())
+        }
+        Command::Report { results, out } => {
+            let all = results
+                .iter()
+                .map(|path| {
+                    let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+                    Ok((name.unwrap_or_default(), Results::read(path)?))
+                })
+                .collect::<Result<Vec<_>>>()?;
+            std::fs::write(&out, report::page(&all)).with_context(|| out.display().to_string())
+        }
+        Command::Compare { a, b } => {
+            print!("{}", table::compare(&Results::read(&a)?, &Results::read(&b)?));
+            Ok(())
+        }
+        Command::Generate { job } => {
+            let job: Job = serde_json::from_str(&std::fs::read_to_string(&job)?)?;
+            println!("{}", serde_json::to_string(&generator::run(&job)?)?);
+            Ok(())
+        }
+    }
+}
+
+fn run(names: &[String], out: Option<&Path>, rounds: Option<u32>, place: &Place) -> Result<()> {
+    cleanup::on_signals()?;
+    let mut scenarios = Vec::new();
+    for name in names {
+        scenarios.extend(Scenario::read(&file_of(name)?)?);
+    }
+    let setup = place.setup()?;
+    let machine = Machine::here(setup.hugepages, setup.generator_cpu, setup.forwarder_cpu);
+    let rows = scenarios.iter().map(|scenario| Row {
+        scenario: scenario.clone(),
+        rounds: Vec::new(),
+        failures: Vec::new(),
+    });
+    let mut results = Results { machine, rows: rows.collect() };
+    let most = rounds.unwrap_or_else(|| scenarios.iter().map(|one| one.rounds).max().unwrap_or(1));
+    for round in 0..most {
+        for (n, row) in results.rows.iter_mut().enumerate() {
+            if round >= rounds.unwrap_or(row.scenario.rounds) {
+                continue;
+            }
+            eprintln!(
+                "round {} of {most}, row {} of {}: {}",
+                round + 1,
+                n + 1,
+                scenarios.len(),
+                row.scenario.name()
+            );
+            match dut::round(&row.scenario, &setup, None) {
+                Ok(Round { measured, .. }) => row.rounds.push(measured),
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    row.failures.push(format!("{error:#}").lines().next().unwrap_or_default().to_owned());
+                }
+            }
+        }
+        // A run that is stopped keeps its finished rounds.
+        if let Some(out) = out {
+            results.write(out)?;
+        }
+    }
+    print!("{}", table::table(&results));
+    ensure!(results.rows.iter().all(|row| row.failures.is_empty()), "some rounds failed");
+    Ok(())
+}
+
+/// The most that memory and open files may grow between the first third of a soak and its end.
+const GROWTH_MAX: f64 = 1.05;
+/// The least that the rate of the last third may be, compared with that of the first.
+const RATE_MIN: f64 = 0.9;
+
+fn soak(name: &str, seconds: f64, place: &Place) -> Result<()> {
+    cleanup::on_signals()?;
+    let scenario = Scenario::read(&file_of(name)?)?.swap_remove(0);
+    let Round { measured, samples } = dut::round(&scenario, &place.setup()?, Some(Soak { seconds }))?;
+    let thirds = measured.soak.len() / 3;
+    ensure!(
+        thirds > 0 && samples.len() > 2,
+        "too short: {} intervals, {} samples",
+        measured.soak.len(),
+        samples.len()
+    );
+    let rate = |trials: &[Trial]| {
+        results::Spread::of(trials.iter().map(Trial::received_pps)).map_or(0.0, |one| one.median)
+    };
+    let (first, last) = (rate(&measured.soak[..thirds]), rate(&measured.soak[2 * thirds..]));
+    println!(
+        "{}: {:.3} Mpps in the first third, {:.3} in the last",
+        scenario.name(),
+        first / 1e6,
+        last / 1e6
+    );
+    println!(
+        "| seconds | resident, MiB | open files | free packet buffers | generation |\n|---|---|---|---|---|"
+    );
+    for sample in &samples {
+        let buffers = sample.buffers_free.map_or_else(String::new, |free| free.to_string());
+        println!(
+            "| {:.0} | {:.1} | {} | {buffers} | {} |",
+            sample.at, sample.resident_mib, sample.files, sample.generation
+        );
+    }
+    let (early, late) = (&samples[samples.len() / 3], &samples[samples.len() - 1]);
+    ensure!(late.generation > early.generation, "the gateway has applied no change of backends");
+    ensure!(
+        late.resident_mib <= early.resident_mib * GROWTH_MAX,
+        "memory grew from {:.1} to {:.1} MiB",
+        early.resident_mib,
+        late.resident_mib
+    );
+    ensure!(
+        late.files as f64 <= early.files as f64 * GROWTH_MAX,
+        "open files grew from {} to {}",
+        early.files,
+        late.files
+    );
+    ensure!(last >= first * RATE_MIN, "the rate fell from {first:.0} to {last:.0} frames a second");
+    println!("no leak, and no fall of the rate");
+    Ok(())
+}
+
+/// The directory of scenario files in the repository.
+fn scenarios() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("scenarios")
+}
+
+fn file_of(name: &str) -> Result<PathBuf> {
+    let (path, named) = (PathBuf::from(name), scenarios().join(format!("{name}.toml")));
+    if path.is_file() {
+        return Ok(path);
+    }
+    if named.is_file() {
+        return Ok(named);
+    }
+    bail!(
+        "there is no file {name} and no scenario of this name; accepted: a TOML file, or one of {}",
+        names()?.join(", ")
+    )
+}
+
+fn names() -> Result<Vec<String>> {
+    let directory = scenarios();
+    let mut names: Vec<String> = std::fs::read_dir(&directory)
+        .with_context(|| directory.display().to_string())?
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".toml")?.to_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+fn list() -> Result<()> {
+    for name in names()? {
+        println!("{name}");
+        for row in Scenario::read(&file_of(&name)?)? {
+            println!("  {}", row.name());
+        }
+    }
+    Ok(())
+}
+
+impl Place {
+    fn setup(&self) -> Result<Setup> {
+        let beside = std::env::current_exe()?.with_file_name("tidegate");
+        let tidegate = self.tidegate.clone().unwrap_or(beside);
+        ensure!(tidegate.is_file(), "no {}: cargo build --release -p tidegate", tidegate.display());
+        ensure!(
+            self.generator_cpu != self.forwarder_cpu,
+            "the generator and the forwarder need a CPU each; accepted: different --generator-cpu and --forwarder-cpu"
+        );
+        let usable = dpdk::lcore::usable_cpus();
+        for cpu in [self.generator_cpu, self.forwarder_cpu] {
+            ensure!(
+                usable.contains(&cpu),
+                "there is no CPU {cpu} for this process; accepted: any of {usable:?}"
+            );
+        }
+        Ok(Setup {
+            tidegate: tidegate.canonicalize()?,
+            hugepages: !self.no_hugepages && hugepages_suffice(),
+            generator_cpu: self.generator_cpu,
+            forwarder_cpu: self.forwarder_cpu,
+        })
+    }
+}
+
+/// MiB of huge pages for the generator and the forwarder.
+const HUGEPAGES_MIB: u64 = 512;
+
+/// Whether there are enough free 2-MiB huge pages.
+fn hugepages_suffice() -> bool {
+    let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free = text.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+    if free * 2 < HUGEPAGES_MIB {
+        eprintln!(
+            "{} MiB of huge pages are free, {HUGEPAGES_MIB} are needed: small pages are used",
+            free * 2
+        );
+    }
+    free * 2 >= HUGEPAGES_MIB
+}

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Measures Tidegate, testpmd and the Linux kernel by tidegate-bench, with huge pages if the machine has enough memory.
+# Called by `make perf`, as root.
+#
+# benches/perf.sh [SCENARIO ...]    default: memif memif-replies memif-v6 veth imix
+#   ROUNDS=N       rounds, instead of those of the scenarios
+#   RESULTS=NAME   writes benches/results/NAME.json, .md and .html
+#
+# BENCH_ARGS are further arguments of `tidegate-bench run`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+(($#)) || set -- memif memif-replies memif-v6 veth imix
+for program in dpdk-testpmd nft; do
+  command -v "$program" >/dev/null || { echo "no $program; run make setup" >&2; exit 1; }
+done
+"${CARGO:-cargo}" build --release --locked -q -p tidegate -p tidegate-bench
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bench=${CARGO_TARGET_DIR:-target}/release/tidegate-bench
+read -ra more <<<"${BENCH_ARGS:-}"
+[[ -z ${ROUNDS:-} ]] || more+=(--rounds "$ROUNDS")
+status=0
+deploy/scripts/hugepages.sh run 300 "$bench" run --out "$work/results.json" "${more[@]}" "$@" || status=$?
+if [[ -s $work/results.json && -n ${RESULTS:-} ]]; then
+  out=benches/results/$RESULTS
+  cp "$work/results.json" "${out}.json"
+  "$bench" table "$work/results.json" >"${out}.md"
+  "$bench" report "$work/results.json" --out "${out}.html"
+fi
+exit $status
