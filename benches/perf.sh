@@ -2,7 +2,7 @@
 # Measures Tidegate, testpmd and the Linux kernel by tidegate-bench, with huge pages if the machine has enough memory.
 # Called by `make perf`, as root.
 #
-# benches/perf.sh [SCENARIO ...]    default: memif memif-replies memif-v6 veth imix
+# benches/perf.sh [SCENARIO ...]    default: memif memif-replies memif-v6 connections veth connections-veth imix
 #   ROUNDS=N       rounds, instead of those of the scenarios
 #   RESULTS=NAME   writes benches/results/NAME.json, .md and .html
 #
@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-(($#)) || set -- memif memif-replies memif-v6 veth imix
+(($#)) || set -- memif memif-replies memif-v6 connections veth connections-veth imix
 for program in dpdk-testpmd nft; do
   command -v "$program" >/dev/null || { echo "no $program; run make setup" >&2; exit 1; }
 done

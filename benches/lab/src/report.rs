@@ -55,6 +55,7 @@ pub(crate) fn page(files: &[Named]) -> String {
             1e6,
             2,
         );
+        body += &chart("TCP connections, thousand a second", &bars(&|row| row.connections()), 1e3, 1);
         body += &percentiles(&rows);
         body += &figures(&rows);
         body += "</section>";
@@ -218,7 +219,8 @@ fn percentiles(rows: &[(String, &Row)]) -> String {
 /// All figures of the rows.
 fn figures(rows: &[(String, &Row)]) -> String {
     let mut table = "<div class=\"scroll\"><table><tr><th></th><th>overload, Mpps</th><th>ns a frame</th><th>within the bound, Mpps</th>\
-                     <th>p50 µs</th><th>p99</th><th>p99.9</th><th>worst</th><th>p50 µs at a low rate</th><th>p99</th></tr>"
+                     <th>p50 µs</th><th>p99</th><th>p99.9</th><th>worst</th><th>p50 µs at a low rate</th><th>p99</th>\
+                     <th>connections a second</th></tr>"
         .to_owned();
     for (label, row) in rows {
         let _ = write!(table, "<tr><th>{}</th>", text(label));
@@ -232,6 +234,7 @@ fn figures(rows: &[(String, &Row)]) -> String {
             (row.latency("half", |one| one.worst_us), 1.0, 0),
             (row.latency("low", |one| one.p50_us), 1.0, 0),
             (row.latency("low", |one| one.p99_us), 1.0, 0),
+            (row.connections(), 1.0, 0),
         ];
         for (spread, unit, digits) in cells {
             let _ = match spread {
@@ -252,7 +255,7 @@ fn figures(rows: &[(String, &Row)]) -> String {
         for failure in &row.failures {
             let _ = write!(
                 table,
-                "<tr><td colspan=\"10\" class=\"failed\">a round failed: {}</td></tr>",
+                "<tr><td colspan=\"11\" class=\"failed\">a round failed: {}</td></tr>",
                 text(failure)
             );
         }
@@ -293,7 +296,7 @@ mod tests {
         assert!(page.contains("tidegate dsr-l2, memif") && page.contains("testpmd, memif"));
         assert!(page.contains("a &lt;broken&gt; wire") && page.contains("prefers-color-scheme:dark"));
         assert_eq!(page.matches("<section>").count(), 1, "rows with the same traffic are side by side");
-        assert_eq!(page.matches("<figure>").count(), 4);
+        assert_eq!(page.matches("<figure>").count(), 5);
         for loaded in ["http:", "https:", "src=", "href=", "@import", "url("] {
             assert!(!page.contains(loaded), "{loaded}");
         }

@@ -91,6 +91,16 @@ impl Row {
         !self.rounds.is_empty() && self.rounds.iter().all(|round| round.found.is_limit_of_generator)
     }
 
+    /// Connections per second.
+    pub(crate) fn connections(&self) -> Option<Spread> {
+        Spread::of(
+            self.rounds
+                .iter()
+                .filter_map(|round| round.connections)
+                .map(|one| one.completed as f64 / one.seconds),
+        )
+    }
+
     /// A figure of latency at a load, over the rounds.
     pub(crate) fn latency(
         &self,
@@ -157,7 +167,7 @@ impl Machine {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::generator::Latency;
+    use crate::generator::{Connections, Latency};
     use crate::search::Found;
 
     /// Results with one row, whose rounds forward at these rates.
@@ -183,6 +193,7 @@ pub(crate) mod tests {
                     worst_us: 900.0,
                 })
                 .to_vec(),
+            connections: Some(Connections { completed: 5_000, failed: 1, seconds: 0.5 }),
             soak: Vec::new(),
         });
         let row = Row {

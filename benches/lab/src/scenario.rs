@@ -28,6 +28,7 @@ struct File {
     loss_percent: f64,
     precision_percent: f64,
     latency: bool,
+    connections: bool,
 }
 
 impl Default for File {
@@ -49,6 +50,7 @@ impl Default for File {
             loss_percent: 0.1,
             precision_percent: 2.0,
             latency: true,
+            connections: false,
         }
     }
 }
@@ -145,6 +147,8 @@ pub(crate) struct Scenario {
     pub(crate) precision_percent: f64,
     /// Whether latency is measured too.
     pub(crate) latency: bool,
+    /// Whether whole TCP connections per second are measured too.
+    pub(crate) connections: bool,
 }
 
 /// The most services x backends: the addresses of the plan end there.
@@ -216,6 +220,10 @@ impl Scenario {
             (0.1..=50.0).contains(&self.precision_percent),
             "precision-percent = {}; accepted: 0.1 to 50",
             self.precision_percent
+        );
+        ensure!(
+            !self.connections || self.protocol == Protocol::Tcp,
+            "connections = true needs connections; accepted with protocol = \"tcp\""
         );
         match (self.forwarder, self.wire, self.direction) {
             (Forwarder::Kernel, Wire::Memif, _) => {
@@ -302,6 +310,7 @@ impl File {
             loss_percent: self.loss_percent,
             precision_percent: self.precision_percent,
             latency: self.latency,
+            connections: self.connections,
         }
     }
 }
@@ -381,6 +390,7 @@ mod tests {
             ("direction = 'replies'", "mode nat or fullnat"),
             ("forwarders = []", "nothing to measure"),
             ("seconds = 0.0", "0.01 to 3600"),
+            ("connections = true", "accepted with protocol = \"tcp\""),
         ] {
             assert!(wrong(text).contains(says), "{text:?}: {}", wrong(text));
         }

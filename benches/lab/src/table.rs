@@ -7,20 +7,21 @@ use crate::results::{Machine, Results, Row, Spread};
 /// The machine and all rows.
 pub(crate) fn table(results: &Results) -> String {
     let mut text = head(&results.machine);
-    text += "\n| row | forwarded under overload, Mpps | ns a frame | within the loss bound, Mpps | latency at half of it, µs: p50 / p99 / p99.9 / worst | at a low rate |\n|---|---|---|---|---|---|\n";
+    text += "\n| row | forwarded under overload, Mpps | ns a frame | within the loss bound, Mpps | latency at half of it, µs: p50 / p99 / p99.9 / worst | at a low rate | connections a second |\n|---|---|---|---|---|---|---|\n";
     for row in &results.rows {
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} |",
             row.scenario.name(),
             range(row.overload(), 1e6, 3),
             range(row.nanoseconds(), 1.0, 0),
             throughput(row),
             latency(row, "half"),
             latency(row, "low"),
+            row.connections().map_or_else(String::new, |found| range(Some(found), 1.0, 0)),
         );
         for failure in &row.failures {
-            let _ = writeln!(text, "| | a round failed: {} | | | | |", failure.replace(['|', '\n'], " "));
+            let _ = writeln!(text, "| | a round failed: {} | | | | | |", failure.replace(['|', '\n'], " "));
         }
     }
     text
