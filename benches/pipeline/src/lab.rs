@@ -53,6 +53,10 @@ pub struct Lab {
     tallies: Tallies,
     counters: WorkerCounters,
     pipeline: Pipeline,
+    /// The worker that holds the flows, if it is not the measured one.
+    holder: Option<Pipeline>,
+    /// When the measured worker got its copies.
+    copied_at: Now,
     out: BurstOutput,
     now: Now,
     wire: Wire,
@@ -78,12 +82,23 @@ impl Lab {
         let (snapshot, problems) =
             Snapshot::compile(&spec, None, &neighbors).expect("the lab's spec compiles");
         assert!(problems.is_empty(), "{problems:?}");
-        let steering = Steering::Single;
-        let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 0x71de_9a7e, steering };
+        let (workers, steering) = match scenario.copied {
+            true => (2, Steering::Partition),
+            false => (1, Steering::Single),
+        };
+        let config = |worker| PipelineConfig {
+            worker,
+            workers,
+            entries,
+            seed: 0x71de_9a7e,
+            steering: steering.clone(),
+        };
         let mut lab = Self {
             tallies: Tallies::with_capacity(snapshot.service_indices(), snapshot.backend_indices()),
             counters: WorkerCounters::default(),
-            pipeline: Pipeline::new(&config),
+            pipeline: Pipeline::new(&config(0)),
+            holder: scenario.copied.then(|| Pipeline::new(&config(1))),
+            copied_at: Now(0),
             out: BurstOutput::default(),
             now: Now(1_000_000_000),
             wire: Wire::new(scenario.v6),
@@ -105,7 +120,10 @@ impl Lab {
                 lab.next = NEW_MAX;
                 lab.pipeline.flows_mut().retain(lab.now, |_| false);
             }
-            (_, Flows::Known(flows)) => lab.begin(flows, true),
+            (_, Flows::Known(flows)) => {
+                lab.begin(flows, true);
+                lab.keep_copied();
+            }
             (_, Flows::Flood) => {
                 lab.begin(entries, false);
                 lab.next = entries;
@@ -138,6 +156,9 @@ impl Lab {
             && self.pipeline.flows().live() + RING > self.entries.min(NEW_MAX)
         {
             self.pipeline.flows_mut().retain(self.now, |_| false);
+        }
+        if self.holder.is_some() && self.now.since(self.copied_at) > Duration::from_millis(500) {
+            self.copy_flows();
         }
         for at in 0..RING {
             let (tuple, flags) = self.next_packet();
@@ -220,12 +241,69 @@ impl Lab {
         let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
         self.now.0 += BURST_NS;
         let frames = &mut self.ring[..tuples.len()];
+        let unchanged: ArrayVec<MemoryFrame, BURST> = frames.iter().cloned().collect();
         self.pipeline.process(view, self.now, Arrival::Wire(0), frames, &mut self.out);
         self.pipeline.age(self.now);
-        let sent = frames.iter().zip(&self.out.verdicts).map(|(frame, verdict)| {
+        let mut verdicts = self.out.verdicts.clone();
+        if let Some(holder) = &mut self.holder {
+            for (at, frame) in unchanged.into_iter().enumerate() {
+                if let Verdict::HandOver(_) = verdicts[at] {
+                    let mut one = [frame];
+                    // Its own number: the measured worker would get a copy before all flows are established.
+                    holder.process(view, self.now, Arrival::HandedOver(0, 1), &mut one, &mut self.out);
+                    [frames[at]] = one;
+                    verdicts[at] = self.out.verdicts[0];
+                }
+            }
+        }
+        let sent = frames.iter().zip(&verdicts).map(|(frame, verdict)| {
             matches!(verdict, Verdict::Transmit { .. }).then(|| sent_tuple(frame.bytes(), self.scenario.v6))
         });
         sent.collect::<ArrayVec<_, BURST>>().into_iter()
+    }
+
+    /// Gives the measured worker copies of all flows, and forgets the flows that it holds itself or has no room for.
+    fn keep_copied(&mut self) {
+        if self.holder.is_none() {
+            return;
+        }
+        let is_held = |lab: &mut Self, at: usize| {
+            let tuple = lab.packet_of(at);
+            lab.wire.write(&mut lab.ring[0], &tuple, DATA);
+            let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
+            lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut lab.ring[..1], &mut lab.out);
+            matches!(lab.out.verdicts[0], Verdict::Transmit { .. })
+        };
+        let keep = |lab: &mut Self, wanted: bool| {
+            let kept: Vec<bool> = (0..lab.known.len()).map(|at| is_held(lab, at) == wanted).collect();
+            let mut each = kept.iter();
+            lab.known.retain(|_| *each.next().expect("one answer for each flow"));
+            let mut each = kept.iter();
+            lab.replies.retain(|_| *each.next().expect("one answer for each flow"));
+        };
+        keep(self, false);
+        self.copy_flows();
+        keep(self, true);
+        assert!(!self.known.is_empty(), "no flow of {} is copied", self.scenario);
+    }
+
+    fn copy_flows(&mut self) {
+        self.copied_at = self.now;
+        for at in 0..self.known.len() {
+            let tuple = self.packet_of(at);
+            self.wire.write(&mut self.ring[0], &tuple, DATA);
+            let Some(holder) = &mut self.holder else { return };
+            let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+            holder.process(view, self.now, Arrival::HandedOver(0, 0), &mut self.ring[..1], &mut self.out);
+            for copy in &self.out.flow_copies {
+                self.pipeline.learn_copy(copy, self.now);
+            }
+        }
+    }
+
+    /// The next packet of the known flow at this position.
+    fn packet_of(&self, at: usize) -> Tuple {
+        self.replies.get(at).copied().unwrap_or_else(|| self.request(self.known[at] as usize))
     }
 
     fn request(&self, flow: usize) -> Tuple {
@@ -243,8 +321,7 @@ impl Lab {
         match self.scenario.flows {
             Flows::Known(_) => {
                 let at = self.random.below(self.known.len());
-                let reply = self.replies.get(at).copied();
-                (reply.unwrap_or_else(|| self.request(self.known[at] as usize)), DATA)
+                (self.packet_of(at), DATA)
             }
             Flows::New | Flows::Flood => {
                 self.next += 1;
@@ -412,6 +489,22 @@ mod tests {
                     lab.refill();
                     lab.run();
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_with_copies_sends_every_frame_of_flows_that_it_does_not_hold() {
+        for path in ["nat", "nat-reply", "fullnat", "fullnat-reply/v6"] {
+            let (path, rest) = path.split_once('/').unwrap_or((path, "tcp"));
+            let scenario: Scenario = format!("{path}/known-300/{rest}/copied").parse().expect("a scenario");
+            let mut lab = Lab::new(scenario, 4000);
+            assert!(lab.known.len() > 50, "{} of 300 flows", lab.known.len());
+            // Longer than copies serve without a confirmation.
+            for _ in 0..20 {
+                lab.now.0 += 700_000_000;
+                lab.refill();
+                lab.run();
             }
         }
     }

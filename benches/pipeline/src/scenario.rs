@@ -1,7 +1,7 @@
 //! The names of scenarios: `dsr-l2/known-1000000`, `nat-reply/known-1000`, `dsr-ipip/new/tcp` ...
 //!
 //! A name is `PATH/FLOWS` followed by any of `tcp` and `udp` (default: both, with half of the services each), `v6`,
-//! `on-change`, and `SERVICESxBACKENDS` (default 1000x10). Nothing is built or measured here.
+//! `on-change`, `copied`, and `SERVICESxBACKENDS` (default 1000x10). Nothing is built or measured here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -56,6 +56,8 @@ pub struct Scenario {
     pub v6: bool,
     /// `flowTracking: on-change` rather than `always`: settled flows have no entry.
     pub on_change: bool,
+    /// Another worker holds the flows, and the one that is measured has copies of them. In the modes that translate.
+    pub copied: bool,
     /// The number of service ports.
     pub services: usize,
     /// The number of backends of each service port.
@@ -72,6 +74,7 @@ impl Scenario {
             transports: Transports::Both,
             v6: false,
             on_change: false,
+            copied: false,
             services: 1000,
             backends: 10,
         }
@@ -120,6 +123,9 @@ impl fmt::Display for Scenario {
         if self.on_change {
             write!(f, "/on-change")?;
         }
+        if self.copied {
+            write!(f, "/copied")?;
+        }
         if (self.services, self.backends) != (1000, 10) {
             write!(f, "/{}x{}", self.services, self.backends)?;
         }
@@ -149,15 +155,22 @@ impl FromStr for Scenario {
                 ("udp", _) => scenario.transports = Transports::Udp,
                 ("v6", _) => scenario.v6 = true,
                 ("on-change", _) => scenario.on_change = true,
+                ("copied", _) => scenario.copied = true,
                 (_, Some((services, backends))) => {
                     scenario.services = services.parse().context("a number of services")?;
                     scenario.backends = backends.parse().context("a number of backends")?;
                 }
-                _ => bail!("{word:?} in {name:?}; accepted: tcp, udp, v6, on-change, SERVICESxBACKENDS"),
+                _ => bail!(
+                    "{word:?} in {name:?}; accepted: tcp, udp, v6, on-change, copied, SERVICESxBACKENDS"
+                ),
             }
         }
         if scenario.on_change && !matches!(path, Path::Requests(mode) if mode.is_dsr()) {
             bail!("{name:?}: on-change is for DSR modes");
+        }
+        let translates = matches!(path, Path::Requests(mode) | Path::Replies(mode) if !mode.is_dsr());
+        if scenario.copied && !(translates && matches!(flows, Flows::Known(_))) {
+            bail!("{name:?}: copied is for known flows in nat and fullnat");
         }
         Ok(scenario)
     }
@@ -193,6 +206,7 @@ mod tests {
             "fullnat/flood/v6",
             "dsr-l2/known-5/tcp/v6/1x100",
             "dsr-gue/known-5/on-change",
+            "fullnat-reply/known-5/copied",
         ] {
             let scenario: Scenario = name.parse().unwrap();
             assert_eq!(scenario.to_string(), name);
@@ -205,6 +219,8 @@ mod tests {
             "dsr-l2/new/sctp",
             "l2/new",
             "nat/new/on-change",
+            "nat/new/copied",
+            "dsr-l2/known-5/copied",
         ] {
             assert!(name.parse::<Scenario>().is_err(), "{name}");
         }

@@ -87,7 +87,7 @@ impl Pipeline {
         proto: u8,
         dealt: Dealt,
     ) -> Option<WorkerIndex> {
-        if snapshot.snat_addresses(to.0.family()).contains(to.0) {
+        if snapshot.snat_addresses(to.0.family()).binary_search(to.0).is_ok() {
             return match self.snat_ports.steering() {
                 Steering::Partition => Some(owner_of_port(to.1, self.workers)),
                 // The port was chosen so that replies arrive here without a hand-over.
