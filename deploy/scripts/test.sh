@@ -20,6 +20,7 @@ deploy/scripts/leftovers.sh snapshot "$before"
 
 stage "format and lints"
 make --no-print-directory lint
+benches/readme-figures.py
 
 stage "tests of the workspace"
 "$cargo" test --workspace --locked

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Writes the figures of the README from a file of results, or checks that they are those of the file.
+
+benches/readme-figures.py RESULTS.json   writes the table between the marks, and the name of the file
+benches/readme-figures.py                checks the table against the file that it names; a part of `make lint`
+"""
+import json
+import pathlib
+import re
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BEGIN = "<!-- begin: written by `benches/readme-figures.py {}` -->\n"
+END = "<!-- end of figures -->"
+COLUMNS = (("1,000 flows", 1_000), ("100,000", 100_000), ("1,000,000", 1_000_000), ("a new flow each packet", 0))
+
+
+def name(scenario):
+    """The row of a scenario, or None for those that the table leaves out."""
+    if scenario["frame-bytes"] != [60] or scenario["family"] != "v4" or scenario["connections"]:
+        return None
+    who = {"testpmd": "`testpmd`, which only passes frames on", "kernel": "the kernel, rules of kube-proxy for nftables"}
+    who = who.get(scenario["forwarder"], f"`{scenario['mode']}`")
+    replies = ", replies" if scenario["direction"] == "replies" else ""
+    return who + replies, scenario["wire"]
+
+
+def nanoseconds(row):
+    """The median of the rounds, with the least and the greatest."""
+    rounds = [1e9 / one["found"]["overload_pps"] for one in row["rounds"]]
+    if not rounds:
+        return "failed"
+    if len(rounds) == 1:
+        return f"{rounds[0]:,.0f}"
+    return f"{statistics.median(rounds):,.0f} ({min(rounds):,.0f}-{max(rounds):,.0f})"
+
+
+def table(path):
+    results = json.loads((ROOT / path).read_text())
+    cells = {}
+    for row in results["rows"]:
+        key = name(row["scenario"])
+        if key:
+            cells.setdefault(key, {})[row["scenario"]["flows"]] = nanoseconds(row)
+    machine = results["machine"]
+    lines = [
+        f"{machine['cpu']}, {machine['cpus']} virtual CPUs, commit {machine['commit']}, 60-byte frames, UDP over IPv4, 1,000 Services of 10",
+        "backends, one worker. Nanoseconds a frame under overload: median of the rounds, least and greatest. They contain receive,",
+        "transmit and the wire.",
+    ]
+    wires = {
+        "memif": "Over rings in shared memory (`memif`)",
+        "veth": "Over links of the kernel (`veth`), which cost more than the gateway",
+    }
+    for wire, title in wires.items():
+        rows = {who: flows for (who, of), flows in cells.items() if of == wire}
+        used = [(head, flows) for head, flows in COLUMNS if any(flows in row for row in rows.values())]
+        if not rows:
+            continue
+        lines += ["", f"| {title} | " + " | ".join(head for head, _ in used) + " |", "|---|" + "---|" * len(used)]
+        lines += [f"| {who} | " + " | ".join(row.get(flows, "") for _, flows in used) + " |" for who, row in rows.items()]
+    return BEGIN.format(path) + "\n".join(lines) + "\n" + END
+
+
+def main():
+    text = README.read_text()
+    found = re.search(re.escape(BEGIN).replace(re.escape("{}"), r"(\S+)") + r".*?" + re.escape(END), text, re.S)
+    if not found:
+        sys.exit(f"{README}: the marks of the figures are missing")
+    wanted = table(sys.argv[1] if len(sys.argv) > 1 else found.group(1))
+    if len(sys.argv) > 1:
+        README.write_text(text[: found.start()] + wanted + text[found.end() :])
+    elif found.group(0) != wanted:
+        sys.exit(f"README.md: the figures are not those of {found.group(1)}; run benches/readme-figures.py {found.group(1)}")
+
+
+main()
