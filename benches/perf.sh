@@ -2,7 +2,7 @@
 # Measures Tidegate, testpmd and the Linux kernel by tidegate-bench, with huge pages if the machine has enough memory.
 # Called by `make perf`, as root.
 #
-# benches/perf.sh [SCENARIO ...]    default: memif memif-replies memif-v6 connections veth connections-veth imix
+# benches/perf.sh [SCENARIO ...]    default: those below
 #   ROUNDS=N       rounds, instead of those of the scenarios
 #   RESULTS=NAME   writes benches/results/NAME.json, .md and .html
 #
@@ -10,7 +10,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-(($#)) || set -- memif memif-replies memif-v6 connections veth connections-veth imix
+# Each mode with 1,000 Services of 10 backends and with one of 100, on-change, replies, IPv6, connections, and the kernel.
+(($#)) || set -- memif memif-replies memif-on-change memif-one-service memif-one-service-replies \
+  memif-one-service-on-change memif-v6 connections veth connections-veth imix
 for program in dpdk-testpmd nft; do
   command -v "$program" >/dev/null || { echo "no $program; run make setup" >&2; exit 1; }
 done

@@ -23,6 +23,7 @@ struct File {
     frame_bytes: Vec<u16>,
     services: u32,
     backends: u32,
+    flow_tracking: Tracking,
     seconds: f64,
     rounds: u32,
     loss_percent: f64,
@@ -45,6 +46,7 @@ impl Default for File {
             frame_bytes: vec![60],
             services: 1_000,
             backends: 10,
+            flow_tracking: Tracking::Always,
             seconds: 0.3,
             rounds: 3,
             loss_percent: 0.1,
@@ -117,6 +119,17 @@ pub(crate) enum Direction {
     Replies,
 }
 
+/// Which flows Tidegate remembers in DSR modes (`tidegate.dev/flow-tracking`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Tracking {
+    /// All.
+    #[default]
+    Always,
+    /// Those whose backend may change, of which there are none while backends do not change.
+    OnChange,
+}
+
 /// One row of a table of results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -137,6 +150,9 @@ pub(crate) struct Scenario {
     pub(crate) services: u32,
     /// Backends of each service.
     pub(crate) backends: u32,
+    /// Older files of results do not have it.
+    #[serde(default)]
+    pub(crate) flow_tracking: Tracking,
     /// Seconds of one trial.
     pub(crate) seconds: f64,
     /// How often all rows are measured.
@@ -232,6 +248,13 @@ impl Scenario {
             (Forwarder::Kernel | Forwarder::Testpmd, _, Direction::Replies) => {
                 bail!("direction = \"replies\" is measured for tidegate only; accepted here: \"requests\"")
             }
+            (Forwarder::Tidegate, _, _)
+                if self.flow_tracking == Tracking::OnChange && self.mode.is_some_and(Mode::returns) =>
+            {
+                bail!(
+                    "flow-tracking = \"on-change\": nat and fullnat remember every flow; accepted with DSR modes"
+                )
+            }
             (Forwarder::Tidegate, _, Direction::Replies)
                 if !matches!(self.mode, Some(Mode::Nat | Mode::FullNat)) || self.flows == 0 =>
             {
@@ -260,7 +283,8 @@ impl Scenario {
         let who = match (self.forwarder, self.mode) {
             (Forwarder::Tidegate, Some(mode)) => {
                 let replies = if self.direction == Direction::Replies { " replies" } else { "" };
-                format!("tidegate {}{replies}", mode.as_str())
+                let tracking = if self.flow_tracking == Tracking::OnChange { " on-change" } else { "" };
+                format!("tidegate {}{replies}{tracking}", mode.as_str())
             }
             (Forwarder::Tidegate, None) => "tidegate".to_owned(),
             (Forwarder::Testpmd, _) => "testpmd".to_owned(),
@@ -305,6 +329,7 @@ impl File {
             frame_bytes: self.frame_bytes.clone(),
             services: self.services,
             backends: self.backends,
+            flow_tracking: self.flow_tracking,
             seconds: self.seconds,
             rounds: self.rounds,
             loss_percent: self.loss_percent,
@@ -391,6 +416,7 @@ mod tests {
             ("forwarders = []", "nothing to measure"),
             ("seconds = 0.0", "0.01 to 3600"),
             ("connections = true", "accepted with protocol = \"tcp\""),
+            ("modes = ['nat']\nflow-tracking = 'on-change'", "accepted with DSR modes"),
         ] {
             assert!(wrong(text).contains(says), "{text:?}: {}", wrong(text));
         }

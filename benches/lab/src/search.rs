@@ -37,6 +37,14 @@ impl Trial {
     }
 }
 
+/// The rate of frames forwarded that this share of the trials does not exceed; 0 without trials.
+pub(crate) fn rate_at(trials: &[Trial], quantile: f64) -> f64 {
+    let mut rates: Vec<f64> = trials.iter().map(Trial::received_pps).collect();
+    rates.sort_by(f64::total_cmp);
+    let last = rates.len().saturating_sub(1);
+    rates.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
+}
+
 /// What a search has found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Found {
@@ -141,5 +149,12 @@ mod tests {
         assert_eq!(search(1e6, 0.1, 1.0, always).throughput_pps, None);
         let dead = |rate: f64| Trial { offered: rate as u64, received: 0, seconds: 1.0 };
         assert_eq!(search(1e6, 0.1, 1.0, dead).throughput_pps, None);
+    }
+
+    #[test]
+    fn a_quantile_of_the_rates_leaves_disturbed_seconds_out() {
+        let trial = |received| Trial { offered: 1_000, received, seconds: 1.0 };
+        let trials: Vec<Trial> = (0..40).map(|n| trial(if n % 2 == 0 { 900 } else { 100 + n })).collect();
+        assert_eq!((rate_at(&trials, 0.95), rate_at(&trials, 0.0), rate_at(&[], 0.5)), (900.0, 101.0, 0.0));
     }
 }

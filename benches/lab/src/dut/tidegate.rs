@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{Setup, last_words};
 use crate::generator::Soak;
 use crate::packets::{GENERATOR_MAC, PORT, backend, backend_side, client_side, prefix, snat, vip};
-use crate::scenario::{Family, Mode, Protocol, Scenario};
+use crate::scenario::{Family, Mode, Protocol, Scenario, Tracking};
 
 /// SNAT addresses: each backend has 64,512 ports of each.
 const SNAT_ADDRESSES: u32 = 4;
@@ -117,13 +117,17 @@ dataplane:
 source:
   directory: {{path: manifests, watch: true, stateDirectory: state}}
 services:
-  defaults: {{drainTimeout: 5s}}
+  defaults: {{drainTimeout: 5s, flowTracking: {tracking}}}
 pools:
   - {{name: vips, addresses: ["{vips}"]}}
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
 protection: {{synCookies: "off"}}
 "#,
         core = setup.forwarder_cpu,
+        tracking = match scenario.flow_tracking {
+            Tracking::Always => "always",
+            Tracking::OnChange => "on-change",
+        },
         hugepages = setup.hugepages,
         clients = devices[0],
         backends = devices[1],
