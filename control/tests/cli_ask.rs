@@ -117,6 +117,8 @@ impl AdminBackend for Daemon {
                 busy_ratio: 0.125,
                 cycles_per_packet: 81.4,
                 flows: 3,
+                flow_table_pages: "transparent huge pages".into(),
+                flow_table_bytes: 97 << 20,
             }],
             latencies: vec![LatencyStatus {
                 name: "worker-turn".into(),

@@ -13,6 +13,7 @@
 
 pub mod clock;
 pub mod drivers;
+pub mod flow_memory;
 pub mod gateway;
 pub mod links;
 pub mod neighbors;

@@ -29,6 +29,7 @@ fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
         idle: Idle::Adaptive,
         flow_entries: 1024,
         flow_service_percent: 50,
+        huge_pages: false,
         steering: Steering::Single,
         seed: 7,
         announce: false,

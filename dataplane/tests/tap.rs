@@ -67,6 +67,7 @@ fn inside() {
         idle: Idle::Adaptive,
         flow_entries: 1024,
         flow_service_percent: 50,
+        huge_pages: false,
         steering: Steering::Single,
         seed: 7,
         announce: false,

@@ -29,7 +29,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod advice;
 mod affinity;
 pub mod burst;
 pub mod cycles;
@@ -41,6 +40,7 @@ pub mod mbuf;
 pub mod mempool;
 pub mod port;
 pub mod queue;
+pub mod region;
 pub mod ring;
 pub mod stats;
 pub mod testing;
@@ -54,5 +54,6 @@ pub use mbuf::{Checksum, Mbuf};
 pub use mempool::{PktPool, PoolConfig};
 pub use port::{Link, Port, PortConfig, PortInfo, Queues};
 pub use queue::{RxQueue, TxQueue};
+pub use region::Region;
 pub use ring::{RingReceiver, RingSender};
 pub use stats::PortStats;

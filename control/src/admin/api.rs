@@ -141,6 +141,12 @@ pub struct WorkerStatus {
     pub cycles_per_packet: f64,
     /// The number of flows in its tables.
     pub flows: u64,
+    /// The pages of its flow tables: `huge pages`, `transparent huge pages` or `4 KiB pages`.
+    #[serde(default)]
+    pub flow_table_pages: String,
+    /// Bytes of its flow tables that have their memory. A table gets it when a Service first needs it.
+    #[serde(default)]
+    pub flow_table_bytes: u64,
 }
 
 /// Durations of one part of the gateway since the start, with an error of at most 4 %.

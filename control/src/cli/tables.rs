@@ -381,7 +381,9 @@ fn facts(status: &Status) -> String {
 }
 
 fn workers(all: &[WorkerStatus]) -> Table {
-    let mut workers = Table::new(&["WORKER", "CORE", "STATE", "BUSY", "CYCLES/PACKET", "FLOWS"]);
+    let headers =
+        ["WORKER", "CORE", "STATE", "BUSY", "CYCLES/PACKET", "FLOWS", "+FLOW-TABLE-MIB", "+FLOW-TABLE-PAGES"];
+    let mut workers = Table::new(&headers);
     for w in all {
         workers.row([
             w.worker.to_string(),
@@ -390,6 +392,8 @@ fn workers(all: &[WorkerStatus]) -> Table {
             format!("{:.1}%", 100.0 * w.busy_ratio),
             format!("{:.0}", w.cycles_per_packet),
             w.flows.to_string(),
+            (w.flow_table_bytes >> 20).to_string(),
+            w.flow_table_pages.clone(),
         ]);
     }
     workers

@@ -357,6 +357,8 @@ fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatu
         busy_ratio: worker.busy_ratio,
         cycles_per_packet: worker.cycles_per_packet,
         flows: worker.flows,
+        flow_table_pages: worker.flow_memory.pages.as_str().to_owned(),
+        flow_table_bytes: worker.flow_memory.bytes as u64,
     }
 }
 

@@ -16,8 +16,8 @@ use tidegate_core::service_limits::LimitedService;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
-    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, PuntClassStats,
-    ServiceStats, SlowPathStats, SnatPortStats, Stats, WorkerState, WorkerStats,
+    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, Pages, PuntClassStats,
+    ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats, WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
@@ -226,6 +226,7 @@ fn worker(worker: u8, state: WorkerState) -> WorkerStats {
         cycles_per_packet: 120.5,
         frames: 1000 + u64::from(worker),
         flows: 50,
+        flow_memory: TableMemoryStats { pages: Pages::Small, bytes: 0 },
         neighbor_events_lost: 3,
         syn_cookies: CookieCounts { sent: 61, accepted: 62, refused: 63 },
         services_under_flood: 2,

@@ -42,6 +42,7 @@ mod window;
 pub mod worker_handle;
 pub mod worker_pool;
 
+pub use crate::flow_memory::{Pages, TableMemoryStats};
 pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
 pub use dpdk::Memory;
@@ -128,6 +129,7 @@ impl Dataplane {
             idle: config.idle,
             flow_entries: config.flow_entries_per_core,
             flow_service_percent: config.flow_service_percent,
+            huge_pages: matches!(config.memory, Memory::Hugepages { .. }),
             steering,
             seed: RandomState::new().hash_one(std::process::id()),
             announce: config.announce,

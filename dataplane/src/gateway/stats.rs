@@ -18,7 +18,7 @@ use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason}
 use tidegate_core::wire::{Addr, Family};
 
 use super::snat_usage::{Answer, SnatPortStats};
-use super::worker_handle::{WorkerHandle, WorkerStats};
+use super::worker_handle::WorkerStats;
 use super::worker_pool::WorkerPool;
 use crate::punt::class::{ClassCounters, PuntClass};
 use crate::worker::{Question, SnatQuestion};
@@ -191,7 +191,10 @@ impl<F> WorkerPool<F> {
                 .map(|&why| (why, sum(&|shared| shared.counters.punts(why))))
                 .collect(),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
-            workers: handles.iter().map(WorkerHandle::stats).collect(),
+            workers: handles
+                .iter()
+                .map(|handle| handle.stats(self.flow_memory().of_worker(handle.place.worker)))
+                .collect(),
             turns: handles.iter().map(|one| one.shared.turns.busy.read().convert(nanos)).collect(),
             punt_queue: slow.punt_queue.read(),
             evictions: EvictionReason::ALL

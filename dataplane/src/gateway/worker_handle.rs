@@ -21,6 +21,7 @@ use tidegate_core::pipeline::CookieCounts;
 use super::error::WorkerPoolError;
 use super::window::{Reading, Window};
 use crate::drivers::PortQueue;
+use crate::flow_memory::TableMemoryStats;
 use crate::topology::WorkerPlace;
 use crate::worker::{Shared, Worker};
 
@@ -67,6 +68,8 @@ pub struct WorkerStats {
     pub frames: u64,
     /// The number of flows in its tables.
     pub flows: u64,
+    /// The memory that its flow tables have.
+    pub flow_memory: TableMemoryStats,
     /// Events for the resolver that were lost. The next packet creates them again.
     pub neighbor_events_lost: u64,
     /// What became of its SYN cookies.
@@ -118,7 +121,7 @@ impl WorkerHandle {
         join(self.thread.take());
     }
 
-    pub(super) fn stats(&self) -> WorkerStats {
+    pub(super) fn stats(&self, flow_memory: TableMemoryStats) -> WorkerStats {
         let turns = &self.shared.turns;
         let (busy, idle) = (turns.busy.sum(), turns.idle_cycles.value());
         let frames = turns.frames.value();
@@ -133,6 +136,7 @@ impl WorkerHandle {
             cycles_per_packet,
             frames,
             flows: turns.flows.value(),
+            flow_memory,
             neighbor_events_lost: turns.neighbor_events_lost.value(),
             syn_cookies: CookieCounts { sent, accepted, refused },
             services_under_flood: turns.services_under_flood.value(),

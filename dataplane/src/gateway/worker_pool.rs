@@ -34,6 +34,7 @@ use super::worker_handle::{OnFailure, WorkerHandle, WorkerState};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
+use crate::flow_memory::FlowMemory;
 use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
@@ -58,6 +59,8 @@ pub struct WorkerPoolConfig {
     pub flow_entries: usize,
     /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
+    /// Whether flow tables may take huge pages that the system reserves.
+    pub huge_pages: bool,
     /// How packets of a flow find their worker.
     pub steering: Steering,
     /// Secret of the flow tables' hash.
@@ -77,6 +80,7 @@ impl WorkerPoolConfig {
             idle: Idle::Adaptive,
             flow_entries,
             flow_service_percent: 50,
+            huge_pages: false,
             steering: Steering::Single,
             seed: 7,
             announce: false,
@@ -137,6 +141,7 @@ pub struct WorkerPool<F> {
     snat_usage: SnatUsage,
     affinities: Option<Arc<Affinities>>,
     associations: Arc<Associations>,
+    flow_memory: Arc<FlowMemory>,
     clock: Clock,
 }
 
@@ -192,6 +197,7 @@ impl<F> WorkerPool<F> {
         let associations = config.flow_entries.saturating_mul(config.places.len());
         let associations = Arc::new(Associations::new(associations, config.seed));
         prepare(affinities.as_deref(), &associations, &snapshot);
+        let flow_memory = FlowMemory::new(config.places.len(), config.flow_entries, config.huge_pages);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
         let probes: Arc<Probes> = Arc::default();
@@ -210,12 +216,14 @@ impl<F> WorkerPool<F> {
             snat_usage: SnatUsage::default(),
             affinities,
             associations,
+            flow_memory: Arc::new(flow_memory),
             clock: Clock::calibrated(),
         };
         let ends = queues.into_iter().zip(Rings::between(config.places.len()));
         for (place, ends) in config.places.iter().zip(ends) {
             worker_pool.start_worker(config, *place, ends, enter.clone(), on_failure.cloned())?;
         }
+        worker_pool.flow_memory.prepare(&worker_pool.control().publisher.current().snapshot);
         let mtu = first.network.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
         worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
         Ok(worker_pool)
@@ -248,19 +256,14 @@ impl<F> WorkerPool<F> {
         let counts = Arc::clone(&shared);
         let percent = config.flow_service_percent;
         let (affinities, associations) = (self.affinities.clone(), Arc::clone(&self.associations));
+        let memory = Arc::clone(&self.flow_memory);
         let make = move || {
-            let mut pipeline = Pipeline::new(&pipeline).with_associations(associations);
+            let mut provider = memory.provider(place.worker, place.numa);
+            let mut pipeline = Pipeline::in_memory(&pipeline, &mut provider).with_associations(associations);
             if let Some(affinities) = affinities {
                 pipeline = pipeline.with_affinities(affinities);
             }
             pipeline.flows_mut().set_service_share(percent);
-            for region in pipeline.flows().regions() {
-                // The tables are still untouched. Without huge pages, each look-up costs an additional walk of the page
-                // table.
-                if let Err(error) = dpdk::advice::huge_pages(region) {
-                    tracing::debug!(%error, "flow tables use small pages");
-                }
-            }
             let worker = place.worker;
             Worker::new(WorkerParts {
                 worker,
@@ -349,6 +352,7 @@ impl<F> WorkerPool<F> {
         let (snapshot, problems) = compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
         prepare(self.affinities.as_deref(), &self.associations, &snapshot);
+        self.flow_memory.prepare(&snapshot);
         self.probes.follow(&spec.network.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
@@ -501,6 +505,10 @@ impl<F> WorkerPool<F> {
 
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn flow_memory(&self) -> &FlowMemory {
+        &self.flow_memory
     }
 
     pub(super) fn clock(&self) -> &Clock {

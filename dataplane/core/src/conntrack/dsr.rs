@@ -10,6 +10,7 @@ use super::answer::{First, Full};
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{IdleTimeout, Packet, Phase, State};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
+use super::memory::{TableKind, TableMemory};
 use super::table::{Entry, Place, Table};
 use super::view::{FlowKind, FlowView};
 use crate::ids::{BackendId, ServiceId};
@@ -61,8 +62,9 @@ macro_rules! by_family {
 pub(super) use by_family;
 
 impl DsrTable {
-    pub(super) fn new(flows: usize, hasher: &FlowHasher) -> Self {
-        Self { v4: Table::new(flows, hasher.clone()), v6: Table::new(flows, hasher.clone()) }
+    pub(super) fn new(flows: usize, hasher: &FlowHasher, memory: &mut dyn TableMemory) -> Self {
+        let v4 = Table::new(flows, hasher.clone(), TableKind::DsrV4, memory);
+        Self { v4, v6: Table::new(flows, hasher.clone(), TableKind::DsrV6, memory) }
     }
 
     /// Prefetches the first of the key's two buckets, which holds most flows. Call it first, for the whole burst.

@@ -28,6 +28,7 @@ mod flow_state;
 mod kept_syns;
 mod key;
 mod masquerade;
+mod memory;
 mod nat;
 mod room;
 mod splice;
@@ -45,6 +46,7 @@ pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Pha
 pub use kept_syns::{KeptSyn, KeptSyns, Tried};
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
 pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
+pub use memory::{HeapMemory, Part, TableKind, TableMemory};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use splice::Splice;
 pub use stream::{Placement, Stream};
@@ -121,10 +123,19 @@ impl FlowTables {
     /// If there is not enough memory, or one table would have more than 2^32 cache lines.
     #[must_use]
     pub fn new(entries_per_core: usize, seed: u64) -> Self {
+        Self::in_memory(entries_per_core, seed, &mut HeapMemory)
+    }
+
+    /// Like [`Self::new`], with the entries of the four kinds in memory that the caller provides.
+    ///
+    /// # Panics
+    /// As [`Self::new`], and if the provided memory is not as [`TableMemory::provide`] requires.
+    #[must_use]
+    pub fn in_memory(entries_per_core: usize, seed: u64, memory: &mut dyn TableMemory) -> Self {
         let hasher = FlowHasher::new(seed);
         Self {
-            dsr: DsrTable::new(entries_per_core, &hasher),
-            nat: NatTable::new(entries_per_core, &hasher),
+            dsr: DsrTable::new(entries_per_core, &hasher, memory),
+            nat: NatTable::new(entries_per_core, &hasher, memory),
             tags: Tags::new(entries_per_core),
             masquerades: Masquerades::new(entries_per_core, &hasher),
             hasher,

@@ -12,6 +12,7 @@ use super::dsr::by_family;
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
+use super::memory::{TableKind, TableMemory};
 use super::room::NoRoom;
 use super::splice::Splice;
 use super::stream::Stream;
@@ -97,11 +98,11 @@ pub struct ReplyHit {
 }
 
 impl NatTable {
-    pub(super) fn new(flows: usize, hasher: &FlowHasher) -> Self {
+    pub(super) fn new(flows: usize, hasher: &FlowHasher, memory: &mut dyn TableMemory) -> Self {
         let entries = flows.saturating_mul(2);
         Self {
-            v4: Table::new(entries, hasher.clone()),
-            v6: Table::new(entries, hasher.clone()),
+            v4: Table::new(entries, hasher.clone(), TableKind::NatV4, memory),
+            v6: Table::new(entries, hasher.clone(), TableKind::NatV6, memory),
             streaming: vec![0; SERVICES_MAX.div_ceil(64)].into_boxed_slice(),
         }
     }

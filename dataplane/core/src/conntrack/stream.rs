@@ -8,6 +8,9 @@
 //!
 //! Invariant: the length of the header of a stream never changes, whatever the configuration becomes.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use super::memory::{Part, Words};
 use super::splice::Splice;
 use crate::wire::proxy_header::ProxyVersion;
 use crate::wire::proxy_tlvs::ProxyTlvs;
@@ -139,8 +142,10 @@ impl Stream {
 /// system and stays untouched until the first of either kind begins.
 #[derive(Debug)]
 pub(super) struct Streams {
-    words: Box<[u64]>,
-    splices: Box<[[u32; 4]]>,
+    /// Two words for each place.
+    words: Words,
+    /// Four words for each place.
+    splices: Words,
     /// Whether any word has been written.
     used: bool,
     /// Whether any splice has been written.
@@ -148,10 +153,10 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Room for the streams of this many places.
-    pub(super) fn new(places: usize) -> Self {
-        let splices = vec![[0; 4]; places].into_boxed_slice();
-        Self { words: vec![0; places].into_boxed_slice(), splices, used: false, spliced: false }
+    /// Room for the streams of this many places, in memory that `provide` returns for a part and a number of words.
+    pub(super) fn new(places: usize, mut provide: impl FnMut(Part, usize) -> Words) -> Self {
+        let words = provide(Part::Streams, places * 2);
+        Self { words, splices: provide(Part::Splices, places * 4), used: false, spliced: false }
     }
 
     /// Whether there has been a stream or a splice.
@@ -161,23 +166,24 @@ impl Streams {
     }
 
     pub(super) fn splice(&self, place: usize) -> Option<Splice> {
-        Splice::unpacked(*self.splices.get(place)?)
+        splice_at(&self.splices, place)
     }
 
     pub(super) fn set_splice(&mut self, place: usize, splice: Splice) {
-        if let Some(words) = self.splices.get_mut(place) {
-            *words = splice.packed();
+        if let Some(words) = self.splices.get_mut(place * 4..place * 4 + 4) {
+            write_last_first(words, splice.packed());
             (self.used, self.spliced) = (true, true);
         }
     }
 
     pub(super) fn get(&self, place: usize) -> Option<Stream> {
-        Stream::unpacked(*self.words.get(place)?)
+        stream_at(&self.words, place)
     }
 
     pub(super) fn set(&mut self, place: usize, stream: Stream) {
-        if let Some(word) = self.words.get_mut(place) {
-            (*word, self.used) = (stream.packed(), true);
+        if let Some(words) = self.words.get_mut(place * 2..place * 2 + 2) {
+            write_last_first(words, halves(stream.packed()));
+            self.used = true;
         }
     }
 
@@ -186,7 +192,7 @@ impl Streams {
     pub(super) fn forget(&mut self, place: usize) {
         self.forget_stream(place);
         if self.spliced {
-            self.splices[place] = [0; 4];
+            self.splices[place * 4..place * 4 + 4].fill(0);
         }
     }
 
@@ -194,7 +200,7 @@ impl Streams {
     #[inline]
     pub(super) fn forget_stream(&mut self, place: usize) {
         if self.used {
-            self.words[place] = 0;
+            self.words[place * 2..place * 2 + 2].fill(0);
         }
     }
 
@@ -202,12 +208,38 @@ impl Streams {
     #[inline]
     pub(super) fn relocate(&mut self, from: usize, to: usize) {
         if self.used {
-            self.words[to] = std::mem::take(&mut self.words[from]);
+            self.words.copy_within(from * 2..from * 2 + 2, to * 2);
+            self.words[from * 2..from * 2 + 2].fill(0);
         }
         if self.spliced {
-            self.splices[to] = std::mem::take(&mut self.splices[from]);
+            self.splices.copy_within(from * 4..from * 4 + 4, to * 4);
+            self.splices[from * 4..from * 4 + 4].fill(0);
         }
     }
+}
+
+/// The stream at a place of an array of streams.
+pub(super) fn stream_at(words: &[u32], place: usize) -> Option<Stream> {
+    let words = words.get(place * 2..place * 2 + 2)?;
+    Stream::unpacked(u64::from(words[0]) | u64::from(words[1]) << 32)
+}
+
+/// The splice at a place of an array of splices.
+pub(super) fn splice_at(words: &[u32], place: usize) -> Option<Splice> {
+    Splice::unpacked(words.get(place * 4..place * 4 + 4)?.try_into().ok()?)
+}
+
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+/// Writes words so that the first one, which says whether the others count, is written last: the memory may outlive the
+/// process, which can be killed at any moment.
+#[inline]
+fn write_last_first<const N: usize>(words: &mut [u32], new: [u32; N]) {
+    words[1..].copy_from_slice(&new[1..]);
+    compiler_fence(Ordering::Release);
+    words[0] = new[0];
 }
 
 #[cfg(test)]

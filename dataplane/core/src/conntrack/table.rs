@@ -7,11 +7,16 @@
 //! plain words are zeroed by the system and so remain untouched until they are used; a type aligned to the cache line
 //! would be written in full at the start.
 //!
+//! The memory may outlive the process (`memory.rs`), which can be killed between any two instructions. So an entry gets
+//! its state after its other words, and loses it before them: an entry with a state is complete.
+//!
 //! The flows of each service are counted beside the entries, so that one service cannot use a full table alone: above
 //! its share a service replaces only its own flows (see `room.rs`).
 //!
 //! Invariant: an entry is in one of the two buckets of its key, and no key is in the table twice. The entries of a
 //! pair name each other by key, not by place, so either can be moved without touching the other.
+
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::answer::First;
 use super::backend_loads::BackendLoads;
@@ -19,6 +24,7 @@ use super::counts::{Counts, Load};
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
+use super::memory::{Part, TableKind, TableMemory, Words};
 use super::splice::Splice;
 use super::stream::{Stream, Streams};
 use crate::ids::BackendId;
@@ -29,7 +35,7 @@ use crate::prefetch;
 /// A table with `A` words of address, `W` of entry, `K` entries in a bucket and `B` words of bucket.
 #[derive(Debug)]
 pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B: usize> {
-    words: Box<[u32]>,
+    words: Words,
     /// The word at which the first bucket begins.
     first: usize,
     pub(super) buckets: u32,
@@ -113,17 +119,26 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     const PEER_ADDR: usize = ADDR + A + 2;
 
     /// A table with room for `bound` entries at two thirds of its capacity.
-    pub(super) fn new(bound: usize, hasher: FlowHasher) -> Self {
+    pub(super) fn new(
+        bound: usize,
+        hasher: FlowHasher,
+        kind: TableKind,
+        memory: &mut dyn TableMemory,
+    ) -> Self {
         const { assert!(W * K <= B && W >= ADDR + A && B.is_power_of_two()) };
         let bound = bound.max(1);
-        let buckets = (bound.saturating_mul(3).div_ceil(2 * K)).max(4);
-        let buckets = u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines");
-        let words = vec![0u32; buckets as usize * B + B - 1].into_boxed_slice();
+        let buckets = Self::buckets_for(bound);
+        let len = buckets as usize * B;
+        let words = Words::new(memory.provide(kind, Part::Entries, len), len, B - 1);
         // The allocation does not move while the table exists.
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
         let (counts, counters) = (Counts::new(hasher.network_secret()), FlowCounters::default());
-        let streams = Streams::new(if Self::PAIRED { buckets as usize * (B / W) } else { 0 });
+        let places = if Self::PAIRED { buckets as usize * (B / W) } else { 0 };
+        let streams = Streams::new(places, |part, len| {
+            let provided = if len > 0 { memory.provide(kind, part, len) } else { None };
+            Words::new(provided, len, 0)
+        });
         let loads = BackendLoads::new();
         let mut table = Self {
             words,
@@ -141,6 +156,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         };
         table.set_share(FLOW_SHARE_PERCENT);
         table
+    }
+
+    /// The number of buckets of a table with room for `bound` entries.
+    pub(super) fn buckets_for(bound: usize) -> u32 {
+        let buckets = (bound.max(1).saturating_mul(3).div_ceil(2 * K)).max(4);
+        u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines")
     }
 
     /// Sets the share of the bound that one service may have once the table holds more than the bound.
@@ -471,7 +492,6 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
         let entry = self.entry_mut(place);
         entry[OWNER] = new.key.owner;
-        entry[TAG] = new.key.tag | (new.state as u32) << STATE_SHIFT | new.idle.bits();
         entry[SEEN] = new.seen;
         entry[VALUE] = new.value;
         entry[ADDR..ADDR + A].copy_from_slice(&new.key.addr);
@@ -480,6 +500,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             entry[Self::PEER_TAG] = peer.tag;
             entry[Self::PEER_ADDR..Self::PEER_ADDR + A].copy_from_slice(&peer.addr);
         }
+        // The state makes the entry valid.
+        compiler_fence(Ordering::Release);
+        entry[TAG] = new.key.tag | (new.state as u32) << STATE_SHIFT | new.idle.bits();
     }
 
     /// Records a packet: its time and the resulting state.
@@ -526,8 +549,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             (false, true) => self.count_load(from),
             (true, true) | (false, false) => {}
         }
-        *self.entry_mut(to) = *self.entry(from);
-        *self.entry_mut(from) = [0; W];
+        let moved = *self.entry(from);
+        let entry = self.entry_mut(to);
+        *entry = moved;
+        entry[TAG] = 0;
+        compiler_fence(Ordering::Release);
+        entry[TAG] = moved[TAG];
+        // Until the next step the entry is in both places, which is harmless: they are equal.
+        compiler_fence(Ordering::Release);
+        self.erase(from);
         self.streams.relocate(self.number(from), self.number(to));
     }
 
@@ -625,7 +655,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             self.recount_load(place, None);
         }
         let key = self.key(place);
-        *self.entry_mut(place) = [0; W];
+        self.erase(place);
         self.live -= 1;
         if Self::is_counted(&key) {
             self.counts.flow_ends(key.owner);
@@ -633,6 +663,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::is_affinity(&key) {
             self.counts.affinity(key.owner, false);
         }
+    }
+
+    /// Zeroes an entry, its state first.
+    #[inline(always)]
+    fn erase(&mut self, place: Place) {
+        let entry = self.entry_mut(place);
+        entry[TAG] = 0;
+        compiler_fence(Ordering::Release);
+        *entry = [0; W];
     }
 
     /// The idle timeout of the flow's service when it began.

@@ -9,7 +9,7 @@ use super::passive::Passive;
 use super::schedule::Schedule;
 use crate::affinities::Affinities;
 use crate::associations::{Associations, EndedPaths};
-use crate::conntrack::FlowTables;
+use crate::conntrack::{FlowTables, HeapMemory, TableMemory};
 use crate::counters::Tallies;
 use crate::flow_copies::FlowCopies;
 use crate::forward::snat_ports::{SnatPorts, Steering};
@@ -76,12 +76,18 @@ impl Pipeline {
     /// A pipeline without flows. It allocates all memory that it will ever use.
     #[must_use]
     pub fn new(config: &PipelineConfig) -> Self {
+        Self::in_memory(config, &mut HeapMemory)
+    }
+
+    /// Like [`Self::new`], with the flow tables in memory that the caller provides.
+    #[must_use]
+    pub fn in_memory(config: &PipelineConfig, memory: &mut dyn TableMemory) -> Self {
         Self {
             worker: config.worker,
             workers: config.workers.max(1),
             seed: config.seed,
             snat_ports: SnatPorts::new(config.steering.clone(), config.worker, config.workers, config.seed),
-            flows: FlowTables::new(config.entries, config.seed),
+            flows: FlowTables::in_memory(config.entries, config.seed, memory),
             copies: FlowCopies::new(if config.workers > 1 { config.entries / COPIES_TABLE_SHARE } else { 0 }),
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),

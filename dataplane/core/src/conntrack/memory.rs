@@ -1,0 +1,133 @@
+//! The memory of flow tables: the heap, or memory that the caller provides, such as huge pages or a file that outlives
+//! the process.
+//!
+//! A table asks for its arrays by [`Part`], at its construction only. Nothing here knows what an entry is.
+//!
+//! Invariant: memory that is provided has the wanted length, is zeroed, and begins at a cache line.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// One of the four tables of a worker's flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TableKind {
+    /// DSR flows and affinity, IPv4.
+    DsrV4,
+    /// DSR flows and affinity, IPv6.
+    DsrV6,
+    /// `nat` and `fullnat`, IPv4.
+    NatV4,
+    /// `nat` and `fullnat`, IPv6.
+    NatV6,
+}
+
+impl TableKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::DsrV4, Self::DsrV6, Self::NatV4, Self::NatV6];
+
+    /// The name in files and messages (`nat-v4`).
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::DsrV4 => "dsr-v4",
+            Self::DsrV6 => "dsr-v6",
+            Self::NatV4 => "nat-v4",
+            Self::NatV6 => "nat-v6",
+        }
+    }
+}
+
+/// An array of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The entries.
+    Entries,
+    /// The TCP streams of entries (PROXY protocol).
+    Streams,
+    /// The splices of entries (SYN cookies).
+    Splices,
+}
+
+impl Part {
+    /// The name in files and messages.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Entries => "entries",
+            Self::Streams => "streams",
+            Self::Splices => "splices",
+        }
+    }
+}
+
+/// Provides the memory of a table's arrays.
+pub trait TableMemory {
+    /// Zeroed memory of `words` words of four bytes that begins at a cache line pair (128 bytes); `None` for the heap.
+    fn provide(&mut self, table: TableKind, part: Part, words: usize) -> Option<&'static mut [u32]>;
+}
+
+/// The heap, whose pages the kernel provides when they are first used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HeapMemory;
+
+impl TableMemory for HeapMemory {
+    fn provide(&mut self, _: TableKind, _: Part, _: usize) -> Option<&'static mut [u32]> {
+        None
+    }
+}
+
+/// The words of an array.
+pub(super) enum Words {
+    Heap(Box<[u32]>),
+    Provided(&'static mut [u32]),
+}
+
+impl Words {
+    /// An array of `len` words, with `slack` words more if it is on the heap.
+    ///
+    /// # Panics
+    /// If the provided memory is not as [`TableMemory::provide`] requires.
+    pub(super) fn new(provided: Option<&'static mut [u32]>, len: usize, slack: usize) -> Self {
+        match provided {
+            None => Self::Heap(vec![0; len + slack].into_boxed_slice()),
+            Some(words) => {
+                assert_eq!(words.len(), len, "provided memory has the wanted length");
+                assert!(words.as_ptr().addr().is_multiple_of(128), "provided memory begins at a cache line");
+                Self::Provided(words)
+            }
+        }
+    }
+}
+
+// Both variants have their pointer and length at the same place, so a dereference does not branch.
+impl Deref for Words {
+    type Target = [u32];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u32] {
+        match self {
+            Self::Heap(words) => words,
+            Self::Provided(words) => words,
+        }
+    }
+}
+
+impl DerefMut for Words {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [u32] {
+        match self {
+            Self::Heap(words) => words,
+            Self::Provided(words) => words,
+        }
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self {
+            Self::Heap(_) => "heap",
+            Self::Provided(_) => "provided",
+        };
+        write!(f, "{} words ({place})", self.len())
+    }
+}

@@ -1,0 +1,236 @@
+//! Where the flow tables of the workers are in memory, and when they get it.
+//!
+//! Each worker's tables are mapped when it starts, near its NUMA node and protected from swap. They take memory only when
+//! the first Service needs them: [`FlowMemory::prepare`] gives a table all its pages before the workers get a snapshot
+//! with such a Service, so that no packet waits for the kernel to zero a page.
+//!
+//! Invariant: nothing here runs on the packet path. [`FlowMemory::prepare`] runs on the publisher's thread.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dpdk::Region;
+use tidegate_core::conntrack::{Part, TableKind, TableMemory};
+use tidegate_core::snapshot::Snapshot;
+use tidegate_core::wire::Family;
+
+/// The pages of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// Huge pages that the system reserves (`vm.nr_hugepages`).
+    Huge,
+    /// Transparent huge pages, as far as the kernel has them.
+    Transparent,
+    /// Pages of 4 KiB.
+    Small,
+}
+
+impl Pages {
+    /// The name in `status -o wide` and in logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Huge => "huge pages",
+            Self::Transparent => "transparent huge pages",
+            Self::Small => "4 KiB pages",
+        }
+    }
+}
+
+/// The memory of the flow tables of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableMemoryStats {
+    /// The pages of the tables.
+    pub pages: Pages,
+    /// Bytes of the tables that have their pages, without those that no Service has needed.
+    pub bytes: usize,
+}
+
+/// An array of a worker's table.
+#[derive(Debug)]
+struct Placed {
+    worker: u8,
+    table: TableKind,
+    region: Region,
+    pages: Pages,
+    is_prepared: bool,
+}
+
+/// The memory of the flow tables of all workers.
+#[derive(Debug)]
+pub struct FlowMemory {
+    /// Whether reserved huge pages suffice for the tables of all workers.
+    has_huge_pages: bool,
+    placed: Mutex<Vec<Placed>>,
+}
+
+/// The memory of one worker's tables, for their construction.
+#[derive(Debug)]
+pub struct Provider<'a> {
+    memory: &'a FlowMemory,
+    worker: u8,
+    node: Option<u16>,
+}
+
+impl FlowMemory {
+    /// Memory for the tables of this many workers, each for `entries` flows. With `huge`, reserved huge pages are used if
+    /// there are enough for all of them.
+    #[must_use]
+    pub fn new(workers: usize, entries: usize, huge: bool) -> Self {
+        let wanted = workers.saturating_mul(entries).saturating_mul(ENTRY_BYTES);
+        let has_huge_pages = huge && free_huge_bytes() >= wanted;
+        Self { has_huge_pages, placed: Mutex::default() }
+    }
+
+    /// The memory of a worker on a NUMA node.
+    #[must_use]
+    pub fn provider(&self, worker: u8, node: Option<u16>) -> Provider<'_> {
+        Provider { memory: self, worker, node }
+    }
+
+    /// Gives the tables that the Services of a snapshot need all their pages. Call it before workers get the snapshot.
+    pub fn prepare(&self, snapshot: &Snapshot) {
+        let mut placed = self.placed();
+        if placed.iter().all(|one| one.is_prepared) {
+            return;
+        }
+        let needed = kinds(snapshot);
+        for one in placed.iter_mut().filter(|one| !one.is_prepared && needed.contains(&one.table)) {
+            one.is_prepared = true;
+            let Placed { worker, table, region, pages, .. } = one;
+            match region.populate() {
+                Ok(()) => tracing::info!(
+                    worker,
+                    table = table.as_str(),
+                    mib = region.bytes() >> 20,
+                    pages = pages.as_str(),
+                    "flow table has its memory"
+                ),
+                Err(error) => tracing::warn!(
+                    worker, table = table.as_str(), %error,
+                    "cannot allocate the whole flow table in advance: its pages are allocated when packets need them"
+                ),
+            }
+        }
+    }
+
+    /// The memory of a worker's tables.
+    #[must_use]
+    pub fn of_worker(&self, worker: u8) -> TableMemoryStats {
+        let placed = self.placed();
+        let entries = placed.iter().filter(|one| one.worker == worker);
+        let pages = entries.clone().map(|one| one.pages).next_back().unwrap_or(Pages::Small);
+        let bytes = entries.filter(|one| one.is_prepared).map(|one| one.region.bytes()).sum();
+        TableMemoryStats { pages, bytes }
+    }
+
+    fn placed(&self) -> MutexGuard<'_, Vec<Placed>> {
+        self.placed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn map(&self, words: usize) -> std::io::Result<(&'static mut [u32], Region, Pages)> {
+        if self.has_huge_pages {
+            // Another program may have taken the pages since.
+            if let Ok((words, region)) = Region::anonymous(words, true) {
+                return Ok((words, region, Pages::Huge));
+            }
+        }
+        let pages = if has_transparent_huge_pages() { Pages::Transparent } else { Pages::Small };
+        Region::anonymous(words, false).map(|(words, region)| (words, region, pages))
+    }
+}
+
+impl TableMemory for Provider<'_> {
+    fn provide(&mut self, table: TableKind, part: Part, words: usize) -> Option<&'static mut [u32]> {
+        // Only few flows have streams and splices.
+        if part != Part::Entries {
+            return None;
+        }
+        let worker = self.worker;
+        let (memory, region, pages) = match self.memory.map(words) {
+            Ok(mapped) => mapped,
+            Err(error) => {
+                tracing::warn!(worker, table = table.as_str(), %error, "flow table is on the heap");
+                return None;
+            }
+        };
+        if let Some(node) = self.node
+            && let Err(error) = region.prefer_node(node)
+        {
+            tracing::debug!(worker, node, %error, "flow table may be on another NUMA node");
+        }
+        if let Err(error) = region.lock() {
+            tracing::debug!(worker, table = table.as_str(), %error, "flow table may be swapped out");
+        }
+        self.memory.placed().push(Placed { worker, table, region, pages, is_prepared: false });
+        Some(memory)
+    }
+}
+
+/// Bytes that the entries of all four tables take for each flow that a worker can remember
+/// ([`FlowTables::new`](tidegate_core::conntrack::FlowTables::new)).
+const ENTRY_BYTES: usize = 32 + 48 + 96 + 192;
+
+/// The tables that the Services of a snapshot need.
+fn kinds(snapshot: &Snapshot) -> Vec<TableKind> {
+    let mut found = Vec::new();
+    for (service, _) in snapshot.services() {
+        let affinity = service.affinity_ms != 0;
+        let (dsr, nat) = match service.vip.family() {
+            Family::V4 => (TableKind::DsrV4, TableKind::NatV4),
+            Family::V6 => (TableKind::DsrV6, TableKind::NatV6),
+        };
+        // Affinity is in the table of DSR flows.
+        for (kind, is_needed) in [(dsr, service.mode.is_dsr() || affinity), (nat, !service.mode.is_dsr())] {
+            if is_needed && !found.contains(&kind) {
+                found.push(kind);
+            }
+        }
+        if found.len() == TableKind::ALL.len() {
+            break;
+        }
+    }
+    found
+}
+
+/// Bytes of the free huge pages of 2 MiB.
+fn free_huge_bytes() -> usize {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free: usize = free.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    free.saturating_mul(dpdk::region::HUGE_PAGE)
+}
+
+fn has_transparent_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|text| !text.contains("[never]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::conntrack::FlowTables;
+    use tidegate_core::neighbors::NeighborTable;
+    use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+    use tidegate_core::testing::lab;
+
+    use super::*;
+
+    #[test]
+    fn a_table_gets_its_pages_when_the_first_service_needs_it() {
+        let memory = FlowMemory::new(1, 4096, true);
+        let tables = FlowTables::in_memory(4096, 7, &mut memory.provider(0, None));
+        let of_kind = |kind| tables.regions()[kind as usize].len() * 4;
+        assert_eq!(memory.of_worker(0).bytes, 0, "nothing is allocated before it is needed");
+        let published = |mode, vip| {
+            let service = lab::service(mode, Protocol::Tcp, vip, &[]);
+            let spec = SnapshotSpec { services: vec![service.into()], ..lab::spec() };
+            let (snapshot, _) = Snapshot::compile(&spec, None, &NeighborTable::new()).expect("it compiles");
+            memory.prepare(&snapshot);
+            memory.of_worker(0).bytes
+        };
+        let rounded = |bytes: usize| bytes..bytes + dpdk::region::HUGE_PAGE;
+        let dsr = published(ForwardingMode::DsrL2, "203.0.113.1:80");
+        assert!(rounded(of_kind(TableKind::DsrV4)).contains(&dsr));
+        assert_eq!(published(ForwardingMode::DsrGue, "203.0.113.1:80"), dsr, "the same table");
+        let both = published(ForwardingMode::Nat, "[2001:db8:f::1]:80");
+        assert!(rounded(of_kind(TableKind::NatV6)).contains(&(both - dsr)));
+    }
+}
