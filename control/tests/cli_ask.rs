@@ -19,6 +19,8 @@ use tidegate_policy::reconcile::DrainTarget;
 #[derive(Default)]
 struct Daemon {
     drained: Mutex<Vec<String>>,
+    /// The drain of the gateway, and how many more queries of the status see packets come.
+    gateway: Mutex<(GatewayDrainState, u32)>,
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -102,6 +104,30 @@ fn flow(client: &str, lives: bool) -> FlowRow {
     }
 }
 
+impl Daemon {
+    /// The drain as it is now. After some queries it is over.
+    fn gateway_drain(&self) -> GatewayDrainStatus {
+        let mut gateway = self.gateway.lock().expect("no test panics with the lock");
+        let (state, left) = &mut *gateway;
+        if *state == GatewayDrainState::Serving {
+            return GatewayDrainStatus::default();
+        }
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            *state = GatewayDrainState::Drained;
+        }
+        GatewayDrainStatus {
+            state: *state,
+            by: vec![DrainRequester::Command],
+            since: Some("2026-01-31T12:00:00Z".into()),
+            flows: 12,
+            packets_per_second: 34.6,
+            last_packet: Some("2026-01-31T12:00:07Z".into()),
+            quiet_seconds: 5,
+        }
+    }
+}
+
 impl AdminBackend for Daemon {
     fn status(&self) -> Status {
         Status {
@@ -127,6 +153,7 @@ impl AdminBackend for Daemon {
                 p99_us: 12.0,
                 max_us: 1503.99,
             }],
+            drain: self.gateway_drain(),
             ..Status::default()
         }
     }
@@ -203,6 +230,22 @@ impl AdminBackend for Daemon {
         };
         drained.remove(at);
         Ok(DrainAnswer { target: target.to_string(), backends: 0, drained: drained.clone(), not_kept: None })
+    }
+
+    async fn drain_gateway(&self) -> Result<GatewayDrainAnswer, AdminError> {
+        let mut gateway = self.gateway.lock().expect("no test panics with the lock");
+        *gateway = (GatewayDrainState::Draining, 2);
+        drop(gateway);
+        Ok(GatewayDrainAnswer { gateway: "edge-1".into(), drain: self.gateway_drain(), not_kept: None })
+    }
+
+    async fn undrain_gateway(&self) -> Result<GatewayDrainAnswer, AdminError> {
+        let mut gateway = self.gateway.lock().expect("no test panics with the lock");
+        if gateway.0 == GatewayDrainState::Serving {
+            return Err(AdminError::NotFound("gateway edge-1 is not drained".into()));
+        }
+        gateway.0 = GatewayDrainState::Serving;
+        Ok(GatewayDrainAnswer { gateway: "edge-1".into(), ..GatewayDrainAnswer::default() })
     }
 
     async fn reload(&self) -> Result<ReloadAnswer, AdminError> {
@@ -395,6 +438,34 @@ fn drains_are_reported_in_kubectl_wording() {
     let (code, _, err) = lab.ask("undrain node-a");
     assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): node-a is not drained\n"));
     assert_eq!(lab.ask("drain no_node").0, 2, "not a target at all");
+}
+
+#[test]
+fn a_drain_of_the_gateway_waits_reports_and_tells_by_its_exit_code_whether_packets_still_come() {
+    let lab = Lab::new();
+    let progress =
+        "35 packets/s, the last one at 2026-01-31T12:00:07Z, 12 flows; drained after 5 s without a packet";
+    assert_eq!(
+        lab.ask("drain --gateway --timeout 0s"),
+        (3, format!("gateway/edge-1 still draining: {progress}\n"), String::new())
+    );
+    let (code, out, err) = lab.ask("drain --gateway");
+    assert_eq!((code, out.as_str()), (0, "gateway/edge-1 drained\n"));
+    assert_eq!(err, format!("gateway/edge-1 draining: {progress}\n"));
+    let status = lab.shown("status");
+    let line = format!("Gateway:     drained since 2026-01-31T12:00:00Z (by command): {progress}");
+    assert!(status.contains(&line), "{status}");
+    assert_eq!(lab.json("drain --gateway -o json")["drain"]["state"], "drained");
+    assert_eq!(lab.shown("undrain --gateway"), "gateway/edge-1 undrained\n");
+    assert!(!lab.shown("status").contains("Gateway:"), "a gateway that serves needs no line");
+    let (code, _, err) = lab.ask("undrain --gateway");
+    assert_eq!(code, 1);
+    assert_eq!(err, "Error from gateway (NotFound): gateway edge-1 is not drained\n");
+    for line in
+        ["drain", "drain --gateway node-a", "drain node-a --timeout 5s", "drain --gateway --timeout 5"]
+    {
+        assert_eq!(lab.ask(line).0, 2, "{line}");
+    }
 }
 
 #[test]

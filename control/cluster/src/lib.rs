@@ -19,6 +19,7 @@
 pub mod bucket;
 mod counts;
 pub mod crd;
+mod drain_annotation;
 mod elect;
 pub mod event;
 mod failure_log;
@@ -44,6 +45,7 @@ mod writer;
 mod tests;
 
 pub use counts::{Candidate, Counts, Reading};
+pub use drain_annotation::{DRAIN_ANNOTATION, DrainAnnotation};
 pub use low_priority::cpu_time;
 pub use releases::{PeerReleases, ReleaseTracker};
 pub use run::ClusterWriter;

@@ -144,6 +144,17 @@ impl OwnStatus {
                 ("False".to_owned(), condition_reason::STOPPED.as_str().to_owned());
             condition.last_transition_time = heartbeat_time();
         }
+        // What a drain was about to reach is reached.
+        for condition in status
+            .conditions
+            .iter_mut()
+            .filter(|c| c.kind == condition_type::DRAINED.as_str() && c.status == "False")
+        {
+            (condition.status, condition.reason) =
+                ("True".to_owned(), condition_reason::STOPPED.as_str().to_owned());
+            condition.message.clear();
+            condition.last_transition_time = heartbeat_time();
+        }
         Some(status)
     }
 }

@@ -15,6 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
+use super::drain_annotation::DrainAnnotation;
 use super::own_status::heartbeat_time;
 use super::plan::Peer;
 use super::words::{condition_reason, condition_type};
@@ -149,12 +150,16 @@ impl Peers {
     pub(super) fn gone(&self, wall: Timestamp) -> Vec<Gone> {
         let is_gone = |(name, one): &(&str, &GatewayStatus)| {
             let beat = one.status.as_ref().and_then(|status| status.last_heartbeat.as_deref());
+            // The request of a person to drain it must outlive the gateway's absence.
+            let is_annotated = DrainAnnotation::of(one) == DrainAnnotation::Drain;
             // Without a heartbeat, the age of the object counts.
             let heard = match beat {
                 Some(beat) => beat.parse().ok(),
                 None => one.metadata.creation_timestamp.as_ref().map(|created| created.0),
             };
-            !self.is_live(name, one) && heard.is_some_and(|heard| wall.duration_since(heard) >= GONE)
+            !is_annotated
+                && !self.is_live(name, one)
+                && heard.is_some_and(|heard| wall.duration_since(heard) >= GONE)
         };
         let gone = |(name, one): (&str, &GatewayStatus)| Gone {
             name: name.to_owned(),

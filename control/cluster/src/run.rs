@@ -14,6 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::counts::Counts;
+use super::drain_annotation::DrainAnnotation;
 use super::elect::{self, Candidacy, Leadership};
 use super::plan::{Identity, Observation};
 use super::record::Recorder;
@@ -29,6 +30,7 @@ pub struct ClusterWriter {
     observed: watch::Sender<Option<Observation>>,
     peer_releases: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
+    drain_annotation: watch::Receiver<DrainAnnotation>,
     ends: watch::Sender<bool>,
     counts: Arc<Counts>,
     ended: watch::Receiver<bool>,
@@ -58,6 +60,7 @@ impl ClusterWriter {
         let (peer_releases_sender, peer_releases) = watch::channel(PeerReleases::default());
         let (candidacy_sender, candidacy) = watch::channel(Candidacy::NotYet);
         let (tells_name, name_taken) = watch::channel(None);
+        let (drain_sender, drain_annotation) = watch::channel(DrainAnnotation::Unknown);
         let (ends, leaves) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
         let (leading, leadership) = watch::channel(Leadership::default());
@@ -70,6 +73,7 @@ impl ClusterWriter {
             peer_releases: peer_releases_sender,
             candidacy: candidacy_sender,
             name_taken: tells_name,
+            drain_annotation: drain_sender,
             refresh,
         };
         let writer =
@@ -80,7 +84,7 @@ impl ClusterWriter {
             is_over.send_replace(true);
         };
         let tasks = vec![tokio::spawn(recording).abort_handle(), tokio::spawn(writing).abort_handle()];
-        Self { observed, peer_releases, name_taken, ends, counts, ended, tasks }
+        Self { observed, peer_releases, name_taken, drain_annotation, ends, counts, ended, tasks }
     }
 
     /// Passes on a round. Never waits.
@@ -98,6 +102,12 @@ impl ClusterWriter {
     #[must_use]
     pub fn name_taken(&self) -> watch::Receiver<Option<String>> {
         self.name_taken.clone()
+    }
+
+    /// What the annotation of this gateway's `GatewayStatus` says about a drain of the gateway.
+    #[must_use]
+    pub fn drain_annotation(&self) -> watch::Receiver<DrainAnnotation> {
+        self.drain_annotation.clone()
     }
 
     /// The counters of writes and events.

@@ -17,7 +17,7 @@ use tidegate_source::kubernetes::KubernetesSource;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::plan::{Forwarding, Observation};
+use super::plan::{DrainPhase, Forwarding, Observation};
 use super::{ClusterWriter, ReleaseTracker, crd};
 
 /// The maximum wait for any event. Usually it takes a tenth of a second.
@@ -158,6 +158,8 @@ impl Cluster {
                             publish_failure: None,
                             ready: true,
                             links_lost: Vec::new(),
+                            drain: DrainPhase::Serving,
+                            drain_message: String::new(),
                         },
                         source_connected: true,
                         own_findings: Vec::new(),

@@ -104,6 +104,8 @@ words! {
         CAN_LEAD = "CanLead",
         /// Of a GatewayStatus: every interface has a link.
         INTERFACES_UP = "InterfacesUp",
+        /// Of a GatewayStatus: its announcements are withdrawn, and no packet comes to it any more.
+        DRAINED = "Drained",
     }
 }
 
@@ -190,6 +192,12 @@ words! {
         UP = "Up",
         /// An interface, or its tap, has no link.
         LINK_LOST = "LinkLost",
+        /// No drain of the gateway is requested.
+        SERVING = "Serving",
+        /// The gateway drains: it announces nothing, and packets may still come.
+        DRAINING = "Draining",
+        /// No packet comes to the gateway any more.
+        DRAINED = "Drained",
         /// The gateway sends no heartbeat.
         NO_HEARTBEAT = "NoHeartbeat",
     }

@@ -16,8 +16,8 @@ use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixStream;
 
 use super::api::{
-    BackendsAnswer, DrainAnswer, DropsAnswer, ErrorAnswer, FlowsAnswer, PoolsAnswer, ReloadAnswer,
-    ServicesAnswer, Status,
+    BackendsAnswer, DrainAnswer, DropsAnswer, ErrorAnswer, FlowsAnswer, GatewayDrainAnswer, PoolsAnswer,
+    ReloadAnswer, ServicesAnswer, Status,
 };
 use super::flows_query::FlowsQuery;
 use super::query;
@@ -158,6 +158,22 @@ impl Client {
     /// See [`Client::status`].
     pub async fn undrain(&self, target: &DrainTarget) -> Result<DrainAnswer, ClientError> {
         self.change("undrain", &[("target", &target.to_string())]).await
+    }
+
+    /// `POST /v1/drain` for the gateway itself.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn drain_gateway(&self) -> Result<GatewayDrainAnswer, ClientError> {
+        self.change("drain", &[("gateway", "true")]).await
+    }
+
+    /// `POST /v1/undrain` for the gateway itself.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn undrain_gateway(&self) -> Result<GatewayDrainAnswer, ClientError> {
+        self.change("undrain", &[("gateway", "true")]).await
     }
 
     /// `POST /v1/reload`.

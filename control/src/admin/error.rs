@@ -12,6 +12,9 @@ pub enum AdminError {
     /// 405: the path requires a different method.
     #[error("{0}")]
     MethodNotAllowed(String),
+    /// 409: the state of the gateway does not allow it.
+    #[error("{0}")]
+    Conflict(String),
     /// 503: the request cannot be answered now.
     #[error("{0}")]
     Unavailable(String),

@@ -11,6 +11,7 @@
 //! | `GET /v1/metrics` | Prometheus text |
 //! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](tidegate_policy::explain::Explanation) |
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
+//! | `POST /v1/drain?gateway=true`, `POST /v1/undrain?gateway=true` | [`api::GatewayDrainAnswer`] |
 //! | `POST /v1/reload` | [`api::ReloadAnswer`] |
 //!
 //! Invariant: an invalid request gets a 4xx answer with an [`api::ErrorAnswer`] that says what is accepted.
@@ -37,7 +38,7 @@ use tidegate_policy::reconcile::DrainTarget;
 
 use flows_query::FlowsQuery;
 
-/// The answers of the daemon. Queries never wait for a worker, except for `flows`. The three changes return when they
+/// The answers of the daemon. Queries never wait for a worker, except for `flows`. The changes return when they
 /// are decided, not when every worker has applied them.
 pub trait AdminBackend: Send + Sync + 'static {
     /// `status`.
@@ -76,6 +77,16 @@ pub trait AdminBackend: Send + Sync + 'static {
         &self,
         target: DrainTarget,
     ) -> impl Future<Output = Result<api::DrainAnswer, AdminError>> + Send;
+    /// Begins to drain the gateway itself. It does not wait until the gateway is drained: `status` says when.
+    ///
+    /// # Errors
+    /// If the daemon is shutting down.
+    fn drain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
+    /// Ends a drain of the gateway that [`Self::drain_gateway`] began.
+    ///
+    /// # Errors
+    /// If there is none, or something else drains the gateway too.
+    fn undrain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
     /// Reads configuration and objects again, as SIGHUP does.
     ///
     /// # Errors

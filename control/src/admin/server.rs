@@ -59,6 +59,7 @@ async fn answer(backend: Arc<impl AdminBackend>, request: Request<Incoming>) -> 
             AdminError::BadRequest(_) => StatusCode::BAD_REQUEST,
             AdminError::NotFound(_) => StatusCode::NOT_FOUND,
             AdminError::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
+            AdminError::Conflict(_) => StatusCode::CONFLICT,
             AdminError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         json(status, &ErrorAnswer { error: error.to_string() })
@@ -92,8 +93,14 @@ async fn route(
         "pools" => ok(&backend.pools()),
         "metrics" => tidegate_http::text(StatusCode::OK, backend.metrics()),
         "explain" => ok(&backend.explain(&packet(query)?)?),
-        "drain" => changed(backend.drain(target(query)?)).await?,
-        "undrain" => changed(backend.undrain(target(query)?)).await?,
+        "drain" => match subject(query)? {
+            Subject::Gateway => changed(backend.drain_gateway()).await?,
+            Subject::Target(target) => changed(backend.drain(target)).await?,
+        },
+        "undrain" => match subject(query)? {
+            Subject::Gateway => changed(backend.undrain_gateway()).await?,
+            Subject::Target(target) => changed(backend.undrain(target)).await?,
+        },
         "reload" => changed(backend.reload()).await?,
         _ => unreachable!("the names were told apart above"),
     })
@@ -123,12 +130,24 @@ fn packet(query: &str) -> Result<Packet, AdminError> {
     Ok(Packet { protocol, source: address("src")?, destination: address("dst")? })
 }
 
-fn target(query: &str) -> Result<DrainTarget, AdminError> {
-    let Some(text) = query::value(query, "target") else {
-        let what = "no target in the request; accepted: target=ADDRESS:PORT, target=ADDRESS, or target=NODE";
-        return Err(AdminError::BadRequest(what.to_owned()));
-    };
-    text.parse().map_err(AdminError::BadRequest)
+/// What a drain is about.
+enum Subject {
+    Gateway,
+    Target(DrainTarget),
+}
+
+fn subject(query: &str) -> Result<Subject, AdminError> {
+    let bad = |what: String| Err(AdminError::BadRequest(what));
+    match (query::value(query, "gateway").as_deref(), query::value(query, "target")) {
+        (Some("true"), None) => Ok(Subject::Gateway),
+        (Some("true"), Some(_)) => bad("both gateway and target in the request; accepted: one of them".to_owned()),
+        (Some(other), _) => bad(format!("gateway: {other:?}; accepted: gateway=true")),
+        (None, Some(text)) => text.parse().map(Subject::Target).map_err(AdminError::BadRequest),
+        (None, None) => bad(
+            "no target in the request; accepted: target=ADDRESS:PORT, target=ADDRESS, target=NODE, or gateway=true"
+                .to_owned(),
+        ),
+    }
 }
 
 fn ok(value: &impl Serialize) -> Answer {

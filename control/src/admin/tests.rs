@@ -129,6 +129,20 @@ impl AdminBackend for Daemon {
         Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone(), not_kept: None })
     }
 
+    async fn drain_gateway(&self) -> Result<GatewayDrainAnswer, AdminError> {
+        let drain = GatewayDrainStatus {
+            state: GatewayDrainState::Draining,
+            by: vec![DrainRequester::Command, DrainRequester::Annotation],
+            packets_per_second: 1.5,
+            ..GatewayDrainStatus::default()
+        };
+        Ok(GatewayDrainAnswer { gateway: "edge-1".into(), drain, not_kept: Some("no disk".into()) })
+    }
+
+    async fn undrain_gateway(&self) -> Result<GatewayDrainAnswer, AdminError> {
+        Err(AdminError::Conflict("the annotation drains it".into()))
+    }
+
     async fn reload(&self) -> Result<ReloadAnswer, AdminError> {
         Ok(ReloadAnswer { accepted: false, report: vec!["a.yaml:1:1: error: bad".into()] })
     }
@@ -191,6 +205,16 @@ async fn drains_are_made_and_taken_back_by_backend_and_by_node() {
 }
 
 #[tokio::test]
+async fn the_gateway_itself_is_drained_and_a_refusal_of_its_state_is_a_conflict() {
+    let lab = Lab::new();
+    let client = lab.client();
+    let answer = client.drain_gateway().await.expect("it drains");
+    assert_eq!(answer, Daemon::default().drain_gateway().await.expect("it drains"));
+    let error = client.undrain_gateway().await.expect_err("it is annotated");
+    assert!(matches!(error, ClientError::Refused { status: 409, .. }), "{error}");
+}
+
+#[tokio::test]
 async fn faults_of_a_request_say_what_is_accepted() {
     let lab = Lab::new();
     let client = lab.client();
@@ -201,6 +225,8 @@ async fn faults_of_a_request_say_what_is_accepted() {
         ("GET", "/v1/drain", 405, "accepted: POST /v1/drain"),
         ("POST", "/v1/drain", 400, "accepted: target=ADDRESS:PORT"),
         ("POST", "/v1/drain?target=a%20b", 400, "accepted: ADDRESS:PORT"),
+        ("POST", "/v1/drain?gateway=yes", 400, "accepted: gateway=true"),
+        ("POST", "/v1/undrain?gateway=true&target=node-a", 400, "accepted: one of them"),
         ("GET", "/v1/explain?src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: proto=tcp"),
         ("GET", "/v1/explain?proto=icmp&src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: tcp, udp, sctp"),
         ("GET", "/v1/explain?proto=tcp&src=1.2.3.4&dst=1.2.3.4:5", 400, "accepted: 192.0.2.1:80"),

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -18,9 +19,16 @@ use super::args::{ExplainArgs, OutputArgs, SOCKET};
 use super::invocation::plugin_name;
 use super::output::Style;
 use super::{cluster, tables};
-use crate::admin::api::{BackendRow, DrainAnswer, ServiceView};
+use crate::admin::api::{BackendRow, GatewayDrainState, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
+
+/// Exit code of `drain --gateway` if packets still come at the timeout.
+const NOT_DRAINED: u8 = 3;
+/// How often `drain --gateway` asks for the state.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// How often it reports what still comes.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -37,8 +45,9 @@ pub(super) enum Question {
     Drops(Common),
     /// List the address pools and their usage
     Pools(Common),
-    /// Stop new flows to a backend, or to all backends of a node; existing flows continue
-    Drain(Target),
+    /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway, take this
+    /// gateway out of service and wait until no packet comes any more
+    Drain(DrainArgs),
     /// Cancel a drain
     Undrain(Target),
     /// Print the metrics in the Prometheus text format
@@ -130,9 +139,29 @@ pub(super) struct Flows {
 #[derive(Debug, Args)]
 pub(super) struct Target {
     /// ADDRESS:PORT, ADDRESS for all its ports, or the name of a node
-    target: DrainTarget,
+    #[arg(required_unless_present = "gateway")]
+    target: Option<DrainTarget>,
+    /// The gateway itself: it withdraws its announcements, and forwards what still comes
+    #[arg(long, conflicts_with = "target")]
+    gateway: bool,
     #[command(flatten)]
     common: Common,
+}
+
+/// Arguments of `drain`.
+#[derive(Debug, Args)]
+pub(super) struct DrainArgs {
+    #[command(flatten)]
+    target: Target,
+    /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain goes on after it; the exit
+    /// code is 3 then
+    #[arg(long, value_name = "DURATION", default_value = "300s", value_parser = wait, requires = "gateway")]
+    timeout: Duration,
+}
+
+fn wait(text: &str) -> Result<Duration, String> {
+    tidegate_model::yaml::text::duration(text)
+        .ok_or_else(|| format!("accepted: {}", tidegate_model::yaml::text::DURATION))
 }
 
 pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
@@ -170,19 +199,30 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
                 output.style().print_list(out, &pools, || tables::pools(&pools))?;
                 report_if_empty(pools.len(), None);
             }
-            Question::Drain(Target { target, common }) => {
+            Question::Drain(DrainArgs { target: Target { target: None, common, .. }, timeout }) => {
+                common.socket.of_gateway("drains")?;
+                drain_gateway(&client(&common.socket), timeout, common.output.style(), out).await?;
+            }
+            Question::Undrain(Target { target: None, common, .. }) => {
+                common.socket.of_gateway("drains")?;
+                let answer = client(&common.socket).undrain_gateway().await?;
+                let done = format!("gateway/{} undrained", answer.gateway);
+                print_change(common.output.style(), out, &answer, &done)?;
+                warn_not_kept(answer.not_kept.as_deref());
+            }
+            Question::Drain(DrainArgs { target: Target { target: Some(target), common, .. }, .. }) => {
                 common.socket.of_gateway("drains")?;
                 let answer = client(&common.socket).drain(&target).await?;
                 let done = tables::drained(&target, "drained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
-                warn_not_kept(&answer);
+                warn_not_kept(answer.not_kept.as_deref());
             }
-            Question::Undrain(Target { target, common }) => {
+            Question::Undrain(Target { target: Some(target), common, .. }) => {
                 common.socket.of_gateway("drains")?;
                 let answer = client(&common.socket).undrain(&target).await?;
                 let done = tables::drained(&target, "undrained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
-                warn_not_kept(&answer);
+                warn_not_kept(answer.not_kept.as_deref());
             }
             Question::Metrics(socket) => {
                 socket.of_gateway("metrics")?;
@@ -194,10 +234,49 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints a warning if a drain was not saved and would be lost on a restart.
-fn warn_not_kept(answer: &DrainAnswer) {
-    if let Some(why) = &answer.not_kept {
+fn warn_not_kept(not_kept: Option<&str>) {
+    if let Some(why) = not_kept {
         eprintln!("Warning: {why}");
     }
+}
+
+/// Drains the gateway itself, and reports on standard error what still comes until it is drained.
+async fn drain_gateway(
+    client: &Client,
+    timeout: Duration,
+    style: Style,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let begun = Instant::now();
+    let mut answer = client.drain_gateway().await?;
+    warn_not_kept(answer.not_kept.as_deref());
+    let mut report_at = Duration::ZERO;
+    let is_drained = loop {
+        match answer.drain.state {
+            GatewayDrainState::Drained => break true,
+            GatewayDrainState::Draining if begun.elapsed() >= timeout => break false,
+            GatewayDrainState::Draining => {}
+            GatewayDrainState::Serving => {
+                let why =
+                    "the drain was cancelled by `tidegate undrain --gateway`, and the gateway serves again";
+                return Err(Failure::Cancelled(why));
+            }
+        }
+        if begun.elapsed() >= report_at {
+            eprintln!("gateway/{} draining: {}", answer.gateway, tables::drain_progress(&answer.drain));
+            report_at = begun.elapsed() + REPORT_INTERVAL;
+        }
+        tokio::time::sleep(POLL_INTERVAL.min(timeout.saturating_sub(begun.elapsed()))).await;
+        answer.drain = client.status().await?.drain;
+    };
+    let done = match is_drained {
+        true => format!("gateway/{} drained", answer.gateway),
+        false => {
+            format!("gateway/{} still draining: {}", answer.gateway, tables::drain_progress(&answer.drain))
+        }
+    };
+    print_change(style, out, &answer, &done)?;
+    if is_drained { Ok(()) } else { Err(Failure::NotDrained) }
 }
 
 /// Runs `explain --socket`.
@@ -225,6 +304,11 @@ fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Resu
             eprintln!("Error from cluster: {why}");
             Ok(ExitCode::FAILURE)
         }
+        Err(Failure::Cancelled(why)) => {
+            eprintln!("Error from gateway (Conflict): {why}");
+            Ok(ExitCode::FAILURE)
+        }
+        Err(Failure::NotDrained) => Ok(ExitCode::from(NOT_DRAINED)),
         Err(Failure::NotFound(missing)) => {
             missing.iter().for_each(|what| eprintln!("Error from gateway (NotFound): {what} not found"));
             Ok(ExitCode::FAILURE)
@@ -239,6 +323,10 @@ enum Failure {
     /// The API server cannot be queried, or it does not have the requested data.
     Cluster(String),
     Output(io::Error),
+    /// Somebody else ended what the command waits for.
+    Cancelled(&'static str),
+    /// Packets still came to the gateway at the timeout. That has been printed.
+    NotDrained,
     /// The named objects that do not exist. The others have been printed.
     NotFound(Vec<String>),
 }

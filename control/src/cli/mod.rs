@@ -5,7 +5,7 @@
 //! packets or manifests: they call the library and print the result.
 //!
 //! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the input is invalid (`check`, an
-//! invalid configuration, a wrong command line).
+//! invalid configuration, a wrong command line); 3 packets still came to a gateway at the timeout of `drain --gateway`.
 
 mod args;
 mod ask;

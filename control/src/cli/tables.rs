@@ -14,8 +14,8 @@ use tidegate_policy::reconcile::DrainTarget;
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
     BackendRow, BackendViewState, BackendWhy, DropsAnswer, FindingView, FlowRow, FlowRowKind, FlowsAnswer,
-    HealthState, HealthView, InterfaceStatus, LatencyStatus, NeighborsStatus, PoolView, PortView,
-    ServiceView, SourceStatus, Status, WorkerStatus,
+    GatewayDrainState, GatewayDrainStatus, HealthState, HealthView, InterfaceStatus, LatencyStatus,
+    NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status, WorkerStatus,
 };
 
 /// The table of `services`. Ages are counted up to `now`.
@@ -377,7 +377,26 @@ fn facts(status: &Status) -> String {
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
     let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };
     fact("Drained", drained);
+    if status.drain.state != GatewayDrainState::Serving {
+        let GatewayDrainStatus { state, by, since, .. } = &status.drain;
+        let by: Vec<&str> = by.iter().map(|by| by.as_str()).collect();
+        let since = since.as_deref().unwrap_or("now");
+        let progress = drain_progress(&status.drain);
+        fact("Gateway", format!("{} since {since} (by {}): {progress}", state.as_str(), by.join(", ")));
+    }
     text
+}
+
+/// What still comes to a gateway that drains, as text for display.
+pub(super) fn drain_progress(drain: &GatewayDrainStatus) -> String {
+    let GatewayDrainStatus { flows, packets_per_second, last_packet, quiet_seconds, .. } = drain;
+    let last = match last_packet {
+        Some(at) => format!("the last one at {at}"),
+        None => "none since the beginning".to_owned(),
+    };
+    format!(
+        "{packets_per_second:.0} packets/s, {last}, {flows} flows; drained after {quiet_seconds} s without a packet"
+    )
 }
 
 fn workers(all: &[WorkerStatus]) -> Table {

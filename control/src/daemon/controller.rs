@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
-use tidegate_cluster::plan::{Forwarding, Observation};
-use tidegate_cluster::{ClusterWriter, PeerReleases};
+use tidegate_cluster::plan::{DrainPhase, Forwarding, Observation};
+use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::Checker;
 use tidegate_health::health_check_node_port::{Bind, BindFailure};
@@ -38,7 +38,7 @@ use super::publisher::Publisher;
 use super::round_log::RoundLog;
 use super::self_check::Layer;
 use super::state::{Round, State};
-use crate::admin::api::ReloadAnswer;
+use crate::admin::api::{DrainRequester, GatewayDrainState, ReloadAnswer};
 
 /// A request of the operator that changes the desired state. The answer is sent when it is decided.
 #[derive(Debug)]
@@ -47,6 +47,10 @@ pub(super) enum Command {
     Drain(DrainTarget, oneshot::Sender<Drained>),
     /// Undrain. The answer is the list of everything that is still drained, or `None` if the target was not drained.
     Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
+    /// Drain the gateway itself. The answer is why a restart would lose that.
+    DrainGateway(oneshot::Sender<Option<String>>),
+    /// Undrain the gateway itself. The answer is like that of a drain, or `None` if the command did not drain it.
+    UndrainGateway(oneshot::Sender<Option<Option<String>>>),
     /// Read the configuration again.
     Reload(oneshot::Sender<ReloadAnswer>),
 }
@@ -75,6 +79,8 @@ pub(super) struct Controller {
     reconciled: u64,
     verdicts: Verdicts,
     drained: Drains,
+    /// What is wrong with the annotation that drains the gateway.
+    annotation_fault: Option<String>,
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
     desired: Desired,
@@ -100,8 +106,13 @@ impl Controller {
         let bind = Bind::new(&config.services.node_port_addresses, own);
         let health = Arc::clone(&state);
         let copies = Arc::new(ListCopies::of(config));
+        let drained = Drains::open(config);
+        // Before anything is announced.
+        state.request_drain(DrainRequester::Command, drained.gateway());
+        state.request_drain(DrainRequester::Annotation, drained.gateway_annotated());
         Self {
-            drained: Drains::open(config),
+            drained,
+            annotation_fault: None,
             reader: configuration.reader(Arc::clone(&copies)),
             copies,
             configuration,
@@ -193,6 +204,18 @@ impl Controller {
         self.verdicts = verdicts;
     }
 
+    /// Sets whether the annotation of the gateway's `GatewayStatus` drains the gateway, as far as that is known.
+    pub(super) fn set_drain_annotation(&mut self, annotation: &DrainAnnotation) {
+        let is_requested = match annotation {
+            DrainAnnotation::Unknown => return,
+            DrainAnnotation::Absent | DrainAnnotation::Invalid(_) => false,
+            DrainAnnotation::Drain => true,
+        };
+        self.annotation_fault = annotation.fault();
+        self.drained.set_gateway_annotated(is_requested);
+        self.state.request_drain(DrainRequester::Annotation, is_requested);
+    }
+
     /// Carries out a request of the operator. It takes effect with the next round.
     pub(super) fn execute(&mut self, command: Command) {
         // The caller may no longer be waiting for the answer.
@@ -206,6 +229,16 @@ impl Controller {
                 tracing::info!(%target, "no longer draining");
                 let was_drained = self.drained.remove(&target);
                 let _ = answer.send(was_drained.then(|| self.drained()));
+            }
+            Command::DrainGateway(answer) => {
+                self.drained.set_gateway(true);
+                self.state.request_drain(DrainRequester::Command, true);
+                let _ = answer.send(self.drained.trouble().map(str::to_owned));
+            }
+            Command::UndrainGateway(answer) => {
+                let was_drained = self.drained.set_gateway(false);
+                self.state.request_drain(DrainRequester::Command, false);
+                let _ = answer.send(was_drained.then(|| self.drained.trouble().map(str::to_owned)));
             }
             Command::Reload(answer) => self.reader.request(Some(answer)),
         }
@@ -298,6 +331,7 @@ impl Controller {
         unapplied: &Arc<BTreeSet<ObjectKey>>,
     ) {
         let generations = self.state.generations();
+        let drain_message = self.drain_message();
         self.cluster.offer(generations, |decides, waits_for| {
             let failures = self.node_ports.failures();
             let own_findings =
@@ -318,12 +352,22 @@ impl Controller {
                     unapplied: Arc::clone(unapplied),
                     publish_failure: self.state.publish_failure().map(|failure| failure.why),
                     ready: self.state.health().ready,
+                    drain: drain_phase(&self.state),
+                    drain_message,
                     links_lost: self.state.link_troubles(),
                 },
                 source_connected: true,
                 own_findings,
             }
         });
+    }
+
+    /// Who drains the gateway, and what is wrong with the annotation.
+    fn drain_message(&self) -> String {
+        let by = self.state.drain.view().by;
+        let by: Vec<&str> = by.iter().map(|by| by.as_str()).collect();
+        let by = (!by.is_empty()).then(|| format!("requested by: {}", by.join(", ")));
+        by.into_iter().chain(self.annotation_fault.clone()).collect::<Vec<_>>().join("; ")
     }
 
     /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
@@ -334,5 +378,14 @@ impl Controller {
             self.publisher.recompile();
         }
         !different.is_empty()
+    }
+}
+
+/// The drain of the gateway, for its `GatewayStatus`.
+fn drain_phase(state: &State) -> DrainPhase {
+    match state.drain.phase() {
+        GatewayDrainState::Serving => DrainPhase::Serving,
+        GatewayDrainState::Draining => DrainPhase::Draining,
+        GatewayDrainState::Drained => DrainPhase::Drained,
     }
 }

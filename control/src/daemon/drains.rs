@@ -1,7 +1,8 @@
-//! The targets that operators have drained, saved in a file, so that a drained backend gets no new flows after a
-//! restart.
+//! What operators have drained, saved in a file: backends and nodes, so that they get no new flows after a restart, and
+//! the gateway itself, so that it does not announce its addresses after one.
 //!
-//! The file has one target in each line. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's
+//! The file has one target in each line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway; no target has
+//! such a name. The second one counts only until the API server says what the annotation is now. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's
 //! name, or a file beside the admin socket if there is no such directory.
 //!
 //! Invariant: if the file cannot be written or read, the log, [`Drains::trouble`] and the answer to a drain report
@@ -22,10 +23,19 @@ use crate::state_file;
 /// The pause before a failed write of the file is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
+/// The line of the gateway, if the command drains it.
+const GATEWAY: &str = "--gateway";
+/// The line of the gateway, if the annotation of its `GatewayStatus` drains it.
+const GATEWAY_ANNOTATED: &str = "--gateway-annotated";
+
 /// The drained targets, with their file.
 #[derive(Debug)]
 pub(super) struct Drains {
     targets: BTreeSet<DrainTarget>,
+    /// Whether the command drains the gateway itself.
+    gateway: bool,
+    /// Whether the annotation does.
+    gateway_annotated: bool,
     path: PathBuf,
     /// The error of the file.
     trouble: Option<String>,
@@ -36,7 +46,10 @@ pub(super) struct Drains {
 impl Drains {
     /// Reads the targets that were drained when the previous process of this gateway ended.
     pub(super) fn open(config: &GatewayConfig) -> Self {
-        Self::read(path(config))
+        let mut drains = Self::read(path(config));
+        // Without an API server nobody could remove the annotation.
+        drains.gateway_annotated &= matches!(config.source, SourceConfig::Kubernetes(_));
+        drains
     }
 
     fn read(path: PathBuf) -> Self {
@@ -55,7 +68,17 @@ impl Drains {
             }
         };
         let mut targets = BTreeSet::new();
+        let (mut gateway, mut gateway_annotated) = (false, false);
         for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
+            let is_gateway = match text.trim() {
+                GATEWAY => Some(&mut gateway),
+                GATEWAY_ANNOTATED => Some(&mut gateway_annotated),
+                _ => None,
+            };
+            if let Some(is_drained) = is_gateway {
+                *is_drained = true;
+                continue;
+            }
             match text.trim().parse::<DrainTarget>() {
                 Ok(target) => {
                     tracing::info!(%target, "still drained by an operator");
@@ -66,7 +89,7 @@ impl Drains {
                 }
             }
         }
-        Self { targets, path, trouble, again: None }
+        Self { targets, gateway, gateway_annotated, path, trouble, again: None }
     }
 
     /// The drained targets.
@@ -88,6 +111,32 @@ impl Drains {
             self.keep();
         }
         was_drained
+    }
+
+    /// Whether the command drains the gateway itself.
+    pub(super) fn gateway(&self) -> bool {
+        self.gateway
+    }
+
+    /// Whether the annotation of its `GatewayStatus` drains the gateway.
+    pub(super) fn gateway_annotated(&self) -> bool {
+        self.gateway_annotated
+    }
+
+    /// Sets whether the command drains the gateway. Returns whether it did before.
+    pub(super) fn set_gateway(&mut self, is_drained: bool) -> bool {
+        let before = std::mem::replace(&mut self.gateway, is_drained);
+        if before != is_drained {
+            self.keep();
+        }
+        before
+    }
+
+    /// Sets whether the annotation drains the gateway.
+    pub(super) fn set_gateway_annotated(&mut self, is_drained: bool) {
+        if std::mem::replace(&mut self.gateway_annotated, is_drained) != is_drained {
+            self.keep();
+        }
     }
 
     /// Why a restart would lose the current targets, for display.
@@ -126,6 +175,10 @@ impl Drains {
 
     fn write(&self) -> io::Result<()> {
         state_file::replace(&self.path, |out| {
+            let of_gateway = [(self.gateway, GATEWAY), (self.gateway_annotated, GATEWAY_ANNOTATED)];
+            for (_, line) in of_gateway.into_iter().filter(|(is_drained, _)| *is_drained) {
+                state_file::line(out, line)?;
+            }
             self.targets.iter().try_for_each(|target| state_file::line(out, &target.to_string()))
         })
     }
@@ -166,6 +219,24 @@ mod tests {
 
         fs::write(&path, b"node-3\n\xff\xfe bad\n\n10.0.0.9\n").expect("a file");
         assert_eq!(Drains::read(path).targets(), &BTreeSet::from([target("node-3"), target("10.0.0.9")]));
+    }
+
+    #[test]
+    fn a_drain_of_the_gateway_is_found_again_beside_those_of_targets() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("edge.drained");
+        let mut drains = Drains::read(path.clone());
+        drains.insert(target("node-3"));
+        assert!(!drains.set_gateway(true) && drains.set_gateway(true));
+        let again = Drains::read(path.clone());
+        assert_eq!((again.gateway(), again.gateway_annotated(), again.targets().len()), (true, false, 1));
+        drains.set_gateway_annotated(true);
+        assert!(drains.set_gateway(false));
+        let again = Drains::read(path.clone());
+        assert_eq!((again.gateway(), again.gateway_annotated(), again.targets().len()), (false, true, 1));
+        drains.set_gateway_annotated(false);
+        assert_eq!(fs::read_to_string(&path).expect("the file"), "node-3\n");
+        assert!(GATEWAY.parse::<DrainTarget>().is_err() && GATEWAY_ANNOTATED.parse::<DrainTarget>().is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,10 +12,12 @@ mod cluster;
 mod configuration;
 mod controller;
 mod desired;
+mod drain_watch;
 mod drains;
 mod fault_log;
 mod flood_log;
 mod flows;
+mod gateway_drain;
 mod kube_proxy;
 mod left_out;
 mod list_copies;
@@ -38,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_cluster::{PeerReleases, cpu_time};
+use tidegate_cluster::{DrainAnnotation, PeerReleases, cpu_time};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_health::{Checker, Limits, NetworkProber};
@@ -49,8 +51,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use crate::admin::api::{DrainRequester, GatewayDrainState};
 use configuration::Read;
 use controller::{Command, Controller};
+use drain_watch::DrainWatch;
 use list_copies::Lists;
 use start::{Listeners, Source};
 use state::State;
@@ -111,6 +115,10 @@ struct Inputs {
     unbound: watch::Receiver<Vec<BindFailure>>,
     peer_releases: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
+    /// Whether the gateway's `GatewayStatus` requests a drain.
+    drain_annotation: watch::Receiver<DrainAnnotation>,
+    /// The drain of the gateway.
+    drain: watch::Receiver<GatewayDrainState>,
     kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
@@ -163,9 +171,12 @@ async fn serve(
 /// A running gateway, without its dataplane.
 struct Gateway {
     _listeners: Listeners,
+    _drain_watch: DrainWatch,
     controller: Controller,
     inputs: Inputs,
     state: Arc<State>,
+    /// The latest end of the drain that a signal has begun.
+    stops_at: Option<Instant>,
 }
 
 /// How the loop ends.
@@ -195,15 +206,16 @@ impl Gateway {
         let (operator, commands) = mpsc::channel(16);
         let listeners = start::listeners(&config, &state, operator).await?;
         let cluster = start::cluster(&config, &source);
-        let (peer_releases, name_taken) = match &cluster {
+        let (peer_releases, name_taken, drain_annotation) = match &cluster {
             Some(cluster) => {
                 state.join_cluster(cluster.counts(), cluster.name_taken());
-                (cluster.peer_releases(), cluster.name_taken())
+                (cluster.peer_releases(), cluster.name_taken(), cluster.drain_annotation())
             }
             // No other gateway reads the directory.
             None => (
                 watch::Sender::new(PeerReleases::default()).subscribe(),
                 watch::Sender::new(None).subscribe(),
+                watch::Sender::new(DrainAnnotation::Unknown).subscribe(),
             ),
         };
         let kube_proxy = kube_proxy::follow(&config);
@@ -223,6 +235,8 @@ impl Gateway {
             unbound: controller.unbound(),
             peer_releases,
             name_taken,
+            drain_annotation,
+            drain: state.drain.changes(),
             kube_proxy,
             commands,
             failures,
@@ -232,7 +246,15 @@ impl Gateway {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         };
-        Ok(Self { _listeners: listeners, controller, inputs, state })
+        let drain_watch = drain_watch::follow(&state);
+        Ok(Self {
+            _listeners: listeners,
+            _drain_watch: drain_watch,
+            controller,
+            inputs,
+            state,
+            stops_at: None,
+        })
     }
 
     /// Runs a round after each change, until a signal, a dead worker or another gateway's name ends it.
@@ -249,7 +271,10 @@ impl Gateway {
         }
         let end = loop {
             let mut seen = None;
-            let due = self.controller.due().into_iter().chain(supervisor.due()).min();
+            if let Some(end) = self.stops() {
+                break end;
+            }
+            let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
             match self.inputs.next(due, self.controller.read()).await {
                 Wake::Changed => {
                     seen = self.inputs.seen.take();
@@ -271,11 +296,10 @@ impl Gateway {
                     self.controller.reload(*read);
                     self.inputs.source.reload();
                 }
-                Wake::End => {
-                    let is_taken = self.inputs.name_taken.borrow().is_some();
-                    let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
-                    break End { code, grace: SHUTDOWN_GRACE };
-                }
+                Wake::End => match self.begin_stop() {
+                    Some(end) => break end,
+                    None => supervisor.stopping(),
+                },
                 Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
                     tracing::error!("exiting: another gateway has the same metadata.name");
                     break End { code: ExitCode::from(NAME_TAKEN), grace: Duration::ZERO };
@@ -306,13 +330,54 @@ impl Gateway {
     /// Tells the supervisor whether the gateway forwards, or what it waits for.
     fn tell(&self, supervisor: &mut Supervisor) {
         let health = self.state.health();
-        supervisor.notify(health.ready, || waits_for(&self.inputs.source.state().borrow(), &health.degraded));
+        supervisor.notify(self.state.forwards(), || {
+            waits_for(&self.inputs.source.state().borrow(), &health.degraded)
+        });
+    }
+
+    /// A signal has requested the end. Returns the end, or `None` if the gateway drains first: then the loop goes on, so
+    /// that changes of backends reach the packets that still come.
+    fn begin_stop(&mut self) -> Option<End> {
+        let is_taken = self.inputs.name_taken.borrow().is_some();
+        let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
+        let is_drained = self.state.drain.phase() == GatewayDrainState::Drained;
+        self.state.request_drain(DrainRequester::Signal, true);
+        let config = self.controller.config();
+        match config.drain.stop_timeout(config.announce.is_withdrawable()) {
+            _ if is_drained => Some(End { code, grace: Duration::ZERO }),
+            _ if self.stops_at.is_some() => {
+                tracing::warn!("a second signal ends the drain: stopping now");
+                Some(End { code, grace: Duration::ZERO })
+            }
+            Some(timeout) if !is_taken => {
+                tracing::info!(?timeout, quiet = ?config.drain.quiet, "stopping when no packet comes any more, or at the timeout");
+                self.stops_at = Some(Instant::now() + timeout);
+                None
+            }
+            _ => Some(End { code, grace: SHUTDOWN_GRACE }),
+        }
+    }
+
+    /// The end of the drain that a signal has begun, if it is time.
+    fn stops(&self) -> Option<End> {
+        let stops_at = self.stops_at?;
+        let is_late = Instant::now() >= stops_at;
+        if is_late && self.state.drain.phase() != GatewayDrainState::Drained {
+            let drain = self.state.drain.view();
+            tracing::warn!(
+                packets_per_second = drain.packets_per_second,
+                flows = drain.flows,
+                "stopping although packets still come: drain.stopTimeout is over"
+            );
+        }
+        (is_late || self.state.drain.phase() == GatewayDrainState::Drained)
+            .then_some(End { code: ExitCode::SUCCESS, grace: Duration::ZERO })
     }
 
     /// Keeps forwarding for `grace`, and ends everything but the dataplane.
     async fn shut_down(mut self, grace: Duration) {
         tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
-        self.state.leave();
+        self.state.request_drain(DrainRequester::Signal, true);
         // Old and new flows are forwarded to the last moment. No other gateway takes them over until a router has seen
         // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a
         // second or three later.
@@ -357,6 +422,7 @@ impl Inputs {
         controller.set_verdicts(self.verdicts.borrow_and_update().clone());
         controller.set_peers(&self.peer_releases.borrow_and_update());
         controller.share_node(*self.kube_proxy.borrow_and_update());
+        controller.set_drain_annotation(&self.drain_annotation.borrow_and_update());
     }
 
     /// Waits for something to happen, for a configuration to be `read`, or for `due`.
@@ -389,6 +455,8 @@ impl Inputs {
             Ok(()) = self.comparisons.changed() => Wake::Compared,
             Ok(()) = self.peer_releases.changed() => Wake::Changed,
             Ok(()) = self.kube_proxy.changed() => Wake::Changed,
+            Ok(()) = self.drain_annotation.changed() => Wake::Changed,
+            Ok(()) = self.drain.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_cluster::DRAIN_ANNOTATION;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tidegate_model::diagnostic::Severity;
@@ -121,6 +122,7 @@ impl AdminBackend for Operator {
             interfaces: self.interfaces(&stats),
             neighbors,
             source: source(&self.source, &self.state.source_state()),
+            drain: self.state.drain.view(),
             ..api::Status::default()
         };
         if let Some(round) = self.state.last() {
@@ -283,12 +285,42 @@ impl AdminBackend for Operator {
         }
     }
 
+    async fn drain_gateway(&self) -> Result<api::GatewayDrainAnswer, AdminError> {
+        let not_kept = self.ask(Command::DrainGateway).await?;
+        Ok(self.gateway_drain(not_kept))
+    }
+
+    async fn undrain_gateway(&self) -> Result<api::GatewayDrainAnswer, AdminError> {
+        let name = &self.state.name;
+        let answer = self.ask(Command::UndrainGateway).await?;
+        let drain = &self.state.drain;
+        if drain.is_requested(api::DrainRequester::Signal) {
+            return Err(AdminError::Conflict(format!("gateway {name} is stopping and drains until then")));
+        }
+        if drain.is_requested(api::DrainRequester::Annotation) {
+            return Err(AdminError::Conflict(format!(
+                "gateway {name} still drains, because its GatewayStatus has the annotation {DRAIN_ANNOTATION}; accepted: \
+                 `kubectl annotate gatewaystatus {name} {DRAIN_ANNOTATION}-`, which takes effect within ten seconds"
+            )));
+        }
+        match answer {
+            Some(not_kept) => Ok(self.gateway_drain(not_kept)),
+            None => Err(AdminError::NotFound(format!(
+                "gateway {name} is not drained; accepted: `tidegate drain --gateway` before"
+            ))),
+        }
+    }
+
     async fn reload(&self) -> Result<api::ReloadAnswer, AdminError> {
         self.ask(Command::Reload).await
     }
 }
 
 impl Operator {
+    fn gateway_drain(&self, not_kept: Option<String>) -> api::GatewayDrainAnswer {
+        api::GatewayDrainAnswer { gateway: self.state.name.clone(), drain: self.state.drain.view(), not_kept }
+    }
+
     fn interfaces(&self, stats: &tidegate_dataplane::gateway::Stats) -> Vec<api::InterfaceStatus> {
         let interfaces = self.state.dataplane.interfaces().iter().zip(&stats.interfaces);
         let links = self.state.dataplane.links().report();

@@ -1,6 +1,5 @@
 //! The answer of health ports and probes, as far as it depends on time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -16,16 +15,11 @@ pub(super) struct Readiness {
     health: ProxyHealth,
     /// The origin of the monotonic times of `health`.
     epoch: Instant,
-    leaving: AtomicBool,
 }
 
 impl Readiness {
     pub(super) fn new(started: Timestamp) -> Self {
-        Self {
-            health: ProxyHealth::new(UPDATE_MAX, started),
-            epoch: Instant::now(),
-            leaving: AtomicBool::new(false),
-        }
+        Self { health: ProxyHealth::new(UPDATE_MAX, started), epoch: Instant::now() }
     }
 
     /// The time since the start, independent of changes of the system clock.
@@ -43,21 +37,29 @@ impl Readiness {
         self.health.set_node_eligible(eligible);
     }
 
-    /// Records that shutdown has begun: the gateway is no longer ready.
-    pub(super) fn leave(&self) {
-        self.leaving.store(true, Ordering::Relaxed);
-    }
-
     /// The current answer. `is_applied`: the workers have applied the newest update; `workers_run`: all of them run;
-    /// `degraded`: interfaces that cannot carry packets.
-    pub(super) fn report(&self, is_applied: bool, workers_run: bool, degraded: Vec<String>) -> HealthReport {
+    /// `is_draining`: the gateway takes no more traffic; `degraded`: interfaces that cannot carry packets.
+    ///
+    /// Load balancers that ask `/healthz` must stop sending to a gateway that drains, but its process is well: that is
+    /// what kube-proxy says by `nodeEligible` of a node that is about to be removed, and `/livez` ignores.
+    pub(super) fn report(
+        &self,
+        is_applied: bool,
+        workers_run: bool,
+        is_draining: bool,
+        degraded: Vec<String>,
+    ) -> HealthReport {
         let now = Timestamp::now();
         if is_applied {
             self.health.applied(now);
         }
         self.health.set_workers_run(workers_run);
         let report = self.health.report(self.epoch.elapsed(), now);
-        let leaving = self.leaving.load(Ordering::Relaxed);
-        HealthReport { ready: report.ready && !leaving && degraded.is_empty(), degraded, ..report }
+        HealthReport {
+            ready: report.ready && !is_draining && degraded.is_empty(),
+            node_eligible: report.node_eligible && !is_draining,
+            degraded,
+            ..report
+        }
     }
 }

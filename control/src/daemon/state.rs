@@ -20,9 +20,11 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
+use super::gateway_drain::{Counted, GatewayDrain};
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
+use crate::admin::api::{DrainRequester, GatewayDrainState};
 use crate::telemetry::{
     self, CheckSample, DataplaneSample, Generations, Latencies, Process, PublicationSample, RoundSample,
     Sample, Timings,
@@ -58,6 +60,8 @@ pub(super) struct State {
     checks: Arc<CheckCounts>,
     /// The numbers of comparisons of incremental results with results from scratch.
     pub(super) comparisons: Arc<Comparisons>,
+    /// The drain of the gateway itself.
+    pub(super) drain: GatewayDrain,
     timings: Timings,
     readiness: Readiness,
     publications: Publications,
@@ -97,6 +101,7 @@ impl State {
             started,
             checks,
             comparisons: Arc::default(),
+            drain: GatewayDrain::default(),
             timings: Timings::default(),
             readiness: Readiness::new(started),
             publications: Publications::default(),
@@ -234,11 +239,13 @@ impl State {
     /// Sets the part of the configuration that is used here.
     pub(super) fn configure(&self, config: &GatewayConfig) {
         self.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
+        self.drain.configure(&config.drain);
     }
 
-    /// Records that shutdown has begun: the gateway is no longer ready.
-    pub(super) fn leave(&self) {
-        self.readiness.leave();
+    /// Sets whether `by` requests a drain of the gateway.
+    pub(super) fn request_drain(&self, by: DrainRequester, is_requested: bool) {
+        let counted = Counted::of(&self.dataplane.stats());
+        self.drain.request(by, is_requested, counted, tokio::time::Instant::now());
     }
 
     /// The time since the start, independent of changes of the system clock.
@@ -250,7 +257,16 @@ impl State {
     pub(super) fn health(&self) -> HealthReport {
         let Generations { desired, applied } = self.generations();
         let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
-        self.readiness.report(is_applied, self.dataplane.healthy(), self.link_troubles())
+        let is_draining = self.drain.phase() != GatewayDrainState::Serving;
+        self.readiness.report(is_applied, self.dataplane.healthy(), is_draining, self.link_troubles())
+    }
+
+    /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness this
+    /// does not depend on a drain.
+    pub(super) fn forwards(&self) -> bool {
+        let Generations { desired, applied } = self.generations();
+        let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
+        self.readiness.report(is_applied, self.dataplane.healthy(), false, self.link_troubles()).ready
     }
 
     /// Interfaces that cannot carry packets, as text for display.
@@ -298,6 +314,7 @@ impl State {
                 timings: &self.timings,
             },
             checks: CheckSample { results: &self.checks.read(), load: self.checks.load() },
+            drain: self.drain.phase(),
             configuration_refused: self.refused_configuration().is_some(),
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             comparisons: &comparisons,

@@ -219,11 +219,18 @@ impl Gateway {
     /// # Errors
     /// When it cannot be started.
     pub fn launch(lab: &Lab) -> Result<Self> {
-        let (tidegate, directory) = (lab.plan().tidegate.clone(), lab.directory().to_owned());
-        let config = config_of(lab).display().to_string();
-        let namespace = lab.gateway().clone();
-        let process =
-            LabProcess::start(&namespace, &directory, "gateway", &tidegate, &["run", "-c", &config])?;
+        Self::launch_in(lab.gateway(), lab.directory(), &lab.plan().tidegate)
+    }
+
+    /// Starts `tidegate run` in a namespace with `gateway.yaml` of a directory, which names `tidegate.sock` there as
+    /// its socket. Returns at once.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch_in(namespace: &Namespace, directory: &Path, tidegate: &Path) -> Result<Self> {
+        let config = directory.join("gateway.yaml").display().to_string();
+        let process = LabProcess::start(namespace, directory, "gateway", tidegate, &["run", "-c", &config])?;
+        let (namespace, tidegate, directory) = (namespace.clone(), tidegate.to_owned(), directory.to_owned());
         Ok(Self { process, namespace, tidegate, directory })
     }
 
@@ -312,6 +319,11 @@ impl Gateway {
     /// Sends SIGHUP, which reloads the configuration.
     pub fn reload(&mut self) {
         self.process.signal(Signal::HUP);
+    }
+
+    /// Sends SIGTERM, and returns at once.
+    pub fn terminate(&mut self) {
+        self.process.signal(Signal::TERM);
     }
 
     /// Sends SIGTERM, and waits for the end.

@@ -26,6 +26,7 @@ use super::exposition::Exposition;
 use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
 use super::process::Process;
 use super::sample::Sample;
+use crate::admin::api::GatewayDrainState;
 
 /// Build information.
 pub(super) fn build(page: &mut Exposition, version: &str) {
@@ -425,6 +426,11 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_snapshot_generation", help, ["kind"])
         .sample(["desired"], sample.publication.generations.desired)
         .sample(["applied"], sample.publication.generations.applied);
+    let help = "1 for the state of the drain of the gateway, else 0: it serves; it announces nothing and packets still come; none come any more.";
+    let mut states = page.gauge("tidegate_gateway_state", help, ["state"]);
+    for state in GatewayDrainState::ALL {
+        states.sample([state.as_str()], usize::from(state == sample.drain));
+    }
     let help =
         "Desired states that could not be published to the workers; the last good state keeps forwarding.";
     page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publication.failures);

@@ -11,6 +11,7 @@ use tidegate_source::{SourceState, StaleFile};
 use super::latency::Latencies;
 use super::process::Process;
 use super::timings::Timings;
+use crate::admin::api::GatewayDrainState;
 
 /// The inputs of one page.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,8 @@ pub struct Sample<'a> {
     pub publication: PublicationSample<'a>,
     /// Health checks.
     pub checks: CheckSample<'a>,
+    /// The state of the drain of the gateway.
+    pub drain: GatewayDrainState,
     /// Whether the latest configuration is not in use.
     pub configuration_refused: bool,
     /// Kinds of state that a restart would lose, each with whether it is missing on disk.

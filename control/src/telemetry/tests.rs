@@ -31,6 +31,7 @@ use tidegate_policy::reconcile::{Finding, ObjectKind, Reason};
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;
+use crate::admin::api::GatewayDrainState;
 
 /// A parsed page.
 #[derive(Debug, Default)]
@@ -200,6 +201,7 @@ impl World {
                 results: &[("success", 21), ("failure", 2)],
                 load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             },
+            drain: GatewayDrainState::Draining,
             configuration_refused: true,
             unsaved: &[("addresses", false), ("objects", true)],
             comparisons: &[("reconcile", 5, 0), ("allocation", 5, 1)],
@@ -548,6 +550,9 @@ fn values_of_the_control_plane_are_those_of_the_sample() {
     check("source_endpoint_slices_left_out", &[], 7.0);
     check("log_lines_left_out_total", &[], 11.0);
     check("configuration_refused", &[], 1.0);
+    check("gateway_state", &[("state", "draining")], 1.0);
+    check("gateway_state", &[("state", "serving")], 0.0);
+    check("gateway_state", &[("state", "drained")], 0.0);
     check("state_unsaved", &[("state", "addresses")], 0.0);
     check("state_unsaved", &[("state", "objects")], 1.0);
     check("source_stale_timestamp_seconds", &[], 1_700_000_000.0);

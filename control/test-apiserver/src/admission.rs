@@ -159,6 +159,7 @@ impl Api {
                 "Deployment"
                     | "DaemonSet"
                     | "EndpointSlice"
+                    | "PodDisruptionBudget"
                     | "CustomResourceDefinition"
                     | "ValidatingAdmissionPolicy"
                     | "ValidatingAdmissionPolicyBinding"

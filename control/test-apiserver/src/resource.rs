@@ -83,6 +83,7 @@ const BUILT_IN: &[Row] = &[
     ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "", true, false),
     ("events.k8s.io", "v1", "Event", "events", "ev", true, false),
     ("coordination.k8s.io", "v1", "Lease", "leases", "", true, false),
+    ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "pdb", true, true),
     ("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", "", false, false),
     ("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", "", false, false),
     ("rbac.authorization.k8s.io", "v1", "Role", "roles", "", true, false),

@@ -5,7 +5,8 @@
 
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, apps::v1 as apps, coordination::v1 as coordination,
-    core::v1 as core, discovery::v1 as discovery, events::v1 as events, rbac::v1 as rbac,
+    core::v1 as core, discovery::v1 as discovery, events::v1 as events, policy::v1 as policy,
+    rbac::v1 as rbac,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extensions;
 use serde::{Serialize, de::DeserializeOwned};
@@ -31,6 +32,7 @@ pub(crate) fn check(group: &str, kind: &str, object: &mut Value) -> Result<Vec<S
         ("discovery.k8s.io", "EndpointSlice") => again::<discovery::EndpointSlice>,
         ("events.k8s.io", "Event") => again::<events::Event>,
         ("coordination.k8s.io", "Lease") => again::<coordination::Lease>,
+        ("policy", "PodDisruptionBudget") => again::<policy::PodDisruptionBudget>,
         ("rbac.authorization.k8s.io", "ClusterRole") => again::<rbac::ClusterRole>,
         ("rbac.authorization.k8s.io", "ClusterRoleBinding") => again::<rbac::ClusterRoleBinding>,
         ("rbac.authorization.k8s.io", "Role") => again::<rbac::Role>,

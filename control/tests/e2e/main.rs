@@ -15,6 +15,7 @@ mod failure;
 mod floods;
 mod forwarding;
 mod fragments;
+mod gateway_drain;
 mod health_port;
 mod http;
 mod kube_proxy;

@@ -105,7 +105,7 @@ struct Gaps {
 
 /// Whether the datagrams of a stream are one flow, or each is a flow of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ports {
+pub(crate) enum Ports {
     One,
     Fresh,
 }
@@ -117,14 +117,14 @@ const FIRST_PORT: u16 = 10_000;
 const FRESH_PORTS: u16 = 50_000;
 
 /// Datagrams sent 1 ms apart, and the send times of those that were answered.
-struct Stream {
+pub(crate) struct Stream {
     stop: Arc<AtomicBool>,
     answered: Arc<Mutex<Vec<Instant>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Stream {
-    fn start(from: &Namespace, source: IpAddr, to: SocketAddr, ports: Ports) -> Self {
+    pub(crate) fn start(from: &Namespace, source: IpAddr, to: SocketAddr, ports: Ports) -> Self {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let (flag, log, from) = (Arc::clone(&stop), Arc::clone(&answered), from.clone());
         let thread = thread::spawn(move || {
@@ -162,7 +162,7 @@ impl Stream {
     }
 
     /// The send time of the first answered datagram after `since`.
-    fn answered_after(&self, world: &World, since: Instant) -> Instant {
+    pub(crate) fn answered_after(&self, world: &World, since: Instant) -> Instant {
         world.wait_until("an answer", || self.answered().into_iter().find(|at| *at > since))
     }
 

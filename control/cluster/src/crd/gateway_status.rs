@@ -24,6 +24,7 @@ use super::condition::Condition;
     category = "tidegate",
     doc = "The status of one Tidegate gateway. Written by the gateway; do not edit it.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Drain","type":"string","jsonPath":".status.conditions[?(@.type==\"Drained\")].reason"}"#,
     printcolumn = r#"{"name":"Leader","type":"boolean","jsonPath":".status.leader"}"#,
     printcolumn = r#"{"name":"Services","type":"integer","jsonPath":".status.services"}"#,
     printcolumn = r#"{"name":"Pending","type":"integer","jsonPath":".status.servicesPending"}"#,
@@ -98,8 +99,8 @@ pub struct GatewayStatusStatus {
     pub without_backends: Vec<String>,
     /// The gateway has withdrawn all addresses and stopped; the others do not wait for it.
     pub stopped: bool,
-    /// Conditions: Ready, SourceConnected, Published, NameUnique, CanLead, InterfacesUp. All are `Unknown` after 40 s
-    /// without a heartbeat.
+    /// Conditions: Ready, SourceConnected, Published, NameUnique, CanLead, InterfacesUp, Drained. All are `Unknown` after
+    /// 40 s without a heartbeat.
     #[schemars(
         length(max = 16),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])

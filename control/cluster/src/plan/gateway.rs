@@ -8,7 +8,7 @@ use tidegate_model::time::whole_seconds;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 
 use super::pool::of_model;
-use super::situation::{Forwarding, Situation};
+use super::situation::{DrainPhase, Forwarding, Situation};
 use crate::crd;
 use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 
@@ -93,15 +93,23 @@ fn lacks_backends(service: &ServiceView) -> bool {
 /// The conditions; `before` are the previous ones.
 fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::Condition> {
     let Situation { observation, namesake, hindrance, now, .. } = situation;
-    let Forwarding { ready, publish_failure, links_lost, .. } = &observation.forwarding;
+    let Forwarding { ready, publish_failure, links_lost, drain, drain_message, .. } = &observation.forwarding;
     let lost = links_lost.join("; ");
     let unique = match namesake {
         Some(who) => format!("another process has the name of this gateway: {who}"),
         None => String::new(),
     };
     // Type, whether it is true, the reasons of true and false, message.
-    let rows: [(ConditionType, bool, [ConditionReason; 2], &str); 6] = [
-        (condition_type::READY, *ready, [condition_reason::FORWARDING, condition_reason::NOT_READY], &lost),
+    let not_ready = match drain {
+        DrainPhase::Serving => condition_reason::NOT_READY,
+        DrainPhase::Draining | DrainPhase::Drained => condition_reason::DRAINING,
+    };
+    let not_drained = match drain {
+        DrainPhase::Serving => condition_reason::SERVING,
+        DrainPhase::Draining | DrainPhase::Drained => condition_reason::DRAINING,
+    };
+    let rows: [(ConditionType, bool, [ConditionReason; 2], &str); 7] = [
+        (condition_type::READY, *ready, [condition_reason::FORWARDING, not_ready], &lost),
         (
             condition_type::SOURCE_CONNECTED,
             observation.source_connected,
@@ -131,6 +139,12 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
             links_lost.is_empty(),
             [condition_reason::UP, condition_reason::LINK_LOST],
             &lost,
+        ),
+        (
+            condition_type::DRAINED,
+            *drain == DrainPhase::Drained,
+            [condition_reason::DRAINED, not_drained],
+            drain_message,
         ),
     ];
     let condition = |(kind, holds, [yes, no], message): (ConditionType, bool, [ConditionReason; 2], &str)| {

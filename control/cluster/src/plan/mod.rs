@@ -36,7 +36,7 @@ pub use compare::plan_compared;
 pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
 pub use memory::Memory;
 pub use peer::Peer;
-pub use situation::{Forwarding, Identity, Observation, Situation};
+pub use situation::{DrainPhase, Forwarding, Identity, Observation, Situation};
 pub use status_conflict::StatusConflict;
 pub use write::{Plan, Write};
 

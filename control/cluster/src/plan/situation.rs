@@ -58,6 +58,22 @@ pub struct Forwarding {
     pub ready: bool,
     /// Interfaces that cannot carry packets.
     pub links_lost: Vec<String>,
+    /// The drain of the gateway.
+    pub drain: DrainPhase,
+    /// Who requested the drain, and what is wrong with a request; empty if there is nothing to say.
+    pub drain_message: String,
+}
+
+/// The drain of a gateway.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DrainPhase {
+    /// None is requested.
+    #[default]
+    Serving,
+    /// The gateway announces nothing, and packets still come, or came a short time ago.
+    Draining,
+    /// No packet comes any more.
+    Drained,
 }
 
 /// The identity of a gateway.

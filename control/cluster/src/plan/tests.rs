@@ -185,6 +185,8 @@ impl Cluster {
                 publish_failure: None,
                 ready: true,
                 links_lost: Vec::new(),
+                drain: DrainPhase::Serving,
+                drain_message: String::new(),
             },
             source_connected: true,
             own_findings: Vec::new(),

@@ -6,6 +6,7 @@ use super::Writer;
 use super::requests::{Done, Poll};
 use crate::counts::Ended;
 use crate::crd::{GatewayStatus, GatewayStatusStatus};
+use crate::drain_annotation::DrainAnnotation;
 use crate::elect::Candidacy;
 use crate::event::{Event, EventType, Regarding};
 use crate::failure_log::Line;
@@ -91,12 +92,28 @@ impl Writer {
             return;
         }
         self.check_name(poll.is_written, now);
+        self.read_drain_annotation();
         if self.leads(now) {
             // Gateways without a heartbeat are marked, and those that are gone for good are deleted.
             self.peer_poll.silent().into_iter().for_each(|silent| self.requests.mark(silent));
             self.peer_poll.gone().into_iter().for_each(|gone| self.requests.forget(gone));
         }
         self.planning.soon();
+    }
+
+    /// Reads from the list of gateways whether this one is to drain. An object of another gateway with our name says
+    /// nothing about this one. Without an object, what was last known stays.
+    fn read_drain_annotation(&mut self) {
+        let own = self.peer_poll.peers.own().filter(|_| self.namesake.is_free());
+        let Some(annotation) = own.map(DrainAnnotation::of) else { return };
+        self.outputs.drain_annotation.send_if_modified(|last| {
+            let is_news = *last != annotation;
+            if let Some(fault) = annotation.fault().filter(|_| is_news) {
+                tracing::warn!(gateway = self.identity.name, "{fault}");
+            }
+            *last = annotation;
+            is_news
+        });
     }
 
     /// Checks in the list of gateways whether another one has our name. `is_written`: whether this gateway had written

@@ -24,6 +24,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::counts::{Candidate, Counts};
+use super::drain_annotation::DrainAnnotation;
 use super::elect::{Candidacy, Leadership};
 use super::failure_log::FailureLog;
 use super::lease::LEASE;
@@ -55,6 +56,8 @@ pub(super) struct Outputs {
     pub(super) candidacy: watch::Sender<Candidacy>,
     /// Set if another gateway has the same name.
     pub(super) name_taken: watch::Sender<Option<String>>,
+    /// Whether this gateway's `GatewayStatus` requests a drain.
+    pub(super) drain_annotation: watch::Sender<DrainAnnotation>,
     /// Asks the source to list the Services.
     pub(super) refresh: Arc<Notify>,
 }

@@ -2,6 +2,7 @@
 
 use super::admin::AdminConfig;
 use super::dataplane::DataplaneConfig;
+use super::drain::DrainConfig;
 use super::health::HealthConfig;
 use super::protection::ProtectionConfig;
 use super::self_check::SelfCheckConfig;
@@ -34,6 +35,8 @@ pub struct GatewayConfig {
     /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for its VIPs.
     /// `announce.bgp` must be empty, because it is not supported yet.
     pub announce: AnnounceConfig,
+    /// `drain`.
+    pub drain: DrainConfig,
     /// `admin`.
     pub admin: AdminConfig,
     /// `selfCheck`.
@@ -47,4 +50,13 @@ pub struct GatewayConfig {
 pub struct AnnounceConfig {
     /// Answers ARP and neighbour solicitations for VIPs.
     pub l2: bool,
+}
+
+impl AnnounceConfig {
+    /// Whether the gateway announces addresses in a way that it can withdraw, so that their packets go to other gateways.
+    /// Answers to ARP and neighbour solicitations are not of this kind: neighbours keep what they have learnt.
+    #[must_use]
+    pub const fn is_withdrawable(&self) -> bool {
+        false
+    }
 }

@@ -295,6 +295,12 @@ pub const KEYS: &[Key] = &[
     fixed("announce.l2", "`{}`", Value("{}"), "The gateway answers ARP and neighbour discovery for VIPs. This is always on."),
     fixed("announce.bgp", "`{}`", Value("{}"), "Not supported yet."),
 
+    key("drain.quiet", "duration, 1s to 1h", Value("5s"), "10s", Reload,
+        "A gateway that drains announces nothing and forwards what still comes. When nothing has come for this time, it is drained ([fleet.md](fleet.md#drain))."),
+    key("drain.stopTimeout", "duration, 0s to 1h", Words("`30s` if the gateway announces its VIPs in a way that it can withdraw, else `0s`"), "45s", Reload,
+        "How long SIGTERM waits until the gateway is drained, before it stops in any case. `0s`: it does not wait; `/readyz` fails, and the gateway \
+         forwards for one more second. Give the supervisor more time than this (`TimeoutStopSec`, `terminationGracePeriodSeconds`)."),
+
     key("admin.socket", "path, at most 107 bytes", Value("/run/tidegate/tidegate.sock"), "/tmp/t.sock", Restart,
         "The Unix socket on which the daemon accepts commands. Without a state directory, a file beside the socket records what operators have drained."),
     key("admin.listen", "address and port, or `\"\"` for none", Value("\"127.0.0.1:9469\""), "\"[::]:9469\"", Restart,

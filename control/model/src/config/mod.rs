@@ -12,6 +12,7 @@
 mod admin;
 mod cross;
 mod dataplane;
+mod drain;
 mod expand;
 mod files;
 mod gateway;
@@ -32,6 +33,7 @@ mod tests;
 
 pub use admin::AdminConfig;
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
+pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
 pub use gateway::{AnnounceConfig, GatewayConfig};
 pub use health::{
@@ -246,6 +248,7 @@ fn decode(
         pools: pools::decode(&fields),
         health: health::decode(&fields),
         announce: announce(&fields),
+        drain: drain::decode(&fields),
         admin: admin::decode(&fields),
         self_check: self_check::decode(&fields),
         origin: sheet.origin(root),

@@ -178,6 +178,8 @@ fn every_key_of_health_admin_and_self_check_arrives() {
             metrics_per_backend: false,
         }
     );
+    assert_eq!(config.drain.quiet, Duration::from_secs(7));
+    assert_eq!(config.drain.stop_timeout(false), Some(Duration::from_secs(60)));
     assert_eq!(
         config.self_check,
         SelfCheckConfig { enabled: false, interval: Duration::from_secs(600), changes: 100 }
@@ -195,6 +197,10 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(left_out.health, written.health);
     assert_eq!(left_out.announce, written.announce);
     assert_eq!(left_out.admin, written.admin);
+    assert_eq!(left_out.drain, DrainConfig::default());
+    assert!(!left_out.announce.is_withdrawable());
+    assert_eq!(left_out.drain.stop_timeout(false), None, "nothing can be withdrawn");
+    assert_eq!(left_out.drain.stop_timeout(true), Some(Duration::from_secs(30)));
     assert_eq!(left_out.self_check, SelfCheckConfig::default());
     assert!(left_out.self_check.enabled);
     let (left_out, written) = (left_out.dataplane, written.dataplane);

@@ -1,0 +1,40 @@
+//! Counts the packets that still come to a gateway that drains.
+//!
+//! The task sleeps while the gateway serves. It holds the state weakly, so that it does not keep the dataplane alive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::gateway_drain::Counted;
+use super::state::State;
+use crate::admin::api::GatewayDrainState as Phase;
+
+/// The interval of the counts.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Ends the task when it is dropped.
+#[derive(Debug)]
+pub(super) struct DrainWatch(AbortHandle);
+
+impl Drop for DrainWatch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Counts for [`State::drain`] until the result is dropped.
+pub(super) fn follow(state: &Arc<State>) -> DrainWatch {
+    let mut changes = state.drain.changes();
+    let state = Arc::downgrade(state);
+    let watch = tokio::spawn(async move {
+        while changes.wait_for(|phase| *phase != Phase::Serving).await.is_ok() {
+            tokio::time::sleep(INTERVAL).await;
+            let Some(state) = state.upgrade() else { return };
+            state.drain.count(Counted::of(&state.dataplane.stats()), Instant::now());
+        }
+    });
+    DrainWatch(watch.abort_handle())
+}
