@@ -97,6 +97,13 @@ struct DemoArgs {
     /// Do not use hugepages, even if some are available
     #[arg(long)]
     no_hugepages: bool,
+    /// Show two gateways behind a router instead: all backends are replaced under live connections, a gateway is killed,
+    /// both are upgraded
+    #[arg(long, conflicts_with = "keep")]
+    fleet: bool,
+    /// With --fleet: connections of each Service
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "fleet")]
+    connections: usize,
 }
 
 /// Runs the command of the command line and returns the exit code.
@@ -144,8 +151,9 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Ask(question) => ask::run(question),
-        Command::Demo(DemoArgs { keep, no_hugepages }) => {
-            Ok(crate::demo::run(&crate::demo::DemoOptions { keep, no_hugepages }))
+        Command::Demo(DemoArgs { keep, no_hugepages, fleet, connections }) => {
+            let fleet = fleet.then_some(connections);
+            Ok(crate::demo::run(&crate::demo::DemoOptions { keep, no_hugepages, fleet }))
         }
         Command::Crds(args) => crds::run(&args),
         Command::Uninstall(args) => uninstall::run(args),

@@ -4,9 +4,12 @@
 //! UDP and SCTP over every path, kills a backend under load, adds one, floods two Services with SYNs, and prints the
 //! results. This file, [`steps`] and [`flood`] decide what is expected; [`report`] prints it. The demo uses only the daemon's public interfaces, as a user would.
 //!
+//! [`fleet`] is another demonstration, `tidegate demo --fleet`: two gateways behind a router.
+//!
 //! Invariant: the lab is removed in any case, including Ctrl-C. The demo succeeds only if every path behaved as its
 //! mode specifies.
 
+pub mod fleet;
 mod flood;
 mod report;
 mod steps;
@@ -27,10 +30,15 @@ pub struct DemoOptions {
     pub keep: bool,
     /// Do not use hugepages, even if there are some.
     pub no_hugepages: bool,
+    /// Run the demonstration of a fleet, with this number of connections of each Service.
+    pub fleet: Option<usize>,
 }
 
 /// Runs the demo and prints the results. The exit code is 0 only if everything worked.
 pub fn run(options: &DemoOptions) -> ExitCode {
+    if let Some(connections) = options.fleet {
+        return fleet::show(connections);
+    }
     match show(options) {
         Ok(problems) if problems.is_empty() => {
             println!("\nEverything worked.");

@@ -191,7 +191,7 @@ const HOST_SYSCTLS: [(&str, &str); 12] = [
     ("ipv6/conf/default/accept_redirects", "0"),
 ];
 
-fn build_switch(id: &str) -> Result<Namespace> {
+pub(super) fn build_switch(id: &str) -> Result<Namespace> {
     let switch = Namespace::create(&format!("{id}-switch"))?;
     switch.sysctls(&[("ipv6/conf/default/disable_ipv6", "1")])?;
     // Snooping is off: neighbour solicitations are multicast, and there is no querier to learn from.
@@ -200,7 +200,7 @@ fn build_switch(id: &str) -> Result<Namespace> {
 }
 
 /// A host with `eth0` on the switch, up, without addresses.
-fn build_host(id: &str, switch: &Namespace, host: &str, mac: &str) -> Result<Namespace> {
+pub(super) fn build_host(id: &str, switch: &Namespace, host: &str, mac: &str) -> Result<Namespace> {
     let namespace = Namespace::create(&format!("{id}-{host}"))?;
     namespace.sysctls(&HOST_SYSCTLS)?;
     switch.ip_batch(&format!(
@@ -232,9 +232,14 @@ fn build_client(id: &str, switch: &Namespace) -> Result<Namespace> {
 
 fn build_gateway(id: &str, switch: &Namespace) -> Result<Namespace> {
     let gateway = build_host(id, switch, "gateway", plan::GATEWAY_MAC)?;
-    gateway.sysctls(&[("ipv4/conf/eth0/rp_filter", "1"), ("ipv6/conf/eth0/disable_ipv6", "1")])?;
-    gateway.ip_batch("link set eth0 arp off")?;
+    quiet_gateway(&gateway)?;
     Ok(gateway)
+}
+
+/// Keeps the kernel of a gateway's host out of its traffic.
+pub(super) fn quiet_gateway(host: &Namespace) -> Result<()> {
+    host.sysctls(&[("ipv4/conf/eth0/rp_filter", "1"), ("ipv6/conf/eth0/disable_ipv6", "1")])?;
+    host.ip_batch("link set eth0 arp off")
 }
 
 fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<Namespace> {

@@ -15,6 +15,7 @@ pub mod cleanup;
 pub mod client;
 pub mod envelope;
 mod exclusive;
+pub mod fleet;
 pub mod flood;
 pub mod gateway;
 pub mod lab;

@@ -1,0 +1,59 @@
+//! The addresses of the fleet's lab, beyond those of `netlab::addresses`.
+
+use crate::netlab::addresses::{Family, TELL_PORT, routed_vip};
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// The router on the link of the clients.
+pub(super) const ROUTER_FOR_CLIENTS: &str = "198.51.100.1";
+/// The router on the link of gateways and servers.
+pub(super) const ROUTER_FOR_GATEWAYS: &str = "192.0.2.1";
+
+/// The port of `/readyz` of each gateway, on the loopback of its host.
+pub(super) const HEALTHZ_PORT: u16 = 10356;
+
+/// The address of gateway `n` (1 or 2), which is the next hop of the router.
+#[must_use]
+pub fn gateway(n: usize) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, if n == 1 { 2 } else { 4 })
+}
+
+/// The SNAT address of gateway `n`.
+#[must_use]
+pub fn snat(n: usize) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, if n == 1 { 3 } else { 5 })
+}
+
+/// A Service of the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FleetService {
+    /// Its name.
+    pub name: &'static str,
+    /// Its forwarding mode.
+    pub forwarding: &'static str,
+    /// `tidegate.dev/flow-tracking`.
+    pub tracking: &'static str,
+    /// The number of its VIP.
+    number: u8,
+}
+
+/// The Services, one row of the table each.
+pub const SERVICES: [FleetService; 4] = [
+    FleetService { name: "dsr-l2", forwarding: "dsr-l2", tracking: "always", number: 1 },
+    FleetService { name: "dsr-l2-on-change", forwarding: "dsr-l2", tracking: "on-change", number: 2 },
+    FleetService { name: "nat", forwarding: "nat", tracking: "always", number: 3 },
+    FleetService { name: "fullnat", forwarding: "fullnat", tracking: "always", number: 4 },
+];
+
+impl FleetService {
+    /// The address and port that clients connect to.
+    #[must_use]
+    pub fn vip(&self) -> SocketAddr {
+        SocketAddr::new(routed_vip(Family::V4, self.number), TELL_PORT)
+    }
+
+    /// Whether replies pass through a gateway because it is the default route of the servers.
+    #[must_use]
+    pub fn is_nat(&self) -> bool {
+        self.forwarding == "nat"
+    }
+}

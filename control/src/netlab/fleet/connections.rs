@@ -1,0 +1,253 @@
+//! Live TCP connections from the clients to `tcp-tell` of the servers, all pinged again and again by one thread.
+//!
+//! A connection breaks when it is reset or closed, when another backend answers, or when an answer does not come within
+//! [`SILENCE`], which leaves TCP time for several retransmissions. The connections of a backend that has died are
+//! counted apart: no gateway can save them.
+
+use super::super::addresses::{CLIENT_ADDRESSES, Family, client};
+use super::super::client::{BackendAnswer, connect_here};
+use super::super::namespace::Namespace;
+use super::super::poll::wait_for;
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A connection without an answer for this time has broken.
+const SILENCE: Duration = Duration::from_secs(20);
+/// The pause between two rounds of pings.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The maximum time of one round: the silence of the last connection, and the work on a busy machine.
+const ROUND_BOUND: Duration = Duration::from_secs(90);
+/// The maximum time of one connection attempt.
+const CONNECT_BOUND: Duration = Duration::from_secs(20);
+/// Threads that open connections.
+const OPENERS: usize = 8;
+
+/// One connection.
+#[derive(Debug)]
+struct Connection {
+    /// The place of its Service.
+    service: usize,
+    backend: String,
+    stream: TcpStream,
+    /// What has been read of the line that is expected.
+    heard: Vec<u8>,
+    /// Why it has broken.
+    broken: Option<String>,
+}
+
+/// What became of the connections of one Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Connections that were opened.
+    pub opened: usize,
+    /// Connections that broke although their backend lived or drained.
+    pub broken: usize,
+    /// The reasons of these, with their numbers.
+    pub reasons: BTreeMap<String, usize>,
+    /// Connections to backends that died.
+    pub lost_with_backend: usize,
+}
+
+/// The connections, and the thread that pings them.
+#[derive(Debug)]
+pub struct Connections {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connections: Mutex<Vec<Connection>>,
+    dead_backends: Mutex<Vec<String>>,
+    begun: AtomicU64,
+    ended: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Connections {
+    /// None yet. The thread begins to ping those that are opened later.
+    #[must_use]
+    pub fn start() -> Self {
+        let shared = Arc::new(Shared {
+            connections: Mutex::default(),
+            dead_backends: Mutex::default(),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let pinger = Arc::clone(&shared);
+        // Sockets stay in the namespace in which they were created, so this thread may be anywhere.
+        let thread = thread::spawn(move || {
+            while !pinger.stop.load(Ordering::Relaxed) {
+                let round = pinger.begun.fetch_add(1, Ordering::SeqCst) + 1;
+                ping_all(&mut pinger.connections(), round);
+                pinger.ended.store(round, Ordering::SeqCst);
+                thread::sleep(PAUSE);
+            }
+        });
+        Self { shared, thread: Some(thread) }
+    }
+
+    /// Opens `count` connections from the addresses of `from` to each of `services`.
+    ///
+    /// # Errors
+    /// When one is refused or not answered.
+    pub fn open(&self, from: &Namespace, services: &[SocketAddr], count: usize) -> Result<()> {
+        let all = count * services.len();
+        let opened: Result<Vec<Vec<Connection>>> = thread::scope(|scope| {
+            let open = |first: usize| {
+                scope.spawn(move || -> Result<Vec<Connection>> {
+                    from.move_this_thread()?;
+                    let numbers = (first..all).step_by(OPENERS);
+                    numbers.map(|n| open_here(n, n % services.len(), services[n % services.len()])).collect()
+                })
+            };
+            let threads: Vec<_> = (0..OPENERS).map(open).collect();
+            threads.into_iter().map(|thread| thread.join().expect("opening does not panic")).collect()
+        });
+        self.shared.connections().extend(opened?.into_iter().flatten());
+        Ok(())
+    }
+
+    /// From now on, connections to this backend do not count as broken.
+    pub fn give_up(&self, backend: &str) {
+        self.shared.dead_backends.lock().unwrap_or_else(PoisonError::into_inner).push(backend.to_owned());
+    }
+
+    /// The number of connections to this backend that have not broken.
+    #[must_use]
+    pub fn live_at(&self, backend: &str) -> usize {
+        self.shared.connections().iter().filter(|one| one.broken.is_none() && one.backend == backend).count()
+    }
+
+    /// Waits until every connection has been pinged after this call.
+    ///
+    /// # Errors
+    /// When a round takes too long.
+    pub fn settle(&self) -> Result<()> {
+        let wanted = self.shared.begun.load(Ordering::SeqCst) + 1;
+        let ended = || (self.shared.ended.load(Ordering::SeqCst) >= wanted).then_some(());
+        wait_for("a round of pings", 2 * ROUND_BOUND, ended)
+    }
+
+    /// What became of the connections so far, by Service.
+    #[must_use]
+    pub fn tally(&self, services: usize) -> Vec<Tally> {
+        let dead = self.shared.dead_backends.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut tallies = vec![Tally::default(); services];
+        for one in self.shared.connections().iter() {
+            let tally = &mut tallies[one.service];
+            tally.opened += 1;
+            match &one.broken {
+                _ if dead.contains(&one.backend) => tally.lost_with_backend += 1,
+                Some(reason) => {
+                    tally.broken += 1;
+                    *tally.reasons.entry(reason.clone()).or_default() += 1;
+                }
+                None => {}
+            }
+        }
+        tallies
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic was printed to standard error, and `settle` has failed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens connection number `n`, in the namespace of the calling thread.
+fn open_here(n: usize, service: usize, to: SocketAddr) -> Result<Connection> {
+    let number = u8::try_from(n % usize::from(CLIENT_ADDRESSES)).expect("below 16");
+    let source = SocketAddr::new(client(Family::V4, number), 0);
+    let mut stream = connect_here(CONNECT_BOUND, source, to)?;
+    stream.set_read_timeout(Some(CONNECT_BOUND))?;
+    stream.set_nodelay(true)?;
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).with_context(|| format!("the first line from {to}"))?;
+        line.push(byte[0]);
+    }
+    let line = String::from_utf8_lossy(&line).into_owned();
+    let told = BackendAnswer::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
+    stream.set_nonblocking(true)?;
+    Ok(Connection { service, backend: told.backend, stream, heard: Vec::new(), broken: None })
+}
+
+/// Sends a line on every live connection, and waits until each is answered or broken.
+fn ping_all(connections: &mut [Connection], round: u64) {
+    let begin = Instant::now();
+    let mut waiting: Vec<&mut Connection> = Vec::new();
+    for one in connections.iter_mut().filter(|one| one.broken.is_none()) {
+        one.heard.clear();
+        match one.stream.write_all(format!("ping {round}\n").as_bytes()) {
+            Ok(()) => waiting.push(one),
+            Err(error) => one.broken = Some(described(&error)),
+        }
+    }
+    while !waiting.is_empty() {
+        let mut ready: Vec<PollFd<'_>> =
+            waiting.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)).collect();
+        let tick = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        // After a signal there is just nothing ready.
+        let _ = poll(&mut ready, Some(&tick));
+        let ready: Vec<bool> = ready.iter().map(|one| !one.revents().is_empty()).collect();
+        let is_late = begin.elapsed() >= SILENCE;
+        let mut ready = ready.into_iter();
+        waiting.retain_mut(|one| {
+            if ready.next() == Some(true) {
+                return hear(one, round);
+            }
+            if is_late {
+                one.broken = Some("no answer".to_owned());
+            }
+            !is_late
+        });
+    }
+}
+
+/// Reads what has come. Returns whether the answer is still missing.
+fn hear(one: &mut Connection, round: u64) -> bool {
+    let mut buffer = [0; 256];
+    match one.stream.read(&mut buffer) {
+        Ok(0) => one.broken = Some("closed".to_owned()),
+        Ok(length) => one.heard.extend_from_slice(&buffer[..length]),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+        Err(error) => one.broken = Some(described(&error)),
+    }
+    let expected = format!("{} ping {round}\n", one.backend);
+    if one.broken.is_none() && one.heard.last() == Some(&b'\n') {
+        if one.heard == expected.as_bytes() {
+            return false;
+        }
+        one.broken = Some("another backend answered".to_owned());
+    }
+    one.broken.is_none()
+}
+
+fn described(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "reset".to_owned(),
+        ErrorKind::TimedOut => "no answer".to_owned(),
+        _ => error.to_string(),
+    }
+}

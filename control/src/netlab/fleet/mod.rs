@@ -1,0 +1,364 @@
+//! A lab with two gateways behind a router.
+//!
+//! ```text
+//!   client ── router ──┐            ┌── s1    client: 198.51.100.0/24
+//!                      ├── switch ──┼── s2    gateways and servers: 192.0.2.0/24
+//!   gateway-1 ─────────┤  (bridge)  └── ...
+//!   gateway-2 ─────────┘                      VIPs: 203.0.113.0/24, routed by the router over both gateways
+//! ```
+//! The router is the kernel of a namespace; [`router`] sets its routes. Servers answer for DSR modes through the router,
+//! in mode `nat` through a gateway, which is their default route. IPv4 only: the families differ in no rule that
+//! matters here.
+//!
+//! [`connections`] holds live connections and says which broke. Both gateways read one directory of manifests.
+
+pub mod addresses;
+pub mod connections;
+pub mod router;
+
+use super::addresses::{self as plan, Family, TELL_PORT};
+use super::cleanup;
+use super::gateway::{Gateway, MEMORY_MIB};
+use super::lab::{DIRECT_TABLE, build_host, build_switch, quiet_gateway};
+use super::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
+use super::namespace::{Namespace, lab_directory};
+use super::poll::wait_for;
+use super::process::LabProcess;
+use super::server;
+use addresses::{HEALTHZ_PORT, ROUTER_FOR_CLIENTS, ROUTER_FOR_GATEWAYS, SERVICES};
+use anyhow::{Context, Result, ensure};
+use router::Router;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The maximum time until a program answers after its start, on a busy machine.
+const START_BOUND: Duration = Duration::from_secs(60);
+/// The maximum time until a change of manifests is in the workers, on a busy machine.
+const APPLIED_BOUND: Duration = Duration::from_secs(60);
+
+/// The options of a fleet.
+#[derive(Clone, Debug)]
+pub struct FleetPlan {
+    /// Servers, numbered from 1.
+    pub servers: u8,
+    /// The `tidegate` binary.
+    pub tidegate: PathBuf,
+    /// Entries of each flow table.
+    pub flow_entries: u32,
+}
+
+/// A fleet. Dropping it removes all of it.
+#[derive(Debug)]
+pub struct Fleet {
+    // Declared first, so that threads and processes end before their namespaces are removed.
+    router: Router,
+    gateways: [Option<Gateway>; 2],
+    servers: Vec<Option<LabProcess>>,
+    endpoints: Vec<(u8, EndpointState)>,
+    plan: FleetPlan,
+    client: Namespace,
+    gateway_hosts: [Namespace; 2],
+    standing: Standing,
+}
+
+/// Removes the lab `id` when it is dropped.
+#[derive(Debug)]
+struct Standing {
+    id: String,
+    directory: PathBuf,
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        cleanup::tear_down(&self.id);
+    }
+}
+
+impl Fleet {
+    /// Builds the network, starts the servers and both gateways, with the first `serving` servers as endpoints of every
+    /// Service, and waits until the router uses both gateways.
+    ///
+    /// # Errors
+    /// Without root or DPDK, or when a program does not start.
+    pub fn start(plan: FleetPlan, serving: u8) -> Result<Self> {
+        ensure!(rustix::process::geteuid().is_root(), "the namespaces lab needs root");
+        cleanup::sweep();
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let id = format!("tg{}-{}", std::process::id(), 1000 + number);
+        cleanup::register(&id);
+        let standing = Standing { directory: lab_directory(&id), id };
+        let (id, directory) = (standing.id.as_str(), standing.directory.as_path());
+        fs::create_dir(directory).with_context(|| directory.display().to_string())?;
+        fs::create_dir(directory.join("manifests"))?;
+
+        let switch = build_switch(id)?;
+        let (router, client) = build_edge(id, &switch)?;
+        let gateway_hosts = [build_gateway(id, &switch, 1)?, build_gateway(id, &switch, 2)?];
+        let server_hosts: Vec<Namespace> =
+            (1..=plan.servers).map(|n| build_server(id, &switch, n)).collect::<Result<_>>()?;
+        let mut servers = Vec::new();
+        for (n, host) in (1..).zip(&server_hosts) {
+            servers.push(Some(start_server(host, directory, n, &plan.tidegate)?));
+        }
+        for (n, host) in (1..).zip(&server_hosts) {
+            wait_for_server(host, n)?;
+        }
+        for n in 1..=2 {
+            fs::create_dir(directory.join(format!("gateway-{n}")))?;
+            fs::write(
+                directory.join(format!("gateway-{n}/gateway.yaml")),
+                gateway_yaml(n, directory, &plan),
+            )?;
+        }
+        let router = Router::start(&router, gateway_hosts.clone(), server_hosts);
+        let endpoints = (1..=serving).map(|n| (n, EndpointState::Ready)).collect();
+        let mut fleet = Self {
+            router,
+            gateways: [None, None],
+            servers,
+            endpoints,
+            plan,
+            client,
+            gateway_hosts,
+            standing,
+        };
+        fleet.write_manifests()?;
+        for n in 1..=2 {
+            fleet.launch(n)?;
+        }
+        for n in 1..=2 {
+            fleet.gateway_mut(n).wait_until_ready()?;
+        }
+        fleet.router.wait_until_used(&[1, 2])?;
+        Ok(fleet)
+    }
+
+    /// The clients' namespace.
+    #[must_use]
+    pub fn client(&self) -> &Namespace {
+        &self.client
+    }
+
+    /// The directory of configuration, manifests and logs.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.standing.directory
+    }
+
+    /// The routes of the router.
+    #[must_use]
+    pub fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// Gateway `n`, 1 or 2.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn gateway_mut(&mut self, n: usize) -> &mut Gateway {
+        self.gateways[n - 1].as_mut().expect("the gateway runs")
+    }
+
+    /// Takes gateway `n` out, to stop or kill it.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn take_gateway(&mut self, n: usize) -> Gateway {
+        self.gateways[n - 1].take().expect("the gateway runs")
+    }
+
+    /// Starts gateway `n`. Returns before it is ready.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch(&mut self, n: usize) -> Result<()> {
+        let directory = self.directory().join(format!("gateway-{n}"));
+        let gateway = Gateway::launch_in(&self.gateway_hosts[n - 1], &directory, &self.plan.tidegate)?;
+        self.gateways[n - 1] = Some(gateway);
+        Ok(())
+    }
+
+    /// Replaces a server: the endpoint `leaves` terminates and goes on serving, and `comes` is ready. Waits until both
+    /// gateways have applied it.
+    ///
+    /// # Errors
+    /// When a gateway does not apply it in time.
+    pub fn replace(&mut self, leaves: u8, comes: u8) -> Result<()> {
+        for (n, state) in &mut self.endpoints {
+            if *n == leaves {
+                *state = EndpointState::Terminating;
+            }
+        }
+        self.endpoints.push((comes, EndpointState::Ready));
+        self.write_manifests()?;
+        for n in 1..=2 {
+            self.wait_until_active(n)?;
+        }
+        Ok(())
+    }
+
+    /// Kills the program of a server without a shutdown, so that its host resets every connection.
+    pub fn kill_server(&mut self, n: u8) {
+        self.servers[usize::from(n) - 1] = None;
+    }
+
+    /// The log of each running gateway, the last `lines` lines.
+    #[must_use]
+    pub fn log_tails(&self, lines: usize) -> String {
+        let tails = (1..)
+            .zip(&self.gateways)
+            .filter_map(|(n, gateway)| Some(format!("gateway {n}:\n{}", gateway.as_ref()?.log_tail(lines))));
+        tails.collect::<Vec<String>>().join("\n")
+    }
+
+    /// Waits until gateway `n` sends new flows of every Service to exactly the servers that are ready.
+    fn wait_until_active(&self, n: usize) -> Result<()> {
+        let Some(gateway) = &self.gateways[n - 1] else { return Ok(()) };
+        let ready = self.endpoints.iter().filter(|(_, state)| *state == EndpointState::Ready);
+        let mut expected: Vec<String> =
+            ready.map(|(n, _)| plan::server(Family::V4, *n).to_string()).collect();
+        expected.sort();
+        wait_for(&format!("gateway {n} to use the servers {expected:?}"), APPLIED_BOUND, || {
+            let answer = gateway.ask(&["backends", "-A", "-o", "json"]).ok()?;
+            let answer: serde_json::Value = serde_json::from_str(&answer).ok()?;
+            let rows = answer["items"].as_array()?;
+            let is_applied = SERVICES.iter().all(|service| {
+                let of_service = rows.iter().filter(|row| row["service"] == service.name);
+                let active = of_service.filter(|row| row["backend"]["state"] == "active");
+                let mut active: Vec<String> =
+                    active.filter_map(|row| row["backend"]["address"].as_str().map(str::to_owned)).collect();
+                active.sort();
+                active == expected
+            });
+            is_applied.then_some(())
+        })
+    }
+
+    fn write_manifests(&self) -> Result<()> {
+        for service in SERVICES {
+            let ports = vec![PortSpec::tcp("tell", TELL_PORT)];
+            let endpoints = self.endpoints.iter().map(|(n, state)| EndpointSpec {
+                state: *state,
+                ..EndpointSpec::ready(plan::server(Family::V4, *n))
+            });
+            let mut manifest = Manifest::new(service.name, service.forwarding, &[service.vip().ip()], ports)
+                .with_endpoints(endpoints);
+            manifest.annotations.push(("tidegate.dev/flow-tracking", service.tracking.to_owned()));
+            manifest.write(&self.directory().join("manifests"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The router, on the switch and on a link to the client.
+fn build_edge(id: &str, switch: &Namespace) -> Result<(Namespace, Namespace)> {
+    let router = build_host(id, switch, "router", "02:00:00:00:00:01")?;
+    let client = Namespace::create(&format!("{id}-client"))?;
+    client.sysctls(&[("ipv4/conf/all/rp_filter", "0"), ("ipv4/conf/default/rp_filter", "0")])?;
+    router.sysctls(&[
+        ("ipv4/ip_forward", "1"),
+        // Addresses and ports, so that the connections of one client are spread.
+        ("ipv4/fib_multipath_hash_policy", "1"),
+        ("ipv4/conf/all/send_redirects", "0"),
+        ("ipv4/conf/eth0/send_redirects", "0"),
+    ])?;
+    router.ip_batch(&format!(
+        "link add clients type veth peer name eth0 netns {}\n\
+         addr add {ROUTER_FOR_CLIENTS}/24 dev clients\nlink set clients up\n\
+         addr add {ROUTER_FOR_GATEWAYS}/24 dev eth0",
+        client.name()
+    ))?;
+    router.turn_off_offloads("clients")?;
+    client.turn_off_offloads("eth0")?;
+    let mut lines = "link set eth0 up\n".to_owned();
+    for n in 0..plan::CLIENT_ADDRESSES {
+        writeln!(lines, "addr add {}/24 dev eth0", plan::client(Family::V4, n))?;
+    }
+    writeln!(lines, "route add default via {ROUTER_FOR_CLIENTS}")?;
+    client.ip_batch(&lines)?;
+    Ok((router, client))
+}
+
+fn build_gateway(id: &str, switch: &Namespace, n: usize) -> Result<Namespace> {
+    let host = build_host(id, switch, &format!("gateway-{n}"), &format!("02:00:00:00:02:{n:02x}"))?;
+    quiet_gateway(&host)?;
+    Ok(host)
+}
+
+fn build_server(id: &str, switch: &Namespace, n: u8) -> Result<Namespace> {
+    let host = build_host(id, switch, &format!("s{n}"), &plan::server_mac(n))?;
+    host.sysctls(&[("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")])?;
+    let mut lines = format!("addr add {}/24 dev eth0\n", plan::server(Family::V4, n));
+    for service in SERVICES.iter().filter(|service| service.forwarding.starts_with("dsr")) {
+        let vip = service.vip().ip();
+        writeln!(lines, "addr add {vip}/32 dev lo\nrule add from {vip}/32 lookup {DIRECT_TABLE}")?;
+    }
+    writeln!(lines, "route add default via {ROUTER_FOR_GATEWAYS} table {DIRECT_TABLE}")?;
+    // The router sets the default route of its table `main`, for `nat`.
+    host.ip_batch(&lines)?;
+    Ok(host)
+}
+
+fn start_server(host: &Namespace, directory: &Path, n: u8, tidegate: &Path) -> Result<LabProcess> {
+    let (name, port) = (server::name(n), TELL_PORT.to_string());
+    let args = ["lab", "tcp-tell", "--name", &name, "--port", &port];
+    LabProcess::start(host, directory, &format!("s{n}"), tidegate, &args)
+}
+
+fn wait_for_server(host: &Namespace, n: u8) -> Result<()> {
+    let to = SocketAddr::new(plan::server(Family::V4, n), TELL_PORT);
+    host.enter(|| {
+        wait_for(&format!("server {n}"), START_BOUND, || {
+            TcpStream::connect_timeout(&to, Duration::from_millis(500)).ok().map(drop)
+        })
+    })
+}
+
+fn gateway_yaml(n: usize, directory: &Path, plan: &FleetPlan) -> String {
+    format!(
+        r#"apiVersion: tidegate.dev/v1alpha1
+kind: GatewayConfig
+metadata: {{name: gateway-{n}}}
+dataplane:
+  cores: [{core}]
+  idle: adaptive
+  memory: {{hugepages: false, sizeMiB: {MEMORY_MIB}}}
+  flowTable: {{entriesPerCore: {entries}}}
+  interfaces:
+    - {{name: uplink, device: "net_af_packet0,iface=eth0", addresses: ["{address}/24"], mac: "02:00:00:00:02:{n:02x}"}}
+  routes: [{{to: "0.0.0.0/0", via: "{ROUTER_FOR_GATEWAYS}"}}]
+  snatAddresses: ["{snat}"]
+source: {{directory: {{path: "{directory}/manifests", stateDirectory: "{directory}/gateway-{n}"}}}}
+services: {{defaults: {{drainTimeout: 1h}}}}
+pools: [{{name: routed, addresses: ["203.0.113.0/24"]}}]
+health: {{protocol: tcp, interval: 2s, timeout: 1s, healthyThreshold: 1, unhealthyThreshold: 3}}
+drain: {{quiet: 1s, stopTimeout: 15s}}
+admin: {{socket: "{directory}/gateway-{n}/tidegate.sock", listen: "", healthz: "127.0.0.1:{HEALTHZ_PORT}"}}
+"#,
+        core = n - 1,
+        entries = plan.flow_entries,
+        address = addresses::gateway(n),
+        snat = addresses::snat(n),
+        directory = directory.display(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_of_both_gateways_is_accepted_without_a_word() {
+        let plan = FleetPlan { servers: 4, tidegate: PathBuf::new(), flow_entries: 65_536 };
+        for n in 1..=2 {
+            let text = gateway_yaml(n, Path::new("/run/lab"), &plan);
+            let loaded = tidegate_model::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);
+            assert!(loaded.config.is_some() && loaded.report.is_empty(), "{}\n{text}", loaded.report);
+        }
+    }
+}

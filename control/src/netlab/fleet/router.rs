@@ -1,0 +1,142 @@
+//! The routes of the router in front of the gateways: equal-cost routes to the VIPs over every gateway that is ready.
+//!
+//! A thread stands for the routing protocol. It asks `/readyz` of each gateway, ten times a second, and gives the
+//! kernel of the router a route over those that answer 200, as BGP with BFD would. The kernel spreads flows by a hash of
+//! addresses and ports, without memory (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also
+//! between gateways that stay. That is the hard case; routers with resilient hashing move fewer.
+//!
+//! In mode `nat` the servers' default route must lead to the gateway that has their flows. So these VIPs, and the default
+//! route, are at one gateway at a time: at the first one that is ready.
+
+use super::addresses::{HEALTHZ_PORT, SERVICES, gateway};
+use crate::netlab::namespace::Namespace;
+use crate::netlab::poll::wait_for;
+use anyhow::Result;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// The interval of the questions.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// The maximum time of an answer.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
+/// A gateway that does not answer this often in a row is gone. One that answers with another status goes at once.
+const MISSES: u32 = 3;
+/// The maximum time until a change of a gateway is in the routes, on a busy machine.
+const ROUTED_BOUND: Duration = Duration::from_secs(60);
+
+/// The thread that follows the gateways.
+#[derive(Debug)]
+pub struct Router {
+    stop: Arc<AtomicBool>,
+    /// The gateways in the routes, by number from 1.
+    used: Arc<Mutex<Vec<usize>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Router {
+    /// Follows the gateways of these namespaces, in the kernel of `router` and in that of the `servers`.
+    #[must_use]
+    pub fn start(router: &Namespace, gateways: [Namespace; 2], servers: Vec<Namespace>) -> Self {
+        let (stop, used) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let states = gateways.map(|namespace| follow(namespace, Arc::clone(&stop)));
+        let (flag, known, router) = (Arc::clone(&stop), Arc::clone(&used), router.clone());
+        let thread = thread::spawn(move || {
+            while !flag.load(Ordering::Relaxed) {
+                let ready: Vec<usize> = (1..=2).filter(|n| states[n - 1].0.load(Ordering::Relaxed)).collect();
+                let is_news = *known.lock().unwrap_or_else(PoisonError::into_inner) != ready;
+                if is_news && !ready.is_empty() {
+                    match set_routes(&router, &servers, &ready) {
+                        Ok(()) => *known.lock().unwrap_or_else(PoisonError::into_inner) = ready,
+                        Err(error) => eprintln!("the router: {error:#}"),
+                    }
+                }
+                thread::sleep(INTERVAL / 2);
+            }
+            for (_, thread) in states {
+                // Its panic was printed to standard error.
+                let _ = thread.join();
+            }
+        });
+        Self { stop, used, thread: Some(thread) }
+    }
+
+    /// Waits until exactly these gateways are in the routes.
+    ///
+    /// # Errors
+    /// When that does not happen in time.
+    pub fn wait_until_used(&self, gateways: &[usize]) -> Result<()> {
+        wait_for(&format!("routes over the gateways {gateways:?}"), ROUTED_BOUND, || {
+            (*self.used.lock().unwrap_or_else(PoisonError::into_inner) == gateways).then_some(())
+        })
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Its panic was printed to standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Follows one gateway: whether it is ready.
+fn follow(namespace: Namespace, stop: Arc<AtomicBool>) -> (Arc<AtomicBool>, JoinHandle<()>) {
+    let ready = Arc::new(AtomicBool::new(false));
+    let known = Arc::clone(&ready);
+    let thread = thread::spawn(move || {
+        namespace.move_this_thread().expect("the namespace lives as long as its lab");
+        let mut misses = 0;
+        while !stop.load(Ordering::Relaxed) {
+            match status_of_readyz() {
+                Some(status) => {
+                    misses = 0;
+                    known.store(status == 200, Ordering::Relaxed);
+                }
+                None => {
+                    misses += 1;
+                    if misses >= MISSES {
+                        known.store(false, Ordering::Relaxed);
+                    }
+                }
+            }
+            thread::sleep(INTERVAL);
+        }
+    });
+    (ready, thread)
+}
+
+/// The status of `/readyz` of the gateway in the namespace of the calling thread.
+fn status_of_readyz() -> Option<u16> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).ok()?;
+    stream.set_read_timeout(Some(ANSWER_MAX)).ok()?;
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.split(' ').nth(1)?.parse().ok()
+}
+
+/// Sets the routes over these gateways.
+fn set_routes(router: &Namespace, servers: &[Namespace], ready: &[usize]) -> Result<()> {
+    let hops = |gateways: &[usize]| -> String {
+        gateways.iter().map(|n| format!(" nexthop via {}", gateway(*n))).collect()
+    };
+    let lines: Vec<String> = SERVICES
+        .iter()
+        .map(|service| {
+            let over = if service.is_nat() { &ready[..1] } else { ready };
+            format!("route replace {}/32{}", service.vip().ip(), hops(over))
+        })
+        .collect();
+    router.ip_batch(&lines.join("\n"))?;
+    for server in servers {
+        server.ip_batch(&format!("route replace default via {}", gateway(ready[0])))?;
+    }
+    Ok(())
+}
