@@ -22,6 +22,7 @@ pub mod conntrack;
 pub mod counters;
 pub mod difference;
 pub mod flow_copies;
+pub mod flow_record;
 pub mod forward;
 pub mod fragments;
 pub mod frame;

@@ -213,6 +213,17 @@ pub const ESTABLISHED_IDLE_MIN_MS: u32 = 10_000;
 /// of opening flows by the divisor. The first matching entry applies.
 pub const FLOW_PRESSURE: [(usize, u32); 2] = [(90, 12), (75, 4)];
 
+/// Changes of flows that each kind of flow table notes between two turns of the worker, for other gateways. A turn changes
+/// at most some of the flows of its bursts, so they are only lost in tests and when an operator removes many flows at once.
+pub const FLOW_JOURNAL_MAX: usize = 1024;
+
+/// A flow of another gateway is adopted only while the table is filled less than this, in percent of its bound: flows of
+/// others never shorten the timeouts of the gateway's own ([`FLOW_PRESSURE`]).
+pub const ADOPTED_FILL_PERCENT: usize = 75;
+
+/// Buckets of flow tables that a worker examines in a turn for flows that other gateways need.
+pub const SHARING_BUCKETS_PER_TURN: u64 = 32;
+
 /// The percentage of a flow table's bound that one service may use once the bound is reached, unless configured. The
 /// table has room for half as many flows more, which the other services can use.
 pub const FLOW_SHARE_PERCENT: u8 = 50;

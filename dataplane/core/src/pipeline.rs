@@ -43,6 +43,7 @@ mod retries;
 mod schedule;
 mod segment_size;
 mod service_flows;
+mod sharing;
 mod sources;
 mod state;
 #[cfg(test)]
@@ -53,11 +54,11 @@ mod tunnel_peers;
 mod view;
 
 pub use cookie_state::CookieCounts;
-pub use on_change::FlowInFlux;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,
 };
+pub use sharing::{Learned, SharedFlows, Walks};
 pub use state::{Pipeline, PipelineConfig};
 pub use view::{Arrival, View};
 

@@ -11,10 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tidegate_core::flow_record::FlowNews;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::hash::selection_hash;
 use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::pipeline::{FlowInFlux, FlowNote};
+use tidegate_core::pipeline::{FlowNote, SharedFlows, Walks};
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, Protocol, ServiceSpec, Snapshot,
     SnapshotSpec,
@@ -404,13 +405,18 @@ impl Run {
     /// Tells each gateway which flows in flux the other one remembers.
     fn share(&mut self) {
         for from in 0..2 {
-            let mut told: Vec<FlowInFlux> = Vec::new();
-            for lab in &self.gateways[from] {
-                lab.pipeline.flows_in_flux(&lab.snapshot, 0, u64::MAX, lab.now, |flow| told.push(flow));
+            let mut told: Vec<FlowNews> = Vec::new();
+            for lab in &mut self.gateways[from] {
+                // A walk begins after each change of the backends, and only then.
+                while lab
+                    .pipeline
+                    .share(&lab.snapshot, Walks::default(), true, lab.now, |news| told.push(news))
+                {
+                }
             }
-            for flow in told {
+            for news in told {
                 for lab in &mut self.gateways[1 - from] {
-                    lab.pipeline.learn_flow_in_flux(&lab.snapshot, &flow, lab.now);
+                    lab.pipeline.adopt(&lab.snapshot, &news, lab.now);
                 }
             }
         }
@@ -489,6 +495,9 @@ proptest! {
         ),
     ) {
         let mut run = Run::new(mode, true, workers);
+        for lab in run.labs() {
+            lab.pipeline.set_shared_flows(Some(SharedFlows::InFlux), Walks::default());
+        }
         let mut connections = BTreeMap::<u16, u8>::new();
         for (n, active, begins, ways) in rounds {
             let state = if active { BackendState::Active } else { BackendState::Draining };

@@ -176,6 +176,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         room
     }
 
+    /// Returns an empty slot for an entry with this hash without evicting a flow that has not expired.
+    pub(super) fn free_place(&mut self, hash: FlowHash, now: Now) -> Option<Place> {
+        let homes = [self.primary(hash), self.secondary(hash)];
+        let room = self.free_in_either(homes).or_else(|| self.expired_in(homes[0], now));
+        let room = room.or_else(|| self.expired_in(homes[1], now));
+        room.or_else(|| self.room_by_moving(homes, now))
+    }
+
     /// Returns the slot of a flow that is not established, or a free slot where that is fairer. Within the bound, the
     /// two buckets have no free slot when this is called.
     fn room_of_others(

@@ -46,12 +46,15 @@ impl Splice {
     }
 
     /// The splice in four words. They are never all zero.
-    pub(super) fn packed(self) -> [u32; 4] {
+    #[must_use]
+    pub fn packed(self) -> [u32; 4] {
         let joined = u32::from(self.backend.is_some()) << 1;
         [u32::from(self.window) << 16 | joined | 1, self.cookie, self.isn, self.backend.unwrap_or(0)]
     }
 
-    pub(super) fn unpacked([first, cookie, isn, backend]: [u32; 4]) -> Option<Self> {
+    /// The splice of four words; `None` if they are not those of [`Self::packed`].
+    #[must_use]
+    pub fn unpacked([first, cookie, isn, backend]: [u32; 4]) -> Option<Self> {
         let backend = (first & 2 != 0).then_some(backend);
         (first != 0).then_some(Self { cookie, isn, window: (first >> 16) as u16, backend })
     }

@@ -117,14 +117,17 @@ impl Stream {
     }
 
     /// The stream in one word. It is never zero.
-    fn packed(self) -> u64 {
+    #[must_use]
+    pub fn packed(self) -> u64 {
         let (acknowledged, aged) = (u64::from(self.acknowledged) << 1, u64::from(self.aged) << 2);
         let state = acknowledged | aged | u64::from(self.sent) << 3;
         let form = (self.version as u64) << 16 | u64::from(self.tlvs.bits()) << 24;
         u64::from(self.first) << 32 | form | u64::from(self.header_len) << 8 | state | 1
     }
 
-    fn unpacked(word: u64) -> Option<Self> {
+    /// The stream of a word; `None` if it is not one of [`Self::packed`].
+    #[must_use]
+    pub fn unpacked(word: u64) -> Option<Self> {
         Some(Self {
             first: (word >> 32) as u32,
             // Without a stream the word is zero, and no version has that number.

@@ -23,6 +23,7 @@ use super::backend_loads::BackendLoads;
 use super::counts::{Counts, Load};
 use super::eviction::{EvictionReason, FlowCounters};
 use super::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
+use super::journal::{Adopted, Journal};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
 use super::memory::{Part, TableKind, TableMemory, Words};
 use super::splice::Splice;
@@ -44,6 +45,12 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     pub(super) live: usize,
     counts: Counts,
     loads: BackendLoads,
+    /// The state changes of entries at words below this one are counted or noted: 0 unless loads are compared or flows
+    /// are shared.
+    watched: usize,
+    /// The flows whose state has changed, if flows are shared.
+    pub(super) journal: Journal<A>,
+    pub(super) adopted: Adopted,
     /// Flows that one service may have once the table holds more than its bound.
     share: usize,
     /// The bucket that ageing examines next.
@@ -140,6 +147,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             Words::new(provided, len, 0)
         });
         let loads = BackendLoads::new();
+        let (journal, adopted) = (Journal::new(), Adopted::new((buckets as usize * B).div_ceil(W)));
         let mut table = Self {
             words,
             first,
@@ -148,6 +156,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             live: 0,
             counts,
             loads,
+            watched: 0,
+            journal,
+            adopted,
             share: 0,
             cursor: 0,
             hasher,
@@ -512,8 +523,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if was != state.is_opening() {
             self.recount_opening(place, was);
         }
-        if place.0 < self.loads.end {
-            self.recount_load(place, Some(state));
+        if place.0 < self.watched {
+            self.state_changes(place, Some(state));
         }
         let entry = self.entry_mut(place);
         entry[SEEN] = now.millis();
@@ -559,6 +570,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         compiler_fence(Ordering::Release);
         self.erase(from);
         self.streams.relocate(self.number(from), self.number(to));
+        self.adopted.relocate(self.number(from), self.number(to));
     }
 
     /// Removes an entry and, in tables of pairs, its peer.
@@ -584,6 +596,29 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     fn recount_opening(&mut self, place: Place, was: bool) {
         let flow = self.flow_key(place);
         self.count_opening(&flow, was, !was);
+    }
+
+    /// Turns the journal on or off.
+    pub(super) fn watch(&mut self, is_on: bool) {
+        self.journal.is_on = is_on;
+        self.watched = if is_on { usize::MAX } else { self.loads.end };
+    }
+
+    /// Counts and notes the change of an entry's state, or its end.
+    #[cold]
+    #[inline(never)]
+    fn state_changes(&mut self, place: Place, after: Option<State>) {
+        if place.0 < self.loads.end {
+            self.recount_load(place, after);
+        }
+        if !self.journal.is_on || Self::is_affinity(&self.key(place)) {
+            return;
+        }
+        let settled = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
+        if settled(self.state(place)) != settled(after) {
+            let flow = self.flow_key(place);
+            self.journal.note(flow);
+        }
     }
 
     /// Counts the change of an entry's state, or its end.
@@ -642,6 +677,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             }
             self.loads.end = start + B;
         }
+        self.watch(self.journal.is_on);
         self.loads.end >= all
     }
 
@@ -651,9 +687,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if self.state(place).is_some_and(State::is_opening) {
             self.recount_opening(place, true);
         }
-        if place.0 < self.loads.end {
-            self.recount_load(place, None);
+        if place.0 < self.watched {
+            self.state_changes(place, None);
         }
+        self.adopted.clear(self.number(place));
         let key = self.key(place);
         self.erase(place);
         self.live -= 1;
@@ -678,6 +715,34 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     #[inline]
     fn idle_timeout(&self, place: Place) -> IdleTimeout {
         IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK)
+    }
+
+    /// Whether the entry came from another gateway and has had no packet here.
+    pub(super) fn is_untouched(&self, place: Place) -> bool {
+        self.adopted.is_untouched(self.number(place), self.entry(place)[SEEN])
+    }
+
+    /// Gives an entry the state and time of its last packet at another gateway.
+    pub(super) fn adopt(&mut self, place: Place, state: State, seen: u32) {
+        self.touch_at(place, state, seen);
+        self.mark_adopted(place);
+    }
+
+    /// Records a packet that another gateway saw. That gateway tells the others itself.
+    pub(super) fn touch_at(&mut self, place: Place, state: State, seen: u32) {
+        let is_on = std::mem::replace(&mut self.journal.is_on, false);
+        self.touch(place, state, Now(u64::from(seen) * 1_000_000));
+        self.journal.is_on = is_on;
+    }
+
+    /// Marks an entry as one of another gateway, which has had no packet here.
+    pub(super) fn mark_adopted(&mut self, place: Place) {
+        self.adopted.mark(self.number(place), self.seen(place));
+    }
+
+    /// When the direction sent last, in milliseconds.
+    pub(super) fn seen(&self, place: Place) -> u32 {
+        self.entry(place)[SEEN]
     }
 
     /// How long ago this direction sent, in milliseconds.

@@ -8,27 +8,22 @@
 //! If such a service begins to track always, its flows without an entry are remembered with their former owners for the
 //! rest of that window ([`FlowTracking::AlwaysAfter`]).
 //!
-//! [`FlowInFlux`] is the form in which gateways can tell each other about such flows: [`Pipeline::flows_in_flux`] lists
-//! those of a worker, and [`Pipeline::learn_flow_in_flux`] records one of another gateway.
+//! Gateways can tell each other about such flows ([`sharing`](super::sharing)).
 //!
 //! [`FlowTracking::AlwaysAfter`]: crate::snapshot::FlowTracking::AlwaysAfter
 //!
 //! Invariant: the decision is a function of the snapshot, the packet and the entry, so gateways that see the same
 //! changes decide alike.
 
-use std::net::SocketAddr;
-
 use super::burst::{Burst, Packet as CheckedPacket};
 use super::output::FlowNote;
 use super::request::{Chosen, Found, Request, Requests};
-use super::state::Pipeline;
 use crate::backend::Backend;
-use crate::conntrack::{FlowKey, FlowKind, Packet};
+use crate::conntrack::Packet;
 use crate::frame::Frame;
-use crate::now::Now;
 use crate::selector::Selector;
 use crate::service::Service;
-use crate::snapshot::{ServiceKey, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::wire::tcp::flags;
 
 /// The decision on a packet without an entry.
@@ -108,63 +103,4 @@ impl<'s, F: Frame> Burst<'s, '_, F> {
 #[inline(never)]
 pub(super) fn former<'s>(snapshot: &'s Snapshot, service: &Service, hash: u64) -> Option<&'s Backend> {
     snapshot.backend(service.selector().former(hash)??)
-}
-
-/// A remembered flow of a Service with `flowTracking: on-change`, in terms that all gateways share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlowInFlux {
-    /// The service port.
-    pub service: ServiceKey,
-    /// The client.
-    pub client: SocketAddr,
-    /// The backend that its packets go to.
-    pub backend: SocketAddr,
-}
-
-impl Pipeline {
-    /// Shows the flows that this worker remembers for Services with `flowTracking: on-change`, of some buckets of its
-    /// tables, as [`FlowTables::scan`](crate::conntrack::FlowTables::scan) does: returns the next cursor, or `None`
-    /// after the last bucket.
-    pub fn flows_in_flux(
-        &self,
-        snapshot: &Snapshot,
-        cursor: u64,
-        buckets: u64,
-        now: Now,
-        mut show: impl FnMut(FlowInFlux),
-    ) -> Option<u64> {
-        self.flows.scan(cursor, buckets, now, |flow| {
-            let service = snapshot.service_by_id(flow.service).filter(|service| service.on_change());
-            let info = service.and_then(|service| snapshot.service_info(service.id));
-            let backend = snapshot.backend(flow.backend);
-            if let (Some(info), Some(backend), FlowKind::Dsr, false) =
-                (info, backend, flow.kind, flow.expired)
-            {
-                show(FlowInFlux {
-                    service: info.key,
-                    client: SocketAddr::new(flow.client.ip(), flow.client_port),
-                    backend: SocketAddr::new(backend.address.ip(), backend.port),
-                });
-            }
-        })
-    }
-
-    /// Records a flow that another gateway remembers. Returns whether this snapshot has its service port, with
-    /// `flowTracking: on-change`, and its backend, and whether there was room.
-    pub fn learn_flow_in_flux(&mut self, snapshot: &Snapshot, flow: &FlowInFlux, now: Now) -> bool {
-        let (vip, proto) = (flow.service.vip.into(), flow.service.protocol.number());
-        let hash = Snapshot::hash_service(&vip, proto, flow.service.port);
-        let service =
-            snapshot.service(hash, &vip, proto, flow.service.port).filter(|service| service.on_change());
-        let Some((service, info)) = service.and_then(|s| Some((s, snapshot.service_info(s.id)?))) else {
-            return false;
-        };
-        let (address, port) = (flow.backend.ip().into(), flow.backend.port());
-        let Some(backend) = info.backends.iter().find(|b| (b.address, b.port) == (address, port)) else {
-            return false;
-        };
-        let key = FlowKey::flow(service.id, flow.client.ip().into(), flow.client.port());
-        let hash = self.flows.hash(&key);
-        self.flows.dsr.insert(&key, hash, backend.id, Packet::Tcp(flags::SYN), service.idle, now).is_ok()
-    }
 }

@@ -418,6 +418,7 @@ impl Pipeline {
                 service.idle,
                 burst.now,
             );
+            self.flows.dsr.note_beginning(&request.key);
         }
         if request.kind.is_opening() {
             burst.view.tallies.connected(backend.id);

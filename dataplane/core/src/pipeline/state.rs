@@ -7,6 +7,7 @@ use super::cookie_state::Cookies;
 use super::output::BurstOutput;
 use super::passive::Passive;
 use super::schedule::Schedule;
+use super::sharing::Sharing;
 use crate::affinities::Affinities;
 use crate::associations::{Associations, EndedPaths};
 use crate::conntrack::{FlowTables, HeapMemory, TableMemory};
@@ -69,6 +70,7 @@ pub struct Pipeline {
     pub(super) opened: Option<Box<BurstOutput>>,
     /// The next echo identifier of masqueraded flows.
     pub(super) echo_turn: u16,
+    pub(super) sharing: Sharing,
     recheck: Recheck,
 }
 
@@ -103,6 +105,7 @@ impl Pipeline {
             cookies: Cookies::new(config.seed, config.entries),
             opened: Some(Box::default()),
             echo_turn: 0,
+            sharing: Sharing::default(),
             recheck: Recheck::default(),
         }
     }

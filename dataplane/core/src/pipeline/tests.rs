@@ -35,6 +35,7 @@ mod same_choice;
 mod schedulers;
 mod segment_size;
 mod service_limits;
+mod sharing;
 mod slow_start;
 mod source_ranges;
 mod sources;

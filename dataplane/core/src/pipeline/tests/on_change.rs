@@ -6,7 +6,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::lab::{Lab, service};
-use crate::pipeline::{FlowInFlux, FlowNote};
+use crate::flow_record::FlowNews;
+use crate::pipeline::{FlowNote, Learned, SharedFlows, Walks};
 use crate::rendezvous::SeatHistory;
 use crate::snapshot::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, ForwardingMode, NeighborSpec, Protocol, Scheduler,
@@ -237,13 +238,17 @@ fn flows_in_flux_of_one_gateway_can_be_told_to_another() {
         fleet.change(&[3], &[11]);
     }
     let owners: Vec<IpAddr> = (1000..2000).map(|port| one.send(port, flags::SYN)).collect();
-    let mut told: Vec<FlowInFlux> = Vec::new();
-    let rest =
-        one.lab.pipeline.flows_in_flux(&one.lab.snapshot, 0, u64::MAX, one.lab.now, |flow| told.push(flow));
-    assert_eq!((rest, told.len()), (None, one.remembered()));
+    let mut told: Vec<FlowNews> = Vec::new();
+    one.lab.pipeline.set_shared_flows(Some(SharedFlows::InFlux), Walks::default());
+    while one
+        .lab
+        .pipeline
+        .share(&one.lab.snapshot, Walks::default(), true, one.lab.now, |news| told.push(news))
+    {}
+    assert_eq!(told.len(), one.remembered());
     assert!(told.len() > 100);
     for flow in &told {
-        assert!(other.lab.pipeline.learn_flow_in_flux(&other.lab.snapshot, flow, other.lab.now));
+        assert_eq!(other.lab.pipeline.adopt(&other.lab.snapshot, flow, other.lab.now), Learned::New);
     }
     for (port, owner) in (1000..2000).zip(owners) {
         assert_eq!(
@@ -252,10 +257,6 @@ fn flows_in_flux_of_one_gateway_can_be_told_to_another() {
             "the other gateway would have chosen the former owner"
         );
     }
-    let unknown = FlowInFlux { backend: host(77), ..told[0] };
-    assert!(!other.lab.pipeline.learn_flow_in_flux(&other.lab.snapshot, &unknown, other.lab.now));
-    other.lab.change(|spec| spec.services[0].flow_tracking = FlowTracking::Always);
-    assert!(!other.lab.pipeline.learn_flow_in_flux(&other.lab.snapshot, &told[0], other.lab.now));
 }
 
 #[test]

@@ -1,0 +1,345 @@
+//! Flows that other gateways need to know, and those that they tell of.
+//!
+//! All gateways decide alike, so another gateway finds the backend of most flows by itself. It needs to be told of flows in
+//! flux, whose backend is not the one that a gateway without an entry would choose, and of NAT flows, whose translation is
+//! state. A worker tells of a flow when its state changes, which the tables note (`FlowTables::take_changes`), and it walks
+//! through its tables, some buckets in each turn: after each change of the backends, because that brings flows in flux; now
+//! and then, so that gateways that missed something learn it; and for a gateway that has lost its tables.
+//!
+//! Invariant: nothing here waits. Without sharing, the only cost is one comparison in each turn of the worker.
+
+use super::on_change;
+use super::owners::Dealt;
+use super::state::Pipeline;
+use crate::conntrack::{Adoption, FlowKey, SharedChange, SharedFlow, SharedReply};
+use crate::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
+use crate::ids::BackendId;
+use crate::limits::SHARING_BUCKETS_PER_TURN;
+use crate::now::Now;
+use crate::service::Service;
+use crate::snapshot::{Protocol, Snapshot};
+use crate::wire::rewrite::Endpoint;
+
+/// Which flows are shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedFlows {
+    /// Flows in flux.
+    InFlux,
+    /// Flows in flux, and all NAT flows.
+    Nat,
+}
+
+/// A walk through the tables that others have asked for, by counts that only grow: a walk begins when one has grown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Walks {
+    /// Walks for gateways that missed something: flows that came from others and were not used here are left out.
+    pub refreshing: u64,
+    /// Walks for a gateway that has lost its tables: all flows.
+    pub complete: u64,
+}
+
+/// What became of a message of another gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Learned {
+    /// The flow is stored.
+    New,
+    /// The flow was known.
+    Known,
+    /// The end of the flow is known, and it is removed if it was not used here.
+    Gone,
+    /// Another worker needs the flow, not this one.
+    Elsewhere,
+    /// This gateway has no such service port, or it forwards in another way.
+    UnknownService,
+    /// The service has no such backend here.
+    UnknownBackend,
+    /// The client is not admitted.
+    NotAdmitted,
+    /// Another flow that is in use here has the same addresses and ports.
+    Conflict,
+    /// The flow table is too full.
+    Full,
+}
+
+impl Learned {
+    /// The number of variants.
+    pub const COUNT: usize = 9;
+
+    /// All of them, in their order.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::New,
+        Self::Known,
+        Self::Gone,
+        Self::Elsewhere,
+        Self::UnknownService,
+        Self::UnknownBackend,
+        Self::NotAdmitted,
+        Self::Conflict,
+        Self::Full,
+    ];
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Known => "known",
+            Self::Gone => "gone",
+            Self::Elsewhere => "elsewhere",
+            Self::UnknownService => "unknown_service",
+            Self::UnknownBackend => "unknown_backend",
+            Self::NotAdmitted => "not_admitted",
+            Self::Conflict => "conflict",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// What a worker has told, and the walk in progress.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    flows: Option<SharedFlows>,
+    walk: Option<Walk>,
+    /// The walks that were done or are in progress.
+    done: Walks,
+    /// The snapshot of the last walk for flows in flux.
+    generation: u64,
+}
+
+/// A walk through the tables.
+#[derive(Debug, Clone, Copy)]
+struct Walk {
+    cursor: u64,
+    /// Only DSR tables: the backends have changed.
+    only_dsr: bool,
+    /// Flows that came from others, too.
+    is_complete: bool,
+}
+
+impl Pipeline {
+    /// Sets which flows are shared. Walks that were asked for before do not count.
+    pub fn set_shared_flows(&mut self, flows: Option<SharedFlows>, walks: Walks) {
+        self.flows.note_changes(flows.is_some());
+        self.sharing = Sharing { flows, walk: None, done: walks, generation: 0 };
+    }
+
+    /// Which flows are shared.
+    #[inline]
+    #[must_use]
+    pub fn shared_flows(&self) -> Option<SharedFlows> {
+        self.sharing.flows
+    }
+
+    /// Tells of the flows that have changed, and continues the walk in progress while `may_walk`. Returns whether there is
+    /// more to walk. Call it in each turn.
+    pub fn share(
+        &mut self,
+        snapshot: &Snapshot,
+        walks: Walks,
+        may_walk: bool,
+        now: Now,
+        mut tell: impl FnMut(FlowNews),
+    ) -> bool {
+        let Some(shared) = self.sharing.flows else { return false };
+        if self.flows.has_changes() {
+            self.flows.take_changes(now, |change| match change {
+                SharedChange::Is(flow) => {
+                    // The flows of other DSR services agree with the tables when they begin.
+                    let is_wanted = flow.reply.is_some()
+                        || snapshot.service_by_id(flow.key.service()).is_some_and(Service::on_change);
+                    if is_wanted {
+                        record(snapshot, shared, &flow)
+                            .into_iter()
+                            .for_each(|record| tell(FlowNews::Is(record)));
+                    }
+                }
+                SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut tell),
+            });
+        }
+        let sharing = &mut self.sharing;
+        if sharing.walk.is_none() {
+            sharing.walk = sharing.next_walk(snapshot, walks);
+        }
+        if !may_walk {
+            return sharing.walk.is_some();
+        }
+        let Some(walk) = &mut sharing.walk else { return false };
+        let with_nat = !walk.only_dsr && shared == SharedFlows::Nat;
+        let next = self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_TURN, with_nat, now, |flow| {
+            if walk.is_complete || !flow.is_untouched {
+                record(snapshot, shared, &flow).into_iter().for_each(|record| tell(FlowNews::Is(record)));
+            }
+        });
+        match next {
+            Some(cursor) => walk.cursor = cursor,
+            None => sharing.walk = None,
+        }
+        sharing.walk.is_some()
+    }
+
+    /// Stores a flow of another gateway, or its end. A flow that has had packets here stays as it is.
+    pub fn adopt(&mut self, snapshot: &Snapshot, news: &FlowNews, now: Now) -> Learned {
+        let name = news.name();
+        let (vip, proto) = (name.service.vip.into(), name.service.protocol.number());
+        let hash = Snapshot::hash_service(&vip, proto, name.service.port);
+        let Some(service) = snapshot.service(hash, &vip, proto, name.service.port) else {
+            return Learned::UnknownService;
+        };
+        let key = FlowKey::flow(service.id, name.client.addr, name.client.port);
+        let record = match news {
+            FlowNews::Is(record) => record,
+            FlowNews::Gone(_) => {
+                self.flows.give_up_adopted(&key, service.mode.is_dsr());
+                return Learned::Gone;
+            }
+        };
+        let is_possible = service.protocol != Protocol::Sctp
+            && service.mode.is_dsr() == record.translation.is_none()
+            && record.client.has_connection() == (service.protocol == Protocol::Tcp)
+            && is_host(&record.name.client)
+            && record.translation.is_none_or(|translation| {
+                is_host(&translation.local)
+                    && translation.local.addr.is_v4() == record.name.client.addr.is_v4()
+                    && translation.server.has_connection() == record.client.has_connection()
+            });
+        let Some(info) = snapshot.service_info(service.id).filter(|_| is_possible) else {
+            return Learned::UnknownService;
+        };
+        let place = (record.backend.addr, record.backend.port);
+        let Ok(at) = info.backends.binary_search_by(|backend| (backend.address, backend.port).cmp(&place))
+        else {
+            return Learned::UnknownBackend;
+        };
+        let backend = &info.backends[at];
+        if !snapshot.admits(service, &record.name.client.addr) {
+            return Learned::NotAdmitted;
+        }
+        if !self.is_concerned(snapshot, service, record) {
+            return Learned::Elsewhere;
+        }
+        let reply = record.translation.map(|translation| SharedReply {
+            key: FlowKey::reply(backend.endpoint, translation.local.addr, translation.local.port),
+            state: translation.server,
+            stream: translation.stream,
+            splice: translation.splice,
+        });
+        let flow = SharedFlow {
+            key,
+            backend: backend.id,
+            client: record.client,
+            reply,
+            idle_ms: record.idle_ms,
+            is_opening: false,
+            is_untouched: true,
+        };
+        if record.idle_ms >= service.idle.millis() {
+            // It would expire at once.
+            return Learned::Gone;
+        }
+        match self.flows.adopt(&flow, service.idle, now) {
+            Adoption::New => Learned::New,
+            Adoption::Known => Learned::Known,
+            Adoption::Conflict => Learned::Conflict,
+            Adoption::Full => Learned::Full,
+        }
+    }
+
+    /// Whether packets of the flow, in either direction, may be processed by this worker. The gateway that tells of a
+    /// flow may deal packets to its workers in another way, so the directions may concern two workers here, which both
+    /// adopt the flow.
+    fn is_concerned(&self, snapshot: &Snapshot, service: &Service, record: &FlowRecord) -> bool {
+        if self.workers == 1 {
+            return true;
+        }
+        let FlowRecord { name, backend, .. } = record;
+        let (client, vip) = ((&name.client.addr, name.client.port), (&service.vip, service.port));
+        let proto = service.protocol.number();
+        let of_request = self.owner_of_request(service, client, vip, proto, Dealt::Otherwise);
+        let of_reply = record.translation.and_then(|Translation { local, .. }| {
+            let backend = (&backend.addr, backend.port);
+            self.owner_of_reply(snapshot, backend, (&local.addr, local.port), proto, Dealt::Otherwise)
+        });
+        of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
+    }
+}
+
+impl Sharing {
+    /// The walk that is due.
+    fn next_walk(&mut self, snapshot: &Snapshot, walks: Walks) -> Option<Walk> {
+        let is_complete = walks.complete != self.done.complete;
+        if is_complete || walks.refreshing != self.done.refreshing {
+            (self.done, self.generation) = (walks, snapshot.generation());
+            return Some(Walk { cursor: 0, only_dsr: false, is_complete });
+        }
+        if self.generation != snapshot.generation() {
+            self.generation = snapshot.generation();
+            return Some(Walk { cursor: 0, only_dsr: true, is_complete: false });
+        }
+        None
+    }
+}
+
+/// Whether an endpoint can be that of one host.
+fn is_host(endpoint: &Endpoint) -> bool {
+    endpoint.addr.is_single_host() && endpoint.port != 0
+}
+
+/// The record of a flow; `None` if other gateways do not need it, or cannot use it.
+fn record(snapshot: &Snapshot, shared: SharedFlows, flow: &SharedFlow) -> Option<FlowRecord> {
+    let service = snapshot.service_by_id(flow.key.service())?;
+    // The verification tags of an association are not part of a record.
+    if service.protocol == Protocol::Sctp || service.mode.is_dsr() != flow.reply.is_none() {
+        return None;
+    }
+    let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
+    if service.mode.is_dsr() {
+        // Services that track on change remember only flows that were in flux. The others share no flow that has only
+        // begun: it agrees with the tables.
+        let is_shared =
+            service.on_change() || !flow.is_opening && is_in_flux(snapshot, service, &client, flow.backend);
+        if !is_shared {
+            return None;
+        }
+    } else if shared != SharedFlows::Nat {
+        return None;
+    }
+    let backend = snapshot.backend(flow.backend)?;
+    let translation = flow.reply.map(|reply| Translation {
+        local: Endpoint { addr: reply.key.addr(), port: reply.key.port() },
+        server: reply.state,
+        stream: reply.stream,
+        splice: reply.splice,
+    });
+    Some(FlowRecord {
+        name: FlowName { service: snapshot.service_info(service.id)?.key, client },
+        backend: Endpoint { addr: backend.address, port: backend.port },
+        client: flow.client,
+        translation,
+        idle_ms: flow.idle_ms,
+        is_relayed: flow.is_untouched,
+    })
+}
+
+/// The news that a flow has left the table.
+fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowNews> {
+    let service = snapshot.service_by_id(key.service())?;
+    let is_shared = match service.mode.is_dsr() {
+        true => service.on_change(),
+        false => shared == SharedFlows::Nat,
+    };
+    let client = Endpoint { addr: key.addr(), port: key.port() };
+    let name = FlowName { service: snapshot.service_info(service.id)?.key, client };
+    (is_shared && service.protocol != Protocol::Sctp).then_some(FlowNews::Gone(name))
+}
+
+/// Whether a gateway without an entry would send the next packet of this flow to another backend. The service tracks
+/// always.
+fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend: BackendId) -> bool {
+    let (src, vip) = ((&client.addr, client.port), (&service.vip, service.port));
+    let hash = snapshot.choice_hash(service, src, vip, service.protocol.number());
+    let former = match service.protocol {
+        Protocol::Tcp => on_change::former(snapshot, service, hash).map(|backend| backend.id),
+        Protocol::Udp | Protocol::Sctp => None,
+    };
+    former.or_else(|| service.select(hash)) != Some(backend)
+}
