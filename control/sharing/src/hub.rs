@@ -1,0 +1,509 @@
+//! One gateway and all its peers.
+//!
+//! The daemon passes every datagram to [`Hub::receive`] and every message of the workers to [`Hub::tell`]; it calls
+//! [`Hub::poll`] every few milliseconds, which sends, and [`Hub::pass_on`], which passes the messages of peers to the
+//! workers. [`Hub::walks`] tells the workers to walk through their tables: completely when a session begins, because the
+//! peer may have lost everything, and otherwise to repair what was lost.
+//!
+//! A session begins with challenges ([`Hello`]). A peer that restarts has another epoch and begins a new one. A copy of an
+//! old message answers no challenge of today, so it begins none and ends none.
+//!
+//! Invariant: a datagram changes nothing unless its sender has the key, and a session changes only by a proof that is newer
+//! than this gateway's present challenge.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_core::flow_record::FlowNews;
+use tidegate_core::pipeline::Walks;
+
+use crate::crypt::{Entropy, Random, SharedKey, Side};
+use crate::handshake::{HELLO, Hello, MAGIC};
+use crate::limits::{
+    FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX,
+    REFRESH_EVERY, SILENCE_MAX,
+};
+use crate::session::{DATA, Session, Unread};
+
+/// The versions of the protocol that this program speaks, the oldest and the newest.
+pub const VERSIONS: (u8, u8) = (1, 1);
+/// A session that is younger than this gets the flows that this gateway has only from others.
+const YOUNG: Duration = Duration::from_secs(60);
+
+/// The settings of a hub.
+#[derive(Debug, Clone)]
+pub struct HubConfig {
+    /// The name of this gateway, for people.
+    pub name: String,
+    /// The secret of the fleet.
+    pub key: SharedKey,
+    /// Datagrams with messages in a second, to all peers together.
+    pub rate_max: u32,
+    /// The versions to speak: [`VERSIONS`], except in tests.
+    pub versions: (u8, u8),
+}
+
+/// Why a datagram was not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rejection {
+    /// Its sender is no peer.
+    Stranger,
+    /// It is no datagram of this protocol, or its content is not valid.
+    Malformed,
+    /// It was not sealed with our key, or was changed on the way.
+    Unauthentic,
+    /// It belongs to no session of now: a late one, or a copy of an old one.
+    NoSession,
+    /// It was received before.
+    Replayed,
+    /// The peer speaks no version that this gateway speaks.
+    Version,
+    /// More arrived than a peer may send.
+    RateLimited,
+}
+
+impl Rejection {
+    /// The number of variants.
+    pub const COUNT: usize = 7;
+    /// All of them, in their order.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Stranger,
+        Self::Malformed,
+        Self::Unauthentic,
+        Self::NoSession,
+        Self::Replayed,
+        Self::Version,
+        Self::RateLimited,
+    ];
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stranger => "stranger",
+            Self::Malformed => "malformed",
+            Self::Unauthentic => "unauthentic",
+            Self::NoSession => "no_session",
+            Self::Replayed => "replayed",
+            Self::Version => "version",
+            Self::RateLimited => "rate_limited",
+        }
+    }
+}
+
+/// What a hub has counted since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HubCounts {
+    /// Datagrams that were sent, with those that were sent again.
+    pub sent: u64,
+    /// Batches that were sent again because they were not acknowledged in time.
+    pub sent_again: u64,
+    /// Datagrams that were used.
+    pub received: u64,
+    /// Messages about flows that were passed to the workers.
+    pub passed_on: u64,
+    /// Messages that were lost because too many waited for a peer.
+    pub lost: u64,
+    /// Sessions that began.
+    pub sessions: u64,
+    /// Datagrams that were not used, by [`Rejection`].
+    pub rejected: [u64; Rejection::COUNT],
+}
+
+/// What a peer is to this gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerState {
+    /// The address is one of this gateway.
+    Itself,
+    /// It has not answered.
+    Connecting,
+    /// It speaks only these versions of the protocol.
+    OtherVersion(u8, u8),
+    /// Flows are shared.
+    Up,
+    /// Flows are shared, but messages were lost, and a walk of the tables has not repeated them yet.
+    Behind,
+}
+
+impl PeerState {
+    /// The word in `tidegate status` and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Itself => "itself",
+            Self::Connecting => "connecting",
+            Self::OtherVersion(..) => "other-version",
+            Self::Up => "up",
+            Self::Behind => "behind",
+        }
+    }
+}
+
+/// A peer for display.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its name, once it has answered.
+    pub name: Option<String>,
+    /// What it is.
+    pub state: PeerState,
+    /// Time since something was last heard from it.
+    pub heard_ago: Option<Duration>,
+    /// Messages that wait to be sent.
+    pub waiting: usize,
+    /// Batches that it has not acknowledged.
+    pub under_way: usize,
+    /// The last authentic or unauthentic thing that went wrong with it.
+    pub last_rejection: Option<Rejection>,
+}
+
+struct Peer {
+    address: SocketAddr,
+    name: Option<String>,
+    is_itself: bool,
+    versions: Option<(u8, u8)>,
+    session: Option<Session>,
+    /// What an answer to the next handshake message must repeat.
+    challenge: Random,
+    hello_sent: Option<Duration>,
+    heard: Option<Duration>,
+    hellos: Allowance,
+    opens: Allowance,
+    last_rejection: Option<Rejection>,
+}
+
+/// See the [module](self).
+pub struct Hub {
+    config: HubConfig,
+    epoch: Random,
+    entropy: Box<dyn Entropy>,
+    peers: Vec<Peer>,
+    walks: Walks,
+    refreshed: Duration,
+    batches: Allowance,
+    counts: HubCounts,
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hub")
+            .field("config", &self.config)
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// A hub without peers, in a new epoch.
+    #[must_use]
+    pub fn new(config: HubConfig, mut entropy: Box<dyn Entropy>) -> Self {
+        Self {
+            epoch: entropy.random(),
+            config,
+            entropy,
+            peers: Vec::new(),
+            walks: Walks::default(),
+            refreshed: Duration::ZERO,
+            batches: Allowance::default(),
+            counts: HubCounts::default(),
+        }
+    }
+
+    /// Sets the peers, at most [`PEERS_MAX`]. Sessions with those that stay continue.
+    pub fn set_peers(&mut self, addresses: &[SocketAddr]) {
+        let wanted = &addresses[..addresses.len().min(PEERS_MAX)];
+        self.peers.retain(|peer| wanted.contains(&peer.address));
+        for &address in wanted {
+            if self.peers.iter().all(|peer| peer.address != address) {
+                self.peers.push(Peer {
+                    address,
+                    name: None,
+                    is_itself: false,
+                    versions: None,
+                    session: None,
+                    challenge: self.entropy.random(),
+                    hello_sent: None,
+                    heard: None,
+                    hellos: Allowance::default(),
+                    opens: Allowance::default(),
+                    last_rejection: None,
+                });
+            }
+        }
+    }
+
+    /// Handles a datagram. Times are since any moment that stays the same.
+    pub fn receive(
+        &mut self,
+        from: SocketAddr,
+        datagram: &mut [u8],
+        now: Duration,
+        mut send: impl FnMut(SocketAddr, &[u8]),
+    ) {
+        let Some(at) = self.peers.iter().position(|peer| peer.address == from) else {
+            return self.reject(None, Rejection::Stranger);
+        };
+        let read = match (datagram.first_chunk() == Some(&MAGIC), datagram.get(4)) {
+            (true, Some(&HELLO)) => self.hello(at, datagram, now, &mut send),
+            (true, Some(&DATA)) => self.data(at, datagram, now),
+            _ => Err(Rejection::Malformed),
+        };
+        match read {
+            Ok(()) => self.counts.received += 1,
+            Err(why) => self.reject(Some(at), why),
+        }
+    }
+
+    fn reject(&mut self, peer: Option<usize>, why: Rejection) {
+        self.counts.rejected[why as usize] += 1;
+        if let Some(peer) = peer {
+            self.peers[peer].last_rejection = Some(why);
+        }
+    }
+
+    fn data(&mut self, at: usize, datagram: &mut [u8], now: Duration) -> Result<(), Rejection> {
+        let peer = &mut self.peers[at];
+        let session = peer.session.as_mut().ok_or(Rejection::NoSession)?;
+        let opens = &mut peer.opens;
+        let read = session.read(datagram, || opens.take(OPENS_PER_SECOND, now), now);
+        if matches!(read, Ok(()) | Err(Unread::Invalid)) {
+            peer.heard = Some(now);
+        }
+        read.map_err(|unread| match unread {
+            Unread::OtherSession => Rejection::NoSession,
+            Unread::Old => Rejection::Replayed,
+            Unread::TooMany => Rejection::RateLimited,
+            Unread::Unauthentic => Rejection::Unauthentic,
+            Unread::Invalid => Rejection::Malformed,
+        })
+    }
+
+    fn hello(
+        &mut self,
+        at: usize,
+        datagram: &mut [u8],
+        now: Duration,
+        send: &mut impl FnMut(SocketAddr, &[u8]),
+    ) -> Result<(), Rejection> {
+        let (config, peer) = (&self.config, &mut self.peers[at]);
+        if !peer.hellos.take(HELLOS_PER_SECOND, now) {
+            return Err(Rejection::RateLimited);
+        }
+        let hello = Hello::open(&config.key, datagram).ok_or(Rejection::Unauthentic)?;
+        if hello.epoch == self.epoch {
+            // Our own message: the address is ours, or somebody sends it back. A peer with a session is somebody else.
+            peer.is_itself = peer.session.is_none();
+            return Ok(());
+        }
+        (peer.is_itself, peer.name) = (false, Some(hello.name.clone()));
+        let answers = hello.echo == peer.challenge;
+        if let Some(session) = &mut peer.session {
+            let theirs = Side { epoch: hello.epoch, challenge: hello.challenge };
+            if session.peer == theirs {
+                if hello.echo == session.own.challenge {
+                    // The peer has not heard yet that the session has begun.
+                    session.hurry();
+                } else {
+                    // It waits for the message that lets it begin the session.
+                    let (versions, name) = (config.versions, config.name.clone());
+                    let (challenge, echo) = (session.own.challenge, theirs.challenge);
+                    let reply = Hello { versions, epoch: self.epoch, challenge, echo, name };
+                    send(peer.address, &reply.seal(&config.key, &self.entropy.random()));
+                }
+                return Ok(());
+            }
+            // A gateway that has lost a session sends nothing in it. So while the session is in use, this is a copy.
+            let is_used = session.is_confirmed && now.saturating_sub(session.heard) < FRESH;
+            if is_used && session.peer.epoch == hello.epoch {
+                return Err(Rejection::Replayed);
+            }
+        }
+        peer.versions = Some(hello.versions);
+        let version = hello.versions.1.min(config.versions.1);
+        let speaks_it = version >= hello.versions.0.max(config.versions.0);
+        let theirs = Side { epoch: hello.epoch, challenge: hello.challenge };
+        let mut own = Side { epoch: self.epoch, challenge: peer.challenge };
+        if answers && speaks_it {
+            // The challenge has served: a copy of this message finds another one.
+            own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
+            peer.session = Some(Session::new(&config.key, own, theirs, version, now));
+            (peer.heard, peer.last_rejection) = (Some(now), None);
+            self.counts.sessions += 1;
+            self.walks.complete += 1;
+            self.refreshed = now;
+        }
+        peer.hello_sent = Some(now);
+        let reply = Hello {
+            versions: config.versions,
+            epoch: own.epoch,
+            challenge: own.challenge,
+            echo: hello.challenge,
+            name: config.name.clone(),
+        };
+        let is_needed = !answers || speaks_it;
+        if is_needed {
+            send(peer.address, &reply.seal(&config.key, &self.entropy.random()));
+        }
+        if speaks_it { Ok(()) } else { Err(Rejection::Version) }
+    }
+
+    /// Adds a message of a worker for all peers that are up.
+    pub fn tell(&mut self, news: &FlowNews, now: Duration) {
+        let is_relayed = matches!(news, FlowNews::Is(record) if record.is_relayed);
+        for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
+            if !is_relayed || now.saturating_sub(session.began) < YOUNG {
+                session.tell(news);
+            }
+        }
+    }
+
+    /// Whether workers may go on with their walks: no peer that is up has much to be sent.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.peers
+            .iter()
+            .filter_map(|peer| peer.session.as_ref())
+            .all(|session| session.sender.waiting() < QUEUE_MAX / 2)
+    }
+
+    /// The walks that workers should have made.
+    #[must_use]
+    pub fn walks(&self) -> Walks {
+        self.walks
+    }
+
+    /// Asks for a walk, because messages of workers were lost before they arrived here.
+    pub fn was_told_too_little(&mut self) {
+        self.walks.refreshing += 1;
+    }
+
+    /// Whether there is a session with any peer.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.peers.iter().any(|peer| peer.session.is_some())
+    }
+
+    /// Sends what is due, and ends sessions with peers that are silent.
+    pub fn poll(&mut self, now: Duration, mut send: impl FnMut(SocketAddr, &[u8])) {
+        for peer in &mut self.peers {
+            if peer.session.as_ref().is_some_and(|session| now.saturating_sub(session.heard) >= SILENCE_MAX) {
+                peer.session = None;
+                peer.challenge = self.entropy.random();
+            }
+            let every = match (&peer.session, peer.heard) {
+                (Some(session), _) if session.is_confirmed => None,
+                _ if peer.is_itself => Some(HELLO_SLOWLY_EVERY),
+                (Some(_), _) => Some(HELLO_EVERY),
+                (None, Some(heard)) if now.saturating_sub(heard) < SILENCE_MAX * 4 => Some(HELLO_EVERY),
+                (None, _) => Some(HELLO_SLOWLY_EVERY),
+            };
+            let is_due = |every| peer.hello_sent.is_none_or(|sent| now.saturating_sub(sent) >= every);
+            if every.is_some_and(is_due) {
+                peer.hello_sent = Some(now);
+                let (challenge, echo) = match &peer.session {
+                    Some(session) => (session.own.challenge, session.peer.challenge),
+                    None => (peer.challenge, Random::default()),
+                };
+                let (versions, name) = (self.config.versions, self.config.name.clone());
+                let hello = Hello { versions, epoch: self.epoch, challenge, echo, name };
+                send(peer.address, &hello.seal(&self.config.key, &self.entropy.random()));
+            }
+            let Some(session) = &mut peer.session else { continue };
+            let lost = session.sender.lost;
+            while self.batches.has(now)
+                && let Some((datagram, again)) = session.batch(now)
+            {
+                self.batches.take(self.config.rate_max, now);
+                self.counts.sent += 1;
+                self.counts.sent_again += u64::from(again);
+                send(peer.address, &datagram);
+            }
+            if session.is_due(now) {
+                self.counts.sent += 1;
+                let datagram = session.sign_of_life(now);
+                send(peer.address, &datagram);
+            }
+            self.counts.lost += lost;
+            session.sender.lost = 0;
+            if session.sender.is_behind && session.sender.waiting() == 0 {
+                session.sender.is_behind = false;
+                self.walks.refreshing += 1;
+            }
+        }
+        // A peer must not always be the last to get what the rate allows.
+        if self.peers.len() > 1 {
+            self.peers.rotate_left(1);
+        }
+        if self.is_up() && now.saturating_sub(self.refreshed) >= REFRESH_EVERY {
+            self.refreshed = now;
+            self.walks.refreshing += 1;
+        }
+    }
+
+    /// Passes the messages of peers on, in the order of each peer, while `accept` takes them.
+    pub fn pass_on(&mut self, mut accept: impl FnMut(&FlowNews) -> bool) {
+        for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
+            self.counts.passed_on += session.receiver.pass_on(&mut accept);
+        }
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counts(&self) -> &HubCounts {
+        &self.counts
+    }
+
+    /// All peers, by address.
+    #[must_use]
+    pub fn status(&self, now: Duration) -> Vec<PeerStatus> {
+        let mut all: Vec<PeerStatus> = self.peers.iter().map(|peer| peer.status(&self.config, now)).collect();
+        all.sort_by_key(|peer| peer.address);
+        all
+    }
+}
+
+impl Peer {
+    fn status(&self, config: &HubConfig, now: Duration) -> PeerStatus {
+        let session = self.session.as_ref().filter(|session| session.is_confirmed);
+        let state = match (session, self.versions) {
+            _ if self.is_itself => PeerState::Itself,
+            (Some(session), _) if session.sender.is_behind => PeerState::Behind,
+            (Some(_), _) => PeerState::Up,
+            (None, Some((oldest, newest))) if oldest > config.versions.1 || newest < config.versions.0 => {
+                PeerState::OtherVersion(oldest, newest)
+            }
+            (None, _) => PeerState::Connecting,
+        };
+        PeerStatus {
+            address: self.address,
+            name: self.name.clone(),
+            state,
+            heard_ago: self.heard.map(|heard| now.saturating_sub(heard)),
+            waiting: session.map_or(0, |session| session.sender.waiting()),
+            under_way: session.map_or(0, |session| session.sender.under_way()),
+            last_rejection: self.last_rejection,
+        }
+    }
+}
+
+/// A number of actions in a second, of which a fifth may come at once.
+#[derive(Debug, Default)]
+struct Allowance {
+    /// When all that was used is available again.
+    until: Duration,
+}
+
+impl Allowance {
+    fn has(&self, now: Duration) -> bool {
+        self.until.saturating_sub(now) < Duration::from_millis(200)
+    }
+
+    fn take(&mut self, per_second: u32, now: Duration) -> bool {
+        let has = self.has(now);
+        if has {
+            self.until = self.until.max(now) + Duration::from_secs(1) / per_second.max(1);
+        }
+        has
+    }
+}

@@ -1,0 +1,137 @@
+//! What one peer says: which datagrams and batches of a session are new, and the batches in their order.
+//!
+//! Datagrams have numbers, which are never used twice: a copy is recognised by its number. Batches have numbers of their
+//! own, because they are sent again in other datagrams; they are passed on in their order, so that what is said later about
+//! a flow wins.
+//!
+//! Invariant: at most [`WINDOW`] batches are kept.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tidegate_core::flow_record::FlowNews;
+
+use crate::limits::WINDOW;
+use crate::record;
+
+/// Datagrams that may be overtaken by others and still count as new.
+const REORDERED: u64 = 1_024;
+
+/// The receiving half of a session.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    /// One more than the highest number of a datagram so far.
+    above: u64,
+    /// One bit for each of the last [`REORDERED`] numbers, at the number's remainder.
+    seen: [u64; REORDERED as usize / 64],
+    /// The batch that is passed on next.
+    next: u64,
+    batches: BTreeMap<u64, VecDeque<FlowNews>>,
+    /// A batch has arrived since the last acknowledgement, or the peer may not know what has.
+    pub(crate) must_acknowledge: bool,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self {
+            above: 0,
+            seen: [0; REORDERED as usize / 64],
+            next: 0,
+            batches: BTreeMap::new(),
+            must_acknowledge: false,
+        }
+    }
+
+    /// Whether a datagram with this number has not been received.
+    pub(crate) fn is_new(&self, number: u64) -> bool {
+        let (word, bit) = place(number);
+        number >= self.above || self.above - number <= REORDERED && self.seen[word] & bit == 0
+    }
+
+    /// Takes note of a datagram that is authentic.
+    pub(crate) fn received(&mut self, number: u64) {
+        if number >= self.above {
+            let skipped = (number - self.above).min(REORDERED);
+            for n in 0..skipped {
+                let (word, bit) = place(number - 1 - n);
+                self.seen[word] &= !bit;
+            }
+            // The largest number is refused, so that this does not wrap.
+            self.above = number + 1;
+        }
+        let (word, bit) = place(number);
+        self.seen[word] |= bit;
+    }
+
+    /// Takes a batch. Returns false if its content is not valid.
+    pub(crate) fn batch(&mut self, number: u64, mut bytes: &[u8]) -> bool {
+        self.must_acknowledge = true;
+        let is_wanted = number >= self.next && number - self.next < WINDOW as u64;
+        if !is_wanted || self.batches.contains_key(&number) {
+            return true;
+        }
+        let mut batch = VecDeque::new();
+        while !bytes.is_empty() {
+            let Some(news) = record::read(&mut bytes) else { return false };
+            batch.push_back(news);
+        }
+        self.batches.insert(number, batch);
+        true
+    }
+
+    /// Passes the messages on, in order, while `accept` takes them. Returns how many it took.
+    pub(crate) fn pass_on(&mut self, accept: &mut impl FnMut(&FlowNews) -> bool) -> u64 {
+        let mut passed = 0;
+        while let Some(batch) = self.batches.get_mut(&self.next) {
+            while let Some(news) = batch.front() {
+                if !accept(news) {
+                    return passed;
+                }
+                batch.pop_front();
+                passed += 1;
+            }
+            self.batches.remove(&self.next);
+            self.next += 1;
+            self.must_acknowledge = true;
+        }
+        passed
+    }
+
+    /// What the peer is told: the batch that is passed on next, and those after it that have arrived.
+    pub(crate) fn acknowledgement(&mut self) -> (u64, [u64; 4]) {
+        self.must_acknowledge = false;
+        let mut bits = [0; 4];
+        for number in self.batches.keys() {
+            let at = number - self.next;
+            bits[(at / 64) as usize] |= 1 << (at % 64);
+        }
+        (self.next, bits)
+    }
+}
+
+fn place(number: u64) -> (usize, u64) {
+    let at = number % REORDERED;
+    ((at / 64) as usize, 1 << (at % 64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    proptest! {
+        #[test]
+        fn every_datagram_is_new_once(numbers in prop::collection::vec(0u64..3_000, 0..400)) {
+            let (mut receiver, mut seen, mut above) = (Receiver::new(), HashSet::new(), 0);
+            for number in numbers {
+                let in_window = number >= above || above - number <= REORDERED;
+                prop_assert_eq!(receiver.is_new(number), in_window && !seen.contains(&number), "{}", number);
+                if receiver.is_new(number) {
+                    receiver.received(number);
+                    seen.insert(number);
+                    above = above.max(number + 1);
+                }
+            }
+        }
+    }
+}

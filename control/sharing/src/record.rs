@@ -1,0 +1,253 @@
+//! A message about one flow in bytes.
+//!
+//! A message is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint of
+//! its backend, the state of the client's side, the translation of a NAT flow, and the age. Numbers are in network order.
+//! An IPv4 flow takes 25 or 32 bytes.
+//!
+//! Invariant: reading checks every value. What was read is what was written.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use tidegate_core::conntrack::{SideState, Splice, Stream};
+use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
+use tidegate_core::snapshot::{Protocol, ServiceKey};
+use tidegate_core::wire::Addr;
+use tidegate_core::wire::rewrite::Endpoint;
+
+/// Bytes of the longest message.
+pub const RECORD_MAX: usize = 2 + 3 * 18 + 1 + 18 + 1 + 8 + 16 + 4;
+
+const GONE: u8 = 1;
+const VIP_V6: u8 = 2;
+const CLIENT_V6: u8 = 4;
+const BACKEND_V6: u8 = 8;
+const TRANSLATED: u8 = 16;
+const RELAYED: u8 = 32;
+const STREAM: u8 = 64;
+const SPLICE: u8 = 128;
+
+/// Appends a message.
+pub fn write(news: &FlowNews, out: &mut Vec<u8>) {
+    let name = news.name();
+    let vip = Endpoint { addr: name.service.vip.into(), port: name.service.port };
+    let mut flags = flag(!vip.addr.is_v4(), VIP_V6) | flag(!name.client.addr.is_v4(), CLIENT_V6);
+    match news {
+        FlowNews::Gone(_) => flags |= GONE,
+        FlowNews::Is(record) => {
+            flags |= flag(!record.backend.addr.is_v4(), BACKEND_V6) | flag(record.is_relayed, RELAYED);
+            if let Some(translation) = &record.translation {
+                flags |= TRANSLATED | flag(translation.stream.is_some(), STREAM);
+                flags |= flag(translation.splice.is_some(), SPLICE);
+            }
+        }
+    }
+    out.extend([flags, name.service.protocol.number()]);
+    endpoint(&vip, out);
+    endpoint(&name.client, out);
+    let FlowNews::Is(record) = news else { return };
+    endpoint(&record.backend, out);
+    out.push(record.client.number());
+    if let Some(translation) = &record.translation {
+        // A flow stays in its family.
+        endpoint(&translation.local, out);
+        out.push(translation.server.number());
+        if let Some(stream) = translation.stream {
+            out.extend(stream.packed().to_be_bytes());
+        }
+        if let Some(splice) = translation.splice {
+            splice.packed().iter().for_each(|word| out.extend(word.to_be_bytes()));
+        }
+    }
+    out.extend(record.idle_ms.to_be_bytes());
+}
+
+fn flag(is_set: bool, flag: u8) -> u8 {
+    if is_set { flag } else { 0 }
+}
+
+fn endpoint(endpoint: &Endpoint, out: &mut Vec<u8>) {
+    match endpoint.addr.ip() {
+        IpAddr::V4(addr) => out.extend(addr.octets()),
+        IpAddr::V6(addr) => out.extend(addr.octets()),
+    }
+    out.extend(endpoint.port.to_be_bytes());
+}
+
+/// Reads a message from the beginning of `bytes`, which then begin behind it; `None` if there is no valid one.
+pub fn read(bytes: &mut &[u8]) -> Option<FlowNews> {
+    let [flags, protocol] = take(bytes)?;
+    let protocol = Protocol::from_number(protocol)?;
+    let vip = read_endpoint(bytes, flags & VIP_V6 != 0)?;
+    let client = read_endpoint(bytes, flags & CLIENT_V6 != 0)?;
+    let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
+    let name = FlowName { service, client };
+    if flags & GONE != 0 {
+        return (flags & !(GONE | VIP_V6 | CLIENT_V6) == 0).then_some(FlowNews::Gone(name));
+    }
+    let backend = read_endpoint(bytes, flags & BACKEND_V6 != 0)?;
+    let client = read_state(bytes)?;
+    let translation = if flags & TRANSLATED != 0 {
+        let local = read_endpoint(bytes, flags & CLIENT_V6 != 0)?;
+        let server = read_state(bytes)?;
+        let stream = match flags & STREAM {
+            0 => None,
+            _ => Some(Stream::unpacked(u64::from_be_bytes(take(bytes)?))?),
+        };
+        let splice = match flags & SPLICE {
+            0 => None,
+            _ => {
+                let mut words = [0; 4];
+                for word in &mut words {
+                    *word = u32::from_be_bytes(take(bytes)?);
+                }
+                Some(Splice::unpacked(words)?)
+            }
+        };
+        Some(Translation { local, server, stream, splice })
+    } else if flags & (STREAM | SPLICE) != 0 {
+        return None;
+    } else {
+        None
+    };
+    let idle_ms = u32::from_be_bytes(take(bytes)?);
+    let is_relayed = flags & RELAYED != 0;
+    Some(FlowNews::Is(FlowRecord { name, backend, client, translation, idle_ms, is_relayed }))
+}
+
+fn read_state(bytes: &mut &[u8]) -> Option<SideState> {
+    let [number] = take(bytes)?;
+    SideState::from_number(number)
+}
+
+fn read_endpoint(bytes: &mut &[u8], is_v6: bool) -> Option<Endpoint> {
+    let addr: Addr = if is_v6 {
+        let addr = Ipv6Addr::from(take::<16>(bytes)?);
+        // The mapped form stands for IPv4 in this program.
+        if addr.to_ipv4_mapped().is_some() {
+            return None;
+        }
+        IpAddr::V6(addr).into()
+    } else {
+        IpAddr::V4(Ipv4Addr::from(take::<4>(bytes)?)).into()
+    };
+    Some(Endpoint { addr, port: u16::from_be_bytes(take(bytes)?) })
+}
+
+/// The next `N` bytes.
+pub(crate) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, rest) = bytes.split_first_chunk::<N>()?;
+    *bytes = rest;
+    Some(*taken)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn addr(is_v6: bool) -> impl Strategy<Value = Addr> {
+        any::<[u8; 16]>().prop_map(move |bytes| {
+            let [a, b, c, d, ..] = bytes;
+            if is_v6 {
+                Addr::v6([0x20, b, c, d, a, 0, 0, 1, 1, 1, 1, 1, bytes[12], bytes[13], 0, bytes[15]])
+            } else {
+                Addr::v4([a, b, c, d])
+            }
+        })
+    }
+
+    fn endpoint(is_v6: bool) -> impl Strategy<Value = Endpoint> {
+        (addr(is_v6), any::<u16>()).prop_map(|(addr, port)| Endpoint { addr, port })
+    }
+
+    fn state() -> impl Strategy<Value = SideState> {
+        (1u8..8).prop_map(|number| SideState::from_number(number).expect("1 to 7"))
+    }
+
+    fn stream() -> impl Strategy<Value = Option<Stream>> {
+        (any::<u64>(), 1u8..3)
+            .prop_map(|(word, version)| Stream::unpacked(word & !0xff_0000 | u64::from(version) << 16 | 1))
+    }
+
+    fn splice() -> impl Strategy<Value = Option<Splice>> {
+        any::<Option<(u32, u32, u16, Option<u32>)>>().prop_map(|splice| {
+            splice.map(|(cookie, isn, window, backend)| Splice { cookie, isn, window, backend })
+        })
+    }
+
+    pub(crate) fn news() -> impl Strategy<Value = FlowNews> {
+        any::<[bool; 4]>().prop_flat_map(|[vip, client, backend, translated]| {
+            let name =
+                (endpoint(vip), endpoint(client), prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)]);
+            let name = name.prop_map(|(vip, client, protocol)| FlowName {
+                service: ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port },
+                client,
+            });
+            let translation = (endpoint(client), state(), stream(), splice()).prop_map(
+                move |(local, server, stream, splice)| {
+                    translated.then_some(Translation { local, server, stream, splice })
+                },
+            );
+            (
+                name,
+                endpoint(backend),
+                state(),
+                translation,
+                any::<u32>(),
+                any::<bool>(),
+                prop::bool::weighted(0.2),
+            )
+                .prop_map(
+                    |(name, backend, client, translation, idle_ms, is_relayed, is_gone)| {
+                        if is_gone {
+                            FlowNews::Gone(name)
+                        } else {
+                            FlowNews::Is(FlowRecord {
+                                name,
+                                backend,
+                                client,
+                                translation,
+                                idle_ms,
+                                is_relayed,
+                            })
+                        }
+                    },
+                )
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_is_read_as_it_was_written(news in prop::collection::vec(news(), 0..5)) {
+            let mut bytes = Vec::new();
+            for one in &news {
+                let before = bytes.len();
+                write(one, &mut bytes);
+                prop_assert!(bytes.len() - before <= RECORD_MAX);
+            }
+            let mut rest = &bytes[..];
+            for one in &news {
+                let read = read(&mut rest);
+                prop_assert_eq!(read.as_ref(), Some(one));
+            }
+            prop_assert!(rest.is_empty() && read(&mut rest).is_none());
+        }
+
+        #[test]
+        fn a_message_that_is_cut_off_is_none(news in news(), cut in any::<prop::sample::Index>()) {
+            let mut bytes = Vec::new();
+            write(&news, &mut bytes);
+            prop_assert_eq!(read(&mut &bytes[..cut.index(bytes.len())]), None);
+        }
+
+        #[test]
+        fn no_bytes_panic_and_what_is_read_can_be_written(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut rest = &bytes[..];
+            while let Some(news) = read(&mut rest) {
+                let mut again = Vec::new();
+                write(&news, &mut again);
+                prop_assert_eq!(read(&mut &again[..]), Some(news));
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A session with one peer: from the moment at which both sides have proved that they have the key, until one of them
+//! restarts or is silent for too long.
+//!
+//! A datagram of a session is: magic, kind, version, two zeros, the session's number, the datagram's number; then, sealed,
+//! an acknowledgement or none, and a batch or none.
+//!
+//! Invariant: a datagram is read only if its session, its number and its seal are right, in this order: forged ones cost
+//! at most one attempt to open them.
+
+use std::time::Duration;
+
+use tidegate_core::flow_record::FlowNews;
+
+use crate::crypt::{SessionKeys, SharedKey, Side, TAG};
+use crate::handshake::MAGIC;
+use crate::limits::{DATAGRAM_MAX, KEEP_ALIVE};
+use crate::receiver::Receiver;
+use crate::record::take;
+use crate::sender::Sender;
+
+/// The kind of a datagram of a session.
+pub(crate) const DATA: u8 = 2;
+/// Bytes before the sealed part.
+pub(crate) const HEADER: usize = 24;
+const ACKNOWLEDGEMENT: u8 = 1;
+const BATCH: u8 = 2;
+const ACKNOWLEDGEMENT_LEN: usize = 1 + 8 + 32;
+/// Bytes for the messages of a batch.
+const ROOM: usize = DATAGRAM_MAX - HEADER - TAG - ACKNOWLEDGEMENT_LEN - 9;
+
+/// Why a datagram of a session was not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// It belongs to another session: one that has ended, or none.
+    OtherSession,
+    /// It was received before, or is older than what may be reordered.
+    Old,
+    /// Too many datagrams were opened in this second.
+    TooMany,
+    /// It was not sealed by the peer.
+    Unauthentic,
+    /// Its content is not valid.
+    Invalid,
+}
+
+/// A session.
+pub(crate) struct Session {
+    /// What this side and the peer have contributed.
+    pub(crate) own: Side,
+    pub(crate) peer: Side,
+    keys: SessionKeys,
+    pub(crate) version: u8,
+    /// The peer has used the session, so it has the keys too.
+    pub(crate) is_confirmed: bool,
+    pub(crate) began: Duration,
+    /// When something was last heard.
+    pub(crate) heard: Duration,
+    /// When something was last sent.
+    sent: Duration,
+    /// The number of the next datagram.
+    number: u64,
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
+}
+
+impl Session {
+    pub(crate) fn new(key: &SharedKey, own: Side, peer: Side, version: u8, now: Duration) -> Self {
+        Self {
+            own,
+            peer,
+            keys: key.of_session(&own, &peer),
+            version,
+            is_confirmed: false,
+            began: now,
+            heard: now,
+            sent: now,
+            number: 0,
+            sender: Sender::default(),
+            receiver: Receiver::new(),
+        }
+    }
+
+    /// Whether something is to be sent even if there is no batch.
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
+        self.receiver.must_acknowledge || now.saturating_sub(self.sent) >= KEEP_ALIVE
+    }
+
+    /// Makes something be sent soon.
+    pub(crate) fn hurry(&mut self) {
+        self.receiver.must_acknowledge = true;
+    }
+
+    /// The next datagram with a batch, and whether it was sent before.
+    pub(crate) fn batch(&mut self, now: Duration) -> Option<(Vec<u8>, bool)> {
+        let (number, batch, again) = self.sender.next(ROOM, now)?;
+        let mut body = vec![BATCH];
+        body.extend(number.to_be_bytes());
+        body.extend(batch);
+        Some((self.seal(&body, now), again))
+    }
+
+    /// A datagram without a batch.
+    pub(crate) fn sign_of_life(&mut self, now: Duration) -> Vec<u8> {
+        self.receiver.must_acknowledge = true;
+        self.seal(&[], now)
+    }
+
+    fn seal(&mut self, batch: &[u8], now: Duration) -> Vec<u8> {
+        let mut datagram = Vec::with_capacity(DATAGRAM_MAX);
+        datagram.extend(MAGIC);
+        datagram.extend([DATA, self.version, 0, 0]);
+        datagram.extend(self.keys.id.to_be_bytes());
+        datagram.extend(self.number.to_be_bytes());
+        if self.receiver.must_acknowledge {
+            let (next, bits) = self.receiver.acknowledgement();
+            datagram.push(ACKNOWLEDGEMENT);
+            datagram.extend(next.to_be_bytes());
+            bits.iter().for_each(|word| datagram.extend(word.to_be_bytes()));
+        }
+        datagram.extend(batch);
+        self.keys.seal.seal(self.number, &mut datagram, HEADER);
+        self.number += 1;
+        self.sent = now;
+        datagram
+    }
+
+    /// Reads a datagram. `may_open` is asked before the expensive part.
+    ///
+    /// # Errors
+    /// Why it was not read. Nothing has changed then, except that a datagram with invalid content was received.
+    pub(crate) fn read(
+        &mut self,
+        datagram: &mut [u8],
+        may_open: impl FnOnce() -> bool,
+        now: Duration,
+    ) -> Result<(), Unread> {
+        let mut header = datagram.get(5..HEADER).ok_or(Unread::OtherSession)?;
+        let [version, _, _] = take(&mut header).ok_or(Unread::OtherSession)?;
+        let id = take(&mut header).map(u64::from_be_bytes);
+        let number = take(&mut header).map(u64::from_be_bytes).ok_or(Unread::OtherSession)?;
+        if id != Some(self.keys.id) || version != self.version || number == u64::MAX {
+            return Err(Unread::OtherSession);
+        }
+        if !self.receiver.is_new(number) {
+            return Err(Unread::Old);
+        }
+        if !may_open() {
+            return Err(Unread::TooMany);
+        }
+        let mut body = &*self.keys.open.open(number, datagram, HEADER).ok_or(Unread::Unauthentic)?;
+        self.receiver.received(number);
+        (self.heard, self.is_confirmed) = (now, true);
+        while let Some((kind, mut rest)) = body.split_first() {
+            match *kind {
+                ACKNOWLEDGEMENT => {
+                    let next = take(&mut rest).map(u64::from_be_bytes).ok_or(Unread::Invalid)?;
+                    let mut bits = [0; 4];
+                    for word in &mut bits {
+                        *word = take(&mut rest).map(u64::from_be_bytes).ok_or(Unread::Invalid)?;
+                    }
+                    self.sender.acknowledged(next, &bits);
+                    body = rest;
+                }
+                BATCH => {
+                    let number = take(&mut rest).map(u64::from_be_bytes).ok_or(Unread::Invalid)?;
+                    return if self.receiver.batch(number, rest) { Ok(()) } else { Err(Unread::Invalid) };
+                }
+                _ => return Err(Unread::Invalid),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a message for the peer.
+    pub(crate) fn tell(&mut self, news: &FlowNews) {
+        self.sender.push(news);
+    }
+}

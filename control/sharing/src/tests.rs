@@ -1,0 +1,458 @@
+//! Gateways over a network that loses, copies, delays and reorders datagrams, and that sends copies of anything that was
+//! ever sent; gateways restart; the network is cut. It is the real protocol with a clock and random numbers of the test.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate_core::conntrack::SideState;
+use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord};
+use tidegate_core::pipeline::Walks;
+use tidegate_core::snapshot::{Protocol, ServiceKey};
+use tidegate_core::wire::Addr;
+use tidegate_core::wire::rewrite::Endpoint;
+
+use crate::crypt::{Entropy, Random, SharedKey};
+use crate::hub::{Hub, HubConfig, PeerState, Rejection, VERSIONS};
+use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SILENCE_MAX};
+
+/// Numbers that are all different.
+struct Counted(u64);
+
+impl Entropy for Counted {
+    fn random(&mut self) -> Random {
+        self.0 += 1;
+        let mut random = Random::default();
+        random[..8].copy_from_slice(&self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+        random[8..].copy_from_slice(&self.0.to_be_bytes());
+        random
+    }
+}
+
+fn address(n: usize) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, n as u8 + 1], 10_357))
+}
+
+/// A message about flow `n` with a value: the backend's port. The age says by which life of its gateway it was sent.
+fn record(n: u16, value: u16, life: u32) -> FlowNews {
+    let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
+    let client = Endpoint { addr: Addr::v4([198, 51, 100, 7]), port: n };
+    FlowNews::Is(FlowRecord {
+        name: FlowName { service, client },
+        backend: Endpoint { addr: Addr::v4([10, 0, 0, 1]), port: value },
+        client: SideState::from_number(2).unwrap(),
+        translation: None,
+        idle_ms: life,
+        is_relayed: false,
+    })
+}
+
+/// A gateway whose flows are those that it tells of, and what it has learnt from others.
+struct Gateway {
+    hub: Hub,
+    flows: BTreeMap<u16, u16>,
+    learnt: HashMap<u16, u16>,
+    walks: Walks,
+    life: u32,
+    /// The life of the other gateway from which something was learnt last.
+    learnt_from: u32,
+    offset: Duration,
+}
+
+struct World {
+    gateways: Vec<Gateway>,
+    now: Duration,
+    /// Datagrams under way: arrival, sender, receiver.
+    network: Vec<(Duration, usize, usize, Vec<u8>)>,
+    /// Everything that was ever sent.
+    sent: Vec<(usize, usize, Vec<u8>)>,
+    is_cut: bool,
+    lives: u64,
+    versions: Vec<(u8, u8)>,
+    keys: Vec<SharedKey>,
+}
+
+impl World {
+    fn new(gateways: usize) -> Self {
+        let mut world = Self {
+            gateways: Vec::new(),
+            now: Duration::from_secs(1),
+            network: Vec::new(),
+            sent: Vec::new(),
+            is_cut: false,
+            lives: 0,
+            versions: vec![VERSIONS; gateways],
+            keys: vec![SharedKey::new([7; 32]); gateways],
+        };
+        for n in 0..gateways {
+            let gateway = world.gateway(n, gateways);
+            world.gateways.push(gateway);
+        }
+        world
+    }
+
+    fn gateway(&mut self, n: usize, gateways: usize) -> Gateway {
+        self.lives += 1;
+        let config = HubConfig {
+            name: format!("edge-{n}"),
+            key: self.keys[n].clone(),
+            rate_max: 20_000,
+            versions: self.versions[n],
+        };
+        let mut hub = Hub::new(config, Box::new(Counted(self.lives << 32)));
+        hub.set_peers(&(0..gateways).filter(|&other| other != n).map(address).collect::<Vec<_>>());
+        let life = self.lives as u32;
+        let (flows, learnt) = (BTreeMap::new(), HashMap::new());
+        // Clocks differ by an hour from gateway to gateway, and from life to life.
+        let offset = Duration::from_secs(3600) * life;
+        Gateway { hub, flows, learnt, walks: Walks::default(), life, learnt_from: 0, offset }
+    }
+
+    fn restart(&mut self, n: usize) {
+        let flows = self.gateways[n].flows.clone();
+        let count = self.gateways.len();
+        self.gateways[n] = self.gateway(n, count);
+        self.gateways[n].flows = flows;
+    }
+
+    fn tell(&mut self, n: usize, flow: u16, value: u16) {
+        let gateway = &mut self.gateways[n];
+        gateway.flows.insert(flow, value);
+        gateway.hub.tell(&record(flow, value, gateway.life), self.now + gateway.offset);
+    }
+
+    /// Some milliseconds pass. `lose` decides what becomes of each datagram: lost, or late by so many milliseconds.
+    fn step(&mut self, ms: u64, mut fate: impl FnMut() -> Option<u64>) {
+        self.now += Duration::from_millis(ms);
+        let mut out = Vec::new();
+        for at in 0..self.gateways.len() {
+            let due: Vec<_> = {
+                let is_due = |one: &mut (Duration, usize, usize, Vec<u8>)| one.0 <= self.now && one.2 == at;
+                self.network.extract_if(.., is_due).collect()
+            };
+            let gateway = &mut self.gateways[at];
+            let now = self.now + gateway.offset;
+            let mut send = |to: SocketAddr, datagram: &[u8]| {
+                let to = (0..).find(|&n| address(n) == to).unwrap();
+                out.push((at, to, datagram.to_vec()));
+            };
+            for (_, from, _, mut datagram) in due {
+                gateway.hub.receive(address(from), &mut datagram, now, &mut send);
+            }
+            if gateway.walks != gateway.hub.walks() {
+                gateway.walks = gateway.hub.walks();
+                for (&flow, &value) in &gateway.flows {
+                    gateway.hub.tell(&record(flow, value, gateway.life), now);
+                }
+            }
+            gateway.hub.poll(now, &mut send);
+            let (learnt, learnt_from) = (&mut gateway.learnt, &mut gateway.learnt_from);
+            gateway.hub.pass_on(|news| {
+                let FlowNews::Is(record) = news else { return true };
+                assert!(record.idle_ms >= *learnt_from, "something was said in a life before the last one");
+                *learnt_from = record.idle_ms;
+                learnt.insert(record.name.client.port, record.backend.port);
+                true
+            });
+        }
+        for (from, to, datagram) in out {
+            if !self.is_cut
+                && let Some(late) = fate()
+            {
+                self.network.push((self.now + Duration::from_millis(late), from, to, datagram.clone()));
+            }
+            self.sent.push((from, to, datagram));
+        }
+    }
+
+    /// A datagram arrives that no gateway has just sent.
+    fn forge(&mut self, from: usize, to: usize, mut datagram: Vec<u8>) {
+        let gateway = &mut self.gateways[to];
+        gateway.hub.receive(address(from), &mut datagram, self.now + gateway.offset, |_, _| ());
+    }
+
+    fn run(&mut self, time: Duration) {
+        for _ in 0..time.as_millis() / 10 {
+            self.step(10, || Some(1));
+        }
+    }
+
+    fn state(&self, at: usize, of: usize) -> PeerState {
+        let gateway = &self.gateways[at];
+        let all = gateway.hub.status(self.now + gateway.offset);
+        all.iter().find(|peer| peer.address == address(of)).unwrap().state
+    }
+
+    fn rejected(&self, at: usize, why: Rejection) -> u64 {
+        self.gateways[at].hub.counts().rejected[why as usize]
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Tell {
+        gateway: usize,
+        flow: u16,
+        value: u16,
+    },
+    Pass {
+        ms: u64,
+    },
+    Cut,
+    Heal,
+    Restart {
+        gateway: usize,
+    },
+    /// A copy of something that was sent before, to the one it was for or back to its sender.
+    Replay {
+        which: prop::sample::Index,
+        back: bool,
+    },
+    /// A datagram of nobody, from a peer's address.
+    Forge {
+        to: usize,
+        bytes: Vec<u8>,
+    },
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => (0..2usize, 0..40u16, 1..100u16).prop_map(|(gateway, flow, value)| Event::Tell { gateway, flow, value }),
+        8 => prop_oneof![1u64..50, 1u64..1_000, Just(4_000)].prop_map(|ms| Event::Pass { ms }),
+        1 => Just(Event::Cut),
+        2 => Just(Event::Heal),
+        1 => (0..2usize).prop_map(|gateway| Event::Restart { gateway }),
+        4 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(which, back)| Event::Replay { which, back }),
+        1 => (0..2usize, prop::collection::vec(any::<u8>(), 0..80), any::<bool>()).prop_map(|(to, mut bytes, like)| {
+            if like {
+                bytes.splice(0..0, *b"tgfs");
+            }
+            Event::Forge { to, bytes }
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Nothing of a settled flow is lost for ever once the network heals, and nothing is learnt from an earlier life of a
+    /// gateway after something of a later one, whatever is lost, late, copied or forged.
+    #[test]
+    fn what_is_told_arrives_once_the_network_heals_and_nothing_old_does(
+        events in prop::collection::vec(event(), 1..80),
+        losses in prop::collection::vec(prop::option::weighted(0.7, 0u64..60), 64),
+    ) {
+        let mut world = World::new(2);
+        let mut fates = losses.iter().cycle();
+        for event in events {
+            match event {
+                Event::Tell { gateway, flow, value } => world.tell(gateway, flow, value),
+                Event::Pass { ms } => {
+                    for _ in 0..ms.div_ceil(10) {
+                        world.step(10, || *fates.next().unwrap());
+                    }
+                }
+                Event::Cut => world.is_cut = true,
+                Event::Heal => world.is_cut = false,
+                Event::Restart { gateway } => world.restart(gateway),
+                Event::Replay { which, back } if !world.sent.is_empty() => {
+                    let (from, to, datagram) = world.sent[which.index(world.sent.len())].clone();
+                    let (from, to) = if back { (to, from) } else { (from, to) };
+                    world.network.push((world.now, from, to, datagram));
+                }
+                Event::Replay { .. } => {}
+                Event::Forge { to, bytes } => world.network.push((world.now, 1 - to, to, bytes)),
+            }
+        }
+        world.is_cut = false;
+        // The longest silence, a handshake with the slowest repetition, and a walk.
+        world.run(SILENCE_MAX * 2 + Duration::from_secs(8));
+        for (one, other) in [(0, 1), (1, 0)] {
+            prop_assert_eq!(world.state(one, other), PeerState::Up);
+            let (told, learnt) = (&world.gateways[one].flows, &world.gateways[other].learnt);
+            for (flow, value) in told {
+                prop_assert_eq!(learnt.get(flow), Some(value), "flow {} of {}", flow, one);
+            }
+        }
+    }
+
+    #[test]
+    fn no_datagram_panics(bytes in prop::collection::vec(any::<u8>(), 0..1_300), kind in 0u8..4) {
+        let mut world = World::new(2);
+        world.run(Duration::from_secs(1));
+        let mut bytes = bytes;
+        for head in [&[][..], b"tgfs", &[b't', b'g', b'f', b's', kind, 1, 0, 0]] {
+            let n = head.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&head[..n]);
+            world.gateways[0].hub.receive(address(1), &mut bytes.clone(), world.now, |_, _| ());
+        }
+        world.run(Duration::from_secs(1));
+        prop_assert_eq!(world.state(0, 1), PeerState::Up);
+    }
+}
+
+#[test]
+fn gateways_with_another_key_share_nothing_and_see_why() {
+    let mut world = World::new(2);
+    world.keys[1] = SharedKey::new([8; 32]);
+    world.restart(1);
+    world.tell(0, 1, 1);
+    world.run(Duration::from_secs(10));
+    assert_eq!((world.state(0, 1), world.state(1, 0)), (PeerState::Connecting, PeerState::Connecting));
+    assert!(world.rejected(0, Rejection::Unauthentic) > 3 && world.rejected(1, Rejection::Unauthentic) > 3);
+    assert!(world.gateways[1].learnt.is_empty());
+}
+
+#[test]
+fn peers_speak_the_newest_common_version_or_say_which_they_have() {
+    let mut world = World::new(2);
+    for (first, second, expected) in [
+        ((1, 1), (1, 3), PeerState::Up),
+        ((1, 2), (2, 3), PeerState::Up),
+        ((1, 1), (2, 3), PeerState::OtherVersion(2, 3)),
+    ] {
+        world.versions = vec![first, second];
+        world.restart(0);
+        world.restart(1);
+        world.run(Duration::from_secs(8));
+        assert_eq!(world.state(0, 1), expected, "{first:?} and {second:?}");
+        assert_eq!(world.rejected(0, Rejection::Version) > 0, expected != PeerState::Up);
+    }
+    assert_eq!(world.state(1, 0), PeerState::OtherVersion(1, 1));
+}
+
+#[test]
+fn gateway_that_is_its_own_peer_recognises_itself() {
+    let mut world = World::new(1);
+    world.gateways[0].hub.set_peers(&[address(0)]);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.state(0, 0), PeerState::Itself);
+}
+
+#[test]
+fn copies_of_a_session_are_recognised_and_do_not_disturb_it() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    world.tell(0, 1, 1);
+    world.run(Duration::from_secs(1));
+    let sessions = world.gateways.iter().map(|gateway| gateway.hub.counts().sessions).collect::<Vec<_>>();
+    for (from, to, datagram) in world.sent.clone() {
+        world.network.push((world.now, from, to, datagram));
+        world.run(Duration::from_millis(100));
+    }
+    assert!(world.rejected(1, Rejection::Replayed) > 2);
+    let after = world.gateways.iter().map(|gateway| gateway.hub.counts().sessions).collect::<Vec<_>>();
+    assert_eq!((world.state(0, 1), world.state(1, 0), after), (PeerState::Up, PeerState::Up, sessions));
+}
+
+#[test]
+fn peer_that_restarts_gets_everything_again_and_its_old_session_is_dead() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    (0..5_000).for_each(|flow| world.tell(0, flow, flow));
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.gateways[1].learnt.len(), 5_000);
+    let old: Vec<_> = world.sent.clone();
+    world.restart(1);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.gateways[1].learnt.len(), 5_000, "by a complete walk of the other gateway");
+    let before = world.gateways[1].hub.counts().passed_on;
+    for (from, to, datagram) in old {
+        world.forge(from, to, datagram);
+    }
+    world.gateways[1].hub.pass_on(|_| true);
+    assert_eq!(world.gateways[1].hub.counts().passed_on, before);
+    assert!(world.rejected(1, Rejection::NoSession) > 50);
+}
+
+#[test]
+fn flood_of_forged_datagrams_costs_few_openings_and_the_session_lives() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    let hello = world.sent[0].2.clone();
+    for n in 0..20_000u64 {
+        let mut forged = hello.clone();
+        forged[8..16].copy_from_slice(&n.to_be_bytes());
+        world.forge(1, 0, forged);
+        let stranger = hello.clone();
+        world.forge(9, 0, stranger);
+    }
+    // Handshakes are opened at a rate, and strangers' never.
+    assert!(world.rejected(0, Rejection::Unauthentic) <= 5, "{}", world.rejected(0, Rejection::Unauthentic));
+    assert_eq!(world.rejected(0, Rejection::Stranger), 20_000);
+    // One who sees the datagrams knows the number of the session, too.
+    let data =
+        world.sent.iter().rfind(|(from, _, datagram)| *from == 1 && datagram[4] == 2).unwrap().2.clone();
+    for n in 0..u64::from(OPENS_PER_SECOND) {
+        let mut forged = data.clone();
+        forged[16..24].copy_from_slice(&(1_000 + n).to_be_bytes());
+        world.forge(1, 0, forged);
+    }
+    assert!(world.rejected(0, Rejection::RateLimited) > u64::from(OPENS_PER_SECOND) / 2);
+    world.tell(1, 3, 4);
+    world.run(Duration::from_secs(2));
+    assert_eq!((world.state(0, 1), world.gateways[0].learnt.get(&3)), (PeerState::Up, Some(&4)));
+}
+
+#[test]
+fn peer_that_takes_nothing_costs_bounded_memory_and_is_behind_until_a_walk_repairs_it() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    for n in 0..QUEUE_MAX as u32 + 10_000 {
+        world.tell(0, (n % 60_000) as u16, (n / 60_000) as u16);
+    }
+    let peer = world.gateways[0].hub.status(world.now + world.gateways[0].offset).remove(0);
+    assert_eq!((peer.state, peer.waiting), (PeerState::Behind, QUEUE_MAX));
+    assert!(!world.gateways[0].hub.has_room());
+    world.run(Duration::from_secs(10));
+    let counts = world.gateways[0].hub.counts();
+    assert_eq!((world.state(0, 1), counts.lost), (PeerState::Up, 10_000));
+    assert_eq!(world.gateways[1].learnt.len(), 60_000);
+    assert!(world.gateways[0].flows.iter().all(|(flow, value)| world.gateways[1].learnt[flow] == *value));
+}
+
+#[test]
+fn workers_that_are_busy_hold_the_peer_back_and_lose_nothing() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    (0..30_000).for_each(|flow| world.tell(0, flow, flow));
+    let mut learnt = HashMap::new();
+    for _ in 0..4_000 {
+        let mut room = 10;
+        world.now += Duration::from_millis(5);
+        let mut out = Vec::new();
+        for at in 0..2 {
+            let now = world.now + world.gateways[at].offset;
+            world.gateways[at].hub.poll(now, |_, datagram| out.push((at, datagram.to_vec())));
+        }
+        for (from, mut datagram) in out {
+            let now = world.now + world.gateways[1 - from].offset;
+            world.gateways[1 - from].hub.receive(address(from), &mut datagram, now, |_, _| ());
+        }
+        world.gateways[1].hub.pass_on(|news| {
+            let FlowNews::Is(record) = news else { return true };
+            if room > 0 {
+                learnt.insert(record.name.client.port, record.backend.port);
+                room -= 1;
+                return true;
+            }
+            false
+        });
+    }
+    assert_eq!(learnt.len(), 30_000);
+}
+
+#[test]
+fn three_gateways_share_with_each_other() {
+    let mut world = World::new(3);
+    world.run(Duration::from_secs(1));
+    for n in 0..3u16 {
+        world.tell(usize::from(n), n, 7);
+    }
+    world.run(Duration::from_secs(1));
+    for at in 0..3usize {
+        let others: Vec<u16> = (0..3).filter(|&n| usize::from(n) != at).collect();
+        assert!(others.iter().all(|n| world.gateways[at].learnt.contains_key(n)));
+    }
+}
