@@ -446,9 +446,10 @@ fn steering(config: &DataplaneConfig, ports: &[Port], workers: usize) -> Result<
         common = Some(rss);
     }
     let Some(rss) = common else { return Ok(Steering::Partition) };
+    let sctp_ports = rss.hash.contains(RssHash::SCTP);
     let queues: Result<Vec<u8>, _> = rss.table.iter().map(|&queue| u8::try_from(queue)).collect();
     Ok(match queues {
-        Ok(queues) if !queues.is_empty() => Steering::Rss(Box::new(Rss { key: rss.key, queues })),
+        Ok(queues) if !queues.is_empty() => Steering::Rss(Box::new(Rss { key: rss.key, queues, sctp_ports })),
         _ => Steering::Partition,
     })
 }

@@ -34,6 +34,8 @@ pub struct Rss {
     pub key: Vec<u8>,
     /// The redirection table: the queue for each value of the low bits of the hash. Its length is a power of two.
     pub queues: Vec<WorkerIndex>,
+    /// Whether the hash contains the ports of SCTP. Many NICs hash only the addresses of SCTP packets.
+    pub sctp_ports: bool,
 }
 
 impl Rss {
@@ -304,7 +306,8 @@ mod tests {
 
     #[test]
     fn rss_ports_bring_the_reply_to_the_queue_of_the_worker() {
-        let rss = Rss { key: KEY.to_vec(), queues: (0..128).map(|n| n % 4).collect() };
+        let queues = (0..128).map(|n| n % 4).collect();
+        let rss = Rss { key: KEY.to_vec(), queues, sctp_ports: true };
         for (local, backend) in [("192.0.2.3", ("10.1.2.3", 8080)), ("2001:db8::1", ("2001:db8::2", 80))] {
             let (local, backend) = (addr(local), (addr(backend.0), backend.1));
             let mut ports = SnatPorts::new(Steering::Rss(Box::new(rss.clone())), 2, 4, 99);

@@ -74,7 +74,8 @@ impl Pipeline {
             return burst.set(at, Refusal::Authenticated);
         }
         let snapshot = burst.view.snapshot;
-        if let Some(owner) = self.owner_outward(snapshot, h.proto, &ends, Dealt::of(h))
+        if let Some(owner) =
+            self.owner_outward(snapshot, h.proto, &ends, Dealt::of(h, self.snat_ports.steering()))
             && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
         {
             return burst.set(at, elsewhere);
@@ -118,7 +119,8 @@ impl Pipeline {
             return false;
         }
         let Some(ends) = inward_ends(h) else { return false };
-        if let Some(owner) = self.owner_inward(snapshot, h.proto, &ends, Dealt::of(h))
+        if let Some(owner) =
+            self.owner_inward(snapshot, h.proto, &ends, Dealt::of(h, self.snat_ports.steering()))
             && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
         {
             burst.set(at, elsewhere);

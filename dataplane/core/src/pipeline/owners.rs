@@ -7,8 +7,9 @@
 //!   receive packets of established flows send them by copies ([`copies`](super::copies)), also in the third case.
 //! - `fullnat` and RSS: the NIC distributes packets by their addresses and ports, so the owner is the worker that
 //!   receives the client's packets, and the SNAT port is chosen so that replies arrive there too. Only packets that
-//!   the NIC distributes differently are handed over: fragments, and packets with extension headers; Toeplitz gives
-//!   the worker that receives the other packets of the flow.
+//!   the NIC distributes differently are handed over: fragments, packets with extension headers, and SCTP if the NIC
+//!   does not know its ports. Toeplitz gives the worker that receives the other packets of the flow, or would receive
+//!   them.
 //! - `fullnat` and a port with an unknown distribution: a hash of the client, as for `nat`. This costs a hand-over
 //!   for all but one in `workers` packets of clients, in addition to the hand-overs of replies. Without it, the whole
 //!   and the fragmented datagrams of a flow would reach different workers and get two SNAT ports.
@@ -37,11 +38,15 @@ pub(super) enum Dealt {
 }
 
 impl Dealt {
-    /// NICs look for ports only directly behind the IP header, and not in fragments.
+    /// NICs look for ports only directly behind the IP header, and not in fragments; many do not know those of SCTP.
     #[inline]
-    pub(super) fn of(h: &Headers) -> Self {
+    pub(super) fn of(h: &Headers, steering: &Steering) -> Self {
         let extended = h.family == Family::V6 && usize::from(h.l4) != usize::from(h.l3) + ipv6::HEADER_LEN;
-        if extended || h.is_fragment() { Self::Otherwise } else { Self::WithItsFlow }
+        let is_hidden = || match steering {
+            Steering::Rss(rss) => h.proto == proto::SCTP && !rss.sctp_ports,
+            Steering::Single | Steering::Partition => false,
+        };
+        if extended || h.is_fragment() || is_hidden() { Self::Otherwise } else { Self::WithItsFlow }
     }
 }
 

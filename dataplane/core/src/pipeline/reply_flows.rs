@@ -61,7 +61,13 @@ impl Pipeline {
             if self.workers > 1
                 && let Some(owner) = {
                     let (backend, to) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
-                    self.owner_of_reply(snapshot, backend, to, h.proto, Dealt::of(h))
+                    self.owner_of_reply(
+                        snapshot,
+                        backend,
+                        to,
+                        h.proto,
+                        Dealt::of(h, self.snat_ports.steering()),
+                    )
                 }
                 && let Err(elsewhere) = self.at_home(owner, burst.arrival, h.proto)
             {

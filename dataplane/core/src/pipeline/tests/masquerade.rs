@@ -349,7 +349,7 @@ fn receive(labs: &mut [Lab], at: usize, arrival: Arrival, frame: &[u8]) -> (usiz
 #[test]
 fn every_worker_that_receives_a_packet_gets_it_to_the_one_that_holds_the_flow() {
     let key = (0..40).map(|n: u8| n.wrapping_mul(167).wrapping_add(13)).collect();
-    let rss = Rss { key, queues: (0..128).map(|n| n % WORKERS).collect() };
+    let rss = Rss { key, queues: (0..128).map(|n| n % WORKERS).collect(), sctp_ports: true };
     for steering in [Steering::Partition, Steering::Rss(Box::new(rss.clone()))] {
         let make = |worker| Lab::worker(masquerading(|_| {}), worker, WORKERS, steering.clone());
         let mut labs: Vec<Lab> = (0..WORKERS).map(make).collect();

@@ -169,7 +169,11 @@ struct Gateway {
 impl Gateway {
     fn new(service: ServiceSpec, workers: u8) -> Self {
         let spec = SnapshotSpec { services: vec![service.into()], ..spec() };
-        let rss = crate::forward::snat_ports::Rss { key: (0..40).collect(), queues: (0..workers).collect() };
+        let rss = crate::forward::snat_ports::Rss {
+            key: (0..40).collect(),
+            queues: (0..workers).collect(),
+            sctp_ports: true,
+        };
         let lab = |worker| Lab::worker(spec.clone(), worker, workers, Steering::Rss(Box::new(rss.clone())));
         let workers: Vec<Lab> = (0..workers).map(lab).collect();
         let tallies = workers.iter().map(|_| Arc::new(Tallies::with_capacity(64, 8192))).collect();

@@ -9,14 +9,14 @@ use crate::pipeline::Arrival;
 use crate::snapshot::{BackendState, ForwardingMode, Protocol, SnapshotSpec};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
-use crate::wire::{Addr, Headers, Parsed};
+use crate::wire::{Addr, Headers, Parsed, sctp};
 
 const VIPS: [&str; 2] = ["203.0.113.5:53", "[2001:db8:1::5]:53"];
 const WORKERS: u8 = 3;
 
 fn rss() -> Rss {
     let key = (0..40).map(|n: u8| n.wrapping_mul(167).wrapping_add(13)).collect();
-    Rss { key, queues: (0..128).map(|n| n % WORKERS).collect() }
+    Rss { key, queues: (0..128).map(|n| n % WORKERS).collect(), sctp_ports: true }
 }
 
 fn steerings() -> [Steering; 2] {
@@ -157,6 +157,31 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
                 assert!(h.is_later_fragment() || (h.src_port, h.dst_port) == (vip.port(), client.port()));
             }
         }
+    }
+}
+
+#[test]
+fn sctp_of_fullnat_finds_its_flow_from_any_worker_if_the_nic_does_not_hash_its_ports() {
+    let steering = Steering::Rss(Box::new(Rss { sctp_ports: false, ..rss() }));
+    let vip: SocketAddr = VIPS[0].parse().unwrap();
+    let service = service(ForwardingMode::FullNat, Protocol::Sctp, VIPS[0], &["10.0.0.1:53", "10.0.0.2:53"]);
+    let spec = SnapshotSpec { services: vec![service.into()], ..spec() };
+    for n in 0..12_usize {
+        let lab = |worker| Lab::worker(spec.clone(), worker, WORKERS, steering.clone());
+        let mut worker_pool =
+            WorkerPool { labs: (0..WORKERS).map(lab).collect(), held: Vec::new(), most_hand_overs: 0 };
+        let client = SocketAddr::new(ip("198.51.100.7"), 40_000 + n as u16);
+        let init = Builder::sctp_init(client, vip, 7).mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let sent = worker_pool.sent(n % 3, &init, TransmitReason::Forward);
+        let h = headers(&sent[0]);
+        let (local, backend) =
+            (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port));
+        // An ABORT with the tag of the INIT: the flow, and only it, makes the gateway forward it.
+        let abort = Builder::sctp(backend, local).tag(7).chunk(sctp::chunk::ABORT, 0, &[]);
+        let abort = abort.mac(backend_mac(1), GATEWAY_MAC).build();
+        let back = worker_pool.sent((n / 3 + n) % 3, &abort, TransmitReason::Reply);
+        assert_eq!(headers(&back[0]).dst.ip(), client.ip());
+        assert!(worker_pool.most_hand_overs <= 1);
     }
 }
 

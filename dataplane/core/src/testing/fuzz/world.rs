@@ -82,7 +82,9 @@ impl World {
             (_, false) => Steering::Partition,
             (_, true) => {
                 let queues = (0..128).map(|n| n % workers).collect();
-                Steering::Rss(Box::new(Rss { key: (0..40u8).map(|n| n.wrapping_mul(37)).collect(), queues }))
+                let key = (0..40u8).map(|n| n.wrapping_mul(37)).collect();
+                // It depends on another choice, so that old inputs keep their meaning.
+                Steering::Rss(Box::new(Rss { key, queues, sctp_ports: entries != 8 }))
             }
         };
         let associations = Arc::new(Associations::new(entries, 7));
