@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
-# `make setup`. It never starts a service: an nginx or HAProxy that it installs does not start, and an existing one is
-# not changed.
+# `make setup`, and with the argument `vm` by `make vm-test`, which needs more. It never starts a service: an nginx or
+# HAProxy that it installs does not start, and an existing one is not changed.
 set -euo pipefail
 
 packages=(
@@ -14,6 +14,11 @@ packages=(
   valgrind                            # instructions per packet
   dpdk-dev                            # dpdk-testpmd, which the perf lab measures beside the gateway
 )
+
+if [[ ${1:-} == vm ]]; then
+  # The emulator; what its machine starts with; dpdk-devbind.py and lspci, which it calls; strip.
+  packages+=(qemu-system-x86 busybox-static cpio kmod dpdk pciutils binutils)
+fi
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

@@ -2,7 +2,7 @@
 //!
 //! This is one binary because its tests share two cores and must run one after the other: each begins with
 //! [`world::alone`]. The tests need root and DPDK, and fail with a message without them. None is skipped except those
-//! of `kube_proxy`, which `make kube-proxy` runs. They use only the public interfaces (commands, configuration,
+//! of `kube_proxy`, which `make kube-proxy` runs, and those of `vm`, which `make vm-test` runs. They use only the public interfaces (commands, configuration,
 //! manifests, probes), so they do not depend on the implementation.
 
 mod affinity;
@@ -40,5 +40,6 @@ mod source_ranges;
 mod tenancy;
 mod toa;
 mod tunnel_peers;
+mod vm;
 mod workers;
 mod world;

@@ -9,13 +9,12 @@ use anyhow::{Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
-use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate::netlab::client::{BackendAnswer, Tell, udp_ask};
 use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
+use tidegate::netlab::{GatewayOptions, Lab};
 use tidegate_model::config::FORWARDING_ACCEPTED;
 
 const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix` -->\n";
@@ -28,12 +27,10 @@ const TIMES: usize = 12;
 const PROTOCOLS: [(&str, Exchange); 3] = [("TCP", over_tcp), ("UDP", over_udp), ("SCTP", over_sctp)];
 
 /// Sends data both ways over a path and returns what the backends saw.
-type Exchange = fn(&Scene, ModePath, u8) -> Result<Vec<BackendAnswer>>;
+type Exchange = fn(&Lab, &Peers, ModePath, u8) -> Result<Vec<BackendAnswer>>;
 
-struct Scene {
-    world: World,
-    peers: Peers,
-}
+/// The protocols that work on each path, in the order of [`every_path`], and what failed on the others.
+pub(crate) type Works = Vec<(ModePath, Vec<&'static str>)>;
 
 /// The row of a path, and its column: the family of the client and of the tunnel.
 fn cell_of(path: ModePath) -> (String, (Family, Family)) {
@@ -57,42 +54,48 @@ fn the_matrix_of_the_readme_is_what_real_endpoints_show() {
     let lab = lab_with(2, vips_on_servers());
     let peers = Peers::start(&lab, 2);
     let services = with_sctp(manifests_of(&every_path(), &[1, 2]));
-    let scene = Scene { world: World::over(lab, GatewayOptions::default(), &services, ""), peers };
+    let world = World::over(lab, GatewayOptions::default(), &services, "");
     for path in every_path() {
-        scene.world.wait_until_active(path, &[1, 2]);
+        world.wait_until_active(path, &[1, 2]);
     }
-    let (works, faults) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for (n, path) in every_path().into_iter().enumerate() {
-            let (scene, works, faults) = (&scene, &works, &faults);
-            scope.spawn(move || {
-                let n = u8::try_from(n).expect("a few paths") % CLIENT_ADDRESSES;
-                for (protocol, exchange) in PROTOCOLS {
-                    match exchange(scene, path, n).and_then(|answers| judge(path, n, &answers)) {
-                        Ok(()) => works
-                            .lock()
-                            .expect("no panic")
-                            .entry(cell_of(path))
-                            .or_insert_with(Vec::new)
-                            .push(protocol),
-                        Err(error) => {
-                            let fault = format!("{} {} {protocol}: {error:#}", path.label(), path.family);
-                            faults.lock().expect("no panic").push(fault);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let faults = faults.into_inner().expect("no panic");
-    let table = table(&works.into_inner().expect("no panic"));
-    compare_or_write(&table, &faults);
+    let (works, faults) = try_every_path(&world.lab, &peers);
+    let mut cells: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    for (path, protocols) in works {
+        cells.entry(cell_of(path)).or_default().extend(protocols);
+    }
+    compare_or_write(&table(&cells), &faults);
 }
 
-fn over_tcp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
+/// Exchanges data over every path and protocol, all paths at the same time.
+pub(crate) fn try_every_path(lab: &Lab, peers: &Peers) -> (Works, Vec<String>) {
+    let try_path = |n: usize, path: ModePath| {
+        let n = u8::try_from(n).expect("a few paths") % CLIENT_ADDRESSES;
+        let (mut works, mut faults) = (Vec::new(), Vec::new());
+        for (protocol, exchange) in PROTOCOLS {
+            match exchange(lab, peers, path, n).and_then(|answers| judge(path, n, &answers)) {
+                Ok(()) => works.push(protocol),
+                Err(error) => faults.push(format!("{} {} {protocol}: {error:#}", path.label(), path.family)),
+            }
+        }
+        ((path, works), faults)
+    };
+    thread::scope(|scope| {
+        let tried = every_path().into_iter().enumerate();
+        let tried: Vec<_> = tried.map(|(n, path)| scope.spawn(move || try_path(n, path))).collect();
+        let (mut works, mut faults) = (Vec::new(), Vec::new());
+        for one in tried {
+            let (path, of_path) = one.join().expect("no panic");
+            works.push(path);
+            faults.extend(of_path);
+        }
+        (works, faults)
+    })
+}
+
+fn over_tcp(lab: &Lab, _: &Peers, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
     let ask = |time: usize| {
         let source = SocketAddr::new(client(path.family, n), 0);
-        let mut tell = Tell::connect(scene.world.lab.client(), source, path.tell())?;
+        let mut tell = Tell::connect(lab.client(), source, path.tell())?;
         // Several segments, returned in a line.
         tell.say(&text(time, 20_000))?;
         Ok(tell.told)
@@ -100,15 +103,15 @@ fn over_tcp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> 
     (0..TIMES).map(ask).collect()
 }
 
-fn over_udp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
+fn over_udp(lab: &Lab, _: &Peers, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
     let source = SocketAddr::new(client(path.family, n), 0);
-    let ask = |time| udp_ask(scene.world.lab.client(), source, path.echo(), &text(time, 1000));
+    let ask = |time| udp_ask(lab.client(), source, path.echo(), &text(time, 1000));
     (0..TIMES).map(ask).collect()
 }
 
-fn over_sctp(scene: &Scene, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
+fn over_sctp(lab: &Lab, peers: &Peers, path: ModePath, n: u8) -> Result<Vec<BackendAnswer>> {
     let questions = Questions { client: n, associations: TIMES, messages: 4, linger: Duration::ZERO };
-    scene.peers.ask(&scene.world.lab, path, questions)
+    peers.ask(lab, path, questions)
 }
 
 /// Printable text whose parts all differ.

@@ -1,0 +1,250 @@
+//! NICs as DPDK's own drivers see them: the gateway in a virtual machine under emulation, on emulated PCI NICs that are
+//! bound to vfio-pci, with real clients and servers in namespaces of the host.
+//!
+//! `make vm-test` runs these tests; they take minutes, because every instruction is emulated. Each prints a line for each
+//! check. What the machine and the gateway said is kept in `target/vm/logs` if a check fails.
+
+mod gateway;
+mod machine;
+
+use crate::matrix::try_every_path;
+use crate::sctp::Peers;
+use crate::world::{alone, lab_with};
+use anyhow::{Context as _, Result, ensure};
+use machine::{Machine, Nic};
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tidegate::netlab::addresses::client;
+use tidegate::netlab::client::{Tell, udp_ask};
+use tidegate::netlab::gateway::{config_of, manifests_of as directory_of};
+use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
+use tidegate::netlab::{Lab, wait_for};
+
+/// The maximum time until a change is seen, under emulation and on a busy host.
+const BOUND: Duration = Duration::from_secs(120);
+
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
+fn virtio_with_two_workers_and_rss() {
+    run(Nic {
+        name: "virtio",
+        // The IOMMU is between the device and the memory only with `iommu_platform`.
+        device: "virtio-net-pci,mq=on,vectors=6,rss=on,hash=on,disable-legacy=on,iommu_platform=on",
+        queues: 2,
+        driver: "net_virtio",
+    });
+}
+
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
+fn e1000e_with_one_worker() {
+    run(Nic { name: "e1000e", device: "e1000e", queues: 1, driver: "net_e1000_em" });
+}
+
+/// A machine with its gateway, and the checks so far.
+struct Scene {
+    nic: Nic,
+    machine: Machine,
+    config: PathBuf,
+    faults: Vec<String>,
+    // The last field, so that the machine ends before the namespaces of the lab.
+    lab: Lab,
+}
+
+fn run(nic: Nic) {
+    let _turn = alone();
+    let lab = lab_with(2, vips_on_servers());
+    let peers = Peers::start(&lab, 2);
+    gateway::configure(&lab, nic).expect("the configuration");
+    for manifest in with_sctp(manifests_of(&every_path(), &[1, 2])) {
+        manifest.write(&directory_of(&lab)).expect("a manifest");
+    }
+    let config = config_of(&lab);
+    let machine = Machine::boot(&lab, nic).unwrap_or_else(|error| panic!("{error:#}"));
+    let mut scene = Scene { nic, machine, config, faults: Vec::new(), lab };
+    let steps: [(&str, Step); 7] = [
+        ("dpdk-devbind.py binds it to vfio-pci, and the gateway starts on it", binds_and_starts),
+        ("all backends become active", becomes_active),
+        ("replies of fullnat arrive at the worker of their flow", counts_hand_overs),
+        ("the link goes down and up, connections stay", survives_link),
+        ("after SIGKILL the gateway starts on the NIC again", starts_after_kill),
+        ("all backends become active again", becomes_active),
+        ("SIGTERM ends the gateway", ends),
+    ];
+    for (n, (what, step)) in steps.into_iter().enumerate() {
+        let done = step(&mut scene);
+        let is_fatal = done.is_err() && n < 2;
+        scene.report(what, done);
+        if is_fatal {
+            break;
+        }
+        if n == 1 {
+            scene.every_mode(&peers);
+        }
+    }
+    let faults = std::mem::take(&mut scene.faults);
+    if !faults.is_empty() {
+        scene.keep_logs();
+    }
+    assert!(faults.is_empty(), "{}: {faults:#?}", nic.name);
+}
+
+/// A check. Its text says more about what it has seen.
+type Step = fn(&mut Scene) -> Result<String>;
+
+impl Scene {
+    /// Prints the line of a check.
+    fn report(&mut self, what: &str, done: Result<String>) {
+        let name = self.nic.name;
+        match done {
+            Ok(more) if more.is_empty() => println!("vm-test: ok    {name}: {what}"),
+            Ok(more) => println!("vm-test: ok    {name}: {what}: {more}"),
+            Err(error) => {
+                println!("vm-test: FAIL  {name}: {what}: {error:#}");
+                self.faults.push(format!("{what}: {error:#}"));
+            }
+        }
+    }
+
+    /// Real endpoints over every mode, family and protocol.
+    fn every_mode(&mut self, peers: &Peers) {
+        let (works, faults) = try_every_path(&self.lab, peers);
+        for (path, protocols) in works {
+            let what = format!("{} {}", path.label(), path.family);
+            let missing = faults.iter().filter(|fault| fault.starts_with(&what)).cloned();
+            let missing: Vec<String> = missing.collect();
+            let done = match protocols.len() {
+                3 => Ok(protocols.join(", ")),
+                _ => Err(anyhow::anyhow!("{}", missing.join("; "))),
+            };
+            self.report(&what, done);
+        }
+    }
+
+    /// A connection from the client's address number `n`.
+    fn connect(&self, path: ModePath, n: u8) -> Result<Tell> {
+        Tell::connect(self.lab.client(), SocketAddr::new(client(path.family, n), 0), path.tell())
+    }
+
+    /// The state of the link, and whether the gateway is ready.
+    fn link(&mut self) -> Result<(String, bool)> {
+        let status = gateway::ask_json(&mut self.machine, "status")?;
+        let link = status["interfaces"][0]["link"]["state"].as_str().unwrap_or_default();
+        Ok((link.to_owned(), status["ready"] == true))
+    }
+
+    /// Copies what the machine and the gateway said.
+    fn keep_logs(&self) {
+        let Some(image) = std::env::var_os("TIDEGATE_VM_IMAGE") else { return };
+        let kept = Path::new(&image).join("logs").join(self.nic.name);
+        let copied = fs::create_dir_all(&kept).and_then(|()| {
+            fs::write(kept.join("console.log"), self.machine.console())?;
+            for name in ["gateway.log", "gateway.yaml", "out"] {
+                if self.lab.directory().join(name).exists() {
+                    fs::copy(self.lab.directory().join(name), kept.join(name))?;
+                }
+            }
+            Ok(())
+        });
+        match copied {
+            Ok(()) => println!("vm-test: logs  {}: {}", self.nic.name, kept.display()),
+            Err(error) => println!("vm-test: logs  {}: not kept: {error}", self.nic.name),
+        }
+    }
+}
+
+fn binds_and_starts(scene: &mut Scene) -> Result<String> {
+    gateway::prepare(&mut scene.machine, scene.nic)?;
+    gateway::start(&mut scene.machine, &scene.config)?;
+    let log = scene.machine.must("cat gateway.log")?;
+    let driver = format!("driver=\"{}\"", scene.nic.driver);
+    ensure!(log.contains(&driver), "the log names no {driver}: {log}");
+    Ok(scene.nic.driver.to_owned())
+}
+
+fn becomes_active(scene: &mut Scene) -> Result<String> {
+    let is_passive = |port: &serde_json::Value| {
+        let backends = port["backends"].as_array().into_iter().flatten();
+        let active = backends.filter(|backend| backend["state"] == "active");
+        let active: BTreeSet<&str> = active.filter_map(|backend| backend["address"].as_str()).collect();
+        active.len() != 2
+    };
+    let mut passive = Vec::new();
+    let waited = wait_for("active backends", BOUND, || {
+        let answer = gateway::ask_json(&mut scene.machine, "services -A").ok()?;
+        let services = answer["items"].as_array()?;
+        let ports = services.iter().flat_map(|service| service["ports"].as_array().into_iter().flatten());
+        let named = ports.filter(|port| is_passive(port)).map(|port| port["vip"].to_string());
+        passive = named.collect();
+        (passive.is_empty() && !services.is_empty()).then_some(())
+    });
+    waited.with_context(|| format!("{passive:?}")).map(|()| String::new())
+}
+
+/// The NIC hashes addresses and ports, and the gateway chooses the local ports of `fullnat` so that replies arrive at the
+/// worker that has the flow: it hands nothing over.
+fn counts_hand_overs(scene: &mut Scene) -> Result<String> {
+    const FLOWS: u8 = 64;
+    let mut counts = Vec::new();
+    for mode in ["fullnat", "nat"] {
+        let before = gateway::metric(&mut scene.machine, "tidegate_hand_overs_total")?;
+        let received = gateway::metric(&mut scene.machine, "tidegate_packets_total")?;
+        for path in every_path().into_iter().filter(|path| path.forwarding == mode) {
+            for n in 0..FLOWS {
+                let source = SocketAddr::new(client(path.family, n % 16), 0);
+                udp_ask(scene.lab.client(), source, path.echo(), "which worker?")?;
+                scene.connect(path, n % 16)?.ping()?;
+            }
+        }
+        let after = gateway::metric(&mut scene.machine, "tidegate_hand_overs_total")?;
+        let packets = gateway::metric(&mut scene.machine, "tidegate_packets_total")? - received;
+        counts.push((mode, after - before, packets));
+    }
+    let text = counts.iter().map(|(mode, handed_over, packets)| {
+        format!("{mode}: {handed_over} of {packets} packets received and sent were handed over")
+    });
+    let text = text.collect::<Vec<_>>().join(", ");
+    let has_rss = scene.nic.queues == 1 || scene.nic.device.contains("rss=on");
+    ensure!(!has_rss || counts[0].1 == 0, "{text}");
+    Ok(text)
+}
+
+fn survives_link(scene: &mut Scene) -> Result<String> {
+    let paths = every_path().into_iter().filter(|path| path.family == path.backends);
+    let paths: Vec<ModePath> = paths.collect();
+    let mut open = Vec::new();
+    for (n, path) in paths.into_iter().enumerate() {
+        open.push((path, scene.connect(path, n as u8 % 16)?));
+    }
+    for (up, expected) in [(false, ("no-carrier".to_owned(), false)), (true, ("up".to_owned(), true))] {
+        scene.machine.set_link(up)?;
+        let mut last = None;
+        let waited = wait_for("the link", BOUND, || {
+            last = scene.link().ok();
+            (last.as_ref() == Some(&expected)).then_some(())
+        });
+        waited.with_context(|| format!("set_link up={up}: {last:?}"))?;
+    }
+    for (path, tell) in &mut open {
+        tell.ping_late(BOUND).with_context(|| format!("{} {}", path.label(), path.family))?;
+    }
+    Ok(format!("{} connections", open.len()))
+}
+
+fn starts_after_kill(scene: &mut Scene) -> Result<String> {
+    gateway::stop(&mut scene.machine, "KILL")?;
+    gateway::start(&mut scene.machine, &scene.config).map(|()| String::new())
+}
+
+fn ends(scene: &mut Scene) -> Result<String> {
+    for path in every_path() {
+        let what = format!("{} {}", path.label(), path.family);
+        scene.connect(path, 0).and_then(|mut tell| tell.ping()).context(what)?;
+    }
+    let code = gateway::stop(&mut scene.machine, "TERM")?;
+    ensure!(code == 0, "with exit code {code}");
+    Ok(String::new())
+}
