@@ -13,6 +13,7 @@
 
 mod fill;
 mod member;
+mod order;
 
 pub use member::{Member, NO_BACKEND};
 

@@ -127,6 +127,51 @@ fn the_table_is_that_of_the_paper() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn a_weighted_table_is_that_of_a_plain_loop(
+        weights in proptest::collection::vec(prop_oneof![0_u16..4, 0_u16..100, any::<u16>()], 1..80),
+        size in prop_oneof![Just(2_u32), Just(13), Just(101), Just(1_009), Just(4_093)],
+    ) {
+        let members = members(&weights);
+        prop_assert_eq!(&*build(&members, size), &*plain(&members, size));
+    }
+}
+
+/// The loop of the paper with turns by weight: the next turn is always the earliest by exact fractions, and a walk tries one
+/// slot after the other.
+fn plain(members: &[Member], size: u32) -> Vec<u16> {
+    let hashes = |member: &Member| crate::hash::identity_hashes(&member.address, 0);
+    let scale = crate::hash::scale;
+    let mut walks: Vec<(u64, u64)> = members
+        .iter()
+        .map(hashes)
+        .map(|(at, step)| (scale(at, size).into(), u64::from(scale(step, size - 1)) + 1))
+        .collect();
+    let (mut owners, mut turns) = (vec![NO_BACKEND; size as usize], vec![0_u64; members.len()]);
+    if members.iter().all(|member| member.weight == 0) {
+        return Vec::new();
+    }
+    for _ in 0..size {
+        let earlier = |&a: &usize, &b: &usize| {
+            let [of_a, of_b] = [a, b].map(|at| u64::from(members[at].weight));
+            let (time_a, time_b) = ((2 * turns[a] + 1) * of_b, (2 * turns[b] + 1) * of_a);
+            time_a.cmp(&time_b).then(of_b.cmp(&of_a)).then(a.cmp(&b))
+        };
+        let takes_part = |&at: &usize| members[at].weight > 0;
+        let next = (0..members.len()).filter(takes_part).min_by(earlier).expect("there are some");
+        turns[next] += 1;
+        let (at, step) = &mut walks[next];
+        while owners[*at as usize] != NO_BACKEND {
+            *at = (*at + *step) % u64::from(size);
+        }
+        owners[*at as usize] = next as u16;
+    }
+    owners
+}
+
 /// The pseudo code of the paper for equal weights, with remainders.
 fn paper(members: &[Member], size: u32) -> Vec<u16> {
     let scale = |hash, len| u64::from(crate::hash::scale(hash, len));
