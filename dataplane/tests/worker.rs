@@ -25,9 +25,10 @@ use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
 use tidegate_dataplane::gateway::{OnFailure, WorkerPool, WorkerPoolConfig, WorkerState};
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
-use tidegate_dataplane::worker::FlowFilter;
 use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
 use tidegate_dataplane::worker::rings::HANDED_OVER_MAX;
+use tidegate_dataplane::worker::watch::{VerdictKind, WATCHES_MAX, Watch, WatchFilter, WatchedPacket};
+use tidegate_dataplane::worker::{FlowFilter, Question};
 
 fn bench(workers: u8, depth: usize) -> Bench {
     Bench::of(&spec(1), workers, depth)
@@ -639,4 +640,112 @@ fn the_time_that_each_frame_for_the_kernel_waits_for_the_slow_path_is_recorded()
     assert!(waits.sum() > 0, "the slow path is another thread: {waits:?}");
     let longest = waits.buckets().last().map_or(0, |&(nanos, _)| nanos);
     assert!(longest < 30_000_000_000, "{waits:?}");
+}
+
+/// Begins a watch at the first worker.
+fn watch(bench: &mut Bench, filter: WatchFilter, records: usize, snap: usize) -> Arc<Watch> {
+    let watch = Arc::new(Watch::new(filter, records, snap));
+    bench.exchange.mailboxes[0].ask(Question::Watch(Arc::clone(&watch))).unwrap();
+    bench.turn(0);
+    watch
+}
+
+/// What a watch has recorded.
+fn recorded(watch: &Watch) -> Vec<WatchedPacket> {
+    let mut packets = Vec::new();
+    watch.take(usize::MAX, |packet| packets.push(packet.clone()));
+    packets
+}
+
+#[test]
+fn a_watched_packet_is_recorded_as_it_came_and_as_it_left_with_its_verdict() {
+    let mut bench = bench(1, 64);
+    let host = Some(ip(VIP_L2).into());
+    let all = watch(&mut bench, WatchFilter::default(), 8, 2_048);
+    let one = watch(&mut bench, WatchFilter { host, port: Some(4001), ..WatchFilter::default() }, 8, 40);
+    let drops = WatchFilter { verdict: Some(VerdictKind::Drop), ..WatchFilter::default() };
+    let drops = watch(&mut bench, drops, 8, 40);
+    let frames = [syn(4000, VIP_L2), syn(4001, VIP_L2), stray()];
+    for frame in &frames {
+        assert!(bench.wire.offer(0, frame));
+    }
+    bench.turn(0);
+    let packets = recorded(&all);
+    assert_eq!(packets.len(), 3);
+    for (packet, frame) in packets.iter().zip(&frames) {
+        assert_eq!((&packet.received, packet.received_len), (frame, frame.len()));
+    }
+    for packet in &packets[..2] {
+        let sent = bench.wire.take(0).expect("forwarded");
+        assert_eq!((&packet.sent[..], packet.sent_len), (sent.bytes(), sent.bytes().len()));
+        assert!(packet.note.service.is_some() && packet.note.backend.is_some() && !packet.waits);
+    }
+    assert_eq!((packets[2].sent.len(), packets[2].note.service), (0, None));
+    let packets = recorded(&one);
+    assert_eq!(packets.len(), 1);
+    assert_eq!((&packets[0].received[..], packets[0].received_len), (&frames[1][..40], frames[1].len()));
+    assert_eq!((recorded(&drops).len(), all.lost()), (0, 0));
+}
+
+#[test]
+fn a_watch_that_nobody_reads_loses_records_and_no_packets() {
+    let mut bench = bench(1, 64);
+    let full = watch(&mut bench, WatchFilter::default(), 2, 64);
+    for n in 0..5 {
+        assert!(bench.wire.offer(0, &syn(4000 + n, VIP_L2)));
+    }
+    bench.turn(0);
+    assert_eq!(std::iter::from_fn(|| bench.wire.take(0)).count(), 5);
+    assert_eq!((full.lost(), recorded(&full).len()), (3, 2));
+    assert!(bench.wire.offer(0, &syn(4100, VIP_L2)));
+    bench.turn(0);
+    assert_eq!((full.lost(), recorded(&full).len()), (3, 1), "records are used again");
+}
+
+#[test]
+fn ended_watches_are_forgotten_and_make_room_for_others() {
+    let mut bench = bench(1, 64);
+    let watches: Vec<_> =
+        (0..WATCHES_MAX).map(|_| watch(&mut bench, WatchFilter::default(), 2, 64)).collect();
+    watches[0].end();
+    let next = watch(&mut bench, WatchFilter::default(), 2, 64);
+    assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
+    bench.turn(0);
+    assert_eq!(recorded(&next).len(), 1);
+    assert_eq!((recorded(&watches[0]).len(), Arc::strong_count(&watches[0])), (0, 1), "the worker has none");
+    watches.iter().chain([&next]).for_each(|watch| watch.end());
+    assert!(bench.wire.offer(0, &syn(4001, VIP_L2)));
+    bench.turn(0);
+    assert!(watches.iter().chain([&next]).all(|watch| Arc::strong_count(watch) == 1));
+}
+
+#[test]
+fn a_packet_that_waits_for_its_next_hop_is_recorded_as_waiting_and_again_when_it_leaves() {
+    let mut bench = Bench::of(&alone(), 1, 64);
+    let all = watch(&mut bench, WatchFilter::default(), 8, 64);
+    assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
+    bench.turn_at(0, 2);
+    let packets = recorded(&all);
+    assert_eq!((packets.len(), packets[0].waits), (1, true));
+    assert_eq!(packets[0].verdict, Refusal::NeighborUnresolved.into());
+    bench.learn(BACKEND_IP, BACKEND);
+    bench.turn_at(0, 3);
+    let packets = recorded(&all);
+    assert_eq!((packets.len(), packets[0].waits, packets[0].sent_len > 0), (1, false, true));
+}
+
+#[test]
+fn a_packet_that_is_handed_over_is_recorded_by_the_worker_that_decides() {
+    let mut bench = Bench::of(&spec(1), 2, 64);
+    let (_, port) = open_fullnat(&mut bench, 1);
+    let watches = [0, 1].map(|worker: usize| {
+        let one = Arc::new(Watch::new(WatchFilter::default(), 8, 64));
+        bench.exchange.mailboxes[worker].ask(Question::Watch(Arc::clone(&one))).unwrap();
+        bench.turn(worker);
+        one
+    });
+    assert!(bench.wire.offer(0, &reply(port)));
+    bench.turn_at(0, 2);
+    bench.turn_at(1, 2);
+    assert_eq!(watches.each_ref().map(|watch| recorded(watch).len()), [0, 1]);
 }

@@ -42,6 +42,7 @@ use crate::punt::tap::Tap;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
 use crate::topology::{Idle, WorkerPlace};
 use crate::worker::rings::Rings;
+use crate::worker::watch::{PacketWatch, Watch, WatchFilter};
 use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Shared, Worker, WorkerParts};
 
 /// One of the two ways to compile a snapshot.
@@ -489,6 +490,23 @@ impl<F> WorkerPool<F> {
         }
         flows.truncate(limit);
         (flows, silent)
+    }
+
+    /// Begins to copy the packets that pass the filter, at every worker. Each worker keeps up to `records` packets that were
+    /// not taken yet, with `snap` bytes of each frame. The caller has at most
+    /// [`WATCHES_MAX`](crate::worker::watch::WATCHES_MAX) of them at a time.
+    ///
+    /// # Errors
+    /// The first worker that has too many queries waiting.
+    pub fn watch(&self, filter: &WatchFilter, records: usize, snap: usize) -> Result<PacketWatch, usize> {
+        let mailboxes = self.exchange.mailboxes.iter();
+        let watches: Vec<_> =
+            mailboxes.map(|_| Arc::new(Watch::new(filter.clone(), records, snap))).collect();
+        let watch = PacketWatch::new(watches.clone());
+        for (n, (mailbox, one)) in self.exchange.mailboxes.iter().zip(watches).enumerate() {
+            mailbox.ask(Question::Watch(one)).map_err(|_| n)?;
+        }
+        Ok(watch)
     }
 
     /// Ends all threads and waits for them: first the workers, each at the end of its turn, then the slow path.

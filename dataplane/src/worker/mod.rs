@@ -43,6 +43,7 @@ pub mod pending_neighbor;
 pub mod questions;
 pub mod rings;
 mod transmit;
+pub mod watch;
 
 pub use counters::LoopCounters;
 pub use exchange::{Exchange, Forwarding, Shared};
@@ -55,6 +56,7 @@ use news::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
 use rings::{HandedOver, Report, Rings};
 use transmit::{Sending, TxBatch};
+use watch::Watches;
 
 /// The resources of a worker.
 #[derive(Debug)]
@@ -100,6 +102,8 @@ pub struct Worker<Q: PortQueue> {
     punt_rates: PuntRates,
     /// The query that is being answered.
     asked: Option<Question>,
+    /// What operators watch.
+    watches: Watches,
     turn: u32,
     /// Whether known flows are being checked against changed source ranges.
     rechecking: bool,
@@ -151,6 +155,7 @@ impl<Q: PortQueue> Worker<Q> {
             reported: Recent::default(),
             punt_rates,
             asked: None,
+            watches: Watches::default(),
             turn: 0,
             rechecking: true,
         }
@@ -263,7 +268,14 @@ impl<Q: PortQueue> Worker<Q> {
             neighbors: &parts.neighbors,
             tallies: &forwarding.tallies[usize::from(parts.worker)],
         };
+        let watched = !self.watches.is_empty();
+        if watched {
+            self.watches.begin(now, parts.worker, arrival.interface(), &self.received);
+        }
         parts.pipeline.process(view, now, arrival, &mut self.received, &mut self.out);
+        if watched {
+            self.watches.end(&self.out, &self.received, may_wait != MayWait::No);
+        }
         self.dispatch(now, arrival, may_wait);
         self.tell_resolver(now);
         for port in 0..self.sending.len() {
@@ -565,7 +577,13 @@ impl<Q: PortQueue> Worker<Q> {
 
     fn answer(&mut self, now: Now) {
         let question = self.asked.take().or_else(|| self.mailbox().next_question());
-        self.asked = question.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now));
+        self.asked = match question {
+            Some(Question::Watch(watch)) => {
+                self.watches.add(watch);
+                None
+            }
+            other => other.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now)),
+        };
     }
 
     fn report_counts(&mut self, now: Now) {

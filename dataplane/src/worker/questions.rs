@@ -13,6 +13,8 @@ use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::now::Now;
 use tidegate_core::wire::Addr;
 
+use super::watch::Watch;
+
 /// Buckets examined per turn: some 10 µs.
 const BUCKETS_PER_TURN: u64 = 256;
 
@@ -23,6 +25,8 @@ pub enum Question {
     Flows(FlowQuestion),
     /// A count of the local ports in use.
     SnatPorts(SnatQuestion),
+    /// Copies of packets, from now on.
+    Watch(Arc<Watch>),
 }
 
 impl Question {
@@ -31,6 +35,8 @@ impl Question {
         match self {
             Self::Flows(question) => question.go_on(flows, now).map(Self::Flows),
             Self::SnatPorts(question) => question.go_on(flows, now).map(Self::SnatPorts),
+            // The worker itself begins it, at once.
+            Self::Watch(_) => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Captures: reads pcap and pcapng, writes pcap. `replay` reads users' files with it.
+//! Captures: reads and writes pcap and pcapng. `replay` reads users' files with it, and `capture` writes some.
 //!
 //! Reads pcap in both byte orders with microseconds or nanoseconds, and pcapng with any number of interfaces. Only
 //! Ethernet captures: the pipeline begins at the Ethernet header. An error holds the offset of the record at fault, and
@@ -14,6 +14,7 @@ mod error;
 mod packet;
 mod pcap;
 mod pcapng;
+mod pcapng_writer;
 mod reader;
 mod source;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod writer;
 
 pub use error::{Fault, PcapError};
 pub use packet::{Interface, Packet};
+pub use pcapng_writer::{Captured, Direction, PcapngWriter};
 pub use reader::Reader;
 pub use source::{BLOCK_LEN_MAX, PACKET_LEN_MAX};
 pub use writer::Writer;

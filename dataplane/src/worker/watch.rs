@@ -1,0 +1,361 @@
+//! Copies of packets with their verdicts, for `tidegate trace` and `tidegate capture`.
+//!
+//! A watch has the same [`WatchFilter`] at every worker, and for each worker a [`Watch`]: a queue of empty records and
+//! a queue of filled ones, both allocated by whoever watches. The worker takes an empty record, fills it and passes it
+//! on. A worker without watches pays one comparison for each burst; one with watches reads the headers of each frame once
+//! more.
+//!
+//! Invariant: nothing here waits or allocates on the worker. A packet for which there is no empty record is counted as
+//! lost, and is forwarded as any other.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
+use crossbeam::queue::ArrayQueue;
+use tidegate_core::frame::Frame;
+use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
+use tidegate_core::limits::BURST;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::{BurstOutput, Note};
+use tidegate_core::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+use tidegate_core::wire::{Addr, Parsed, parse, proto};
+
+/// Watches that a worker serves at the same time.
+pub const WATCHES_MAX: usize = 4;
+
+/// The kind of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerdictKind {
+    /// Sent.
+    Transmit,
+    /// For the kernel.
+    Punt,
+    /// Dropped, or held until its next hop or first fragment is known.
+    Drop,
+}
+
+/// A verdict's reason. Some names are reasons of several kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// Of a frame that is sent.
+    Transmit(TransmitReason),
+    /// Of a frame for the kernel.
+    Punt(PuntReason),
+    /// Of a frame that is dropped.
+    Drop(DropReason),
+}
+
+/// Selects packets. A field that is `None` matches all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WatchFilter {
+    /// The source or the destination has this address.
+    pub host: Option<Addr>,
+    /// The source or the destination has this port.
+    pub port: Option<u16>,
+    /// The protocol, by its IANA number.
+    pub protocol: Option<u8>,
+    /// It was received by this interface.
+    pub interface: Option<InterfaceIndex>,
+    /// The service port is one of these.
+    pub services: Option<Arc<[ServiceId]>>,
+    /// The backend is one of these.
+    pub backends: Option<Arc<[BackendId]>>,
+    /// The kind of its verdict.
+    pub verdict: Option<VerdictKind>,
+    /// The reason of its verdict is one of these.
+    pub reasons: Option<Arc<[Why]>>,
+}
+
+impl WatchFilter {
+    /// Whether a received frame matches, as far as that is known before it is processed.
+    fn wants(&self, interface: InterfaceIndex, ends: Option<&Ends>) -> bool {
+        let asks_ends = self.host.is_some() || self.port.is_some() || self.protocol.is_some();
+        self.interface.is_none_or(|wanted| wanted == interface)
+            && (!asks_ends
+                || ends.is_some_and(|ends| {
+                    self.host.is_none_or(|host| host == ends.source || host == ends.destination)
+                        && self.port.is_none_or(|port| {
+                            ends.ports
+                                .is_some_and(|(source, destination)| port == source || port == destination)
+                        })
+                        && self.protocol.is_none_or(|protocol| ends.protocol == Some(protocol))
+                }))
+    }
+
+    /// Whether a frame whose headers match also matches by its result.
+    fn wants_result(&self, verdict: Verdict, note: &Note) -> bool {
+        let (kind, why) = match verdict {
+            Verdict::Transmit { why, .. } => (VerdictKind::Transmit, Why::Transmit(why)),
+            Verdict::Punt(why) => (VerdictKind::Punt, Why::Punt(why)),
+            Verdict::Drop(why) => (VerdictKind::Drop, Why::Drop(why)),
+            // The worker that gets it processes it, and records that.
+            Verdict::HandOver(_) => return false,
+        };
+        self.verdict.is_none_or(|wanted| wanted == kind)
+            && self.reasons.as_ref().is_none_or(|reasons| reasons.contains(&why))
+            && self
+                .services
+                .as_ref()
+                .is_none_or(|services| note.service.is_some_and(|service| services.contains(&service)))
+            && self
+                .backends
+                .as_ref()
+                .is_none_or(|backends| note.backend.is_some_and(|backend| backends.contains(&backend)))
+    }
+}
+
+/// Source and destination of a received packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// The IANA number of the protocol; `None` for ARP.
+    pub protocol: Option<u8>,
+    /// The source; of an ARP packet, the sender.
+    pub source: Addr,
+    /// The destination; of an ARP packet, the target.
+    pub destination: Addr,
+    /// Source and destination port, of a packet that has its TCP, UDP or SCTP header.
+    pub ports: Option<(u16, u16)>,
+}
+
+impl Ends {
+    /// Those of a frame; `None` if its headers are not valid, and if it is neither IP nor ARP.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        match parse(bytes).ok()? {
+            Parsed::Ip(h) => Some(Self {
+                protocol: Some(h.proto),
+                source: h.src,
+                destination: h.dst,
+                ports: (matches!(h.proto, proto::TCP | proto::UDP | proto::SCTP) && !h.is_later_fragment())
+                    .then_some((h.src_port, h.dst_port)),
+            }),
+            Parsed::Arp(arp) => Some(Self {
+                protocol: None,
+                source: IpAddr::V4(arp.sender_ip).into(),
+                destination: IpAddr::V4(arp.target_ip).into(),
+                ports: None,
+            }),
+            Parsed::Other => None,
+        }
+    }
+}
+
+/// A copy of a packet, and what became of it.
+#[derive(Debug, Clone)]
+pub struct WatchedPacket {
+    /// When its burst was processed.
+    pub at: Now,
+    /// The worker that decided.
+    pub worker: WorkerIndex,
+    /// The interface that received it.
+    pub interface: InterfaceIndex,
+    /// Its source and destination.
+    pub ends: Option<Ends>,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Whether it is held until its next hop or its first fragment is known. It is processed again then, and recorded
+    /// again; otherwise it ends with this verdict.
+    pub waits: bool,
+    /// Its Service, its backend, and whether its flow was known.
+    pub note: Note,
+    /// The first bytes of the frame as it was received.
+    pub received: Vec<u8>,
+    /// Its length.
+    pub received_len: usize,
+    /// The first bytes of the frame as it was sent; empty if it was not.
+    pub sent: Vec<u8>,
+    /// Its length. A frame that does not fit its link is sent in pieces; this is the whole frame.
+    pub sent_len: usize,
+}
+
+impl WatchedPacket {
+    /// An empty record with room for `snap` bytes of each frame.
+    fn with_room(snap: usize) -> Box<Self> {
+        Box::new(Self {
+            at: Now::default(),
+            worker: 0,
+            interface: 0,
+            ends: None,
+            verdict: Verdict::Punt(PuntReason::NotIp),
+            waits: false,
+            note: Note::default(),
+            received: Vec::with_capacity(snap),
+            received_len: 0,
+            sent: Vec::with_capacity(snap),
+            sent_len: 0,
+        })
+    }
+}
+
+/// Replaces the contents by the first bytes of a frame, as many as fit without a new allocation.
+fn copy(bytes: &[u8], to: &mut Vec<u8>) -> usize {
+    to.clear();
+    to.extend_from_slice(&bytes[..bytes.len().min(to.capacity())]);
+    bytes.len()
+}
+
+/// What one worker and whoever watches share.
+#[derive(Debug)]
+pub struct Watch {
+    filter: WatchFilter,
+    empty: ArrayQueue<Box<WatchedPacket>>,
+    filled: ArrayQueue<Box<WatchedPacket>>,
+    lost: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Watch {
+    /// A watch that holds up to `records` packets that were not taken yet, with `snap` bytes of each frame.
+    #[must_use]
+    pub fn new(filter: WatchFilter, records: usize, snap: usize) -> Self {
+        let empty = ArrayQueue::new(records.max(1));
+        while empty.push(WatchedPacket::with_room(snap)).is_ok() {}
+        let filled = ArrayQueue::new(empty.capacity());
+        Self { filter, empty, filled, lost: AtomicU64::new(0), ended: AtomicBool::new(false) }
+    }
+
+    /// Calls `each` for up to `max` packets.
+    pub fn take(&self, max: usize, mut each: impl FnMut(&WatchedPacket)) {
+        for _ in 0..max {
+            let Some(packet) = self.filled.pop() else { return };
+            each(&packet);
+            self.give_back(packet);
+        }
+    }
+
+    /// Packets that matched and were not recorded, because nobody took the earlier ones in time.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Ends the watch. The worker forgets it at its next burst, and the memory of the records is freed here.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        while self.empty.pop().is_some() || self.filled.pop().is_some() {}
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    fn give_back(&self, packet: Box<WatchedPacket>) {
+        // There is room for every record that was made.
+        let _ = self.empty.push(packet);
+    }
+}
+
+/// The watches of one worker.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    active: ArrayVec<Arc<Watch>, WATCHES_MAX>,
+    /// The records of the burst that is being processed.
+    begun: Vec<Begun>,
+}
+
+/// A record of a packet that is being processed.
+#[derive(Debug)]
+struct Begun {
+    watch: usize,
+    frame: usize,
+    packet: Box<WatchedPacket>,
+}
+
+impl Watches {
+    /// Adds a watch. A watch beyond [`WATCHES_MAX`] ends at once: whoever starts them must count.
+    #[cold]
+    pub(super) fn add(&mut self, watch: Arc<Watch>) {
+        self.active.retain(|watch| !watch.has_ended());
+        // The first watch of a worker allocates this once, between bursts.
+        self.begun.reserve(BURST * WATCHES_MAX);
+        if let Err(refused) = self.active.try_push(watch) {
+            refused.element().ended.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Copies the frames that match, before they are processed.
+    #[cold]
+    pub(super) fn begin<F: Frame>(
+        &mut self,
+        now: Now,
+        worker: WorkerIndex,
+        interface: InterfaceIndex,
+        frames: &[F],
+    ) {
+        self.active.retain(|watch| !watch.has_ended());
+        for (frame, bytes) in frames.iter().map(Frame::bytes).enumerate() {
+            let ends = Ends::of(bytes);
+            for (n, watch) in self.active.iter().enumerate() {
+                if !watch.filter.wants(interface, ends.as_ref()) {
+                    continue;
+                }
+                let Some(mut packet) = watch.empty.pop() else {
+                    watch.lost.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                };
+                (packet.at, packet.worker, packet.interface, packet.ends) = (now, worker, interface, ends);
+                packet.received_len = copy(bytes, &mut packet.received);
+                self.begun.push(Begun { watch: n, frame, packet });
+            }
+        }
+    }
+
+    /// Completes the records with the results. `may_wait` tells whether the frames may be held.
+    #[cold]
+    pub(super) fn end<F: Frame>(&mut self, out: &BurstOutput, frames: &[F], may_wait: bool) {
+        for Begun { watch, frame, mut packet } in self.begun.drain(..) {
+            let watch = &self.active[watch];
+            let (verdict, note) = (out.verdicts[frame], out.notes[frame]);
+            if !watch.filter.wants_result(verdict, &note) {
+                watch.give_back(packet);
+                continue;
+            }
+            (packet.verdict, packet.note) = (verdict, note);
+            packet.waits = may_wait
+                && (out.unresolved.iter().any(|one| usize::from(one.frame) == frame)
+                    || out.unknown_fragments.iter().any(|one| usize::from(one.frame) == frame));
+            packet.sent.clear();
+            packet.sent_len = 0;
+            if matches!(verdict, Verdict::Transmit { .. }) {
+                packet.sent_len = copy(frames[frame].bytes(), &mut packet.sent);
+            }
+            // There is room for every record that was made.
+            let _ = watch.filled.push(packet);
+        }
+    }
+}
+
+/// The watches of all workers with the same filter. They end when this is dropped.
+#[derive(Debug)]
+pub struct PacketWatch(Vec<Arc<Watch>>);
+
+impl PacketWatch {
+    /// Collects the watches of all workers.
+    #[must_use]
+    pub(crate) fn new(watches: Vec<Arc<Watch>>) -> Self {
+        Self(watches)
+    }
+
+    /// Calls `each` for up to `max` packets of each worker, worker by worker.
+    pub fn take(&self, max: usize, mut each: impl FnMut(&WatchedPacket)) {
+        self.0.iter().for_each(|watch| watch.take(max, &mut each));
+    }
+
+    /// Packets that matched and were not recorded.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.0.iter().map(|watch| watch.lost()).sum()
+    }
+}
+
+impl Drop for PacketWatch {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|watch| watch.end());
+    }
+}
