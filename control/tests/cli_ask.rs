@@ -1,15 +1,17 @@
 //! The commands that query the daemon: columns, formats, filters and exit codes, with the real admin socket and the
 //! built binary. Only the daemon's state is invented; the end-to-end tests query a real daemon.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::admin::api::*;
 use tidegate::admin::flows_query::FlowsQuery;
+use tidegate::admin::watch_query::WatchQuery;
 use tidegate::admin::{AdminBackend, AdminError, Server};
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
@@ -21,6 +23,7 @@ struct Daemon {
     drained: Mutex<Vec<String>>,
     /// The drain of the gateway, and how many more queries of the status see packets come.
     gateway: Mutex<(GatewayDrainState, u32)>,
+    requests: AtomicU64,
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -202,6 +205,63 @@ impl AdminBackend for Daemon {
             ..PoolView::default()
         };
         PoolsAnswer { pools: vec![pool("public", 0, false), pool("old", 4, true)] }
+    }
+
+    fn traffic(&self) -> TrafficAnswer {
+        // Each request finds 50 packets more.
+        let packets = 50 * self.requests.fetch_add(1, Ordering::Relaxed);
+        let service = |name: &str, packets| ServiceTraffic {
+            namespace: "default".into(),
+            service: name.into(),
+            port_name: "http".into(),
+            vip: SocketAddr::new(ip("203.0.113.1"), 80),
+            protocol: "TCP".into(),
+            packets,
+            bytes: 100 * packets,
+            connections: packets / 10,
+        };
+        TrafficAnswer { services: vec![service("idle", 7), service("web", packets)] }
+    }
+
+    fn watch(&self, query: WatchQuery) -> Result<WatchAnswer, AdminError> {
+        match query.port {
+            Some(port) => Err(AdminError::Unavailable(format!("asked for port {port}"))),
+            None => Ok(WatchAnswer { id: 3, interfaces: vec!["uplink".into(), "backends".into()] }),
+        }
+    }
+
+    async fn watched(&self, _: u64) -> Result<WatchedAnswer, AdminError> {
+        let frame = |hex: &str| WatchedFrame { length: 60, hex: hex.into() };
+        let sent = WatchedRow {
+            timestamp_ns: 1_900_000_000_123_456_789,
+            interface: "uplink".into(),
+            protocol: Some("TCP".into()),
+            source: Some("198.51.100.7:40000".into()),
+            destination: Some("203.0.113.1:80".into()),
+            verdict: "transmit".into(),
+            reason: "forward".into(),
+            service: Some("default/web:http".into()),
+            vip: Some(ip("203.0.113.1")),
+            backend: Some(SocketAddr::new(ip("10.0.0.1"), 8080)),
+            mode: Some("nat".into()),
+            flow: "new".into(),
+            received: frame("0203"),
+            sent: Some(SentFrame { interface: "backends".into(), frame: frame("0405") }),
+            ..WatchedRow::default()
+        };
+        let dropped = WatchedRow {
+            verdict: "drop".into(),
+            reason: "no_flow".into(),
+            flow: "none".into(),
+            sent: None,
+            service: None,
+            ..sent.clone()
+        };
+        Ok(WatchedAnswer { packets: vec![sent, dropped], lost: 4 })
+    }
+
+    fn unwatch(&self, _: u64) -> Result<UnwatchAnswer, AdminError> {
+        Ok(UnwatchAnswer { lost: 4 })
     }
 
     fn metrics(&self) -> String {
@@ -486,4 +546,78 @@ fn nobody_at_the_socket_is_an_error_that_names_it() {
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(err.starts_with("Error from gateway: no gateway answers at "), "{err}");
     assert!(err.contains("none.sock"), "{err}");
+}
+
+#[test]
+fn trace_prints_a_line_for_each_packet_and_says_how_many_were_missed() {
+    let lab = Lab::new();
+    let (code, out, err) = lab.ask("trace --count 3");
+    assert_eq!(code, 0, "{err}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 4, "{out}");
+    assert!(lines[0].starts_with("TIME"), "{out}");
+    for cell in
+        ["198.51.100.7:40000", "203.0.113.1:80", "transmit", "forward", "default/web:http", "10.0.0.1:8080"]
+    {
+        assert!(lines[1].contains(cell), "{out}");
+    }
+    assert!(
+        lines[2].contains("drop") && lines[2].contains("no_flow") && lines[2].contains("<none>"),
+        "{out}"
+    );
+    assert!(err.starts_with("3 packets; 4 more matched and were not recorded"), "{err}");
+
+    let (_, out, _) = lab.ask("trace --count 2 --no-headers -o json");
+    let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(
+        (rows.len(), &rows[0]["sent"]["interface"], &rows[1]["reason"]),
+        (2, &"backends".into(), &"no_flow".into())
+    );
+
+    let (code, _, err) = lab.ask("trace --port 99");
+    assert_eq!((code, err.trim()), (1, "Error from gateway (ServiceUnavailable): asked for port 99"));
+    let (code, _, err) = lab.ask("trace --verdict lost");
+    assert!(code == 2 && err.contains("accepted: transmit, punt, drop"), "{err}");
+}
+
+#[test]
+fn capture_writes_what_came_and_what_left_with_the_verdict_as_a_comment() {
+    let lab = Lab::new();
+    let file = lab.directory.path().join("out.pcapng");
+    let (code, _, err) = lab.ask(&format!("capture --count 2 -w {}", file.display()));
+    assert_eq!(code, 0, "{err}");
+    let bytes = std::fs::read(&file).expect("it is written");
+    let mut reader = tidegate_core::capture::Reader::new(&bytes[..]).expect("a capture");
+    let mut packets = Vec::new();
+    while let Some(packet) = reader.next_packet().expect("whole packets") {
+        packets.push((packet.interface, packet.timestamp_ns, packet.data));
+    }
+    let at = 1_900_000_000_123_456_789;
+    assert_eq!(packets, [(0, at, vec![2, 3]), (1, at, vec![4, 5]), (0, at, vec![2, 3])]);
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains("verdict=transmit reason=forward flow=new service=default/web:http"));
+    assert!(text.contains("verdict=drop reason=no_flow"));
+
+    let nowhere = lab.directory.path().join("none/out.pcapng");
+    let (code, _, err) = lab.ask(&format!("capture --count 2 -w {}", nowhere.display()));
+    assert!(code == 1 && err.contains("none/out.pcapng"), "{err}");
+}
+
+#[test]
+fn top_shows_rates_with_the_busiest_services_first() {
+    let lab = Lab::new();
+    let out = lab.shown("top --iterations 2 --interval 0.1");
+    let headings = out.lines().filter(|line| line.starts_with("SERVICE")).count();
+    assert_eq!(headings, 2, "{out}");
+    let services: Vec<&str> = out.lines().filter(|line| line.starts_with("default/")).collect();
+    assert!(
+        services[0].starts_with("default/web:http") && services[1].starts_with("default/idle:http"),
+        "{out}"
+    );
+
+    let out = lab.shown("top --iterations 1 --interval 0.1 --rows 1 -o json");
+    let figures: Value = serde_json::from_str(&out).expect("one line of JSON");
+    assert_eq!(figures["services"].as_array().map(Vec::len), Some(1), "{out}");
+    let rate = figures["services"][0]["packetsPerSecond"].as_f64().expect("a number");
+    assert!(rate > 0.0, "{out}");
 }

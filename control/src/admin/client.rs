@@ -17,10 +17,11 @@ use tokio::net::UnixStream;
 
 use super::api::{
     BackendsAnswer, DrainAnswer, DropsAnswer, ErrorAnswer, FlowsAnswer, GatewayDrainAnswer, PoolsAnswer,
-    ReloadAnswer, ServicesAnswer, Status,
+    ReloadAnswer, ServicesAnswer, Status, TrafficAnswer, UnwatchAnswer, WatchAnswer, WatchedAnswer,
 };
 use super::flows_query::FlowsQuery;
 use super::query;
+use super::watch_query::WatchQuery;
 
 /// The maximum wait for an answer: a reload reads all manifests.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -123,6 +124,40 @@ impl Client {
     /// See [`Client::status`].
     pub async fn pools(&self) -> Result<PoolsAnswer, ClientError> {
         self.read("pools", &[]).await
+    }
+
+    /// `GET /v1/traffic`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn traffic(&self) -> Result<TrafficAnswer, ClientError> {
+        self.read("traffic", &[]).await
+    }
+
+    /// `POST /v1/watch`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn watch(&self, query: &WatchQuery) -> Result<WatchAnswer, ClientError> {
+        let pairs = query.pairs();
+        let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        self.change("watch", &pairs).await
+    }
+
+    /// `GET /v1/watched`. The answer may take a second.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn watched(&self, id: u64) -> Result<WatchedAnswer, ClientError> {
+        self.read("watched", &[("id", &id.to_string())]).await
+    }
+
+    /// `POST /v1/unwatch`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn unwatch(&self, id: u64) -> Result<UnwatchAnswer, ClientError> {
+        self.change("unwatch", &[("id", &id.to_string())]).await
     }
 
     /// `GET /v1/metrics`: Prometheus text.

@@ -8,6 +8,10 @@
 //! |---|---|
 //! | `GET /v1/status`, `services`, `backends`, `drops`, `pools` | [`api`] |
 //! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`api::FlowsAnswer`] |
+//! | `GET /v1/traffic` | [`api::TrafficAnswer`] |
+//! | `POST /v1/watch?host=A&service=S&...` | [`api::WatchAnswer`]; [`watch_query`] has the keys |
+//! | `GET /v1/watched?id=N` | [`api::WatchedAnswer`] |
+//! | `POST /v1/unwatch?id=N` | [`api::UnwatchAnswer`] |
 //! | `GET /v1/metrics` | Prometheus text |
 //! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](tidegate_policy::explain::Explanation) |
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
@@ -23,6 +27,7 @@ pub mod flows_query;
 mod query;
 mod server;
 mod socket;
+pub mod watch_query;
 
 #[cfg(test)]
 mod tests;
@@ -37,8 +42,9 @@ use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 
 use flows_query::FlowsQuery;
+use watch_query::WatchQuery;
 
-/// The answers of the daemon. Queries never wait for a worker, except for `flows`. The changes return when they
+/// The answers of the daemon. Queries never wait for a worker, except for `flows` and `watched`. The changes return when they
 /// are decided, not when every worker has applied them.
 pub trait AdminBackend: Send + Sync + 'static {
     /// `status`.
@@ -47,7 +53,7 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn services(&self) -> api::ServicesAnswer;
     /// `backends`.
     fn backends(&self) -> api::BackendsAnswer;
-    /// `flows`: the only query that waits for workers, with a time limit.
+    /// `flows`: waits for workers, with a time limit.
     ///
     /// # Errors
     /// If a requested name is not served.
@@ -56,6 +62,24 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn drops(&self) -> api::DropsAnswer;
     /// `pools`.
     fn pools(&self) -> api::PoolsAnswer;
+    /// What each service port forwarded.
+    fn traffic(&self) -> api::TrafficAnswer;
+    /// Begins to copy packets, for `trace` and `capture`. It ends by [`Self::unwatch`], or some time after the last
+    /// [`Self::watched`].
+    ///
+    /// # Errors
+    /// If a name of the query is not known, or there are too many watches.
+    fn watch(&self, query: WatchQuery) -> Result<api::WatchAnswer, AdminError>;
+    /// The packets of a watch since the last call. Waits up to a second for one.
+    ///
+    /// # Errors
+    /// If there is no such watch.
+    fn watched(&self, id: u64) -> impl Future<Output = Result<api::WatchedAnswer, AdminError>> + Send;
+    /// Ends a watch.
+    ///
+    /// # Errors
+    /// If there is no such watch.
+    fn unwatch(&self, id: u64) -> Result<api::UnwatchAnswer, AdminError>;
     /// The text of `/metrics`.
     fn metrics(&self) -> String;
     /// `explain`.

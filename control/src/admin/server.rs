@@ -16,12 +16,14 @@ use tokio::task::JoinHandle;
 use super::api::ErrorAnswer;
 use super::flows_query::FlowsQuery;
 use super::socket::{self, SocketFile};
+use super::watch_query::WatchQuery;
 use super::{AdminBackend, AdminError, query};
 
 /// The paths of queries.
-const READ: &str = "GET /v1/status, services, backends, flows, drops, pools, metrics, explain";
+const READ: &str =
+    "GET /v1/status, services, backends, flows, drops, pools, traffic, watched, metrics, explain";
 /// The paths of changes.
-const CHANGE: &str = "POST /v1/drain, undrain, reload";
+const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch";
 
 /// Serves the admin socket until it is dropped, which also removes the socket's file.
 #[derive(Debug)]
@@ -74,10 +76,9 @@ async fn route(
 ) -> Result<Answer, AdminError> {
     let name = path.strip_prefix("/v1/").unwrap_or("");
     let (is_read, is_change) = match name {
-        "status" | "services" | "backends" | "flows" | "drops" | "pools" | "metrics" | "explain" => {
-            (true, false)
-        }
-        "drain" | "undrain" | "reload" => (false, true),
+        "status" | "services" | "backends" | "flows" | "drops" | "pools" | "traffic" | "watched"
+        | "metrics" | "explain" => (true, false),
+        "drain" | "undrain" | "reload" | "watch" | "unwatch" => (false, true),
         _ => return Err(AdminError::NotFound(format!("{path} is not known; accepted: {READ}; {CHANGE}"))),
     };
     if (is_read && method != Method::GET) || (is_change && method != Method::POST) {
@@ -91,6 +92,8 @@ async fn route(
         "flows" => ok(&backend.flows(FlowsQuery::parse(query)?).await?),
         "drops" => ok(&backend.drops()),
         "pools" => ok(&backend.pools()),
+        "traffic" => ok(&backend.traffic()),
+        "watched" => ok(&backend.watched(watch_id(query)?).await?),
         "metrics" => tidegate_http::text(StatusCode::OK, backend.metrics()),
         "explain" => ok(&backend.explain(&packet(query)?)?),
         "drain" => match subject(query)? {
@@ -102,6 +105,8 @@ async fn route(
             Subject::Target(target) => changed(backend.undrain(target)).await?,
         },
         "reload" => changed(backend.reload()).await?,
+        "watch" => ok(&backend.watch(WatchQuery::parse(query)?)?),
+        "unwatch" => ok(&backend.unwatch(watch_id(query)?)?),
         _ => unreachable!("the names were told apart above"),
     })
 }
@@ -148,6 +153,14 @@ fn subject(query: &str) -> Result<Subject, AdminError> {
                 .to_owned(),
         ),
     }
+}
+
+fn watch_id(query: &str) -> Result<u64, AdminError> {
+    query::value(query, "id").and_then(|id| id.parse().ok()).ok_or_else(|| {
+        AdminError::BadRequest(
+            "no valid id in the request; accepted: id=N, the id of the answer to watch".to_owned(),
+        )
+    })
 }
 
 fn ok(value: &impl Serialize) -> Answer {

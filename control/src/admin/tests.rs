@@ -104,6 +104,40 @@ impl AdminBackend for Daemon {
         PoolsAnswer { pools: vec![PoolView::from(&usage)] }
     }
 
+    fn traffic(&self) -> TrafficAnswer {
+        TrafficAnswer {
+            services: vec![ServiceTraffic {
+                namespace: "default".into(),
+                service: "web".into(),
+                port_name: "http".into(),
+                vip: "203.0.113.1:80".parse().expect("an address"),
+                protocol: "TCP".into(),
+                packets: 12,
+                bytes: 720,
+                connections: 3,
+            }],
+        }
+    }
+
+    fn watch(&self, query: WatchQuery) -> Result<WatchAnswer, AdminError> {
+        match query.interface {
+            None => Ok(WatchAnswer { id: 7, interfaces: vec!["uplink".into()] }),
+            Some(name) => Err(AdminError::NotFound(format!("interface {name} is not known"))),
+        }
+    }
+
+    async fn watched(&self, id: u64) -> Result<WatchedAnswer, AdminError> {
+        let row = WatchedRow { verdict: "drop".into(), reason: "no_flow".into(), ..WatchedRow::default() };
+        match id {
+            7 => Ok(WatchedAnswer { packets: vec![row], lost: 2 }),
+            _ => Err(AdminError::NotFound(format!("there is no watch {id}"))),
+        }
+    }
+
+    fn unwatch(&self, _: u64) -> Result<UnwatchAnswer, AdminError> {
+        Ok(UnwatchAnswer { lost: 2 })
+    }
+
     fn metrics(&self) -> String {
         "tidegate_up 1\n".into()
     }
@@ -184,6 +218,14 @@ async fn every_answer_comes_through_as_it_was_given() {
     let refused = client.flows(&other).await.expect_err("no such Service").to_string();
     assert_eq!(refused, "Service default/api is not served");
     assert_eq!(client.drops().await.expect("it answers"), daemon.drops());
+    assert_eq!(client.traffic().await.expect("it answers"), daemon.traffic());
+    let begun = client.watch(&WatchQuery::default()).await.expect("it begins");
+    assert_eq!(begun.interfaces, ["uplink"]);
+    let watched = client.watched(begun.id).await.expect("it answers");
+    assert_eq!(watched, daemon.watched(begun.id).await.expect("it answers"));
+    assert_eq!(client.unwatch(begun.id).await.expect("it ends").lost, 2);
+    let other = client.watched(8).await.expect_err("no such watch").to_string();
+    assert_eq!(other, "there is no watch 8");
     assert_eq!(client.metrics().await.expect("it answers"), daemon.metrics());
     assert_eq!(client.reload().await.expect("it answers"), daemon.reload().await.expect("it reports"));
     let pools = client.pools().await.expect("it answers").pools;

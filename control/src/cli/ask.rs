@@ -16,9 +16,10 @@ use tidegate_policy::explain::Packet;
 use tidegate_policy::reconcile::DrainTarget;
 
 use super::args::{ExplainArgs, OutputArgs, SOCKET};
+use super::failure::Failure;
 use super::invocation::plugin_name;
 use super::output::Style;
-use super::{cluster, tables};
+use super::{cluster, tables, top, watch};
 use crate::admin::api::{BackendRow, GatewayDrainState, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
@@ -50,6 +51,12 @@ pub(super) enum Question {
     Drain(DrainArgs),
     /// Cancel a drain
     Undrain(Target),
+    /// Show packets as they come, with what becomes of each
+    Trace(Trace),
+    /// Write packets to a pcapng file; a comment says what became of each
+    Capture(Capture),
+    /// Show live figures: workers, interfaces, drops and the busiest Services
+    Top(Top),
     /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
 }
@@ -164,6 +171,35 @@ fn wait(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("accepted: {}", tidegate_model::yaml::text::DURATION))
 }
 
+/// Options of `trace`.
+#[derive(Debug, Args)]
+pub(super) struct Trace {
+    #[command(flatten)]
+    selection: watch::Selection,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `capture`.
+#[derive(Debug, Args)]
+pub(super) struct Capture {
+    #[command(flatten)]
+    file: watch::FileArgs,
+    #[command(flatten)]
+    selection: watch::Selection,
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub(super) struct Top {
+    #[command(flatten)]
+    view: top::View,
+    #[command(flatten)]
+    common: Common,
+}
+
 pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
     answered(async {
         let out = &mut io::stdout().lock();
@@ -223,6 +259,18 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
                 let done = tables::drained(&target, "undrained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
                 warn_not_kept(answer.not_kept.as_deref());
+            }
+            Question::Trace(Trace { selection, common }) => {
+                common.socket.of_gateway("packets")?;
+                watch::trace(&client(&common.socket), &selection, common.output.style(), out).await?;
+            }
+            Question::Capture(Capture { file, selection, socket }) => {
+                socket.of_gateway("packets")?;
+                watch::capture(&client(&socket), &selection, &file).await?;
+            }
+            Question::Top(Top { view, common }) => {
+                common.socket.of_gateway("live figures")?;
+                top::run(&client(&common.socket), &view, common.output.style(), out).await?;
             }
             Question::Metrics(socket) => {
                 socket.of_gateway("metrics")?;
@@ -313,33 +361,6 @@ fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Resu
             missing.iter().for_each(|what| eprintln!("Error from gateway (NotFound): {what} not found"));
             Ok(ExitCode::FAILURE)
         }
-    }
-}
-
-/// The reason why a question was not answered completely.
-#[derive(Debug)]
-enum Failure {
-    Gateway(ClientError),
-    /// The API server cannot be queried, or it does not have the requested data.
-    Cluster(String),
-    Output(io::Error),
-    /// Somebody else ended what the command waits for.
-    Cancelled(&'static str),
-    /// Packets still came to the gateway at the timeout. That has been printed.
-    NotDrained,
-    /// The named objects that do not exist. The others have been printed.
-    NotFound(Vec<String>),
-}
-
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        Self::Gateway(error)
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::Output(error)
     }
 }
 

@@ -13,12 +13,15 @@ mod check;
 mod cluster;
 mod crds;
 mod explain;
+mod failure;
 mod invocation;
 mod load;
 pub mod output;
 mod replay;
 mod tables;
+mod top;
 mod uninstall;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

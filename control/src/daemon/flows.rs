@@ -100,23 +100,33 @@ fn address(snapshot: &Snapshot, id: BackendId) -> Option<SocketAddr> {
 
 /// Converts the names to ids.
 fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminError> {
-    let infos = || snapshot.services().map(|(_, info)| info);
-    let services = query.service.as_ref().map(|name| {
-        let ids: Arc<[ServiceId]> =
-            infos().filter(|info| is_service(name, info)).map(|info| info.id).collect();
-        found(ids, &format!("Service {name}"))
-    });
-    let backends = query.backend.map(|name| {
-        let all = infos().flat_map(|info| &info.backends);
-        let ids: Arc<[BackendId]> = all.filter(|one| is_backend(name, one)).map(|one| one.id).collect();
-        found(ids, &format!("backend {name}"))
-    });
     Ok(FlowFilter {
-        services: services.transpose()?,
-        backends: backends.transpose()?,
+        services: query.service.as_ref().map(|name| service_ids(snapshot, name)).transpose()?,
+        backends: query.backend.map(|name| backend_ids(snapshot, name)).transpose()?,
         client: query.client.map(Into::into),
         client_port: None,
     })
+}
+
+/// The service ports of a name.
+///
+/// # Errors
+/// None of them is served.
+pub(super) fn service_ids(snapshot: &Snapshot, name: &ServiceName) -> Result<Arc<[ServiceId]>, AdminError> {
+    let infos = snapshot.services().map(|(_, info)| info);
+    found(
+        infos.filter(|info| is_service(name, info)).map(|info| info.id).collect(),
+        &format!("Service {name}"),
+    )
+}
+
+/// The backends of a name, at all service ports.
+///
+/// # Errors
+/// None of them is served.
+pub(super) fn backend_ids(snapshot: &Snapshot, name: BackendName) -> Result<Arc<[BackendId]>, AdminError> {
+    let all = snapshot.services().flat_map(|(_, info)| &info.backends);
+    found(all.filter(|one| is_backend(name, one)).map(|one| one.id).collect(), &format!("backend {name}"))
 }
 
 fn found<T>(ids: Arc<[T]>, what: &str) -> Result<Arc<[T]>, AdminError> {

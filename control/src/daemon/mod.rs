@@ -33,6 +33,7 @@ mod self_check;
 mod start;
 mod state;
 mod supervisor;
+mod watches;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -4,7 +4,7 @@
 //! answers when it has decided.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,9 @@ use super::controller::{Command, Drained};
 use super::flows::{self, Listing};
 use super::refused;
 use super::state::{Round, State, timestamp};
+use super::watches::Watches;
 use crate::admin::flows_query::FlowsQuery;
+use crate::admin::watch_query::WatchQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::telemetry::Latency;
 
@@ -40,6 +42,8 @@ pub(super) struct Operator {
     pub(super) source: (&'static str, String),
     /// `dataplane.flowTable.entriesPerCore`.
     pub(super) flow_entries: u64,
+    /// The running traces and captures.
+    pub(super) watches: Arc<Watches>,
 }
 
 impl Operator {
@@ -235,6 +239,33 @@ impl AdminBackend for Operator {
         self.with_round(|round| api::PoolsAnswer {
             pools: round.outcome.pools.iter().map(|usage| pool(round, usage)).collect(),
         })
+    }
+
+    fn traffic(&self) -> api::TrafficAnswer {
+        let services = self.state.dataplane.service_stats().into_iter();
+        let services = services.map(|service| api::ServiceTraffic {
+            vip: SocketAddr::new(service.key.vip, service.key.port),
+            protocol: service.key.protocol.to_string(),
+            packets: service.packets,
+            bytes: service.bytes,
+            connections: service.backends.iter().map(|backend| backend.connections).sum(),
+            namespace: service.namespace,
+            service: service.name,
+            port_name: service.port_name,
+        });
+        api::TrafficAnswer { services: services.collect() }
+    }
+
+    fn watch(&self, query: WatchQuery) -> Result<api::WatchAnswer, AdminError> {
+        self.watches.begin(&self.state.dataplane, &query)
+    }
+
+    async fn watched(&self, id: u64) -> Result<api::WatchedAnswer, AdminError> {
+        self.watches.take(&self.state.dataplane, id).await
+    }
+
+    fn unwatch(&self, id: u64) -> Result<api::UnwatchAnswer, AdminError> {
+        self.watches.end(id)
     }
 
     fn metrics(&self) -> String {

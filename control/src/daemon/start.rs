@@ -173,6 +173,7 @@ pub(super) async fn listeners(
         commands,
         source: (kind, location),
         flow_entries: u64::from(config.dataplane.flow_entries_per_core),
+        watches: Arc::default(),
     };
     let server = Server::start(&admin.socket, Arc::new(operator))
         .with_context(|| format!("admin.socket: cannot listen on {}", admin.socket.display()))?;

@@ -39,6 +39,7 @@ mod self_check;
 mod source_ranges;
 mod tenancy;
 mod toa;
+mod trace;
 mod tunnel_peers;
 mod vm;
 mod workers;

@@ -1,0 +1,198 @@
+//! The filter of `trace` and `capture`: by host, port, protocol, interface, Service, backend, verdict and reason.
+//!
+//! The command line and the query of the request use the same text, which is parsed here for both.
+//!
+//! Invariant: [`WatchQuery::parse`] reads back exactly what [`WatchQuery::pairs`] wrote.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use tidegate_policy::explain::Transport;
+
+use super::error::AdminError;
+use super::flows_query::{BackendName, ServiceName};
+use super::query;
+
+/// Bytes of each frame that are copied if no number is given: all headers.
+pub const SNAP_DEFAULT: usize = 256;
+/// The most bytes of a frame that can be copied.
+pub const SNAP_MAX: usize = 16_384;
+
+/// The filter. A field that is `None` matches all packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchQuery {
+    /// The source or the destination has this address.
+    pub host: Option<IpAddr>,
+    /// The source or the destination has this port.
+    pub port: Option<u16>,
+    /// The protocol.
+    pub protocol: Option<Transport>,
+    /// The interface that received it, by its name in the configuration.
+    pub interface: Option<String>,
+    /// Packets of this Service.
+    pub service: Option<ServiceName>,
+    /// Packets to or from this backend.
+    pub backend: Option<BackendName>,
+    /// The kind of the verdict.
+    pub verdict: Option<VerdictName>,
+    /// The reason of the verdict, as in `drops` and `replay`.
+    pub reason: Option<String>,
+    /// The bytes of each frame that are copied.
+    pub snap: Snap,
+}
+
+impl Default for WatchQuery {
+    fn default() -> Self {
+        Self {
+            host: None,
+            port: None,
+            protocol: None,
+            interface: None,
+            service: None,
+            backend: None,
+            verdict: None,
+            reason: None,
+            snap: Snap(SNAP_DEFAULT),
+        }
+    }
+}
+
+impl WatchQuery {
+    /// The `key=value` pairs of a request.
+    pub(super) fn pairs(&self) -> Vec<(&'static str, String)> {
+        fn text<T: fmt::Display>(key: &'static str, value: Option<&T>) -> Option<(&'static str, String)> {
+            value.map(|value| (key, value.to_string()))
+        }
+        let pairs = [
+            text("host", self.host.as_ref()),
+            text("port", self.port.as_ref()),
+            text("protocol", self.protocol.as_ref()),
+            text("interface", self.interface.as_ref()),
+            text("service", self.service.as_ref()),
+            text("backend", self.backend.as_ref()),
+            text("verdict", self.verdict.as_ref()),
+            text("reason", self.reason.as_ref()),
+            Some(("snap", self.snap.0.to_string())),
+        ];
+        pairs.into_iter().flatten().collect()
+    }
+
+    /// Parses the query of a request.
+    ///
+    /// # Errors
+    /// An invalid value.
+    pub(super) fn parse(text: &str) -> Result<Self, AdminError> {
+        fn one<T: FromStr<Err = String>>(text: &str, key: &str) -> Result<Option<T>, AdminError> {
+            let value = query::value(text, key).map(|value| value.parse());
+            value.transpose().map_err(|why| AdminError::BadRequest(format!("{key}: {why}")))
+        }
+        fn plain<T: FromStr>(text: &str, key: &str, accepted: &str) -> Result<Option<T>, AdminError> {
+            let refuse = |value: &str| format!("{key}: {value:?} is not valid; accepted: {accepted}");
+            let parsed = |value: String| value.parse().map_err(|_| AdminError::BadRequest(refuse(&value)));
+            query::value(text, key).map(parsed).transpose()
+        }
+        Ok(Self {
+            host: plain(text, "host", "an address")?,
+            port: plain(text, "port", "0 to 65535")?,
+            protocol: one(text, "protocol")?,
+            interface: query::value(text, "interface"),
+            service: one(text, "service")?,
+            backend: one(text, "backend")?,
+            verdict: one(text, "verdict")?,
+            reason: query::value(text, "reason"),
+            snap: one(text, "snap")?.unwrap_or(Snap(SNAP_DEFAULT)),
+        })
+    }
+}
+
+/// The kind of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerdictName {
+    /// Sent.
+    Transmit,
+    /// For the kernel.
+    Punt,
+    /// Dropped.
+    Drop,
+}
+
+impl VerdictName {
+    /// The name, as in `replay --json`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Transmit => "transmit",
+            Self::Punt => "punt",
+            Self::Drop => "drop",
+        }
+    }
+}
+
+impl fmt::Display for VerdictName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for VerdictName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Transmit, Self::Punt, Self::Drop];
+        let found = all.into_iter().find(|one| one.as_str() == text);
+        found.ok_or_else(|| format!("{text:?} is no verdict; accepted: transmit, punt, drop"))
+    }
+}
+
+/// A number of bytes of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Snap(pub usize);
+
+impl FromStr for Snap {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let snap = text.parse().ok().filter(|snap| (1..=SNAP_MAX).contains(snap));
+        snap.map(Self).ok_or_else(|| format!("{text:?} is no number of bytes; accepted: 1 to {SNAP_MAX}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_comes_back_as_it_was() {
+        let full = WatchQuery {
+            host: Some("2001:db8::1".parse().expect("an address")),
+            port: Some(443),
+            protocol: Some("sctp".parse().expect("a protocol")),
+            interface: Some("uplink & more".to_owned()),
+            service: Some("shop/web:https".parse().expect("a Service")),
+            backend: Some("[2001:db8::2]:80".parse().expect("a backend")),
+            verdict: Some(VerdictName::Drop),
+            reason: Some("no_flow".to_owned()),
+            snap: Snap(64),
+        };
+        for asked in [WatchQuery::default(), full] {
+            let pairs = asked.pairs();
+            let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
+            assert_eq!(WatchQuery::parse(&query::encode(&pairs)), Ok(asked));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named_with_what_would_be() {
+        for (text, named) in [
+            ("host=10.0.0.0/8", "host: \"10.0.0.0/8\" is not valid; accepted: an address"),
+            ("port=65536", "accepted: 0 to 65535"),
+            ("protocol=icmp", "accepted: tcp, udp, sctp"),
+            ("verdict=lost", "verdict: \"lost\" is no verdict; accepted: transmit, punt, drop"),
+            ("snap=0", "accepted: 1 to 16384"),
+        ] {
+            let error = WatchQuery::parse(text).expect_err(text).to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

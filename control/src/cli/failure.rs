@@ -1,0 +1,32 @@
+//! Why a command that queries a gateway fails.
+
+use std::io;
+
+use crate::admin::ClientError;
+
+/// The reason why a question was not answered completely.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Gateway(ClientError),
+    /// The API server cannot be queried, or it does not have the requested data.
+    Cluster(String),
+    Output(io::Error),
+    /// Somebody else ended what the command waits for.
+    Cancelled(&'static str),
+    /// Packets still came to the gateway at the timeout. That has been printed.
+    NotDrained,
+    /// The named objects that do not exist. The others have been printed.
+    NotFound(Vec<String>),
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Gateway(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
