@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Servers of the Services before the update. As many others replace them.
 const BACKENDS: u8 = 4;
 
+/// Changes of the routes: at the start, and when a gateway goes and comes back, three times.
+const ROUTE_CHANGES: u64 = 7;
+
 /// The options of the demonstration.
 #[derive(Clone, Debug)]
 pub struct FleetOptions {
@@ -45,6 +48,8 @@ pub struct Outcome {
     pub tallies: Vec<Tally>,
     /// How long each gateway took from SIGTERM to its end.
     pub stops: Vec<Duration>,
+    /// How often the router changed its routes, and how often the steps made it do so.
+    pub route_changes: (u64, u64),
     /// How long it all took.
     pub took: Duration,
 }
@@ -151,7 +156,8 @@ fn steps(fleet: &mut Fleet, count: usize) -> Result<Outcome> {
     run.end_step("a backend dies (its own connections do not count)")?;
 
     let tallies = run.connections.tally(SERVICES.len());
-    Ok(Outcome { steps: run.steps, tallies, stops, took: Duration::ZERO })
+    let route_changes = (run.fleet.router().changes(), ROUTE_CHANGES);
+    Ok(Outcome { steps: run.steps, tallies, stops, route_changes, took: Duration::ZERO })
 }
 
 impl Run<'_> {
@@ -213,6 +219,13 @@ pub fn print(outcome: &Outcome) {
         let reasons: Vec<String> =
             tally.reasons.iter().map(|(why, count)| format!("{count} {why}")).collect();
         println!("  {}: {}", service.name, reasons.join(", "));
+    }
+    let (changes, expected) = outcome.route_changes;
+    if changes != expected {
+        println!(
+            "The router changed its routes {changes} times instead of {expected}: a gateway did not answer in time. Each change moves \
+             flows."
+        );
     }
     let stops: Vec<String> =
         outcome.stops.iter().map(|stop| format!("{:.1} s", stop.as_secs_f64())).collect();

@@ -12,6 +12,7 @@ mod deny_list;
 mod directory_restart;
 mod dsr_probe;
 mod failure;
+mod fleet;
 mod floods;
 mod forwarding;
 mod fragments;

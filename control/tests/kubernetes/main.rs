@@ -9,6 +9,7 @@ mod api_loss;
 mod connect;
 mod endpoints;
 mod faulty_pool;
+mod gateway_drain;
 mod install;
 mod json_log;
 mod lifecycle;

@@ -259,7 +259,13 @@ impl Fleet {
 fn build_edge(id: &str, switch: &Namespace) -> Result<(Namespace, Namespace)> {
     let router = build_host(id, switch, "router", "02:00:00:00:00:01")?;
     let client = Namespace::create(&format!("{id}-client"))?;
-    client.sysctls(&[("ipv4/conf/all/rp_filter", "0"), ("ipv4/conf/default/rp_filter", "0")])?;
+    client.sysctls(&[
+        ("ipv4/conf/all/rp_filter", "0"),
+        ("ipv4/conf/default/rp_filter", "0"),
+        // The kernel of the router takes the hash of the client's socket, because both are one kernel. A socket changes it
+        // at a retransmission, and the flow would move to the other gateway, as behind no real router.
+        ("core/txrehash", "0"),
+    ])?;
     router.sysctls(&[
         ("ipv4/ip_forward", "1"),
         // Addresses and ports, so that the connections of one client are spread.

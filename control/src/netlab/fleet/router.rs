@@ -12,9 +12,9 @@ use super::addresses::{HEALTHZ_PORT, SERVICES, gateway};
 use crate::netlab::namespace::Namespace;
 use crate::netlab::poll::wait_for;
 use anyhow::Result;
-use std::io::{Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -22,9 +22,11 @@ use std::time::Duration;
 /// The interval of the questions.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// The maximum time of an answer.
-const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// A gateway that does not answer this often in a row is gone. One that answers with another status goes at once.
-const MISSES: u32 = 3;
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// A gateway at whose port nobody listens this often in a row is gone. One that answers with another status goes at once.
+const REFUSALS: u32 = 3;
+/// A gateway that listens and does not answer this often in a row is gone. On a busy machine it may be slow.
+const SILENCES: u32 = 10;
 /// The maximum time until a change of a gateway is in the routes, on a busy machine.
 const ROUTED_BOUND: Duration = Duration::from_secs(60);
 
@@ -34,6 +36,8 @@ pub struct Router {
     stop: Arc<AtomicBool>,
     /// The gateways in the routes, by number from 1.
     used: Arc<Mutex<Vec<usize>>>,
+    /// How often the routes changed.
+    changes: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,15 +46,20 @@ impl Router {
     #[must_use]
     pub fn start(router: &Namespace, gateways: [Namespace; 2], servers: Vec<Namespace>) -> Self {
         let (stop, used) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let changes = Arc::new(AtomicU64::new(0));
         let states = gateways.map(|namespace| follow(namespace, Arc::clone(&stop)));
         let (flag, known, router) = (Arc::clone(&stop), Arc::clone(&used), router.clone());
+        let counted = Arc::clone(&changes);
         let thread = thread::spawn(move || {
             while !flag.load(Ordering::Relaxed) {
                 let ready: Vec<usize> = (1..=2).filter(|n| states[n - 1].0.load(Ordering::Relaxed)).collect();
                 let is_news = *known.lock().unwrap_or_else(PoisonError::into_inner) != ready;
                 if is_news && !ready.is_empty() {
                     match set_routes(&router, &servers, &ready) {
-                        Ok(()) => *known.lock().unwrap_or_else(PoisonError::into_inner) = ready,
+                        Ok(()) => {
+                            counted.fetch_add(1, Ordering::Relaxed);
+                            *known.lock().unwrap_or_else(PoisonError::into_inner) = ready;
+                        }
                         Err(error) => eprintln!("the router: {error:#}"),
                     }
                 }
@@ -61,7 +70,13 @@ impl Router {
                 let _ = thread.join();
             }
         });
-        Self { stop, used, thread: Some(thread) }
+        Self { stop, used, changes, thread: Some(thread) }
+    }
+
+    /// How often the routes have changed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
     }
 
     /// Waits until exactly these gateways are in the routes.
@@ -91,19 +106,18 @@ fn follow(namespace: Namespace, stop: Arc<AtomicBool>) -> (Arc<AtomicBool>, Join
     let known = Arc::clone(&ready);
     let thread = thread::spawn(move || {
         namespace.move_this_thread().expect("the namespace lives as long as its lab");
-        let mut misses = 0;
+        let (mut refusals, mut silences) = (0, 0);
         while !stop.load(Ordering::Relaxed) {
             match status_of_readyz() {
-                Some(status) => {
-                    misses = 0;
+                Ok(status) => {
+                    (refusals, silences) = (0, 0);
                     known.store(status == 200, Ordering::Relaxed);
                 }
-                None => {
-                    misses += 1;
-                    if misses >= MISSES {
-                        known.store(false, Ordering::Relaxed);
-                    }
-                }
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => refusals += 1,
+                Err(_) => silences += 1,
+            }
+            if refusals >= REFUSALS || silences >= SILENCES {
+                known.store(false, Ordering::Relaxed);
             }
             thread::sleep(INTERVAL);
         }
@@ -112,14 +126,15 @@ fn follow(namespace: Namespace, stop: Arc<AtomicBool>) -> (Arc<AtomicBool>, Join
 }
 
 /// The status of `/readyz` of the gateway in the namespace of the calling thread.
-fn status_of_readyz() -> Option<u16> {
+fn status_of_readyz() -> io::Result<u16> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).ok()?;
-    stream.set_read_timeout(Some(ANSWER_MAX)).ok()?;
-    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").ok()?;
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX)?;
+    stream.set_read_timeout(Some(ANSWER_MAX))?;
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.split(' ').nth(1)?.parse().ok()
+    stream.read_to_string(&mut answer)?;
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+    status.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no status"))
 }
 
 /// Sets the routes over these gateways.
