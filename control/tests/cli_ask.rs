@@ -78,6 +78,7 @@ fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&s
         unapplied: None,
         warnings: vec![],
         ports,
+        bgp: Default::default(),
         created: None,
     }
 }

@@ -12,6 +12,7 @@ packages=(
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
   valgrind                            # instructions per packet
+  bird2 frr gobgpd                    # the BGP of the gateway, and the routers of its tests
   dpdk-dev                            # dpdk-testpmd, which the perf lab measures beside the gateway
 )
 
@@ -61,10 +62,11 @@ install_missing() {
   drop_policy
   policy_is_ours=no
   local package service
-  for package in nginx-light haproxy; do
+  for package in nginx-light haproxy bird2 frr gobgpd; do
     [[ " ${missing[*]} " == *" $package "* ]] || continue
     # This script installed it, so it neither runs now nor starts at the next boot.
     service=${package%-light}
+    service=${service%2}
     if [[ -d /run/systemd/system ]]; then systemctl disable --now "$service" >/dev/null 2>&1 || true; fi
     if command -v update-rc.d >/dev/null; then update-rc.d "$service" disable >/dev/null 2>&1 || true; fi
   done

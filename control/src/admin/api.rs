@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::Finding;
 
+pub use super::announce_api::{AnnounceStatus, BgpPeerStatus, BgpStatus, KernelRoutesStatus, WithheldVip};
 pub use tidegate_policy::reconcile::view::{
     BackendView, BackendViewState, BackendWhy, HealthState, HealthView, PortRefusal, PortView, RefusalReason,
     ServiceView, VipKind, VipView,
@@ -34,7 +35,7 @@ pub struct Status {
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
     /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and
-    /// taps that cannot carry packets; state that is not on disk and would be lost in a restart. Each with its time.
+    /// taps that cannot carry packets; BGP sessions that are down; state that is not on disk and would be lost in a restart. Each with its time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// The fingerprint of `selectionKey`; absent without a key.
@@ -49,6 +50,9 @@ pub struct Status {
     /// The state of writing to the cluster; absent if the objects come from a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
+    /// The announcements of VIPs; absent without `announce.bgp` and `announce.kernelRoutes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announce: Option<AnnounceStatus>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
     /// Durations of the parts of the gateway.

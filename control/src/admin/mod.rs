@@ -20,6 +20,7 @@
 //!
 //! Invariant: an invalid request gets a 4xx answer with an [`api::ErrorAnswer`] that says what is accepted.
 
+mod announce_api;
 pub mod api;
 mod client;
 mod error;

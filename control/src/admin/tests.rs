@@ -55,6 +55,7 @@ fn service_view() -> ServiceView {
             note: None,
             backends: vec![backend_view()],
         }],
+        bgp: Default::default(),
         created: None,
     }
 }

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::reconcile::DrainTarget;
 
+use super::announce_tables;
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
     BackendRow, BackendViewState, BackendWhy, DropsAnswer, FindingView, FlowRow, FlowRowKind, FlowsAnswer,
@@ -319,6 +320,9 @@ pub(super) fn status(status: &Status, style: Style) -> String {
         workers(&status.workers),
         latency_table(latencies),
         interfaces(&status.interfaces),
+        announce_tables::peers(
+            status.announce.iter().flat_map(|a| &a.bgp).next().map_or(&[], |bgp| &bgp.peers),
+        ),
         findings(&status.findings),
     ];
     for table in tables.into_iter().filter(|table| !table.is_empty()) {
@@ -375,6 +379,9 @@ fn facts(status: &Status) -> String {
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
     status.refused.iter().for_each(|object| fact("Refused", object.clone()));
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
+    if let Some(announce) = &status.announce {
+        announce_tables::facts(announce).into_iter().for_each(|(key, value)| fact(key, value));
+    }
     let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };
     fact("Drained", drained);
     if status.drain.state != GatewayDrainState::Serving {

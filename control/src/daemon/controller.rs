@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
+use tidegate_announce::Announcer;
 use tidegate_cluster::plan::{DrainPhase, Forwarding, Observation};
 use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases};
 use tidegate_dataplane::gateway::Dataplane;
@@ -27,6 +28,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::address_file::AddressFile;
+use super::announcements;
 use super::cluster::Cluster;
 use super::configuration::{Configuration, Read, Reader, Reloaded};
 use super::desired::Desired;
@@ -88,6 +90,7 @@ pub(super) struct Controller {
     publisher: Publisher,
     cluster: Cluster,
     log: RoundLog,
+    announcer: Arc<Announcer>,
 }
 
 impl Controller {
@@ -99,6 +102,7 @@ impl Controller {
         state: Arc<State>,
         checker: Checker,
         cluster: Option<ClusterWriter>,
+        announcer: Arc<Announcer>,
     ) -> Self {
         let configuration = Configuration::new(path, config, &dataplane);
         let (config, settings) = (&configuration.config, &configuration.settings);
@@ -127,6 +131,7 @@ impl Controller {
             publisher: Publisher::new(Arc::clone(&dataplane), Arc::clone(&state)),
             cluster: Cluster::new(cluster),
             log: RoundLog::default(),
+            announcer,
             dataplane,
             state,
         }
@@ -267,6 +272,7 @@ impl Controller {
         let Reloaded { answer, refused } = self.configuration.replace(read.loaded.take(), &self.dataplane);
         if answer.accepted {
             self.state.configure(&self.configuration.config);
+            self.announcer.configure(announcements::setup(&self.configuration.config));
         }
         self.state.refuse_configuration(refused);
         read.answer(&answer);
@@ -315,6 +321,7 @@ impl Controller {
         self.offer(&manifests, &outcome, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
         let round = Round { outcome, unapplied, problems, manifests, drained, ended };
+        self.announcer.offer(announcements::round(&round));
         self.state.round(round, began.elapsed(), change);
         // Last, because nothing waits for it.
         if let Some(mut subject) = subject {

@@ -8,6 +8,7 @@
 //! the process.
 
 mod address_file;
+mod announcements;
 mod cluster;
 mod configuration;
 mod controller;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tidegate_announce::Announcer;
 use tidegate_cluster::{DrainAnnotation, PeerReleases, cpu_time};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
@@ -176,6 +178,7 @@ struct Gateway {
     controller: Controller,
     inputs: Inputs,
     state: Arc<State>,
+    announcer: Arc<Announcer>,
     /// The latest end of the drain that a signal has begun.
     stops_at: Option<Instant>,
 }
@@ -222,8 +225,16 @@ impl Gateway {
         let kube_proxy = kube_proxy::follow(&config);
         flood_log::follow(dataplane);
         let addresses = start::address_file(&config);
-        let mut controller =
-            Controller::new(config, path, Arc::clone(dataplane), Arc::clone(&state), checker, cluster);
+        let announcer = announcements::start(&config, &state)?;
+        let mut controller = Controller::new(
+            config,
+            path,
+            Arc::clone(dataplane),
+            Arc::clone(&state),
+            checker,
+            cluster,
+            Arc::clone(&announcer),
+        );
         if let Some(addresses) = addresses {
             controller.resume(addresses);
         }
@@ -255,6 +266,7 @@ impl Gateway {
             inputs,
             state,
             stops_at: None,
+            announcer,
         })
     }
 
@@ -379,6 +391,8 @@ impl Gateway {
     async fn shut_down(mut self, grace: Duration) {
         tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
         self.state.request_drain(DrainRequester::Signal, true);
+        // Routers must have another way before this gateway stops to forward.
+        announcements::withdraw(Arc::clone(&self.announcer)).await;
         // Old and new flows are forwarded to the last moment. No other gateway takes them over until a router has seen
         // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a
         // second or three later.
@@ -391,6 +405,7 @@ impl Gateway {
         };
         // The slow tasks run during the grace period.
         tokio::join!(forwarding, self.controller.leave_cluster(), self.inputs.source.save());
+        announcements::stop(self.announcer).await;
     }
 }
 

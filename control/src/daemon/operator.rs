@@ -20,6 +20,7 @@ use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_source::SourceState;
 use tokio::sync::{mpsc, oneshot};
 
+use super::announcements;
 use super::controller::{Command, Drained};
 use super::flows::{self, Listing};
 use super::refused;
@@ -83,6 +84,7 @@ impl AdminBackend for Operator {
         let stats = self.state.dataplane.stats();
         let neighbors = neighbors(&stats);
         let candidate = self.state.candidate();
+        let announced = self.state.announcements();
         let mut status = api::Status {
             name: self.state.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -110,6 +112,7 @@ impl AdminBackend for Operator {
                     .chain(health.degraded)
                     .chain(unsaved)
                     .chain(neighbors.shortage())
+                    .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
                     .collect()
             },
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
@@ -121,6 +124,7 @@ impl AdminBackend for Operator {
                 writes_pending: cluster.pending,
                 writes_failed: cluster.writes_failed(),
             }),
+            announce: announced.as_deref().and_then(announcements::shown),
             workers: stats.workers.iter().map(worker).collect(),
             latencies: self.state.latencies(&stats).named().map(latency).into(),
             interfaces: self.interfaces(&stats),

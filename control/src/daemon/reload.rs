@@ -22,7 +22,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         // The health-check node ports listen where it says.
         ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
         ("source", now.source != new.source),
-        ("announce", now.announce != new.announce),
+        ("announce.l2", now.announce.l2 != new.announce.l2),
         ("admin", listeners(now) != listeners(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -86,7 +86,7 @@ mod tests {
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let mut parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
         // It can have only one value.
-        parts.push("announce");
+        parts.push("announce.l2");
         assert_eq!(parts.len(), 10, "every part differs: {parts:?}");
         for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {
             let is_below = |part: &&str| {

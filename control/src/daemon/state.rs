@@ -9,6 +9,8 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_announce::Announcer;
+use tidegate_announce::status::Status as AnnounceStatus;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
@@ -20,6 +22,7 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
+use super::announcements;
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
@@ -77,6 +80,7 @@ pub(super) struct State {
     source: watch::Receiver<SourceState>,
     /// The state of the cluster, if the objects come from an API server.
     cluster: OnceLock<ClusterState>,
+    announcer: OnceLock<Arc<Announcer>>,
 }
 
 /// The state of the cluster writer.
@@ -112,6 +116,7 @@ impl State {
             unsaved: RwLock::default(),
             source,
             cluster: OnceLock::new(),
+            announcer: OnceLock::new(),
         }
     }
 
@@ -123,6 +128,23 @@ impl State {
     ) {
         // Called once, at the start.
         let _ = self.cluster.set(ClusterState { counts, name_taken });
+    }
+
+    /// Sets the announcer, whose state is shown.
+    pub(super) fn announce_with(&self, announcer: Arc<Announcer>) {
+        // Called once, at the start.
+        let _ = self.announcer.set(announcer);
+    }
+
+    /// The state of the announcements, if anything announces.
+    pub(super) fn announcements(&self) -> Option<Arc<AnnounceStatus>> {
+        Some(self.announcer.get()?.status()).filter(|status| status.is_configured)
+    }
+
+    /// Whether the gateway can forward: the workers run and have a snapshot, and every interface carries packets.
+    pub(super) fn can_forward(&self) -> bool {
+        let dataplane = &self.dataplane;
+        self.generations().applied > 0 && dataplane.healthy() && dataplane.links().troubles().is_empty()
     }
 
     /// The other gateway with the same name.
@@ -286,6 +308,8 @@ impl State {
         let cluster = self.cluster();
         let plans = cluster.as_ref().map(|cluster| ("plan", cluster.comparisons.0, cluster.comparisons.1));
         let comparisons: Vec<_> = self.comparisons.read().into_iter().chain(plans).collect();
+        let announced = self.announcements();
+        let withheld = announced.as_deref().map(announcements::withheld_counts).unwrap_or_default();
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
             dataplane: DataplaneSample {
@@ -323,6 +347,9 @@ impl State {
                 + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
             source: &self.source_state(),
             cluster,
+            announce: announced
+                .as_deref()
+                .map(|status| telemetry::AnnounceSample { status, withheld: &withheld }),
             process: Process::read().ok().as_ref(),
             per_backend,
         })

@@ -117,6 +117,24 @@ impl Lab {
         &self.gateway
     }
 
+    /// Adds a host with `eth0` on the switch, up, without addresses. It is removed with the lab.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn add_host(&self, name: &str, mac: &str) -> Result<Namespace> {
+        build_host(&self.id, &self.switch, name, mac)
+    }
+
+    /// Adds a host for another gateway: its kernel takes no part, as that of the first one.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn add_gateway(&self, name: &str, mac: &str) -> Result<Namespace> {
+        let gateway = self.add_host(name, mac)?;
+        quiet_gateway(&gateway)?;
+        Ok(gateway)
+    }
+
     /// Server `n`, from 1.
     ///
     /// # Panics

@@ -26,6 +26,7 @@ pub mod modes;
 pub mod namespace;
 pub mod poll;
 pub mod process;
+pub mod router;
 pub mod server;
 pub mod tools;
 pub mod wire;

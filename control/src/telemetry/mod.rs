@@ -2,7 +2,7 @@
 //!
 //! At each scrape the daemon collects a [`Sample`] of plain values and [`render`]s it; [`serve`] answers the scrapes.
 //! Only [`Timings`] persist between scrapes. Names and labels are an interface: a change needs a line in the
-//! CHANGELOG. There is no metric for BGP, because BGP is not supported.
+//! CHANGELOG.
 //!
 //! Counters count from the start of the daemon; those of a Service count from the time its ports are served. The
 //! series of a removed Service disappear. If a Service loses a VIP, its counters fall by that VIP's share, which
@@ -10,6 +10,7 @@
 //!
 //! Invariant: [`render`] is a pure function, and no series is written twice: Services are summed over their VIPs.
 
+mod announcing;
 mod exposition;
 mod families;
 mod latency;
@@ -24,7 +25,9 @@ mod tests;
 pub use exposition::CONTENT_TYPE;
 pub use latency::{Latencies, Latency};
 pub use process::Process;
-pub use sample::{CheckSample, DataplaneSample, Generations, PublicationSample, RoundSample, Sample};
+pub use sample::{
+    AnnounceSample, CheckSample, DataplaneSample, Generations, PublicationSample, RoundSample, Sample,
+};
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
@@ -50,6 +53,9 @@ pub fn render(sample: &Sample<'_>) -> String {
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);
+    if let Some(announce) = &sample.announce {
+        announcing::announcements(&mut page, announce);
+    }
     if let Some(cluster) = &sample.cluster {
         families::cluster(&mut page, cluster);
     }

@@ -1,5 +1,6 @@
 //! The inputs of one page, as plain values.
 
+use tidegate_announce::decide::Withheld;
 use tidegate_core::service_limits::LimitedService;
 use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
 use tidegate_health::CheckLoad;
@@ -42,10 +43,21 @@ pub struct Sample<'a> {
     pub source: &'a SourceState,
     /// What is written to the cluster; `None` leaves its families out.
     pub cluster: Option<tidegate_cluster::Reading>,
+    /// The announcements; `None` leaves their families out.
+    pub announce: Option<AnnounceSample<'a>>,
     /// The process itself; `None` leaves its families out.
     pub process: Option<&'a Process>,
     /// Whether there are series for each backend: the product of backends and service ports can be large.
     pub per_backend: bool,
+}
+
+/// The announcements.
+#[derive(Debug, Clone, Copy)]
+pub struct AnnounceSample<'a> {
+    /// Their state.
+    pub status: &'a tidegate_announce::status::Status,
+    /// The number of withheld VIPs for each reason.
+    pub withheld: &'a [(Withheld, usize)],
 }
 
 /// What the dataplane counts.

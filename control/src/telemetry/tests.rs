@@ -1,5 +1,6 @@
 //! Tests of pages from a constructed sample. A strict parser reads them back.
 
+mod announcing;
 mod document;
 mod service_limits;
 
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use jiff::Timestamp;
+use tidegate_announce::decide::Withheld;
 use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
@@ -209,6 +211,7 @@ impl World {
             log_lines_left_out: 11,
             source: &self.source,
             cluster: None,
+            announce: None,
             process: None,
             per_backend: true,
         }
@@ -384,6 +387,7 @@ fn world() -> World {
                     &[("10.0.0.1", active), ("2001:db8::a", BackendViewState::Draining)],
                 ),
             ],
+            bgp: Default::default(),
             created: None,
         })],
         findings: vec![

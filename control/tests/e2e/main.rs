@@ -6,6 +6,7 @@
 //! manifests, probes), so they do not depend on the implementation.
 
 mod affinity;
+mod bgp;
 mod change;
 mod choice;
 mod deny_list;

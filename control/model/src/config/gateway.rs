@@ -1,6 +1,7 @@
 //! [`GatewayConfig`]: the validated configuration, section by section.
 
 use super::admin::AdminConfig;
+use super::announce::AnnounceConfig;
 use super::dataplane::DataplaneConfig;
 use super::drain::DrainConfig;
 use super::health::HealthConfig;
@@ -32,8 +33,7 @@ pub struct GatewayConfig {
     pub pools: Vec<Pool>,
     /// `health`.
     pub health: HealthConfig,
-    /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for its VIPs.
-    /// `announce.bgp` must be empty, because it is not supported yet.
+    /// `announce`, and `bgp` of `pools`.
     pub announce: AnnounceConfig,
     /// `drain`.
     pub drain: DrainConfig,
@@ -43,20 +43,4 @@ pub struct GatewayConfig {
     pub self_check: SelfCheckConfig,
     /// The place of each key, such as `pools[0].addresses[1]`.
     pub origin: Origin,
-}
-
-/// How VIPs are announced to the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnnounceConfig {
-    /// Answers ARP and neighbour solicitations for VIPs.
-    pub l2: bool,
-}
-
-impl AnnounceConfig {
-    /// Whether the gateway announces addresses in a way that it can withdraw, so that their packets go to other gateways.
-    /// Answers to ARP and neighbour solicitations are not of this kind: neighbours keep what they have learnt.
-    #[must_use]
-    pub const fn is_withdrawable(&self) -> bool {
-        false
-    }
 }

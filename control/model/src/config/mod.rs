@@ -10,6 +10,7 @@
 //! Invariant: a configuration exists only if its report has no error.
 
 mod admin;
+mod announce;
 mod cross;
 mod dataplane;
 mod drain;
@@ -32,10 +33,14 @@ mod tunnels;
 mod tests;
 
 pub use admin::AdminConfig;
+pub use announce::{
+    AnnounceConfig, BgpConfig, COMMUNITY_ACCEPTED, Community, KernelRoutes, LOCAL_PREF_ACCEPTED,
+    MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX, Peer, PoolAnnounce, RouteAttributes, Secret, communities,
+};
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
-pub use gateway::{AnnounceConfig, GatewayConfig};
+pub use gateway::GatewayConfig;
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
@@ -62,7 +67,7 @@ use std::sync::Arc;
 
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
+use crate::yaml::{Field, Node, Sheet, Unknown};
 use files::Files;
 use section::section;
 
@@ -237,6 +242,7 @@ fn decode(
     dataplane.network.source_rate = protection.new_connections;
     dataplane.network.policy.syn_cookies = protection.syn_cookies;
     dataplane.network.policy.selection_key = selection_key::decode(&fields, files);
+    let (pools, pools_announced) = pools::decode(&fields);
     let config = GatewayConfig {
         name,
         node_name,
@@ -245,9 +251,9 @@ fn decode(
         source: source.clone().unwrap_or_else(|| SourceConfig::default_in(base)),
         services,
         protection,
-        pools: pools::decode(&fields),
+        pools,
         health: health::decode(&fields),
-        announce: announce(&fields),
+        announce: AnnounceConfig { pools: pools_announced, ..announce::decode(&fields, files) },
         drain: drain::decode(&fields),
         admin: admin::decode(&fields),
         self_check: self_check::decode(&fields),
@@ -255,23 +261,8 @@ fn decode(
     };
     fields.finish(Unknown::Refused);
     cross::check(sheet, &config);
+    announce::check(sheet, &config);
     Some((config, source))
 }
 
 const NAME: &str = "a name of a-z, 0-9, - and . (RFC 1123)";
-
-fn announce(parent: &Fields<'_>) -> AnnounceConfig {
-    section(parent, "announce", |announce| {
-        section(announce, "l2", |_| Some(()));
-        if let Some(bgp) = announce.get("bgp")
-            && bgp.fields().is_some_and(|f| !f.is_empty())
-        {
-            bgp.error(
-                "announce.bgp is not supported yet",
-                "bgp: {}, with static routes to the VIPs on the router",
-            );
-        }
-        Some(())
-    });
-    AnnounceConfig { l2: true }
-}

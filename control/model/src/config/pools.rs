@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::announce::{self, PoolAnnounce};
 use super::dataplane::once;
 use crate::objects::{AddressRange, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
@@ -15,10 +16,13 @@ use crate::yaml::{Field, Fields, Unknown, text};
 /// one sharing key; default false), `forceRelease` (take addresses back that the pool would not assign now; default
 /// false: a Service keeps its addresses), `labels` (which annotations use to choose among pools: `scope: internal`;
 /// default none).
-pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
+///
+/// `bgp` ([`PoolAnnounce`]) is returned separately, by pool: what is assigned does not depend on it.
+pub(super) fn decode(parent: &Fields<'_>) -> (Vec<Pool>, BTreeMap<String, PoolAnnounce>) {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
     let mut decoded = Vec::new();
+    let mut announced = BTreeMap::new();
     for item in parent.items("pools") {
         let Some(fields) = item.fields() else { continue };
         let name = fields.required("name", NAME).and_then(|f| {
@@ -27,10 +31,13 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
         });
         let mut pool = pool(&fields, name.unwrap_or_default(), &mut seen);
         pool.labels = fields.get("labels").map(|f| f.labels()).unwrap_or_default();
+        if let Some(announce) = announce::of_pool(&fields) {
+            announced.insert(pool.name.clone(), announce);
+        }
         fields.finish(Unknown::Refused);
         decoded.push(pool);
     }
-    decoded
+    (decoded, announced)
 }
 
 /// Reads the keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read

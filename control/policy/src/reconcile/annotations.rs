@@ -38,6 +38,10 @@ pub(super) mod key {
     pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
     pub(crate) const MAX_CONNECTIONS: &str = "tidegate.dev/max-connections";
     pub(crate) const BACKEND_NODE_SELECTOR: &str = "tidegate.dev/backend-node-selector";
+    pub(crate) const BGP_COMMUNITIES: &str = "tidegate.dev/bgp-communities";
+    pub(crate) const BGP_LOCAL_PREF: &str = "tidegate.dev/bgp-local-pref";
+    pub(crate) const BGP_MED: &str = "tidegate.dev/bgp-med";
+    pub(crate) const BGP_PREPENDS: &str = "tidegate.dev/bgp-prepends";
     pub(crate) const WEIGHT: &str = "tidegate.dev/weight";
 
     /// The annotations that are valid on a Service.
@@ -78,6 +82,10 @@ pub(super) mod key {
         MAX_CONNECTION_RATE,
         MAX_CONNECTIONS,
         BACKEND_NODE_SELECTOR,
+        BGP_COMMUNITIES,
+        BGP_LOCAL_PREF,
+        BGP_MED,
+        BGP_PREPENDS,
     ];
 }
 

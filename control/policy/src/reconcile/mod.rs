@@ -32,6 +32,7 @@ mod address_request;
 mod addresses;
 mod aliases;
 mod annotations;
+mod announce_options;
 mod app_protocol;
 mod backends;
 mod candidates;

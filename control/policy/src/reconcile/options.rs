@@ -25,6 +25,7 @@ use tidegate_model::yaml::text;
 use super::address_request::AddressRequest;
 use super::aliases::{self, AliasValue};
 use super::annotations::{annotation_field, key};
+use super::announce_options;
 use super::client_address;
 use super::finding::{Finding, Reason};
 use super::hash;
@@ -87,6 +88,8 @@ pub(super) struct Options {
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
+    /// What the routes to its addresses carry.
+    pub(super) bgp: config::RouteAttributes,
     /// Which addresses the Service asks for.
     pub(super) addresses: AddressRequest,
     /// Why no port is programmed, if none is.
@@ -262,6 +265,7 @@ fn defaults(settings: &Settings) -> Options {
         vpce_id: VpceId::default(),
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
+        bgp: config::RouteAttributes::default(),
         addresses: AddressRequest::default(),
         refused: Vec::new(),
     }
@@ -424,6 +428,9 @@ impl Reader<'_> {
             | key::HEALTH_TIMEOUT
             | key::HEALTHY_THRESHOLD
             | key::UNHEALTHY_THRESHOLD => options.health.apply(self, ours, annotation, value),
+            key::BGP_COMMUNITIES | key::BGP_LOCAL_PREF | key::BGP_MED | key::BGP_PREPENDS => {
+                announce_options::apply(self, &mut options.bgp, ours, annotation, value);
+            }
             key::WEIGHT => {
                 self.ignored(annotation, "it has an effect on Pods and Nodes only", "no annotation");
             }

@@ -15,7 +15,7 @@ use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
 use tidegate_model::objects::{
-    IpFamily, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
+    IpFamily, ResolvedEndpoint, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 
 use super::app_protocol;
@@ -54,7 +54,7 @@ pub(super) fn program(
     let (context, plan) = (collector.context, collector.plan);
     let service = plan.service;
     let frontends = Frontends::new(context.settings(), service, granted, context.contested);
-    let mut programmed = Programmed::without_ports(service_view(service, &frontends, granted));
+    let mut programmed = Programmed::without_ports(service_view(plan, &frontends, granted));
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));
         programmed.view.refused = Some(too_large.why.clone());
@@ -149,7 +149,8 @@ fn forwardable(plan: Plan<'_>, endpoints: &[ResolvedEndpoint], active: BTreeSet<
     endpoints.iter().filter(behind).map(|e| e.ip).collect()
 }
 
-fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted) -> ServiceView {
+fn service_view(plan: Plan<'_>, frontends: &Frontends<'_>, granted: &Granted) -> ServiceView {
+    let service = plan.service;
     ServiceView {
         namespace: service.meta.key.namespace.clone(),
         name: service.meta.key.name.clone(),
@@ -160,6 +161,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
         unapplied: None,
         warnings: Vec::new(),
         ports: Vec::new(),
+        bgp: plan.options.bgp.clone(),
         created: service.meta.creation_time.map(|t| t.to_string()),
     }
 }

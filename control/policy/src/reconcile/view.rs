@@ -13,6 +13,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
+use tidegate_model::config::RouteAttributes;
 use tidegate_model::objects::ServiceType;
 
 /// A Service that requests an address from the gateway.
@@ -42,6 +43,9 @@ pub struct ServiceView {
     pub warnings: Vec<String>,
     /// One entry for each port on each VIP.
     pub ports: Vec<PortView>,
+    /// What the routes to its addresses carry by its annotations.
+    #[serde(default, skip_serializing_if = "RouteAttributes::is_empty")]
+    pub bgp: RouteAttributes,
     /// `creationTimestamp`, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<String>,

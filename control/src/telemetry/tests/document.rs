@@ -30,7 +30,9 @@ fn whole_page() -> String {
     let limited = service_limits::limited();
     let dataplane =
         DataplaneSample { snat_ports: &snat_ports, limited: &limited, ..world.sample().dataplane };
-    render(&Sample { dataplane, process: Some(&process), cluster, ..world.sample() })
+    let status = announcing::status();
+    let announce = Some(AnnounceSample { status: &status, withheld: &[(Withheld::NoEndpoints, 2)] });
+    render(&Sample { announce, dataplane, process: Some(&process), cluster, ..world.sample() })
 }
 
 /// The HELP texts of a page, by name.

@@ -430,7 +430,27 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {bgp: {asn: 64512}}",
-        "8:17: error: announce.bgp: announce.bgp is not supported yet; accepted: bgp: {}, with static routes to the VIPs on the router",
+        "8:17: error: announce.bgp.peers is missing; accepted: at least one peer",
+    ),
+    (
+        "announce: {bgp: {asn: 0, peers: [{address: 10.0.0.9, asn: 2, ebgpMultihop: 2}]}}",
+        "8:23: error: announce.bgp.asn: the number 0 is not accepted; accepted: a whole number from 1 to 4294967294",
+    ),
+    (
+        "announce: {bgp: {asn: 1, peers: [{address: fe80::1, asn: 2}]}}",
+        "8:44: error: announce.bgp.peers[0].address: fe80::1 is a link-local address; accepted: a unicast address of a router",
+    ),
+    (
+        "announce: {bgp: {asn: 1, peers: [{address: 10.0.0.9, ebgpMultihop: 2, asn: 2, communities: ['1:2:3:4']}]}}",
+        "8:93: error: announce.bgp.peers[0].communities[0]: the text \"1:2:3:4\" is not accepted; accepted: a community such as 65000:100, a large one such as 65000:1:2, or one of no-export, no-advertise, no-export-subconfed, graceful-shutdown",
+    ),
+    (
+        "announce: {bgp: {asn: 1, peers: [{address: 10.0.0.9, asn: 2}]}}",
+        "8:44: error: announce.bgp.peers[0].address: 10.0.0.9 is not on-link, and ebgpMultihop is 0; accepted: an address in a network of dataplane.interfaces, or ebgpMultihop",
+    ),
+    (
+        "announce: {kernelRoutes: {table: 0}}",
+        "8:34: error: announce.kernelRoutes.table: the number 0 is not accepted; accepted: a whole number from 1 to 4294967295",
     ),
     (
         "announce: {l2: {interfaces: []}}",

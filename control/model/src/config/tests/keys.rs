@@ -88,13 +88,14 @@ fn base() -> Json {
         "dataplane": {
             "interfaces": [
                 {"name": "uplink", "device": "net_null0"},
-                {"name": "other", "device": "net_null1", "addresses": ["10.9.0.1/16"]},
+                {"name": "other", "device": "net_null1", "addresses": ["10.9.0.1/16", "2001:db8:9::1/64"]},
             ],
             "routes": [{"to": "0.0.0.0/0", "via": "10.9.0.3"}],
             "neighbors": [{"ip": "10.9.0.3", "mac": "02:00:00:00:00:03"}],
             "snatAddresses": ["10.9.0.4"],
             "gateway": {"prefixes": ["10.9.0.0/16"], "forward": "routes"},
         },
+        "announce": {"bgp": {"asn": 64000, "peers": [{"address": "10.9.0.5", "asn": 64001}]}},
         "protection": {"newConnections": {"perSecond": 5}},
         "pools": [{"name": "public", "addresses": ["203.0.113.0/28"]}],
     })

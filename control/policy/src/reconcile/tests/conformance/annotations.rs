@@ -59,6 +59,10 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::SLOW_START, "9s", "0s, or a duration from 10s to 1h"),
     (key::SLOW_START, "61m", "0s, or a duration from 10s to 1h"),
     (key::SLOW_START, "slow", "0s, or a duration from 10s to 1h"),
+    (key::BGP_COMMUNITIES, "65536:1", "a community such as 65000:100"),
+    (key::BGP_LOCAL_PREF, "-1", "from 0 to 4294967295"),
+    (key::BGP_MED, "low", "from 0 to 4294967295"),
+    (key::BGP_PREPENDS, "11", "from 0 to 10"),
     (key::ADDRESS_POOL, "", "the name of a pool"),
     (key::ALLOW_SHARED_IP, " ", "any text that the Services sharing an address have in common"),
     (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, sctp, none"),
@@ -156,6 +160,21 @@ fn a_key_of_ours_that_is_not_known_is_a_warning_that_lists_the_known() {
     assert_eq!((reason, what), (Reason::InvalidValue, "annotation tidegate.dev/fowarding is not known"));
     assert!(key::ON_SERVICE.iter().all(|key| accepted.contains(key)));
     assert_eq!(outcome.spec, plain().spec);
+}
+
+#[test]
+fn annotations_of_routes_reach_the_view_and_change_no_packet() {
+    let yaml = annotated_web(&[
+        (key::BGP_COMMUNITIES, "65000:2, no-export"),
+        (key::BGP_LOCAL_PREF, "50"),
+        (key::BGP_MED, "7"),
+        (key::BGP_PREPENDS, "2"),
+    ]);
+    let outcome = Both::new(&yaml).look();
+    assert_eq!((&outcome.spec, messages(&outcome)), (&plain().spec, vec![]));
+    let shown = serde_json::to_value(&outcome.services[0].bgp).unwrap();
+    let expected = serde_json::json!({"communities": ["65000:2", "65535:65281"], "localPref": 50, "med": 7, "prepends": 2});
+    assert_eq!(shown, expected);
 }
 
 #[test]

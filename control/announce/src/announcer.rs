@@ -1,0 +1,416 @@
+//! The thread that announces: it takes the newest round, decides, and lets BIRD and the kernel have the result.
+//!
+//! It looks at the gateway's state every [`TICK`], so that a gateway that cannot forward withdraws within a second
+//! although no round follows. It is also BIRD's parent: BIRD ends when this thread ends.
+//!
+//! Invariant: the daemon's loop never waits for this thread, except for [`Announcer::withdraw`] at its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use tidegate_model::config::AnnounceConfig;
+use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::Outcome;
+
+use crate::bird::Bird;
+use crate::bird::config::Files;
+use crate::damping::Damping;
+use crate::decide::{self, Gateway, Input, Vip, Withheld};
+use crate::kernel::Table;
+use crate::routes::{Routes, routes};
+use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
+
+/// The interval at which the state of the gateway is looked at.
+const TICK: Duration = Duration::from_millis(200);
+
+/// The state of the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Condition {
+    /// Every worker runs, every link is up, and a snapshot is applied.
+    pub forwarding: bool,
+    /// The gateway is drained or draining.
+    pub draining: bool,
+}
+
+/// Whether this gateway serves an address.
+pub type Serves = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
+
+/// The result of a round, as far as it matters here.
+#[derive(Clone)]
+pub struct Round {
+    /// The desired state.
+    pub outcome: Arc<Outcome>,
+    /// The Services whose newest state the workers have not applied yet.
+    pub unapplied: Arc<BTreeSet<ObjectKey>>,
+    /// Which VIPs this gateway serves.
+    pub serves: Serves,
+}
+
+impl fmt::Debug for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Round").field("unapplied", &self.unapplied).finish_non_exhaustive()
+    }
+}
+
+/// What is configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setup {
+    /// `announce`.
+    pub config: AnnounceConfig,
+    /// The addresses of each of the gateway's interfaces.
+    pub own: Vec<Vec<IpNet>>,
+}
+
+/// The inputs of the thread.
+#[derive(Debug, Default)]
+struct Inputs {
+    setup: Option<Arc<Setup>>,
+    round: Option<Round>,
+    leaving: bool,
+    stops: bool,
+    /// Counts changes of the above.
+    changes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    inputs: Mutex<Inputs>,
+    changed: Condvar,
+    status: Mutex<Arc<Status>>,
+    /// Whether everything is withdrawn, since the gateway leaves.
+    withdrawn: Mutex<bool>,
+    withdraws: Condvar,
+}
+
+/// The running thread.
+#[derive(Debug)]
+pub struct Announcer {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Announcer {
+    /// Starts the thread. `directory` is where BIRD's files are; it is created when BIRD is needed. `condition` says
+    /// how the gateway is now.
+    ///
+    /// # Errors
+    /// When the system has no more threads.
+    pub fn start(directory: PathBuf, condition: impl Fn() -> Condition + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (of_thread, condition) = (Arc::clone(&shared), Box::new(condition));
+        let worker = move || {
+            let mut worker = Worker::new(directory, condition);
+            worker.run(&of_thread);
+        };
+        let thread = thread::Builder::new().name("tg-announce".to_owned()).spawn(worker)?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Uses a configuration from now on.
+    pub fn configure(&self, setup: Setup) {
+        self.change(|inputs| inputs.setup = Some(Arc::new(setup)));
+    }
+
+    /// Uses the result of a round from now on.
+    pub fn offer(&self, round: Round) {
+        self.change(|inputs| inputs.round = Some(round));
+    }
+
+    /// Withdraws everything for good, and waits for that for at most `within`. Returns whether it is done.
+    pub fn withdraw(&self, within: Duration) -> bool {
+        self.change(|inputs| inputs.leaving = true);
+        let until = Instant::now() + within;
+        let mut withdrawn = lock(&self.shared.withdrawn);
+        while !*withdrawn {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.withdraws.wait_timeout(withdrawn, left);
+            withdrawn = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Ends BIRD, removes the routes of the kernel, and ends the thread.
+    pub fn stop(&self) {
+        self.change(|inputs| inputs.stops = true);
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the announcements has failed");
+        }
+    }
+
+    /// The state of the announcements.
+    #[must_use]
+    pub fn status(&self) -> Arc<Status> {
+        Arc::clone(&lock(&self.shared.status))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Inputs)) {
+        let mut inputs = lock(&self.shared.inputs);
+        change(&mut inputs);
+        inputs.changes += 1;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread's own state.
+struct Worker {
+    directory: PathBuf,
+    condition: Box<dyn Fn() -> Condition + Send>,
+    bird: Option<Bird>,
+    table: Option<Table>,
+    damping: Damping,
+    /// The VIPs that were announced last.
+    announced: BTreeSet<IpAddr>,
+    /// What the last decision was made from: the number of changes, and the gateway's state.
+    decided: Option<(u64, Gateway)>,
+    /// When the decision changes by itself, because a VIP has waited long enough.
+    decide_at: Option<Instant>,
+    vips: BTreeMap<IpAddr, Vip>,
+    routes: Routes,
+    files: Files,
+    /// What `files` was made from: the configuration, and the number of the decision.
+    written: Option<(Arc<Setup>, u64)>,
+    /// Counts decisions.
+    decisions: u64,
+    peers: Vec<PeerStatus>,
+}
+
+impl Worker {
+    fn new(directory: PathBuf, condition: Box<dyn Fn() -> Condition + Send>) -> Self {
+        Self {
+            directory,
+            condition,
+            bird: None,
+            table: None,
+            damping: Damping::default(),
+            announced: BTreeSet::new(),
+            decided: None,
+            decide_at: None,
+            vips: BTreeMap::new(),
+            routes: Routes::new(),
+            files: Files::default(),
+            written: None,
+            decisions: 0,
+            peers: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, shared: &Shared) {
+        let mut seen = 0;
+        loop {
+            let (setup, round, leaving, changes, stops) = {
+                let mut inputs = lock(&shared.inputs);
+                if inputs.changes == seen {
+                    let waited = shared.changed.wait_timeout(inputs, TICK);
+                    inputs = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                seen = inputs.changes;
+                (inputs.setup.clone(), inputs.round.clone(), inputs.leaving, seen, inputs.stops)
+            };
+            if stops {
+                return self.end();
+            }
+            let now = Instant::now();
+            let Condition { forwarding, draining } = (self.condition)();
+            let gateway = Gateway { forwarding, draining, leaving };
+            let mut is_applied = true;
+            if let Some(setup) = &setup {
+                let announces = setup.config.bgp.is_some() || setup.config.kernel_routes.is_some();
+                if let Some(round) = round.as_ref().filter(|_| announces) {
+                    self.decide(setup, round, gateway, changes, now);
+                }
+                // Before the first round nothing is known: a restarted daemon must not remove what it will announce
+                // again. Routes of BIRD cannot be left: they ended with the old BIRD.
+                if round.is_some() || gateway.leaving {
+                    is_applied = self.apply(setup, now);
+                }
+                *lock(&shared.status) = Arc::new(self.status(setup));
+            }
+            if gateway.leaving && is_applied && self.announced.is_empty() {
+                *lock(&shared.withdrawn) = true;
+                shared.withdraws.notify_all();
+            }
+        }
+    }
+
+    fn decide(&mut self, setup: &Setup, round: &Round, gateway: Gateway, changes: u64, now: Instant) {
+        let is_due = self.decide_at.is_some_and(|at| at <= now);
+        if self.decided == Some((changes, gateway)) && !is_due {
+            return;
+        }
+        if let Some((_, before)) = self.decided
+            && before.withheld() != gateway.withheld()
+        {
+            match gateway.withheld() {
+                Some(reason) => {
+                    tracing::warn!(%reason, vips = self.announced.len(), "all VIPs are withdrawn")
+                }
+                None => tracing::info!("VIPs are announced again"),
+            }
+        }
+        self.decided = Some((changes, gateway));
+        let announced = &self.announced;
+        let mut vips = decide::decide(&Input {
+            services: &round.outcome.services,
+            unapplied: &round.unapplied,
+            serves: &*round.serves,
+            gateway,
+            announced: &|vip| announced.contains(&vip),
+            pools: &setup.config.pools,
+        });
+        self.decide_at = None;
+        for (&address, vip) in &mut vips {
+            if vip.withheld.is_none()
+                && !self.announced.contains(&address)
+                && let Some(until) = self.damping.until(address, now)
+            {
+                vip.withheld = Some(Withheld::Flapping);
+                self.decide_at = Some(self.decide_at.map_or(until, |at| at.min(until)));
+            }
+        }
+        let announces = |vip: &Vip| vip.withheld.is_none();
+        let next: BTreeSet<IpAddr> =
+            vips.iter().filter(|(_, vip)| announces(vip)).map(|(&address, _)| address).collect();
+        for &vip in self.announced.difference(&next) {
+            self.damping.withdrawn(vip, now);
+            if gateway.withheld().is_none() {
+                let reason = vips.get(&vip).and_then(|vip| vip.withheld).map_or("released", Withheld::as_str);
+                tracing::info!(%vip, reason, "the VIP is withdrawn");
+            }
+        }
+        for &vip in next.difference(&self.announced) {
+            self.damping.announced(vip, now);
+            tracing::debug!(%vip, "the VIP is announced");
+        }
+        self.damping.forget(now);
+        self.announced = next;
+        self.decisions += 1;
+        self.routes = routes(&vips, &setup.config);
+        self.vips = vips;
+    }
+
+    /// Lets BIRD and the kernel have the routes. Returns whether both have them.
+    fn apply(&mut self, setup: &Arc<Setup>, now: Instant) -> bool {
+        let of_kernel = self.apply_to_kernel(setup, now);
+        let of_bird = self.apply_to_bird(setup, now);
+        of_kernel && of_bird
+    }
+
+    fn apply_to_kernel(&mut self, setup: &Setup, now: Instant) -> bool {
+        let wanted = setup.config.kernel_routes;
+        if self.table.as_ref().map(Table::of) != wanted {
+            if let Some(mut table) = self.table.take() {
+                table.clear(now);
+            }
+            self.table = wanted.map(Table::new);
+        }
+        self.table.as_mut().is_none_or(|table| table.apply(&self.routes, now))
+    }
+
+    fn apply_to_bird(&mut self, setup: &Arc<Setup>, now: Instant) -> bool {
+        let Some(bgp) = &setup.config.bgp else {
+            if let Some(mut bird) = self.bird.take() {
+                bird.stop();
+            }
+            self.peers.clear();
+            return true;
+        };
+        if self.bird.is_none() {
+            match Bird::open(&self.directory) {
+                Ok(bird) => self.bird = Some(bird),
+                Err(error) => {
+                    let directory = self.directory.display();
+                    tracing::error!(%directory, %error, "BGP: cannot create the directory of BIRD");
+                    return false;
+                }
+            }
+        }
+        let Some(bird) = &mut self.bird else { return false };
+        let is_written = self
+            .written
+            .as_ref()
+            .is_some_and(|(of, decision)| Arc::ptr_eq(of, setup) && *decision == self.decisions);
+        if !is_written {
+            self.files = Files::of(bgp, &setup.own, &self.routes);
+            self.written = Some((Arc::clone(setup), self.decisions));
+        }
+        let recovers = bgp.peers.iter().any(|peer| peer.graceful_restart);
+        let is_applied = bird.apply(&self.files, &bgp.program, recovers, now);
+        let mut before = std::mem::take(&mut self.peers);
+        for peer in &bgp.peers {
+            let known = before.iter().position(|one| (one.address, one.asn) == (peer.address, peer.asn));
+            self.peers.push(
+                known.map_or_else(|| PeerStatus::new(peer.address, peer.asn), |at| before.swap_remove(at)),
+            );
+        }
+        if !bird.is_up() {
+            for (status, peer) in self.peers.iter_mut().zip(&bgp.peers) {
+                status.update(None, peer.bfd, now);
+            }
+        } else if let Some(protocols) = bird.poll(now) {
+            for (status, peer) in self.peers.iter_mut().zip(&bgp.peers) {
+                status.update(Some(&protocols), peer.bfd, now);
+            }
+        }
+        is_applied
+    }
+
+    fn status(&self, setup: &Setup) -> Status {
+        Status {
+            is_configured: setup.config.bgp.is_some() || setup.config.kernel_routes.is_some(),
+            prefixes: self.routes.len(),
+            announced: self.announced.len(),
+            withheld: status::withheld(&self.vips),
+            bgp: setup.config.bgp.as_ref().map(|_| BgpStatus {
+                is_running: self.bird.as_ref().is_some_and(Bird::is_up),
+                restarts: self.bird.as_ref().map_or(0, Bird::restarts),
+                last_error: self.bird.as_ref().and_then(Bird::last_error).map(str::to_owned),
+                peers: self.peers.clone(),
+            }),
+            kernel: self.table.as_ref().map(|table| KernelStatus {
+                table: table.of().table,
+                protocol: table.of().protocol,
+                routes: table.len(),
+                last_error: table.last_error().map(str::to_owned),
+            }),
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(mut table) = self.table.take() {
+            table.clear(Instant::now());
+        }
+        if let Some(mut bird) = self.bird.take() {
+            bird.stop();
+        }
+    }
+}
+
+/// The directory of BIRD's files, from the path of the admin socket, which only one gateway of a machine can have.
+#[must_use]
+pub fn directory_beside(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".bird");
+    PathBuf::from(name)
+}

@@ -1,0 +1,192 @@
+//! Starts BIRD as a child of this thread, reads what it says, and ends it.
+//!
+//! `setpriv --pdeathsig` (util-linux) makes the kernel end BIRD when this thread ends, however the daemon ends: nobody
+//! would withdraw its routes then. A daemon that dies in the instant in which it starts BIRD escapes this, so a new
+//! daemon also ends the BIRD of its own pid file ([`end_old`]).
+//!
+//! Invariant: only a process whose command line names our own configuration file is ended.
+
+use std::fs;
+use std::io::{self, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+use super::config;
+
+/// The control socket, in BIRD's directory.
+pub const SOCKET: &str = "ctl";
+/// The pid file.
+pub const PID_FILE: &str = "pid";
+
+/// How long BIRD may take to close its sessions.
+const STOP_MAX: Duration = Duration::from_secs(2);
+const STOP_POLL: Duration = Duration::from_millis(10);
+/// The largest number of lines of BIRD that are logged each second.
+const LINES_PER_SECOND: u32 = 20;
+/// The longest line of BIRD's log that is kept.
+const LINE_MAX: usize = 512;
+
+/// A BIRD that was started.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    last_words: Arc<Mutex<Option<String>>>,
+}
+
+impl Process {
+    /// Starts BIRD with the files in `directory`. `recovers`: it continues sessions that restart gracefully.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(program: &Path, directory: &Path, recovers: bool) -> io::Result<Self> {
+        let program = find(program)?;
+        // A socket that is left would look like one of the new BIRD.
+        match fs::remove_file(directory.join(SOCKET)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--"]).arg(program).arg("-f");
+        command.arg("-c").arg(directory.join(config::MAIN));
+        command.arg("-s").arg(directory.join(SOCKET));
+        command.arg("-P").arg(directory.join(PID_FILE));
+        if recovers {
+            command.arg("-R");
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let last_words = Arc::default();
+        if let Some(stderr) = child.stderr.take() {
+            let words = Arc::clone(&last_words);
+            let reader = thread::Builder::new().name("tg-bird-log".to_owned());
+            reader.spawn(move || follow(BufReader::new(stderr), &words))?;
+        }
+        Ok(Self { child, last_words })
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<String> {
+        match self.child.try_wait() {
+            Ok(None) => None,
+            Ok(Some(status)) => Some(match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exit code {code}"),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => status.to_string(),
+            }),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// The last line that it wrote.
+    #[must_use]
+    pub fn last_words(&self) -> Option<String> {
+        self.last_words.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets it close its sessions, and kills it if it does not end.
+    pub fn stop(mut self) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Our own child: the pid is valid until we have waited for it.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let until = Instant::now() + STOP_MAX;
+        while Instant::now() < until {
+            if self.ended().is_some() {
+                return;
+            }
+            thread::sleep(STOP_POLL);
+        }
+        tracing::warn!("BIRD does not stop: killed");
+        self.kill();
+    }
+
+    /// Kills it. The kernel closes its connections.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where the program is: as written if it is a path, else in `PATH` and the directories of system programs.
+fn find(program: &Path) -> io::Result<PathBuf> {
+    if program.components().count() > 1 {
+        return Ok(program.to_owned());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    let mut places = std::env::split_paths(&path).chain(system).map(|place| place.join(program));
+    places
+        .find(|path| path.is_file())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "not found in PATH"))
+}
+
+/// Passes BIRD's log on, until BIRD ends.
+fn follow(mut lines: impl io::BufRead, last_words: &Mutex<Option<String>>) {
+    let mut bytes = Vec::new();
+    let (mut second, mut lines_in_it, mut left_out) = (Instant::now(), 0, 0_u64);
+    loop {
+        bytes.clear();
+        match lines.read_until(b'\n', &mut bytes) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let line = String::from_utf8_lossy(&bytes);
+        let line: String = line.trim_end().chars().take(LINE_MAX).collect();
+        if second.elapsed() >= Duration::from_secs(1) {
+            if left_out > 0 {
+                tracing::warn!(lines = left_out, "lines of BIRD were left out of the log");
+            }
+            (second, lines_in_it, left_out) = (Instant::now(), 0, 0);
+        }
+        lines_in_it += 1;
+        if lines_in_it > LINES_PER_SECOND {
+            left_out += 1;
+            continue;
+        }
+        // A line is: date, time, <CLASS>, text; without the first three before the configuration is read.
+        let (class, text) = line
+            .split_once('<')
+            .and_then(|(_, rest)| rest.split_once("> "))
+            .map_or(("ERR", line.as_str()), |(class, text)| (class, text));
+        match class {
+            _ if text == "Shutdown completed" => tracing::debug!(bird = text, "BIRD says"),
+            "INFO" | "DBG" | "TRACE" => tracing::debug!(bird = text, "BIRD says"),
+            "RMT" | "WARN" => tracing::warn!(bird = text, "BIRD says"),
+            _ => tracing::error!(bird = text, "BIRD says"),
+        }
+        *last_words.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
+    }
+}
+
+/// Ends the BIRD whose pid is in this file, if its command line names the configuration file `main`.
+pub fn end_old(pid_file: &Path, main: &Path) {
+    let Ok(text) = fs::read_to_string(pid_file) else { return };
+    let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { return };
+    // The handle stays the one process, also if the pid is used again.
+    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    let main = main.as_os_str().as_encoded_bytes();
+    if !line.split(|byte| *byte == 0).any(|argument| argument == main) {
+        return;
+    }
+    tracing::warn!(pid = pid.as_raw_nonzero().get(), "ending the BIRD of an earlier gateway");
+    let _ = pidfd_send_signal(&handle, Signal::TERM);
+    let wait = Timespec::try_from(STOP_MAX).expect("a short time");
+    // The handle becomes readable when the process has ended.
+    if !matches!(poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&wait)), Ok(1..)) {
+        let _ = pidfd_send_signal(&handle, Signal::KILL);
+    }
+}

@@ -1,0 +1,312 @@
+//! Decides which VIPs the gateway announces: a pure function of a round's outcome and the gateway's state.
+//!
+//! A VIP is announced if this gateway serves it, the workers have it, and one of its service ports has an endpoint that
+//! can be reached. The gateway announces nothing while it cannot forward, while it is drained, and when it stops. Every
+//! VIP that is not announced has a reason ([`Withheld`]).
+//!
+//! Invariant: nothing here reads a clock. Delays are those of [`super::damping`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidegate_model::config::{PoolAnnounce, RouteAttributes};
+use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView, ServiceView};
+
+/// Why a VIP is not announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Withheld {
+    /// The gateway is stopping.
+    Leaving,
+    /// The operator drains the gateway.
+    Draining,
+    /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
+    NotForwarding,
+    /// Another gateway serves it.
+    NotServed,
+    /// None of its service ports is programmed.
+    NotProgrammed,
+    /// The workers have not applied its Service yet.
+    NotApplied,
+    /// None of its service ports has an endpoint that can be reached.
+    NoEndpoints,
+    /// It was withdrawn several times within a short time.
+    Flapping,
+}
+
+impl Withheld {
+    /// Every reason.
+    pub const ALL: [Self; 8] = [
+        Self::Leaving,
+        Self::Draining,
+        Self::NotForwarding,
+        Self::NotServed,
+        Self::NotProgrammed,
+        Self::NotApplied,
+        Self::NoEndpoints,
+        Self::Flapping,
+    ];
+
+    /// The name in JSON and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Leaving => "leaving",
+            Self::Draining => "draining",
+            Self::NotForwarding => "not-forwarding",
+            Self::NotServed => "not-served",
+            Self::NotProgrammed => "not-programmed",
+            Self::NotApplied => "not-applied",
+            Self::NoEndpoints => "no-endpoints",
+            Self::Flapping => "flapping",
+        }
+    }
+}
+
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The state of the gateway as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gateway {
+    /// Every worker runs, every link is up, and a snapshot is applied.
+    pub forwarding: bool,
+    /// The operator drains it.
+    pub draining: bool,
+    /// It is stopping.
+    pub leaving: bool,
+}
+
+impl Gateway {
+    /// Why the gateway announces nothing at all.
+    #[must_use]
+    pub fn withheld(self) -> Option<Withheld> {
+        match self {
+            Self { leaving: true, .. } => Some(Withheld::Leaving),
+            Self { draining: true, .. } => Some(Withheld::Draining),
+            Self { forwarding: false, .. } => Some(Withheld::NotForwarding),
+            Self { .. } => None,
+        }
+    }
+}
+
+/// What the decision follows from.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// The Services of the last round.
+    pub services: &'a [Arc<ServiceView>],
+    /// The Services whose newest state the workers have not applied yet.
+    pub unapplied: &'a BTreeSet<ObjectKey>,
+    /// Whether this gateway serves an address.
+    pub serves: &'a dyn Fn(IpAddr) -> bool,
+    /// The gateway.
+    pub gateway: Gateway,
+    /// Whether a VIP is announced now: one whose Service changes stays announced until the workers have the change.
+    pub announced: &'a dyn Fn(IpAddr) -> bool,
+    /// `pools[].bgp`.
+    pub pools: &'a BTreeMap<String, PoolAnnounce>,
+}
+
+/// The decision about one VIP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vip {
+    /// Why it is withheld; `None` if it is announced.
+    pub withheld: Option<Withheld>,
+    /// Its pool; empty if it is not known.
+    pub pool: String,
+    /// What its route carries: as its Services and its pool say.
+    pub attributes: RouteAttributes,
+}
+
+/// Decides about every VIP of a pool that a Service has.
+#[must_use]
+pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
+    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+    let of_gateway = input.gateway.withheld();
+    for service in input.services {
+        for vip in service.vips.iter().filter(|vip| vip.is_of_pool()) {
+            let withheld = of_gateway.or_else(|| withheld(input, service, vip.address));
+            let pool = input.pools.get(&vip.pool).map(|pool| &pool.attributes);
+            let attributes = pool.map_or_else(|| service.bgp.clone(), |pool| service.bgp.or(pool));
+            let one = Vip { withheld, pool: vip.pool.clone(), attributes };
+            match vips.get_mut(&vip.address) {
+                None => {
+                    vips.insert(vip.address, one);
+                }
+                Some(shared) => shared.join(one),
+            }
+        }
+    }
+    vips
+}
+
+impl Vip {
+    /// Adds what another Service with the same VIP wants. One reason to announce it is enough.
+    fn join(&mut self, other: Self) {
+        self.attributes = self.attributes.with(&other.attributes);
+        self.withheld = match (self.withheld, other.withheld) {
+            (Some(one), Some(two)) => Some(one.max(two)),
+            _ => None,
+        };
+    }
+}
+
+/// Why a VIP of this Service is withheld although the gateway forwards.
+fn withheld(input: &Input<'_>, service: &ServiceView, vip: IpAddr) -> Option<Withheld> {
+    if !(input.serves)(vip) {
+        return Some(Withheld::NotServed);
+    }
+    let mut programmed =
+        service.ports.iter().filter(|port| port.vip == vip && port.refused.is_none()).peekable();
+    if service.refused.is_some() || programmed.peek().is_none() {
+        return Some(Withheld::NotProgrammed);
+    }
+    if !programmed.any(has_endpoint) {
+        return Some(Withheld::NoEndpoints);
+    }
+    let key = || ObjectKey::new(service.namespace.as_str(), service.name.as_str());
+    if !input.unapplied.is_empty() && input.unapplied.contains(&key()) && !(input.announced)(vip) {
+        return Some(Withheld::NotApplied);
+    }
+    None
+}
+
+fn has_endpoint(port: &PortView) -> bool {
+    port.backends.iter().any(can_be_reached)
+}
+
+/// Whether a backend answers clients: it takes new flows, or it keeps the flows that it has and is still there.
+fn can_be_reached(backend: &BackendView) -> bool {
+    match backend.state {
+        BackendViewState::Active => backend.why != BackendWhy::NoNextHop,
+        BackendViewState::Draining => !matches!(
+            backend.why,
+            BackendWhy::Removed | BackendWhy::NotReady | BackendWhy::Unhealthy | BackendWhy::NoNextHop
+        ),
+        BackendViewState::Down => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_policy::reconcile::view::{HealthView, VipKind, VipView};
+
+    use super::*;
+
+    const VIP: &str = "203.0.113.1";
+
+    fn backend(state: BackendViewState, why: BackendWhy) -> BackendView {
+        BackendView {
+            address: "10.0.0.1".parse().unwrap(),
+            port: 80,
+            weight: 1,
+            state,
+            why,
+            warm_up_percent: None,
+            node: None,
+            zone: None,
+            pod: None,
+            health: HealthView::default(),
+        }
+    }
+
+    fn service(name: &str, kind: VipKind, backends: Vec<BackendView>) -> ServiceView {
+        let port = serde_json::json!({
+            "vip": VIP, "name": "http", "port": 80, "protocol": "TCP", "mode": "nat", "backends": [],
+        });
+        let port: PortView = serde_json::from_value(port).expect("a port");
+        ServiceView {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+            service_type: None,
+            vips: vec![VipView { address: VIP.parse().unwrap(), kind, pool: "public".to_owned() }],
+            pending: None,
+            refused: None,
+            unapplied: None,
+            warnings: Vec::new(),
+            ports: vec![PortView { backends, ..port }],
+            bgp: RouteAttributes::default(),
+            created: None,
+        }
+    }
+
+    const ACTIVE: (BackendViewState, BackendWhy) = (BackendViewState::Active, BackendWhy::Ready);
+    const FORWARDS: Gateway = Gateway { forwarding: true, draining: false, leaving: false };
+
+    fn decided(
+        services: Vec<ServiceView>,
+        gateway: Gateway,
+        serves: bool,
+        is_applied: bool,
+        was: bool,
+    ) -> Option<Option<Withheld>> {
+        let services: Vec<_> = services.into_iter().map(Arc::new).collect();
+        let unapplied =
+            if is_applied { BTreeSet::new() } else { BTreeSet::from([ObjectKey::new("shop", "web")]) };
+        let vips = decide(&Input {
+            services: &services,
+            unapplied: &unapplied,
+            serves: &|_| serves,
+            gateway,
+            announced: &|_| was,
+            pools: &BTreeMap::new(),
+        });
+        vips.get(&VIP.parse().unwrap()).map(|vip| vip.withheld)
+    }
+
+    fn web(backends: &[(BackendViewState, BackendWhy)]) -> ServiceView {
+        let backends = backends.iter().map(|&(state, why)| backend(state, why)).collect();
+        service("web", VipKind::LoadBalancer, backends)
+    }
+
+    #[test]
+    fn a_vip_is_announced_while_an_endpoint_answers_and_the_gateway_forwards() {
+        use BackendViewState::{Down, Draining};
+        let one = |backends: &[_]| decided(vec![web(backends)], FORWARDS, true, true, false).unwrap();
+        assert_eq!(one(&[ACTIVE]), None);
+        assert_eq!(one(&[(Draining, BackendWhy::Terminating)]), None, "it keeps its connections");
+        assert_eq!(one(&[(Draining, BackendWhy::Drained), (Down, BackendWhy::Unhealthy)]), None);
+        let none = Some(Withheld::NoEndpoints);
+        assert_eq!(one(&[]), none);
+        for gone in
+            [(Draining, BackendWhy::Removed), (Draining, BackendWhy::NotReady), (Down, BackendWhy::Unhealthy)]
+        {
+            assert_eq!(one(&[gone]), none, "{gone:?}");
+        }
+    }
+
+    #[test]
+    fn every_reason_to_withhold_a_vip_is_given() {
+        let with = |gateway| decided(vec![web(&[ACTIVE])], gateway, true, true, true).unwrap();
+        assert_eq!(with(Gateway { forwarding: false, ..FORWARDS }), Some(Withheld::NotForwarding));
+        assert_eq!(with(Gateway { draining: true, ..FORWARDS }), Some(Withheld::Draining));
+        assert_eq!(
+            with(Gateway { leaving: true, forwarding: false, draining: true }),
+            Some(Withheld::Leaving)
+        );
+        let other =
+            |serves, applied, was| decided(vec![web(&[ACTIVE])], FORWARDS, serves, applied, was).unwrap();
+        assert_eq!(other(false, true, true), Some(Withheld::NotServed));
+        assert_eq!(other(true, false, false), Some(Withheld::NotApplied));
+        assert_eq!(other(true, false, true), None, "it stays while its Service changes");
+        let refused = ServiceView { refused: Some("too large".to_owned()), ..web(&[ACTIVE]) };
+        assert_eq!(decided(vec![refused], FORWARDS, true, true, true), Some(Some(Withheld::NotProgrammed)));
+        let own = service("web", VipKind::NodePort, vec![backend(ACTIVE.0, ACTIVE.1)]);
+        assert_eq!(decided(vec![own], FORWARDS, true, true, true), None, "own addresses are no VIPs");
+    }
+
+    #[test]
+    fn one_of_the_services_of_a_shared_vip_is_enough() {
+        let other = service("other", VipKind::ExternalIp, Vec::new());
+        assert_eq!(decided(vec![other.clone(), web(&[ACTIVE])], FORWARDS, true, true, true), Some(None));
+        assert_eq!(
+            decided(vec![web(&[]), other], FORWARDS, true, true, true),
+            Some(Some(Withheld::NoEndpoints))
+        );
+    }
+}

@@ -1,0 +1,22 @@
+//! Announces the VIPs of this gateway to routers.
+//!
+//! [`decide`] says which VIPs have a reason to be announced, and why the others are withheld; [`damping`] delays VIPs
+//! that flap; [`routes`] makes prefixes of them. Two parts carry the prefixes to the network: [`bird`], a BIRD 2 that
+//! this crate starts and watches, and [`kernel`], routes in a table of the kernel. [`announcer`] is the thread that does
+//! all of this, and [`status`] what it shows to others.
+//!
+//! Permitted dependencies: `tidegate-model` and `tidegate-policy`. Nothing here knows the dataplane or an API server:
+//! the daemon says whether the gateway forwards.
+//!
+//! Invariant: what is withdrawn is withdrawn at once. Whatever fails here, the gateway keeps forwarding.
+
+pub mod announcer;
+pub mod bird;
+pub mod damping;
+pub mod decide;
+pub mod kernel;
+mod netlink;
+pub mod routes;
+pub mod status;
+
+pub use announcer::Announcer;

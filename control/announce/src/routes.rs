@@ -1,0 +1,79 @@
+//! Makes the prefixes that are announced from the announced VIPs: host routes, or the aggregates that contain them.
+//!
+//! An aggregate is announced while at least one VIP in it is. It carries what its pools say, and not what Services say,
+//! so that it does not change with each Service.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tidegate_model::config::{AnnounceConfig, RouteAttributes};
+
+use crate::decide::Vip;
+
+/// Prefixes with what they carry.
+pub type Routes = BTreeMap<IpNet, RouteAttributes>;
+
+/// The prefixes of the VIPs that are not withheld.
+#[must_use]
+pub fn routes(vips: &BTreeMap<IpAddr, Vip>, config: &AnnounceConfig) -> Routes {
+    let aggregates = config.bgp.as_ref().map_or(&[][..], |bgp| &bgp.aggregates);
+    let mut routes = Routes::new();
+    for (&address, vip) in vips.iter().filter(|(_, vip)| vip.withheld.is_none()) {
+        let host = IpNet::from(address);
+        let pool = config.pools.get(&vip.pool);
+        let of_config = aggregates.iter().find(|net| net.contains(&address)).copied();
+        let of_pool = || {
+            let length = pool
+                .and_then(|pool| if address.is_ipv4() { pool.aggregation_v4 } else { pool.aggregation_v6 });
+            IpNet::new(address, length?).ok().map(|net| net.trunc())
+        };
+        let prefix = of_config.or_else(of_pool).unwrap_or(host);
+        let attributes = match prefix == host {
+            true => vip.attributes.clone(),
+            false => pool.map(|pool| pool.attributes.clone()).unwrap_or_default(),
+        };
+        match routes.get_mut(&prefix) {
+            Some(before) => *before = before.with(&attributes),
+            None => {
+                routes.insert(prefix, attributes);
+            }
+        }
+    }
+    routes
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_model::config::PoolAnnounce;
+
+    use super::*;
+    use crate::decide::Withheld;
+
+    fn vips(list: &[(&str, Option<Withheld>)]) -> BTreeMap<IpAddr, Vip> {
+        let vip = |withheld| Vip {
+            withheld,
+            pool: "public".to_owned(),
+            attributes: RouteAttributes { med: Some(7), ..RouteAttributes::default() },
+        };
+        list.iter().map(|&(ip, withheld)| (ip.parse().unwrap(), vip(withheld))).collect()
+    }
+
+    #[test]
+    fn an_aggregate_stands_while_one_of_its_vips_is_announced() {
+        let pool = PoolAnnounce { aggregation_v4: Some(28), ..PoolAnnounce::default() };
+        let config =
+            AnnounceConfig { pools: [("public".to_owned(), pool)].into(), ..AnnounceConfig::default() };
+        let shown = |list: &[(&str, Option<Withheld>)]| -> Vec<(String, Option<u32>)> {
+            routes(&vips(list), &config).into_iter().map(|(net, with)| (net.to_string(), with.med)).collect()
+        };
+        let out = Some(Withheld::NoEndpoints);
+        let one_out =
+            [("203.0.113.1", None), ("203.0.113.2", out), ("203.0.113.17", out), ("2001:db8::1", None)];
+        assert_eq!(
+            shown(&one_out),
+            [("203.0.113.0/28".to_owned(), None), ("2001:db8::1/128".to_owned(), Some(7))]
+        );
+        assert_eq!(shown(&[("203.0.113.1", out), ("203.0.113.2", out)]), []);
+    }
+}

@@ -1,0 +1,63 @@
+//! Checks `announce` against the other sections: peers must be reachable, and names must fit.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::bgp::Peer;
+use crate::config::gateway::GatewayConfig;
+use crate::diagnostic::Diagnostic;
+use crate::yaml::Sheet;
+
+/// The longest path of `admin.socket` with `announce.bgp`: BIRD's socket is in a directory beside it, whose name is
+/// longer, and the path of a socket has at most 107 bytes.
+const SOCKET_PATH_BYTES_MAX: usize = 97;
+
+pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
+    let Some(bgp) = &config.announce.bgp else { return };
+    let error = |field: &str, what: String, accepted: &str| {
+        let what = format!("{field}: {what}");
+        sheet.push(Diagnostic::error(what).accepting(accepted).at(config.origin.field(field)));
+    };
+    let interfaces = &config.dataplane.network.interfaces;
+    let own: Vec<IpNet> = interfaces.iter().flat_map(|interface| &interface.addresses).copied().collect();
+    if bgp.router_id.is_none() && !own.iter().any(|net| net.addr().is_ipv4()) && !own.is_empty() {
+        let what = "no interface has an IPv4 address that could be the BGP identifier".to_owned();
+        error("announce.bgp.routerId", what, "an IPv4 address that identifies this gateway");
+    }
+    for (i, peer) in bgp.peers.iter().enumerate() {
+        let field = |key: &str| format!("announce.bgp.peers[{i}].{key}");
+        if own.iter().any(|net| net.addr() == peer.address) {
+            let what = format!("{} is an address of the gateway itself", peer.address);
+            error(&field("address"), what, "the address of a router");
+        } else if peer.multihop == 0 && !own.iter().any(|net| net.contains(&peer.address)) {
+            let what = format!("{} is not on-link, and ebgpMultihop is 0", peer.address);
+            error(
+                &field("address"),
+                what,
+                "an address in a network of dataplane.interfaces, or ebgpMultihop",
+            );
+        }
+        check_families(peer, &own, |what| {
+            error(&field("families"), what, "families of which an interface has an address");
+        });
+    }
+    let length = config.admin.socket.as_os_str().len();
+    if length > SOCKET_PATH_BYTES_MAX {
+        let what = format!("with announce.bgp, a path of {length} bytes is too long");
+        error("admin.socket", what, "a path of 1 to 97 bytes");
+    }
+}
+
+/// A family needs an own address as its next hop, and so does the session.
+fn check_families(peer: &Peer, own: &[IpNet], error: impl Fn(String)) {
+    let has = |is_v4: bool| own.iter().map(IpNet::addr).any(|ip: IpAddr| ip.is_ipv4() == is_v4);
+    for (name, is_v4, wanted) in [
+        ("IPv4", true, peer.families[0] || peer.address.is_ipv4()),
+        ("IPv6", false, peer.families[1] || peer.address.is_ipv6()),
+    ] {
+        if wanted && !has(is_v4) {
+            error(format!("no interface has an {name} address for the session or for next hops"));
+        }
+    }
+}

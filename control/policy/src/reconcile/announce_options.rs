@@ -1,0 +1,46 @@
+//! The annotations about what the routes to a Service's addresses carry.
+//!
+//! They have an effect with `announce.bgp`. Without it they are read all the same, so that a Service is valid at every
+//! gateway or at none.
+
+use tidegate_model::config::{
+    COMMUNITY_ACCEPTED, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX, RouteAttributes,
+    communities,
+};
+
+use super::annotations::key;
+use super::reader::Reader;
+
+/// Applies one of them, which was written as `annotation`.
+pub(super) fn apply(
+    read: &mut Reader<'_>,
+    attributes: &mut RouteAttributes,
+    ours: &str,
+    annotation: &str,
+    value: &str,
+) {
+    match ours {
+        key::BGP_COMMUNITIES => match communities(value) {
+            Ok(communities) => attributes.communities = communities,
+            Err(_) => {
+                read.invalid(
+                    annotation,
+                    value,
+                    &format!("a list, separated by commas: {COMMUNITY_ACCEPTED}"),
+                );
+            }
+        },
+        key::BGP_PREPENDS => match value.parse() {
+            Ok(prepends) if prepends <= PREPENDS_MAX => attributes.prepends = Some(prepends),
+            _ => read.invalid(annotation, value, PREPENDS_ACCEPTED),
+        },
+        key::BGP_LOCAL_PREF => match value.parse() {
+            Ok(preference) => attributes.local_pref = Some(preference),
+            Err(_) => read.invalid(annotation, value, LOCAL_PREF_ACCEPTED),
+        },
+        _ => match value.parse() {
+            Ok(med) => attributes.med = Some(med),
+            Err(_) => read.invalid(annotation, value, MED_ACCEPTED),
+        },
+    }
+}

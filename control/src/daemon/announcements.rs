@@ -1,0 +1,134 @@
+//! Starts the announcer with what the daemon knows, and shows its state.
+//!
+//! What is announced is decided in `tidegate-announce`; here is only where its inputs come from.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tidegate_announce::announcer::{Condition, Round, Setup, directory_beside};
+use tidegate_announce::status::{BgpStatus, KernelStatus, PeerStatus, Status};
+use tidegate_announce::{Announcer, decide::Withheld};
+use tidegate_model::config::GatewayConfig;
+
+use super::state::{self, State};
+use crate::admin::api::{self, GatewayDrainState};
+
+/// The longest wait for the withdrawal at the end. BIRD needs some 20 ms for 10,000 routes.
+const WITHDRAW_MAX: Duration = Duration::from_millis(800);
+
+/// Starts the announcer of this gateway.
+pub(super) fn start(config: &GatewayConfig, state: &Arc<State>) -> anyhow::Result<Arc<Announcer>> {
+    let of_thread = Arc::clone(state);
+    let directory = absolute(&directory_beside(&config.admin.socket));
+    let announcer = Announcer::start(directory, move || Condition {
+        forwarding: of_thread.can_forward(),
+        draining: of_thread.drain.phase() != GatewayDrainState::Serving,
+    })
+    .context("cannot start the thread of the announcements")?;
+    let announcer = Arc::new(announcer);
+    announcer.configure(setup(config));
+    state.announce_with(Arc::clone(&announcer));
+    Ok(announcer)
+}
+
+/// The part of a configuration that the announcer uses.
+pub(super) fn setup(config: &GatewayConfig) -> Setup {
+    let interfaces = &config.dataplane.network.interfaces;
+    let own = interfaces.iter().map(|interface| interface.addresses.clone()).collect();
+    Setup { config: config.announce.clone(), own }
+}
+
+/// The part of a round that the announcer uses.
+pub(super) fn round(round: &state::Round) -> Round {
+    // Every gateway serves every VIP.
+    let serves = Arc::new(|_| true);
+    Round { outcome: Arc::clone(&round.outcome), unapplied: Arc::clone(&round.unapplied), serves }
+}
+
+/// Withdraws everything, before the gateway stops to forward.
+pub(super) async fn withdraw(announcer: Arc<Announcer>) {
+    let withdrawn = tokio::task::spawn_blocking(move || announcer.withdraw(WITHDRAW_MAX)).await;
+    if !matches!(withdrawn, Ok(true)) {
+        tracing::warn!("the announcements are not withdrawn yet: they end with BIRD");
+    }
+}
+
+/// Closes the sessions and removes the routes of the kernel.
+pub(super) async fn stop(announcer: Arc<Announcer>) {
+    // An error of the thread was logged.
+    let _ = tokio::task::spawn_blocking(move || announcer.stop()).await;
+}
+
+/// BIRD gets the path of its files as an argument, by which a later gateway recognises it.
+fn absolute(path: &Path) -> std::path::PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The state for `status`; `None` if nothing is configured.
+pub(super) fn shown(status: &Status) -> Option<api::AnnounceStatus> {
+    status.is_configured.then(|| api::AnnounceStatus {
+        announced: status.announced,
+        prefixes: status.prefixes,
+        withheld: status
+            .withheld
+            .iter()
+            .map(|(&vip, why)| api::WithheldVip { vip, reason: why.to_string() })
+            .collect(),
+        bgp: status.bgp.as_ref().map(shown_bgp),
+        kernel_routes: status.kernel.as_ref().map(|kernel| api::KernelRoutesStatus {
+            table: kernel.table,
+            protocol: kernel.protocol,
+            routes: kernel.routes,
+            last_error: kernel.last_error.clone(),
+        }),
+    })
+}
+
+fn shown_bgp(bgp: &BgpStatus) -> api::BgpStatus {
+    let peer = |peer: &PeerStatus| api::BgpPeerStatus {
+        address: peer.address,
+        asn: peer.asn,
+        up: peer.is_up(),
+        state: peer.session.state.as_str().to_owned(),
+        since: peer.since.to_string(),
+        since_seconds: peer.since_instant.elapsed().as_secs(),
+        established: peer.established,
+        sent_ipv4: peer.session.sent[0],
+        sent_ipv6: peer.session.sent[1],
+        hold_seconds: peer.session.hold_seconds,
+        bfd: peer.bfd.clone(),
+        last_error: peer.session.last_error.clone(),
+    };
+    api::BgpStatus {
+        running: bgp.is_running,
+        restarts: bgp.restarts,
+        last_error: bgp.last_error.clone(),
+        peers: bgp.peers.iter().map(peer).collect(),
+    }
+}
+
+/// What does not work, for people.
+pub(super) fn degraded(status: &Status) -> Vec<String> {
+    let mut found = Vec::new();
+    if let Some(bgp) = &status.bgp {
+        if let Some(why) = bgp.last_error.as_ref().filter(|_| !bgp.is_running) {
+            found.push(format!("BGP: {why}"));
+        }
+        for peer in bgp.peers.iter().filter(|peer| bgp.is_running && !peer.is_up()) {
+            let state = peer.session.state.as_str();
+            let why = peer.session.last_error.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            found.push(format!("BGP session with {}: {state} since {}{why}", peer.address, peer.since));
+        }
+    }
+    let kernel = status.kernel.as_ref().and_then(|KernelStatus { last_error, .. }| last_error.clone());
+    found.extend(kernel);
+    found
+}
+
+/// The number of withheld VIPs, by reason. Each reason once.
+pub(super) fn withheld_counts(status: &Status) -> Vec<(Withheld, usize)> {
+    let count = |reason| status.withheld.values().filter(|&&one| one == reason).count();
+    Withheld::ALL.into_iter().map(|reason| (reason, count(reason))).collect()
+}
