@@ -24,6 +24,7 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         memory: if dataplane.memory.hugepages { Memory::Hugepages { mib } } else { Memory::NoHuge { mib } },
         flow_entries_per_core: dataplane.flow_entries_per_core as usize,
         flow_service_percent: dataplane.flow_service_percent,
+        flow_store: dataplane.flow_directory.as_ref().map(|directory| directory.join(&config.name)),
         interfaces: dataplane.network.interfaces.iter().map(interface_config).collect(),
         routes: dataplane.network.routes.clone(),
         taps: true,

@@ -30,6 +30,7 @@ fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
         flow_entries: 1024,
         flow_service_percent: 50,
         huge_pages: false,
+        flow_store: None,
         steering: Steering::Single,
         seed: 7,
         announce: false,

@@ -68,6 +68,7 @@ fn inside() {
         flow_entries: 1024,
         flow_service_percent: 50,
         huge_pages: false,
+        flow_store: None,
         steering: Steering::Single,
         seed: 7,
         announce: false,

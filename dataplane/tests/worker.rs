@@ -442,6 +442,7 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
         flow_entries: 4096,
         flow_service_percent: 50,
         huge_pages: false,
+        flow_store: None,
         steering: if workers == 1 { Steering::Single } else { Steering::Partition },
         seed: 7,
         announce: false,

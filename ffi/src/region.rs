@@ -113,6 +113,22 @@ impl Region {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// Replaces a file that has no page yet by plain zeroed memory at the same place. For a file that cannot get its pages.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the file has a page: its contents would be lost. Otherwise the error of the kernel.
+    pub fn leave_file(&self, file: &File) -> io::Result<()> {
+        if file.metadata()?.blocks() > 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file has pages"));
+        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: the range is this region's whole mapping, which stays mapped, readable and writable. Without a page in
+        // the file all its words are zero, and so are those of the new memory, so no reader sees a change.
+        let at = unsafe { libc::mmap(self.at.as_ptr(), self.bytes, access, flags, -1, 0) };
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// Bytes of address space.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -257,6 +273,18 @@ mod tests {
         words[2047] = 0x0123_4567;
         let read = Reading::of_file(&file, 2048).expect("a mapping");
         assert_eq!((read[2047], read.len()), (0x0123_4567, 2048));
+    }
+
+    #[test]
+    fn a_file_without_pages_can_be_left_and_one_with_pages_cannot() {
+        let file = file(8192);
+        let (words, region) = Region::of_file(&file, 2048).expect("a mapping");
+        region.leave_file(&file).expect("it has no page");
+        words[5] = 9;
+        let read = Reading::of_file(&file, 2048).expect("a mapping");
+        assert_eq!((words[5], read[5]), (9, 0));
+        reserve(&file, 8192).expect("room");
+        assert!(region.leave_file(&file).is_err());
     }
 
     #[test]

@@ -29,8 +29,9 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
 }
 
 /// The settings that flow tables are created with.
-fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8) {
-    (dataplane.flow_entries_per_core, dataplane.flow_service_percent)
+fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8, Option<&Path>) {
+    let directory = dataplane.flow_directory.as_deref();
+    (dataplane.flow_entries_per_core, dataplane.flow_service_percent, directory)
 }
 
 /// The listeners that are opened only once.

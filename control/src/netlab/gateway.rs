@@ -54,6 +54,8 @@ pub struct GatewayOptions {
     pub own_cluster_ips: bool,
     /// `dataplane.flowTable.entriesPerCore`.
     pub flow_entries: u32,
+    /// `dataplane.flowTable.directory`; by default a directory of the lab, on a disk or in memory as the lab's is.
+    pub flow_directory: Option<PathBuf>,
     /// `protection.synCookies`.
     pub syn_cookies: &'static str,
     /// `protection.deny.files`.
@@ -81,6 +83,7 @@ impl Default for GatewayOptions {
             node_port_addresses: Vec::new(),
             own_cluster_ips: false,
             flow_entries: 65_536,
+            flow_directory: None,
             syn_cookies: "auto",
             deny_files: Vec::new(),
             static_servers: 0,
@@ -122,7 +125,7 @@ dataplane:
   cores: [{cores}]
   idle: adaptive
   memory: {{hugepages: {hugepages}, sizeMiB: {MEMORY_MIB}}}
-  flowTable: {{entriesPerCore: {flow_entries}}}
+  flowTable: {{entriesPerCore: {flow_entries}, directory: "{flow_directory}"}}
   interfaces:
     - name: uplink
       device: "net_af_packet0,iface=eth0,qpairs={queues}"
@@ -151,6 +154,7 @@ selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
             self_check = self.self_check,
             hugepages = self.hugepages,
             flow_entries = self.flow_entries,
+            flow_directory = self.flow_directory.clone().unwrap_or_else(|| directory.join("flows")).display(),
             syn_cookies = self.syn_cookies,
             deny_files = self.deny_files,
             queues = self.cores.len(),

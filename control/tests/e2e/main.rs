@@ -35,6 +35,7 @@ mod path_mtu;
 mod proxy_protocol;
 mod reload;
 mod restart;
+mod restarts;
 mod rolling;
 mod sctp;
 mod self_check;

@@ -49,7 +49,7 @@ metadata: {name: edge-1}
 dataplane:
   cores: [1]
   memory: {hugepages: false, sizeMiB: 64}
-  flowTable: {entriesPerCore: 4096}
+  flowTable: {entriesPerCore: 4096, directory: ""}
   interfaces: [{name: uplink, device: "net_af_packet,iface=tgnosuch0", addresses: ["192.0.2.2/24"]}]
   snatAddresses: ["192.0.2.3"]
 source: {directory: {path: manifests}}

@@ -178,7 +178,7 @@ dataplane:
   cores: [1]
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: 64}}
-  flowTable: {{entriesPerCore: 4096}}
+  flowTable: {{entriesPerCore: 4096, directory: ""}}
   interfaces:
     - {{name: up{number}, device: "net_null{number},no-rx=1", addresses: ["192.0.2.{number}/24"]}}
   routes: [{{to: "0.0.0.0/0", via: "192.0.2.254"}}]

@@ -39,6 +39,7 @@ mod passive;
 mod proxied;
 mod reply_flows;
 mod request;
+mod restore;
 mod retries;
 mod schedule;
 mod segment_size;
@@ -58,6 +59,7 @@ pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,
 };
+pub use restore::{KnownIds, RestoreCounts};
 pub use sharing::{Learned, SharedFlows, Walks};
 pub use state::{Pipeline, PipelineConfig};
 pub use view::{Arrival, View};

@@ -4,14 +4,25 @@
 //! the first Service needs them: [`FlowMemory::prepare`] gives a table all its pages before the workers get a snapshot
 //! with such a Service, so that no packet waits for the kernel to zero a page.
 //!
+//! With a [`Store`] the tables are files in memory, which the next process reads ([`Restoration`]).
+//!
 //! Invariant: nothing here runs on the packet path. [`FlowMemory::prepare`] runs on the publisher's thread.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod identities;
+mod restoration;
+mod store;
 
-use dpdk::Region;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dpdk::{Region, region};
 use tidegate_core::conntrack::{Part, TableKind, TableMemory};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::wire::Family;
+
+pub use restoration::{Outliving, Restoration};
+pub use store::{Shape, Store, StoreError};
 
 /// The pages of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +61,11 @@ pub struct TableMemoryStats {
 struct Placed {
     worker: u8,
     table: TableKind,
+    part: Part,
     region: Region,
     pages: Pages,
+    /// The file that the array is in.
+    file: Option<File>,
     is_prepared: bool,
 }
 
@@ -60,6 +74,7 @@ struct Placed {
 pub struct FlowMemory {
     /// Whether reserved huge pages suffice for the tables of all workers.
     has_huge_pages: bool,
+    store: Option<Store>,
     placed: Mutex<Vec<Placed>>,
 }
 
@@ -73,12 +88,12 @@ pub struct Provider<'a> {
 
 impl FlowMemory {
     /// Memory for the tables of this many workers, each for `entries` flows. With `huge`, reserved huge pages are used if
-    /// there are enough for all of them.
+    /// there are enough for all of them. With a store, the tables are its files instead.
     #[must_use]
-    pub fn new(workers: usize, entries: usize, huge: bool) -> Self {
+    pub fn new(workers: usize, entries: usize, huge: bool, store: Option<Store>) -> Self {
         let wanted = workers.saturating_mul(entries).saturating_mul(ENTRY_BYTES);
         let has_huge_pages = huge && free_huge_bytes() >= wanted;
-        Self { has_huge_pages, placed: Mutex::default() }
+        Self { has_huge_pages, store, placed: Mutex::default() }
     }
 
     /// The memory of a worker on a NUMA node.
@@ -87,37 +102,26 @@ impl FlowMemory {
         Provider { memory: self, worker, node }
     }
 
-    /// Gives the tables that the Services of a snapshot need all their pages. Call it before workers get the snapshot.
+    /// Gives the tables that the Services of a snapshot need all their pages, and records the names of its ids. Call it
+    /// before workers get the snapshot.
     pub fn prepare(&self, snapshot: &Snapshot) {
+        if let Some(store) = &self.store {
+            store.follow(snapshot);
+        }
         let mut placed = self.placed();
         if placed.iter().all(|one| one.is_prepared) {
             return;
         }
         let needed = kinds(snapshot);
-        for one in placed.iter_mut().filter(|one| !one.is_prepared && needed.contains(&one.table)) {
-            one.is_prepared = true;
-            let Placed { worker, table, region, pages, .. } = one;
-            match region.populate() {
-                Ok(()) => tracing::info!(
-                    worker,
-                    table = table.as_str(),
-                    mib = region.bytes() >> 20,
-                    pages = pages.as_str(),
-                    "flow table has its memory"
-                ),
-                Err(error) => tracing::warn!(
-                    worker, table = table.as_str(), %error,
-                    "cannot allocate the whole flow table in advance: its pages are allocated when packets need them"
-                ),
-            }
-        }
+        let unprepared = placed.iter_mut().filter(|one| !one.is_prepared && needed.contains(&one.table));
+        unprepared.for_each(Placed::prepare);
     }
 
     /// The memory of a worker's tables.
     #[must_use]
     pub fn of_worker(&self, worker: u8) -> TableMemoryStats {
         let placed = self.placed();
-        let entries = placed.iter().filter(|one| one.worker == worker);
+        let entries = placed.iter().filter(|one| one.worker == worker && one.part == Part::Entries);
         let pages = entries.clone().map(|one| one.pages).next_back().unwrap_or(Pages::Small);
         let bytes = entries.filter(|one| one.is_prepared).map(|one| one.region.bytes()).sum();
         TableMemoryStats { pages, bytes }
@@ -127,26 +131,87 @@ impl FlowMemory {
         self.placed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn map(&self, words: usize) -> std::io::Result<(&'static mut [u32], Region, Pages)> {
+    fn map(&self, worker: u8, table: TableKind, part: Part, words: usize) -> io::Result<Mapped> {
+        if let Some(store) = &self.store {
+            let file = store.file(worker, table, part, words)?;
+            let (words, region) = Region::of_file(&file, words)?;
+            let pages = if store.has_huge_pages() { Pages::Transparent } else { Pages::Small };
+            return Ok((words, region, pages, Some(file)));
+        }
         if self.has_huge_pages {
             // Another program may have taken the pages since.
             if let Ok((words, region)) = Region::anonymous(words, true) {
-                return Ok((words, region, Pages::Huge));
+                return Ok((words, region, Pages::Huge, None));
             }
         }
         let pages = if has_transparent_huge_pages() { Pages::Transparent } else { Pages::Small };
-        Region::anonymous(words, false).map(|(words, region)| (words, region, pages))
+        Region::anonymous(words, false).map(|(words, region)| (words, region, pages, None))
+    }
+
+    /// The word in which a worker keeps its clock for the next process.
+    pub(crate) fn clock(&self, worker: u8) -> Option<&'static mut [u32]> {
+        let clock = self.store.as_ref()?.clock(worker);
+        clock.inspect_err(|error| tracing::warn!(worker, %error, "the ages of flows will be inexact")).ok()
+    }
+
+    /// What earlier processes have left.
+    pub(crate) fn restoration(&mut self, shape: Shape) -> Option<Arc<Restoration>> {
+        let earlier = std::mem::take(&mut self.store.as_mut()?.earlier);
+        let new = Restoration::new(earlier, shape);
+        new.inspect_err(|error| tracing::warn!(%error, "cannot restore flows: there is no thread")).ok()
+    }
+}
+
+/// The words of an array, and where they are.
+type Mapped = (&'static mut [u32], Region, Pages, Option<File>);
+
+impl Placed {
+    /// Allocates the pages.
+    fn prepare(&mut self) {
+        self.is_prepared = true;
+        let Self { worker, table, part, region, pages, file, .. } = self;
+        let (worker, table, part) = (*worker, table.as_str(), part.as_str());
+        if let Some(backed) = file
+            && let Err(error) = region::reserve(backed, region.bytes() as u64)
+        {
+            tracing::warn!(
+                worker, table, part, %error,
+                "there is no room for the file of a flow table: its flows end with this process"
+            );
+            // Without its pages, the file would end the process at the first flow.
+            match region.leave_file(backed) {
+                Ok(()) => (*file, *pages) = (None, Pages::Small),
+                Err(error) => {
+                    tracing::error!(worker, table, part, %error, "cannot replace the file by other memory")
+                }
+            }
+        }
+        match region.populate() {
+            Ok(()) => tracing::info!(
+                worker,
+                table,
+                part,
+                mib = region.bytes() >> 20,
+                pages = pages.as_str(),
+                outlives_process = file.is_some(),
+                "flow table has its memory"
+            ),
+            Err(error) => tracing::warn!(
+                worker, table, part, %error,
+                "cannot allocate the whole flow table in advance: its pages are allocated when packets need them"
+            ),
+        }
     }
 }
 
 impl TableMemory for Provider<'_> {
     fn provide(&mut self, table: TableKind, part: Part, words: usize) -> Option<&'static mut [u32]> {
         // Only few flows have streams and splices.
-        if part != Part::Entries {
+        if part != Part::Entries && self.memory.store.is_none() {
             return None;
         }
         let worker = self.worker;
-        let (memory, region, pages) = match self.memory.map(words) {
+        let (memory, region, pages, file) = match self.memory.map(worker, table, part, words) {
             Ok(mapped) => mapped,
             Err(error) => {
                 tracing::warn!(worker, table = table.as_str(), %error, "flow table is on the heap");
@@ -161,7 +226,8 @@ impl TableMemory for Provider<'_> {
         if let Err(error) = region.lock() {
             tracing::debug!(worker, table = table.as_str(), %error, "flow table may be swapped out");
         }
-        self.memory.placed().push(Placed { worker, table, region, pages, is_prepared: false });
+        let is_prepared = false;
+        self.memory.placed().push(Placed { worker, table, part, region, pages, file, is_prepared });
         Some(memory)
     }
 }
@@ -215,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_table_gets_its_pages_when_the_first_service_needs_it() {
-        let memory = FlowMemory::new(1, 4096, true);
+        let memory = FlowMemory::new(1, 4096, true, None);
         let tables = FlowTables::in_memory(4096, 7, &mut memory.provider(0, None));
         let of_kind = |kind| tables.regions()[kind as usize].len() * 4;
         assert_eq!(memory.of_worker(0).bytes, 0, "nothing is allocated before it is needed");

@@ -1,6 +1,7 @@
 //! The settings of a gateway, and the errors of its start: the control plane's side of the facade.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -28,6 +29,8 @@ pub struct DataplaneConfig {
     pub flow_entries_per_core: usize,
     /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
+    /// The directory in which flow tables outlive the process, on tmpfs; `None` if they do not.
+    pub flow_store: Option<PathBuf>,
     /// The ports; the position is the interface index.
     pub interfaces: Vec<InterfaceConfig>,
     /// The initial routes, also for the kernel's taps, until the first forwarding state replaces them.
@@ -61,6 +64,7 @@ impl Default for DataplaneConfig {
             memory: dpdk::Memory::NoHuge { mib: 256 },
             flow_entries_per_core: 65_536,
             flow_service_percent: FLOW_SHARE_PERCENT,
+            flow_store: None,
             interfaces: Vec::new(),
             routes: Vec::new(),
             taps: true,

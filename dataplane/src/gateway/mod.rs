@@ -130,6 +130,7 @@ impl Dataplane {
             flow_entries: config.flow_entries_per_core,
             flow_service_percent: config.flow_service_percent,
             huge_pages: matches!(config.memory, Memory::Hugepages { .. }),
+            flow_store: config.flow_store.clone(),
             steering,
             seed: RandomState::new().hash_one(std::process::id()),
             announce: config.announce,

@@ -7,6 +7,7 @@
 //! and the callback has been called with its message. Invariant: after [`WorkerPool::stop`] no thread is left and
 //! every frame has been returned to its pool.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +35,7 @@ use super::worker_handle::{OnFailure, WorkerHandle, WorkerState};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
-use crate::flow_memory::FlowMemory;
+use crate::flow_memory::{FlowMemory, Outliving, Restoration, Shape, Store, StoreError};
 use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
@@ -62,6 +63,8 @@ pub struct WorkerPoolConfig {
     pub flow_service_percent: u8,
     /// Whether flow tables may take huge pages that the system reserves.
     pub huge_pages: bool,
+    /// The directory in which flow tables outlive the process; `None` if they do not.
+    pub flow_store: Option<PathBuf>,
     /// How packets of a flow find their worker.
     pub steering: Steering,
     /// Secret of the flow tables' hash.
@@ -82,6 +85,7 @@ impl WorkerPoolConfig {
             flow_entries,
             flow_service_percent: 50,
             huge_pages: false,
+            flow_store: None,
             steering: Steering::Single,
             seed: 7,
             announce: false,
@@ -143,6 +147,7 @@ pub struct WorkerPool<F> {
     affinities: Option<Arc<Affinities>>,
     associations: Arc<Associations>,
     flow_memory: Arc<FlowMemory>,
+    restoration: Option<Arc<Restoration>>,
     clock: Clock,
 }
 
@@ -198,7 +203,17 @@ impl<F> WorkerPool<F> {
         let associations = config.flow_entries.saturating_mul(config.places.len());
         let associations = Arc::new(Associations::new(associations, config.seed));
         prepare(affinities.as_deref(), &associations, &snapshot);
-        let flow_memory = FlowMemory::new(config.places.len(), config.flow_entries, config.huge_pages);
+        let clock = Clock::calibrated();
+        let shape = Shape {
+            workers: config.places.len(),
+            entries: config.flow_entries,
+            steering: config.steering.clone(),
+            seed: config.seed,
+        };
+        let store = config.flow_store.as_deref().and_then(|directory| store(directory, &shape, clock.now()));
+        let mut flow_memory =
+            FlowMemory::new(config.places.len(), config.flow_entries, config.huge_pages, store);
+        let restoration = flow_memory.restoration(shape);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
         let probes: Arc<Probes> = Arc::default();
@@ -218,13 +233,14 @@ impl<F> WorkerPool<F> {
             affinities,
             associations,
             flow_memory: Arc::new(flow_memory),
-            clock: Clock::calibrated(),
+            restoration,
+            clock,
         };
         let ends = queues.into_iter().zip(Rings::between(config.places.len()));
         for (place, ends) in config.places.iter().zip(ends) {
             worker_pool.start_worker(config, *place, ends, enter.clone(), on_failure.cloned())?;
         }
-        worker_pool.flow_memory.prepare(&worker_pool.control().publisher.current().snapshot);
+        worker_pool.prepare_flows(&worker_pool.control().publisher.current().snapshot);
         let mtu = first.network.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
         worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
         Ok(worker_pool)
@@ -257,7 +273,7 @@ impl<F> WorkerPool<F> {
         let counts = Arc::clone(&shared);
         let percent = config.flow_service_percent;
         let (affinities, associations) = (self.affinities.clone(), Arc::clone(&self.associations));
-        let memory = Arc::clone(&self.flow_memory);
+        let (memory, restoration) = (Arc::clone(&self.flow_memory), self.restoration.clone());
         let make = move || {
             let mut provider = memory.provider(place.worker, place.numa);
             let mut pipeline = Pipeline::in_memory(&pipeline, &mut provider).with_associations(associations);
@@ -275,6 +291,7 @@ impl<F> WorkerPool<F> {
                 exchange,
                 rings,
                 shared: counts,
+                outliving: Outliving { restoration, clock: memory.clock(worker) },
                 clock,
                 idle,
             })
@@ -353,7 +370,7 @@ impl<F> WorkerPool<F> {
         let (snapshot, problems) = compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
         prepare(self.affinities.as_deref(), &self.associations, &snapshot);
-        self.flow_memory.prepare(&snapshot);
+        self.prepare_flows(&snapshot);
         self.probes.follow(&spec.network.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
@@ -366,6 +383,20 @@ impl<F> WorkerPool<F> {
             }
         }
         Ok(Published { generation: spec.generation, handed_over, problems })
+    }
+
+    /// Prepares the memory of flow tables for a snapshot, and the flows that its Services had in an earlier process.
+    fn prepare_flows(&self, snapshot: &Snapshot) {
+        self.flow_memory.prepare(snapshot);
+        if let Some(restoration) = &self.restoration {
+            restoration.begin(snapshot);
+        }
+    }
+
+    /// The flows of earlier processes, if flow tables outlive the process.
+    #[must_use]
+    pub fn restoration(&self) -> Option<&Restoration> {
+        self.restoration.as_deref()
     }
 
     /// The oldest generation that a live worker uses.
@@ -552,6 +583,21 @@ impl WorkerPool<MemoryFrame> {
         let (_wire, ends) = memory::port(1, 64);
         let enter = |_: &WorkerPlace| Ok::<(), String>(());
         Self::start(&config, vec![ends], Heap, vec![None], first, enter, None)
+    }
+}
+
+/// Opens the directory of flow tables. Without it, the flows end with this process.
+fn store(directory: &Path, shape: &Shape, now: Now) -> Option<Store> {
+    match Store::open(directory, shape, now) {
+        Ok(store) => Some(store),
+        Err(error @ StoreError::NotInMemory { .. }) => {
+            tracing::info!(reason = %error, "flows end with this process");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(reason = %error, "flows end with this process");
+            None
+        }
     }
 }
 

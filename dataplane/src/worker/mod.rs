@@ -29,6 +29,7 @@ use tidegate_core::wire::cut::Cut;
 
 use crate::clock::{Clock, cycles};
 use crate::drivers::{FrameBatch, PortQueue};
+use crate::flow_memory::Outliving;
 use crate::publish::Reader;
 use crate::punt::class::{PuntClass, PuntRates, Punted};
 use crate::topology::Idle;
@@ -77,6 +78,8 @@ pub struct WorkerParts<Q: PortQueue> {
     pub rings: Rings<Q::Frame>,
     /// Its counters.
     pub shared: Arc<Shared>,
+    /// What its flow tables have from earlier processes, and leave to the next one.
+    pub outliving: Outliving,
     /// The clock.
     pub clock: Clock,
     /// How it waits.
@@ -194,6 +197,10 @@ impl<Q: PortQueue> Worker<Q> {
     pub fn turn(&mut self, now: Now) -> bool {
         self.rechecking |= self.parts.forwarding.refresh();
         let mut worked = false;
+        if self.parts.outliving.is_waiting() {
+            let Forwarding { snapshot, .. } = self.parts.forwarding.get();
+            self.parts.outliving.restore(self.parts.worker, &mut self.parts.pipeline, snapshot, now);
+        }
         if self.rechecking {
             let Forwarding { snapshot, .. } = self.parts.forwarding.get();
             self.rechecking = self.parts.pipeline.recheck(snapshot, now);
@@ -589,6 +596,7 @@ impl<Q: PortQueue> Worker<Q> {
     fn report_counts(&mut self, now: Now) {
         let Forwarding { snapshot, tallies } = self.parts.forwarding.get();
         self.parts.pipeline.report_limits(snapshot);
+        self.parts.outliving.keep_time(now);
         let tallies = &tallies[usize::from(self.parts.worker)];
         self.parts.pipeline.report_set_aside(snapshot, tallies);
         let under_flood = self.parts.pipeline.report_floods(snapshot, tallies, now);

@@ -10,6 +10,7 @@ use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
+use tidegate_dataplane::flow_memory::Outliving;
 use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::topology::Idle;
 use tidegate_dataplane::worker::rings::Rings;
@@ -55,6 +56,7 @@ impl Bench {
                 exchange: Arc::clone(&exchange),
                 rings: rings.next().unwrap(),
                 shared: Arc::default(),
+                outliving: Outliving::default(),
                 clock,
                 idle: Idle::Poll,
             })

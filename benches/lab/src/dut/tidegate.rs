@@ -107,6 +107,7 @@ dataplane:
   cores: [{core}]
   idle: poll
   memory: {{hugepages: {hugepages}, sizeMiB: {MEMORY_MIB}}}
+  flowTable: {{directory: ""}}
   interfaces:
     - {{name: clients, device: "{clients}", addresses: ["{own}/{length}"]}}
     - {{name: backends, device: "{backends}", addresses: ["{beside}/{length}"]}}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use tidegate_core::limits::{INTERFACES_MAX, TUNNEL_PEERS_MAX, WORKERS_MAX};
@@ -26,6 +27,9 @@ pub struct DataplaneConfig {
     /// holds that many flows; 1 to 100. Default 50; with 100 there is no limit. The table has room for half as many
     /// flows more, which other service ports can use.
     pub flow_service_percent: u8,
+    /// `flowTable.directory`: the directory, on tmpfs, in which flow tables outlive the process. Default
+    /// `/run/tidegate/flows`; `None` for `""`.
+    pub flow_directory: Option<PathBuf>,
     /// The network. Names of interfaces are unique, and next hops are on-link. Lists are empty by default, and the
     /// policy has its own default.
     ///
@@ -86,6 +90,7 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         memory: Memory { hugepages: true, size_mib: 1024 },
         flow_entries_per_core: 1_048_576,
         flow_service_percent: 50,
+        flow_directory: Some(PathBuf::from("/run/tidegate/flows")),
         network: NetworkSpec::default(),
     };
     section(parent, "dataplane", |fields| {
@@ -110,6 +115,12 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
             let percent = table.get("servicePercent").and_then(|f| f.integer(1..=100));
             let percent = percent.and_then(|n| u8::try_from(n).ok());
             config.flow_service_percent = percent.unwrap_or(config.flow_service_percent);
+            let directory = table.get("directory");
+            let directory =
+                directory.and_then(|f| f.string_where(is_directory, DIRECTORY).map(PathBuf::from));
+            if let Some(directory) = directory {
+                config.flow_directory = (!directory.as_os_str().is_empty()).then_some(directory);
+            }
             Some(())
         });
         config.network = network(fields);
@@ -209,6 +220,12 @@ fn interfaces(parent: &Fields<'_>) -> Vec<Interface> {
         }
     }
     decoded
+}
+
+const DIRECTORY: &str = "an absolute path of a directory on tmpfs, or \"\"";
+
+fn is_directory(path: &str) -> bool {
+    path.is_empty() || path.starts_with('/')
 }
 
 const DEVICE: &str =

@@ -83,6 +83,8 @@ pub const KEYS: &[Key] = &[
         "The size of each flow table of each worker, in flows ([nat.md](nat.md))."),
     key("dataplane.flowTable.servicePercent", "1 to 100", Value("50"), "40", Restart,
         "The largest share of a full flow table that one service port may use, in percent. 100 means no limit."),
+    key("dataplane.flowTable.directory", "absolute path, or `\"\"`", Value("/run/tidegate/flows"), "\"\"", Restart,
+        "The directory in which flow tables outlive the process ([restart.md](restart.md)). It must be on tmpfs; on another file system, and with `\"\"`, flows end with the process. Each gateway has a directory of its own in it, with the gateway's name."),
     key("dataplane.interfaces[].name", "1 to 32 letters, digits, -, _ and .", Required, "inside", Restart,
         "The name of the interface in metrics and messages. It must be unique."),
     key("dataplane.interfaces[].device", "DPDK vdev with arguments, or PCI address", Required, "\"0000:3b:00.0\"", Restart,

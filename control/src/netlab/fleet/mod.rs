@@ -334,7 +334,7 @@ dataplane:
   cores: [{core}]
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: {MEMORY_MIB}}}
-  flowTable: {{entriesPerCore: {entries}}}
+  flowTable: {{entriesPerCore: {entries}, directory: "{directory}/flows"}}
   interfaces:
     - {{name: uplink, device: "net_af_packet0,iface=eth0", addresses: ["{address}/24"], mac: "02:00:00:00:02:{n:02x}"}}
   routes: [{{to: "0.0.0.0/0", via: "{ROUTER_FOR_GATEWAYS}"}}]

@@ -403,6 +403,13 @@ impl IdleTimeout {
     pub(super) fn from_bits(bits: u32) -> Self {
         Self((bits & 0xfff) as u16)
     }
+
+    /// The timeout of these bits, if [`Self::new`] makes such a one.
+    pub(super) fn from_stored(bits: u32) -> Option<Self> {
+        let (mantissa, exponent) = (bits & 0xff, bits >> 8 & 0xf);
+        let longest = Self::SECONDS_MAX.next_multiple_of(1 << 13);
+        (1..=longest).contains(&(u64::from(mantissa) << exponent)).then(|| Self::from_bits(bits))
+    }
 }
 
 impl From<Duration> for IdleTimeout {

@@ -162,6 +162,12 @@ impl Streams {
         Self { words, splices: provide(Part::Splices, places * 4), used: false, spliced: false }
     }
 
+    /// The words of both.
+    #[cfg(test)]
+    pub(super) fn words(&self) -> [&[u32]; 2] {
+        [&self.words, &self.splices]
+    }
+
     /// Whether there has been a stream or a splice.
     #[inline]
     pub(super) fn used(&self) -> bool {

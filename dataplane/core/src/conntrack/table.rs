@@ -89,16 +89,16 @@ fn hurried(timeout_ms: u32, hurry: u32) -> u32 {
     (timeout_ms / hurry).max(IDLE_MIN_MS)
 }
 
-const OWNER: usize = 0;
+pub(super) const OWNER: usize = 0;
 /// Port (16 bits), twin (1), state (3), idle timeout (12).
-const TAG: usize = 1;
-const SEEN: usize = 2;
-const VALUE: usize = 3;
-const ADDR: usize = 4;
+pub(super) const TAG: usize = 1;
+pub(super) const SEEN: usize = 2;
+pub(super) const VALUE: usize = 3;
+pub(super) const ADDR: usize = 4;
 
-const STATE_SHIFT: u32 = 12;
-const STATE_MASK: u32 = 7 << STATE_SHIFT;
-const IDLE_MASK: u32 = 0xfff;
+pub(super) const STATE_SHIFT: u32 = 12;
+pub(super) const STATE_MASK: u32 = 7 << STATE_SHIFT;
+pub(super) const IDLE_MASK: u32 = 0xfff;
 
 /// Two adjacent words, as they are read at once.
 #[inline(always)]
@@ -252,6 +252,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     #[cfg(test)]
+    pub(super) fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    #[cfg(test)]
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -266,19 +271,24 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     #[inline]
     pub(super) fn primary(&self, hash: FlowHash) -> u32 {
-        // Lemire 2019: a share of the range instead of a remainder, so that any number of buckets works.
-        ((u64::from(hash.0 as u32) * u64::from(self.buckets)) >> 32) as u32
+        Self::homes(hash, self.buckets)[0]
     }
 
     #[inline]
     pub(super) fn secondary(&self, hash: FlowHash) -> u32 {
-        let bucket = (((hash.0 >> 32) * u64::from(self.buckets)) >> 32) as u32;
-        if bucket != self.primary(hash) {
-            bucket
-        } else if bucket + 1 == self.buckets {
-            0
+        Self::homes(hash, self.buckets)[1]
+    }
+
+    /// The two buckets of a key, in a table of this many.
+    #[inline(always)]
+    pub(super) fn homes(hash: FlowHash, buckets: u32) -> [u32; 2] {
+        // Lemire 2019: a share of the range instead of a remainder, so that any number of buckets works.
+        let share = |half: u64| ((half * u64::from(buckets)) >> 32) as u32;
+        let (primary, secondary) = (share(u64::from(hash.0 as u32)), share(hash.0 >> 32));
+        if secondary != primary {
+            [primary, secondary]
         } else {
-            bucket + 1
+            [primary, if secondary + 1 == buckets { 0 } else { secondary + 1 }]
         }
     }
 

@@ -317,7 +317,7 @@ dataplane:
   cores: [1]
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: {MEMORY_MIB}}}
-  flowTable: {{entriesPerCore: 65536}}
+  flowTable: {{entriesPerCore: 65536, directory: ""}}
   interfaces:
     - name: uplink
       device: "net_af_packet0,iface=eth0,qpairs=1,framecnt=4096,framesz=2048"

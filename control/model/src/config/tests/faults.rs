@@ -44,6 +44,10 @@ const FAULTS: &[(&str, &str)] = &[
         "8:31: error: dataplane.flowTable.entriesPerCore: the number 5 is not accepted; accepted: a whole number from 1024 to 268435456",
     ),
     (
+        "  flowTable: {directory: flows}",
+        "8:26: error: dataplane.flowTable.directory: the text \"flows\" is not accepted; accepted: an absolute path of a directory on tmpfs, or \"\"",
+    ),
+    (
         "  flowTable: {servicePercent: 0}",
         "8:31: error: dataplane.flowTable.servicePercent: the number 0 is not accepted; accepted: a whole number from 1 to 100",
     ),

@@ -208,6 +208,7 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(left_out.memory, written.memory);
     assert_eq!(left_out.flow_entries_per_core, written.flow_entries_per_core);
     assert_eq!(left_out.flow_service_percent, written.flow_service_percent);
+    assert_eq!(left_out.flow_directory, written.flow_directory);
     let base = valid(BASE).dataplane;
     assert_eq!(base.network.interfaces[0].mtu, 1500);
     let sources = |plane: &DataplaneConfig| (plane.network.tunnel_source_v4, plane.network.tunnel_source_v6);

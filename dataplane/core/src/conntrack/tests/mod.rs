@@ -1,7 +1,8 @@
-//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them.
+//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them, `restore` reads them as another process does.
 
 mod full;
 mod oracle;
+mod restore;
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,0 +1,234 @@
+//! The names of services and backends beside stored flow tables: a table has only their numbers, which differ between
+//! processes.
+//!
+//! The file is a list of records of 32 bytes. The publisher appends the new ids of a snapshot before workers get it, so no
+//! flow has an id that the file lacks. When most records are of former objects, the file is written anew.
+//!
+//! Invariant: a record that is incomplete or changed ends the list, and the flows of later ids are not restored.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::pipeline::KnownIds;
+use tidegate_core::snapshot::Snapshot;
+use tidegate_core::wire::Addr;
+
+const RECORD: usize = 32;
+const SERVICE: u8 = 1;
+const BACKEND: u8 = 2;
+/// The file is written anew when it has more than twice as many records as there are objects, and this many more.
+const SLACK: usize = 65_536;
+
+/// The name of the file.
+const FILE: &str = "identities";
+
+/// A service port or a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Record {
+    kind: u8,
+    proto: u8,
+    port: u16,
+    id: u32,
+    /// The service of a backend; 0 for a service.
+    of: u32,
+    addr: Addr,
+}
+
+impl Record {
+    fn of_service(snapshot: &Snapshot, id: ServiceId) -> Option<Self> {
+        let service = snapshot.service_by_id(id)?;
+        let (proto, port) = (service.protocol.number(), service.port);
+        Some(Self { kind: SERVICE, proto, port, id: id.raw(), of: 0, addr: service.vip })
+    }
+
+    fn of_backend(snapshot: &Snapshot, id: BackendId) -> Option<Self> {
+        let backend = snapshot.backend(id)?;
+        let (of, addr) = (backend.service.raw(), backend.address);
+        Some(Self { kind: BACKEND, proto: 0, port: backend.port, id: id.raw(), of, addr })
+    }
+
+    fn write(&self, to: &mut Vec<u8>) {
+        let start = to.len();
+        to.extend([self.kind, self.proto]);
+        to.extend(self.port.to_le_bytes());
+        to.extend(self.id.to_le_bytes());
+        to.extend(self.of.to_le_bytes());
+        to.extend(self.addr.bytes());
+        let sum = crc32c::crc32c(&to[start..]);
+        to.extend(sum.to_le_bytes());
+    }
+
+    fn read(bytes: &[u8; RECORD]) -> Option<Self> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let (content, _) = bytes.split_at(RECORD - 4);
+        let addr: [u8; 16] = content[12..].try_into().ok()?;
+        let record = Self {
+            kind: bytes[0],
+            proto: bytes[1],
+            port: u16::from_le_bytes([bytes[2], bytes[3]]),
+            id: word(4),
+            of: word(8),
+            addr: Addr::v6(addr),
+        };
+        (crc32c::crc32c(content) == word(RECORD - 4) && [SERVICE, BACKEND].contains(&record.kind))
+            .then_some(record)
+    }
+}
+
+/// The names of this process's ids.
+#[derive(Debug)]
+pub(super) struct Identities {
+    path: PathBuf,
+    file: File,
+    records: usize,
+}
+
+impl Identities {
+    /// An empty file in this directory.
+    pub(super) fn create(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(FILE);
+        let file = open(&path)?;
+        Ok(Self { path, file, records: 0 })
+    }
+
+    /// Adds the ids that the previous snapshot did not have.
+    pub(super) fn follow(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let fresh = snapshot.fresh();
+        let mut bytes = Vec::new();
+        let services = fresh.services.iter().filter_map(|&id| Record::of_service(snapshot, id));
+        services.for_each(|record| record.write(&mut bytes));
+        let backends = fresh.backends.iter().filter_map(|&id| Record::of_backend(snapshot, id));
+        backends.for_each(|record| record.write(&mut bytes));
+        let more = bytes.len() / RECORD;
+        if self.records + more > SLACK {
+            let live: usize = snapshot.services().map(|(_, info)| 1 + info.backends.len()).sum();
+            if self.records + more > 2 * live + SLACK {
+                return self.rewrite(snapshot);
+            }
+        }
+        self.file.write_all(&bytes)?;
+        self.records += more;
+        Ok(())
+    }
+
+    /// Writes the file anew, with the objects of this snapshot only. The flows of others are not forwarded any more.
+    fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for (service, info) in snapshot.services() {
+            Record::of_service(snapshot, service.id).into_iter().for_each(|record| record.write(&mut bytes));
+            let backends = info.backends.iter().filter_map(|one| Record::of_backend(snapshot, one.id));
+            backends.for_each(|record| record.write(&mut bytes));
+        }
+        let new = self.path.with_extension("new");
+        let mut file = open(&new)?;
+        file.write_all(&bytes)?;
+        std::fs::rename(&new, &self.path)?;
+        (self.file, self.records) = (file, bytes.len() / RECORD);
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+/// The ids of an earlier process, with their successors in a snapshot.
+pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownIds> {
+    let bytes = std::fs::read(directory.join(FILE))?;
+    let (records, _) = bytes.as_chunks::<RECORD>();
+    let records: Vec<Record> = records.iter().map_while(Record::read).collect();
+    let mut known = KnownIds::default();
+    // By index: the whole id and its successor. A later holder of an index replaces an earlier one.
+    let mut services: Vec<Option<(ServiceId, ServiceId)>> = Vec::new();
+    for record in records.iter().filter(|record| record.kind == SERVICE) {
+        let then = ServiceId::from_raw(record.id);
+        let hash = Snapshot::hash_service(&record.addr, record.proto, record.port);
+        let now = snapshot.service(hash, &record.addr, record.proto, record.port).map(|service| service.id);
+        if services.len() <= then.index() {
+            services.resize(then.index() + 1, None);
+        }
+        services[then.index()] = now.map(|now| (then, now));
+    }
+    services.iter().flatten().for_each(|&(then, now)| known.service(then, now));
+    for record in records.iter().filter(|record| record.kind == BACKEND) {
+        let (then, of) = (BackendId::from_raw(record.id), ServiceId::from_raw(record.of));
+        let service = services.get(of.index()).copied().flatten().filter(|(id, _)| *id == of);
+        let backends = service.and_then(|(_, now)| snapshot.service_info(now)).map(|info| &info.backends);
+        let key = (record.addr, record.port);
+        // They are in this order.
+        let found = backends.and_then(|all| {
+            let at = all.binary_search_by_key(&key, |one| (one.address, one.port)).ok()?;
+            Some(all[at].id)
+        });
+        match found {
+            Some(now) => known.backend(then, of, now),
+            None => known.forget_backend(then),
+        }
+    }
+    Ok(known)
+}
+
+/// Whether the process of this directory has published nothing, so that its tables are empty.
+pub(super) fn is_empty(directory: &Path) -> bool {
+    std::fs::metadata(directory.join(FILE)).map_or(true, |file| file.len() < RECORD as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::neighbors::NeighborTable;
+    use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+    use tidegate_core::testing::lab;
+
+    use super::*;
+
+    fn record() -> Record {
+        let addr = Addr::v4([203, 0, 113, 1]);
+        Record { kind: SERVICE, proto: 6, port: 80, id: 0x00c0_0005, of: 0, addr }
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_not_with_a_flipped_bit() {
+        let mut bytes = Vec::new();
+        record().write(&mut bytes);
+        let bytes: [u8; RECORD] = bytes.try_into().expect("the length of a record");
+        assert_eq!(Record::read(&bytes), Some(record()));
+        for bit in 0..RECORD * 8 {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Record::read(&changed), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn ids_of_an_earlier_process_lead_to_the_same_objects_in_another_order() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let service =
+            |vip: &str, backends: &[&str]| lab::service(ForwardingMode::Nat, Protocol::Tcp, vip, backends);
+        let compile = |services: Vec<_>| {
+            let spec = SnapshotSpec { services, ..lab::spec() };
+            Snapshot::compile(&spec, None, &NeighborTable::new()).expect("it compiles").0
+        };
+        let web = service("203.0.113.9:80", &["10.0.0.11:80", "10.0.0.12:80"]);
+        let gone = service("203.0.113.1:80", &["10.0.0.11:80"]);
+        let then = compile(vec![web.clone().into(), gone.into()]);
+        assert!(is_empty(directory.path()));
+        Identities::create(directory.path()).expect("a file").follow(&then).expect("room");
+        assert!(!is_empty(directory.path()));
+        let now = compile(vec![service("203.0.113.9:80", &["10.0.0.12:80", "10.0.0.13:80"]).into()]);
+        let shown = format!("{:?}", known(directory.path(), &now).expect("a file"));
+        let id = |snapshot: &Snapshot, host: &str| {
+            let mut all = snapshot
+                .services()
+                .flat_map(|(service, info)| info.backends.iter().map(|one| (service.id, one)));
+            let found = all.find(|(_, one)| one.address.to_string() == host);
+            found.map(|(service, one)| (service, one.id)).expect("a backend")
+        };
+        let ((of, old), (service, new)) = (id(&then, "10.0.0.12"), id(&now, "10.0.0.12"));
+        assert!(shown.contains(&format!("Some(({of:?}, {service:?}))")), "{shown}");
+        assert!(shown.contains(&format!("Some(({old:?}, {of:?}, {new:?}))")), "{shown}");
+        assert_eq!(shown.matches("Some").count(), 2, "the others are gone: {shown}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Brings the flows of earlier processes into the tables of the workers, once the first Services are known.
+//!
+//! The publisher calls [`Restoration::begin`] with the first snapshot that has Services; each worker calls
+//! [`Restoration::restore`] when it takes that snapshot, before it forwards a packet by it. A thread collects the counts
+//! and then removes the files.
+//!
+//! Invariant: files are removed only after every worker has restored its flows.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use tidegate_core::conntrack::NotRestored;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::{KnownIds, Pipeline, RestoreCounts};
+use tidegate_core::snapshot::Snapshot;
+
+use super::identities;
+use super::store::{Earlier, Shape, clock_difference, remove};
+
+/// The flows of earlier processes.
+#[derive(Debug)]
+pub struct Restoration {
+    /// Empty once their flows are in the tables.
+    earlier: RwLock<Vec<Earlier>>,
+    shape: Shape,
+    /// For each of `earlier`, the ids of the first snapshot with Services, and its generation.
+    known: OnceLock<(u64, Vec<KnownIds>)>,
+    /// Whether the counts have been collected and the files removed.
+    is_done: AtomicBool,
+    counts: Mutex<RestoreCounts>,
+    results: Mutex<Option<Sender<(RestoreCounts, Duration)>>>,
+}
+
+impl Restoration {
+    /// The flows of these processes, for workers of this shape.
+    ///
+    /// # Errors
+    /// The thread that removes the files cannot be started.
+    pub(super) fn new(earlier: Vec<Earlier>, shape: Shape) -> std::io::Result<Arc<Self>> {
+        let (results, collected) = channel();
+        let workers = shape.workers;
+        let is_done = earlier.is_empty();
+        let new = Arc::new(Self {
+            earlier: RwLock::new(earlier),
+            shape,
+            known: OnceLock::new(),
+            is_done: AtomicBool::new(is_done),
+            counts: Mutex::default(),
+            results: Mutex::new((!is_done).then_some(results)),
+        });
+        if !is_done {
+            let this = Arc::clone(&new);
+            std::thread::Builder::new()
+                .name("tg-restored".to_owned())
+                .spawn(move || this.collect(&collected, workers))?;
+        }
+        Ok(new)
+    }
+
+    /// Whether there is nothing to restore any more.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Acquire)
+    }
+
+    /// What became of the flows, as far as workers have restored theirs.
+    #[must_use]
+    pub fn counts(&self) -> RestoreCounts {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Translates the ids of earlier processes, if this is the first snapshot with Services. Call it before workers get
+    /// the snapshot.
+    pub(crate) fn begin(&self, snapshot: &Snapshot) {
+        let earlier = self.earlier();
+        if earlier.is_empty() || self.known.get().is_some() || snapshot.services().len() == 0 {
+            return;
+        }
+        let known = earlier.iter().map(|one| {
+            identities::known(&one.path, snapshot).unwrap_or_else(|error| {
+                tracing::warn!(path = %one.path.display(), %error, "the flows of an earlier process are not restored");
+                KnownIds::default()
+            })
+        });
+        // Publications follow each other under a lock, so nobody else sets it.
+        let _ = self.known.set((snapshot.generation(), known.collect()));
+    }
+
+    /// Restores the flows of a worker, if its snapshot is the first with Services or a later one. Returns whether it was.
+    pub fn restore(&self, worker: u8, pipeline: &mut Pipeline, snapshot: &Snapshot, now: Now) -> bool {
+        let Some((generation, known)) = self.known.get() else { return false };
+        if snapshot.generation() < *generation {
+            return false;
+        }
+        let begun = Instant::now();
+        let mut counts = RestoreCounts::default();
+        for (earlier, ids) in self.earlier().iter().zip(known) {
+            // Flows of another shape may be in any table.
+            let all = 0..earlier.workers();
+            let own = usize::from(worker)..usize::from(worker) + 1;
+            for of in if earlier.is_alike(&self.shape) { own } else { all } {
+                if let Some(tables) = earlier.tables(of) {
+                    counts = counts.plus(&pipeline.restore(snapshot, &tables, ids, now));
+                }
+            }
+        }
+        let results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(results) = &*results {
+            // The thread waits for each worker.
+            let _ = results.send((counts, begun.elapsed()));
+        }
+        true
+    }
+
+    fn earlier(&self) -> RwLockReadGuard<'_, Vec<Earlier>> {
+        self.earlier.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn collect(&self, results: &Receiver<(RestoreCounts, Duration)>, workers: usize) {
+        let (mut sum, mut longest) = (RestoreCounts::default(), Duration::ZERO);
+        for _ in 0..workers {
+            let Ok((counts, took)) = results.recv() else { return };
+            (sum, longest) = (sum.plus(&counts), longest.max(took));
+            *self.counts.lock().unwrap_or_else(PoisonError::into_inner) = sum;
+        }
+        let not_restored: Vec<String> = NotRestored::ALL
+            .iter()
+            .zip(sum.not_restored)
+            .filter(|(_, count)| *count > 0)
+            .map(|(why, count)| format!("{}={count}", why.as_str()))
+            .collect();
+        tracing::info!(
+            restored = sum.restored,
+            not_restored = not_restored.join(" "),
+            took_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
+            "flows of the earlier process are restored"
+        );
+        // Every worker has read them.
+        let earlier = std::mem::take(&mut *self.earlier.write().unwrap_or_else(PoisonError::into_inner));
+        earlier.iter().for_each(|one| remove(&one.path));
+        drop(earlier);
+        self.is_done.store(true, Ordering::Release);
+    }
+}
+
+/// A worker's part in this.
+#[derive(Debug, Default)]
+pub struct Outliving {
+    /// The flows of earlier processes, until the worker has restored its own.
+    pub restoration: Option<Arc<Restoration>>,
+    /// The word in which the worker keeps the difference of the kernel's clock and its own.
+    pub clock: Option<&'static mut [u32]>,
+}
+
+impl Outliving {
+    /// Whether flows may have to be restored.
+    #[inline]
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.restoration.is_some()
+    }
+
+    /// Restores the flows of a worker, when its snapshot has Services.
+    #[cold]
+    pub fn restore(&mut self, worker: u8, pipeline: &mut Pipeline, snapshot: &Snapshot, now: Now) {
+        let is_over = |all: &Arc<Restoration>| all.is_done() || all.restore(worker, pipeline, snapshot, now);
+        if self.restoration.as_ref().is_some_and(is_over) {
+            self.restoration = None;
+        }
+    }
+
+    /// Records the worker's time for the next process.
+    pub fn keep_time(&mut self, now: Now) {
+        if let Some([word]) = self.clock.as_deref_mut() {
+            *word = clock_difference(now);
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! The directory in which flow tables outlive the process.
+//!
+//! ```text
+//! DIRECTORY/lock              held by the process that uses the directory
+//! DIRECTORY/run-N/about       what the tables of the N-th process are: form, number of workers, secret, checksum
+//! DIRECTORY/run-N/identities  the services and backends of its ids
+//! DIRECTORY/run-N/WORKER-TABLE-PART    the words of an array
+//! DIRECTORY/run-N/WORKER-clock         one word: the kernel's clock minus the worker's, in milliseconds
+//! ```
+//!
+//! Each process makes a directory of its own and reads those of its predecessors, which it removes when their flows are in
+//! its tables. So a process that is killed at any moment, also while it restores flows, leaves all of them to the next.
+//!
+//! Invariant: what another version, another machine or another boot has written is refused with the reason, and removed.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use dpdk::Region;
+use dpdk::region::{self, Reading};
+use rustix::fs::{FlockOperation, flock, statfs};
+use rustix::time::{ClockId, clock_gettime};
+use tidegate_core::conntrack::{Part, STORED_FORM, StoredTable, StoredTables, TableKind};
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::now::Now;
+use tidegate_core::snapshot::Snapshot;
+
+use super::identities::{self, Identities};
+
+/// The first line of `about`. A change of this file's form changes the number.
+const TITLE: &str = "tidegate flow tables 1";
+
+/// Runs of earlier processes that are read, the newest first. Others are from processes that ended before they had
+/// restored the flows of their predecessors.
+const RUNS_MAX: usize = 4;
+
+/// What determines which worker has a flow, and where a table has its entries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// The number of workers.
+    pub workers: usize,
+    /// The number of flows that a worker remembers.
+    pub entries: usize,
+    /// How packets find their worker.
+    pub steering: Steering,
+    /// The secret of the hash.
+    pub seed: u64,
+}
+
+/// Why flow tables do not outlive this process.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The directory is not in memory.
+    #[error(
+        "{} is on a file system of type {found:#x}, where writes would go to a disk; accepted: a directory on tmpfs",
+        .path.display()
+    )]
+    NotInMemory {
+        /// The directory.
+        path: PathBuf,
+        /// `f_type` of statfs(2).
+        found: u64,
+    },
+    /// Another process has it.
+    #[error("{} is in use by another process: a gateway with the same metadata.name", .path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Others may write to it.
+    #[error(
+        "{} belongs to user {owner} with mode {mode:o}; accepted: a directory of this user that nobody else can write to",
+        .path.display()
+    )]
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A system call failed.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The fault.
+        source: io::Error,
+    },
+}
+
+/// The directory of this process.
+#[derive(Debug)]
+pub struct Store {
+    run: PathBuf,
+    /// Locked as long as the process lives.
+    _lock: File,
+    identities: Mutex<Option<Identities>>,
+    /// The tables of earlier processes, the newest first.
+    pub(super) earlier: Vec<Earlier>,
+}
+
+/// The tables of an earlier process.
+#[derive(Debug)]
+pub(super) struct Earlier {
+    pub(super) path: PathBuf,
+    shape: About,
+    workers: Vec<EarlierWorker>,
+}
+
+/// The arrays of one worker: table by table, its parts.
+#[derive(Debug)]
+struct EarlierWorker {
+    parts: [[Option<Reading>; 3]; 4],
+    /// The kernel's clock minus the worker's, in milliseconds.
+    clock: u32,
+}
+
+const PARTS: [Part; 3] = [Part::Entries, Part::Streams, Part::Splices];
+
+impl Store {
+    /// Opens the directory of a gateway and makes one for this process.
+    ///
+    /// # Errors
+    /// [`StoreError`]. The tables of earlier processes that cannot be used are no error: they are logged and removed.
+    pub fn open(directory: &Path, shape: &Shape, now: Now) -> Result<Self, StoreError> {
+        let fault = |path: &Path| {
+            let path = path.to_owned();
+            move |source: io::Error| StoreError::Io { path, source }
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(fault(directory))?;
+        check(directory)?;
+        let path = directory.join("lock");
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let lock = lock.map_err(fault(&path))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+            rustix::io::Errno::WOULDBLOCK => StoreError::InUse { path: directory.to_owned() },
+            error => StoreError::Io { path, source: error.into() },
+        })?;
+        let mut runs = runs(directory).map_err(fault(directory))?;
+        let number = runs.first().map_or(1, |(number, _)| number + 1);
+        let mut earlier = Vec::new();
+        for (at, (_, path)) in runs.drain(..).enumerate() {
+            let opened =
+                if at < RUNS_MAX { Earlier::open(&path) } else { Err("too many restarts since".to_owned()) };
+            match opened {
+                Ok(Some(one)) => earlier.push(one),
+                Ok(None) => remove(&path),
+                Err(why) => {
+                    tracing::warn!(path = %path.display(), reason = why, "the flows of an earlier process are not restored");
+                    remove(&path);
+                }
+            }
+        }
+        let run = directory.join(format!("run-{number}"));
+        DirBuilder::new().mode(0o700).create(&run).map_err(fault(&run))?;
+        let identities = Identities::create(&run).map_err(fault(&run))?;
+        let about = About::of(shape, now).text();
+        let (new, path) = (run.join("about.new"), run.join("about"));
+        write(&new, about.as_bytes()).and_then(|()| fs::rename(&new, &path)).map_err(fault(&path))?;
+        Ok(Self { run, _lock: lock, identities: Mutex::new(Some(identities)), earlier })
+    }
+
+    /// Records the ids of a snapshot. Call it before workers get the snapshot.
+    pub(super) fn follow(&self, snapshot: &Snapshot) {
+        let mut identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = identities.as_mut() else { return };
+        if let Err(error) = known.follow(snapshot) {
+            tracing::warn!(%error, "cannot record new Services and backends: their flows end with this process");
+            // A later record after a gap would be complete, but the list ends at an incomplete one.
+            *identities = None;
+        }
+    }
+
+    /// A file with room for the words of an array, without pages.
+    pub(super) fn file(&self, worker: u8, table: TableKind, part: Part, words: usize) -> io::Result<File> {
+        let path = self.run.join(file_name(worker, table, part));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(words as u64 * 4)?;
+        Ok(file)
+    }
+
+    /// The word in which a worker keeps the difference of the kernel's clock and its own.
+    pub(super) fn clock(&self, worker: u8) -> io::Result<&'static mut [u32]> {
+        let path = self.run.join(clock_name(worker));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(4096)?;
+        region::reserve(&file, 4096)?;
+        Ok(Region::of_file(&file, 1)?.0)
+    }
+
+    /// Whether the directory's file system has transparent huge pages for those who ask (`mount -o huge=advise`).
+    pub(super) fn has_huge_pages(&self) -> bool {
+        let Ok(mounts) = fs::read_to_string("/proc/self/mounts") else { return false };
+        let of_directory = mounts.lines().filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (at, options) = (fields.next()?, fields.nth(1)?);
+            self.run.starts_with(at).then_some((at.len(), options))
+        });
+        let options = of_directory.max_by_key(|(len, _)| *len).map_or("", |(_, options)| options);
+        options.split(',').any(|option| ["huge=always", "huge=within_size", "huge=advise"].contains(&option))
+    }
+}
+
+/// The kernel's clock minus a worker's, in milliseconds modulo 2^32.
+#[must_use]
+pub(super) fn clock_difference(now: Now) -> u32 {
+    kernel_ms().wrapping_sub(now.millis())
+}
+
+/// The kernel's clock since boot, which counts the time in which the machine sleeps.
+fn kernel_ms() -> u32 {
+    let time = clock_gettime(ClockId::Boottime);
+    let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
+    // The truncation is intended: only differences count.
+    (seconds.as_millis() as u32).wrapping_add(u32::try_from(time.tv_nsec / 1_000_000).unwrap_or(0))
+}
+
+impl Earlier {
+    /// Opens the tables of an earlier process; `None` if it had no flows. The error is the reason why they are refused.
+    fn open(path: &Path) -> Result<Option<Self>, String> {
+        let text = fs::read_to_string(path.join("about"));
+        if identities::is_empty(path) {
+            return Ok(None);
+        }
+        let shape = About::read(&text.map_err(|error| format!("about: {error}"))?)?;
+        let wanted = StoredTables::words(shape.entries);
+        let worker = |worker: u8| {
+            let clock = File::open(path.join(clock_name(worker))).and_then(|file| Reading::of_file(&file, 1));
+            // A worker that has not run has no flows.
+            let clock = clock.ok().map(|words| words[0]).filter(|&clock| clock != 0).unwrap_or(shape.clock);
+            let parts = TableKind::ALL.map(|table| {
+                PARTS.map(|part| {
+                    let file = File::open(path.join(file_name(worker, table, part))).ok()?;
+                    let words = usize::try_from(file.metadata().ok()?.len() / 4).ok()?;
+                    // A table without pages was never used.
+                    let is_used = file.metadata().is_ok_and(|file| file.blocks() > 0);
+                    let is_whole = part != Part::Entries || words == wanted[table as usize];
+                    if is_used && !is_whole {
+                        tracing::warn!(
+                            path = %path.display(), worker, table = table.as_str(), words,
+                            expected = wanted[table as usize],
+                            "the flows of a stored table are not restored: its length is wrong"
+                        );
+                    }
+                    if is_used && is_whole { Reading::of_file(&file, words).ok() } else { None }
+                })
+            });
+            EarlierWorker { parts, clock }
+        };
+        let workers = (0..shape.workers).map(|n| worker(u8::try_from(n).unwrap_or(u8::MAX))).collect();
+        Ok(Some(Self { path: path.to_owned(), shape, workers }))
+    }
+
+    /// Whether each worker receives the packets that it received there.
+    pub(super) fn is_alike(&self, shape: &Shape) -> bool {
+        self.shape.workers == shape.workers && self.shape.steering == fingerprint(&shape.steering)
+    }
+
+    /// The tables of one of its workers.
+    pub(super) fn tables(&self, worker: usize) -> Option<StoredTables<'_>> {
+        let EarlierWorker { parts, clock } = self.workers.get(worker)?;
+        let tables = parts.each_ref().map(|[entries, streams, splices]| StoredTable {
+            entries: entries.as_deref().unwrap_or_default(),
+            streams: streams.as_deref().unwrap_or_default(),
+            splices: splices.as_deref().unwrap_or_default(),
+        });
+        let then_ms = kernel_ms().wrapping_sub(*clock);
+        Some(StoredTables { tables, entries_per_core: self.shape.entries, seed: self.shape.seed, then_ms })
+    }
+
+    /// The number of its workers.
+    pub(super) fn workers(&self) -> usize {
+        self.workers.len()
+    }
+}
+
+/// The contents of the file `about`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct About {
+    form: String,
+    boot: String,
+    workers: usize,
+    entries: usize,
+    steering: u64,
+    seed: u64,
+    clock: u32,
+}
+
+impl About {
+    fn of(shape: &Shape, now: Now) -> Self {
+        Self {
+            form: STORED_FORM.to_owned(),
+            boot: boot(),
+            workers: shape.workers,
+            entries: shape.entries,
+            steering: fingerprint(&shape.steering),
+            seed: shape.seed,
+            clock: clock_difference(now),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { form, boot, workers, entries, steering, seed, clock } = self;
+        let mut text = format!(
+            "{TITLE}\nform {form}\nboot {boot}\nworkers {workers}\nentries {entries}\nsteering {steering:016x}\nseed {seed:016x}\nclock {clock}\n"
+        );
+        let sum = crc32c::crc32c(text.as_bytes());
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "checksum {sum:08x}");
+        text
+    }
+
+    /// Reads the file. The error is the reason why the tables are refused.
+    fn read(text: &str) -> Result<Self, String> {
+        let mut lines = text.lines();
+        let title = lines.next().unwrap_or_default();
+        if title != TITLE {
+            return Err(format!("about begins with {title:?}; this version reads {TITLE:?}"));
+        }
+        let (content, last) = text.trim_end().rsplit_once('\n').unwrap_or_default();
+        let sum = format!("checksum {:08x}", crc32c::crc32c(format!("{content}\n").as_bytes()));
+        if last != sum {
+            return Err("the checksum of about is wrong".to_owned());
+        }
+        let mut field = |name: &str| {
+            let line = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.map(str::to_owned).ok_or_else(|| format!("about has no {name}"))
+        };
+        let number = |name: &str, text: String, radix| {
+            u64::from_str_radix(&text, radix).map_err(|_| format!("about: {name} is {text:?}"))
+        };
+        let form = field("form")?;
+        if form != STORED_FORM {
+            return Err(format!("the tables have the form {form:?}; this version reads {STORED_FORM:?}"));
+        }
+        let (found, boot_now) = (field("boot")?, boot());
+        if found != boot_now {
+            return Err("the machine has been started since".to_owned());
+        }
+        let workers = number("workers", field("workers")?, 10)?;
+        let entries = number("entries", field("entries")?, 10)?;
+        if !(1..=255).contains(&workers) || !(1..=1 << 30).contains(&entries) {
+            return Err(format!("about: {workers} workers, {entries} entries"));
+        }
+        Ok(Self {
+            form,
+            boot: found,
+            // Both are in the ranges above.
+            workers: workers as usize,
+            entries: entries as usize,
+            steering: number("steering", field("steering")?, 16)?,
+            seed: number("seed", field("seed")?, 16)?,
+            clock: number("clock", field("clock")?, 10)?.try_into().map_err(|_| "about: clock".to_owned())?,
+        })
+    }
+}
+
+/// A number for the way in which packets find their worker.
+fn fingerprint(steering: &Steering) -> u64 {
+    u64::from(crc32c::crc32c(format!("{steering:?}").as_bytes()))
+}
+
+/// The identity of the running kernel.
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// The directories of earlier processes, the newest first.
+fn runs(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut runs = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("run-"));
+        if let Some(number) = name.and_then(|number| number.parse().ok()) {
+            runs.push((number, path));
+        }
+    }
+    runs.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(runs)
+}
+
+pub(super) fn remove(path: &Path) {
+    if let Err(error) = fs::remove_dir_all(path) {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the flow tables of an earlier process");
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(bytes)
+}
+
+fn file_name(worker: u8, table: TableKind, part: Part) -> String {
+    format!("{worker}-{}-{}", table.as_str(), part.as_str())
+}
+
+fn clock_name(worker: u8) -> String {
+    format!("{worker}-clock")
+}
+
+/// Checks that the directory is in memory and that nobody else can write to it.
+fn check(directory: &Path) -> Result<(), StoreError> {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let path = || directory.to_owned();
+    let system = statfs(directory).map_err(|error| StoreError::Io { path: path(), source: error.into() })?;
+    let found = u64::try_from(system.f_type).unwrap_or_default();
+    if found != TMPFS_MAGIC {
+        return Err(StoreError::NotInMemory { path: path(), found });
+    }
+    let metadata = fs::metadata(directory).map_err(|source| StoreError::Io { path: path(), source })?;
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    if owner != rustix::process::geteuid().as_raw() || mode & 0o022 != 0 {
+        return Err(StoreError::Unsafe { path: path(), owner, mode });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> Shape {
+        Shape { workers: 2, entries: 1024, steering: Steering::Partition, seed: 7 }
+    }
+
+    fn directory() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").expect("a directory in memory")
+    }
+
+    #[test]
+    fn about_is_read_as_it_was_written_and_every_change_is_refused() {
+        let about = About::of(&shape(), Now(5_000_000_000));
+        let text = about.text();
+        assert_eq!(About::read(&text), Ok(about.clone()));
+        for at in 0..text.len() {
+            for bit in 0..7 {
+                let mut bytes = text.clone().into_bytes();
+                bytes[at] ^= 1 << bit;
+                let changed = String::from_utf8(bytes).expect("ASCII stays ASCII");
+                let read = About::read(&changed);
+                assert!(
+                    read.is_err() || read == Ok(about.clone()) && changed.trim() == text.trim(),
+                    "{changed}"
+                );
+            }
+            let torn = &text[..at];
+            assert!(About::read(torn).is_err() || torn.trim_end() == text.trim_end(), "{torn}");
+        }
+    }
+
+    #[test]
+    fn another_form_or_boot_is_refused_with_both_values() {
+        let about = About::of(&shape(), Now(0));
+        let other = About { form: "0: dsr-v4".to_owned(), ..about.clone() }.text();
+        let why = About::read(&other).expect_err("refused");
+        assert!(why.contains("\"0: dsr-v4\"") && why.contains(STORED_FORM), "{why}");
+        let other = About { boot: "another".to_owned(), ..about }.text();
+        assert!(About::read(&other).expect_err("refused").contains("has been started since"));
+    }
+
+    #[test]
+    fn a_directory_on_a_disk_or_of_others_or_in_use_is_refused() {
+        let on_disk = Path::new("/proc/self");
+        assert!(matches!(check(on_disk), Err(StoreError::NotInMemory { .. })));
+        let directory = directory();
+        let first = Store::open(directory.path(), &shape(), Now(0)).expect("it opens");
+        let second = Store::open(directory.path(), &shape(), Now(0));
+        assert!(matches!(second, Err(StoreError::InUse { .. })));
+        drop(first);
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::set_permissions(directory.path(), open).expect("it is ours");
+        let others = Store::open(directory.path(), &shape(), Now(0));
+        assert!(matches!(others, Err(StoreError::Unsafe { .. })), "{others:?}");
+    }
+
+    #[test]
+    fn a_run_without_flows_is_removed_and_a_damaged_one_too() {
+        let directory = directory();
+        let names = || {
+            let mut names: Vec<String> = fs::read_dir(directory.path())
+                .expect("a directory")
+                .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+                .collect();
+            names.sort();
+            names
+        };
+        drop(Store::open(directory.path(), &shape(), Now(0)).expect("it opens"));
+        assert_eq!(names(), ["lock", "run-1"]);
+        let store = Store::open(directory.path(), &shape(), Now(0)).expect("it opens");
+        assert_eq!((names(), store.earlier.len()), (vec!["lock".into(), "run-2".into()], 0));
+        drop(store);
+        fs::write(directory.path().join("run-2/identities"), [0; 64]).expect("room");
+        fs::write(directory.path().join("run-2/about"), "tidegate flow tables 0\n").expect("room");
+        let store = Store::open(directory.path(), &shape(), Now(0)).expect("it opens");
+        assert_eq!((names(), store.earlier.len()), (vec!["lock".into(), "run-3".into()], 0));
+    }
+}

@@ -1,0 +1,224 @@
+//! Flow tables that outlive their gateway: the next one, with other numbers for the same Services, another number of
+//! workers or tables of another size, forwards both directions of the connections as before.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use common::*;
+use tidegate_core::conntrack::NotRestored;
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::{Frame, MemoryFrame};
+use tidegate_core::snapshot::{ForwardingMode, SnapshotSpec};
+use tidegate_core::testing::Builder;
+use tidegate_core::wire::{Headers, Parsed, parse, tcp};
+use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
+use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
+use tidegate_dataplane::topology::WorkerPlace;
+use tidegate_dataplane::worker::FlowFilter;
+
+/// Connections of each mode.
+const CONNECTIONS: u16 = 100;
+const VIP_NAT: &str = "192.0.2.102";
+
+struct Running {
+    wire: MemoryPort,
+    pool: WorkerPool<MemoryFrame>,
+    workers: u8,
+}
+
+/// The Services of the test, of which `extra` come first and give all others different numbers.
+fn services(generation: u64, extra: usize) -> SnapshotSpec {
+    let mut spec = spec(generation);
+    spec.services.push(service(VIP_NAT, "nat", ForwardingMode::Nat).into());
+    for n in 0..extra {
+        let (vip, name) = (format!("192.0.2.{}", 60 + n), format!("extra-{n}"));
+        spec.services.insert(0, service(&vip, &name, ForwardingMode::DsrL2).into());
+    }
+    spec
+}
+
+impl Running {
+    /// A gateway without Services, as at the start of the daemon.
+    fn start(directory: &Path, workers: u8, entries: usize) -> Self {
+        let (wire, ends) = memory::port(usize::from(workers), 1024);
+        let config = WorkerPoolConfig {
+            places: (0..workers).map(|n| WorkerPlace { worker: n, core: n.into(), numa: None }).collect(),
+            flow_entries: entries,
+            flow_store: Some(directory.to_owned()),
+            steering: if workers == 1 { Steering::Single } else { Steering::Partition },
+            seed: u64::from(workers) + entries as u64,
+            ..WorkerPoolConfig::one_worker(0, entries)
+        };
+        let first = SnapshotSpec { services: Vec::new(), ..spec(1) };
+        let queues = ends.into_iter().map(|end| vec![end]).collect();
+        let enter = |_: &WorkerPlace| Ok::<(), String>(());
+        let pool = WorkerPool::start(&config, queues, Heap, vec![None], &first, enter, None).unwrap();
+        Self { wire, pool, workers }
+    }
+
+    fn publish(&self, spec: &SnapshotSpec) {
+        self.pool.publish(spec).unwrap();
+        assert!(self.pool.wait_applied(spec.generation, Duration::from_secs(30)), "workers take it");
+    }
+
+    /// Sends a frame through the gateway, and returns what leaves it.
+    fn pass(&self, frame: &[u8]) -> (Headers, Vec<u8>) {
+        assert!(self.wire.offer(0, frame));
+        let mut sent = None;
+        wait_until("the frame is forwarded", || {
+            sent = (0..usize::from(self.workers)).find_map(|queue| self.wire.take(queue));
+            sent.is_some()
+        });
+        let sent = sent.unwrap().bytes().to_vec();
+        match parse(&sent) {
+            Ok(Parsed::Ip(headers)) => (headers, sent),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What a client's packet becomes: its source and destination on the way to the backend.
+    fn from_client(&self, port: u16, vip: &str, flags: u8) -> (String, String) {
+        let (from, to) = (format!("{CLIENT_IP}:{port}"), format!("{vip}:80"));
+        let (h, _) =
+            self.pass(&Builder::tcp(from.as_str(), to.as_str()).mac(CLIENT, GATEWAY).flags(flags).build());
+        (format!("{}:{}", h.src, h.src_port), format!("{}:{}", h.dst, h.dst_port))
+    }
+
+    /// What a backend's packet to this address becomes.
+    fn from_backend(&self, to: &str, flags: u8) -> (String, String) {
+        let from = format!("{BACKEND_IP}:80");
+        let (h, _) = self.pass(&Builder::tcp(from.as_str(), to).mac(BACKEND, GATEWAY).flags(flags).build());
+        (format!("{}:{}", h.src, h.src_port), format!("{}:{}", h.dst, h.dst_port))
+    }
+
+    /// Opens the connections. Returns what packets of both directions become.
+    fn open(&self) -> Vec<Connection> {
+        let mut all = Vec::new();
+        for n in 0..CONNECTIONS {
+            for vip in [VIP_L2, VIP_FULLNAT, VIP_NAT] {
+                let port = 4000 + n;
+                let towards = self.from_client(port, vip, tcp::flags::SYN);
+                if vip != VIP_L2 {
+                    self.from_backend(&towards.0, tcp::flags::SYN | tcp::flags::ACK);
+                }
+                self.from_client(port, vip, tcp::flags::ACK);
+                all.push(Connection { port, vip, towards });
+            }
+        }
+        all
+    }
+
+    fn assert_continue(&self, all: &[Connection]) {
+        for one in all {
+            let client = format!("{CLIENT_IP}:{}", one.port);
+            // The backend may be the first to send.
+            if one.vip != VIP_L2 {
+                let back = self.from_backend(&one.towards.0, tcp::flags::ACK);
+                assert_eq!(back, (format!("{}:80", one.vip), client));
+            }
+            assert_eq!(self.from_client(one.port, one.vip, tcp::flags::ACK), one.towards);
+        }
+    }
+
+    /// The number of restored flows and of those that are not, by reason, once all workers have restored theirs.
+    fn restored(&self) -> (u64, [u64; NotRestored::ALL.len()]) {
+        let restoration = self.pool.restoration().unwrap();
+        wait_until("flows are restored", || restoration.is_done());
+        let counts = restoration.counts();
+        (counts.restored, counts.not_restored)
+    }
+
+    fn flows(&self) -> usize {
+        self.pool.flows(&FlowFilter::default(), 10_000, Duration::from_secs(30)).0.len()
+    }
+}
+
+struct Connection {
+    port: u16,
+    vip: &'static str,
+    towards: (String, String),
+}
+
+fn runs(directory: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn both_directions_of_all_connections_continue_in_the_next_gateway_whatever_its_shape() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path();
+    let all = usize::from(CONNECTIONS) * 3;
+    let first = Running::start(path, 2, 4096);
+    first.publish(&services(2, 0));
+    let open = first.open();
+    assert_eq!(first.flows(), all);
+    drop(first);
+
+    // The same shape, with other numbers for Services and backends.
+    let second = Running::start(path, 2, 4096);
+    assert_eq!(second.flows(), 0, "nothing is known before there are Services");
+    second.publish(&services(2, 3));
+    second.assert_continue(&open);
+    assert_eq!(second.restored(), (all as u64, [0; 9]));
+    assert_eq!(
+        runs(path),
+        ["lock".to_owned(), "run-2".to_owned()].into(),
+        "the files of the first are removed"
+    );
+    drop(second);
+
+    // One worker takes the flows of both, into tables of another size.
+    let third = Running::start(path, 1, 1024);
+    third.publish(&services(2, 1));
+    third.assert_continue(&open);
+    assert_eq!(third.restored(), (all as u64, [0; 9]));
+    assert_eq!(third.flows(), all);
+}
+
+#[test]
+fn a_gateway_that_ended_before_it_had_services_leaves_the_flows_of_its_predecessor() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path();
+    let first = Running::start(path, 1, 1024);
+    first.publish(&services(2, 0));
+    let open = first.open();
+    drop(first);
+    drop(Running::start(path, 1, 1024));
+    let third = Running::start(path, 1, 1024);
+    third.publish(&services(2, 0));
+    third.assert_continue(&open);
+    assert_eq!(third.restored().0, open.len() as u64);
+}
+
+#[test]
+fn flows_of_services_backends_and_modes_that_are_gone_are_counted_and_not_misread() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path();
+    let first = Running::start(path, 1, 1024);
+    first.publish(&services(2, 0));
+    first.open();
+    drop(first);
+    let second = Running::start(path, 1, 1024);
+    let mut spec = services(2, 1);
+    spec.services.retain(|service| service.name != "direct");
+    for service in &mut spec.services {
+        if service.name == "translated" {
+            service.mode = ForwardingMode::Nat;
+        } else if service.name == "nat" {
+            service.backends[0].port = 81;
+        }
+    }
+    second.publish(&spec);
+    let (restored, not_restored) = second.restored();
+    let count = |why: NotRestored| not_restored[why as usize];
+    assert_eq!((restored, second.flows()), (0, 0));
+    for why in [NotRestored::ServiceGone, NotRestored::BackendGone, NotRestored::ModeChanged] {
+        assert_eq!(count(why), u64::from(CONNECTIONS), "{why:?}: {not_restored:?}");
+    }
+}
