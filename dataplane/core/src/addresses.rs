@@ -14,6 +14,7 @@
 //! and broadcast addresses of connected networks, and the default routers ([`SourceFault`]). So one look-up of a
 //! source checks all of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -21,6 +22,8 @@ use ipnet::IpNet;
 use crate::hash::key_hash;
 use crate::ids::InterfaceIndex;
 use crate::key_index::KeyIndex;
+use crate::sorted_chunks::SortedChunks;
+use crate::table::{Table, places};
 use crate::wire::Addr;
 
 /// What an address of the gateway is.
@@ -66,23 +69,88 @@ pub(crate) enum Meaning {
 #[derive(Debug, Clone)]
 pub(crate) struct Addresses {
     index: KeyIndex,
-    records: Arc<[(Addr, Meaning)]>,
+    /// A place without an entry in the index means nothing.
+    records: Table<(Addr, Meaning)>,
+    /// The place of each address.
+    by_address: SortedChunks<Addr, u32>,
+    /// The places without an address.
+    free: Arc<Vec<u32>>,
+    /// The meanings that do not come from services. They remain when a VIP goes.
+    beside: Arc<BTreeMap<Addr, Meaning>>,
 }
 
 impl Addresses {
-    /// If an address is listed more than once, the first entry counts.
-    pub(crate) fn build(listed: impl Iterator<Item = (Addr, Meaning)>) -> Self {
-        let mut records: Vec<_> = listed.collect();
-        // The sort is stable: the first of equal entries stays first.
+    /// The VIPs, and the other addresses with their meanings. If an address is listed more than once among these, the
+    /// first entry counts.
+    pub(crate) fn build(
+        vips: impl Iterator<Item = Addr>,
+        others: impl Iterator<Item = (Addr, Meaning)>,
+    ) -> Self {
+        let mut beside = BTreeMap::new();
+        for (addr, meaning) in others {
+            beside.entry(addr).or_insert(meaning);
+        }
+        let mut records: Vec<_> = vips.map(|vip| (vip, with_vip(beside.get(&vip)))).collect();
+        records.extend(beside.iter().map(|(&addr, &meaning)| (addr, meaning)));
+        // The sort is stable: what a VIP means stays first.
         records.sort_by_key(|&(addr, _)| addr);
         records.dedup_by_key(|&mut (addr, _)| addr);
-        let entries = records.iter().enumerate().map(|(at, (addr, _))| (key_hash(addr, 0, 0), at));
-        Self { index: KeyIndex::build(entries), records: records.into() }
+        let count = records.len();
+        let by_address: SortedChunks<Addr, u32> =
+            records.iter().zip(0..).map(|(&(addr, _), at)| (addr, at)).collect();
+        records.resize(places(count), VACANT);
+        Self {
+            index: index_of(&by_address),
+            records: records.into(),
+            by_address,
+            free: Arc::default(),
+            beside: beside.into(),
+        }
+    }
+
+    /// A copy in which these addresses are VIPs, or no longer are.
+    pub(crate) fn revised(&self, vips: &[(Addr, bool)]) -> Self {
+        let mut free = Vec::clone(&self.free);
+        let (mut gone, mut new, mut set, mut moves) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for &(addr, is_vip) in vips {
+            let beside = self.beside.get(&addr);
+            let meaning = if is_vip { Some(with_vip(beside)) } else { beside.copied() };
+            match (self.by_address.get(&addr), meaning) {
+                (Some(at), Some(meaning)) => set.push((at, (addr, meaning))),
+                (Some(at), None) => {
+                    gone.push((hash(&addr), at as usize));
+                    free.push(at);
+                    moves.push((addr, None));
+                }
+                (None, Some(meaning)) => new.push((addr, meaning)),
+                (None, None) => {}
+            }
+        }
+        // After all that go, whose places are free now.
+        let mut used = self.by_address.len() + self.free.len();
+        let mut entries = Vec::with_capacity(new.len());
+        for (addr, meaning) in new {
+            let at = free.pop().unwrap_or_else(|| {
+                used += 1;
+                u32::try_from(used - 1).expect("there are fewer addresses than service ports")
+            });
+            set.push((at, (addr, meaning)));
+            entries.push((hash(&addr), at as usize));
+            moves.push((addr, Some(at)));
+        }
+        let by_address = self.by_address.revised(moves);
+        let index = self.index.edited(&gone, &entries, |at| hash(&self.records[at].0));
+        let more = places(used).saturating_sub(self.records.len());
+        let records = self.records.revised(std::iter::repeat_n(VACANT, more), |records| {
+            set.iter().for_each(|&(at, record)| records.set(at as usize, record));
+        });
+        let index = index.unwrap_or_else(|| index_of(&by_address));
+        Self { index, records, by_address, free: free.into(), beside: Arc::clone(&self.beside) }
     }
 
     #[inline]
     fn meaning(&self, addr: &Addr) -> Option<Meaning> {
-        let at = self.index.find(key_hash(addr, 0, 0), |at| self.records[at].0 == *addr)?;
+        let at = self.index.find(hash(addr), |at| self.records[at].0 == *addr)?;
         Some(self.records[at].1)
     }
 
@@ -107,11 +175,31 @@ impl Addresses {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Addr, AddressKind)> {
-        self.records.iter().filter_map(|&(addr, meaning)| match meaning {
+        self.by_address.iter().filter_map(|&(addr, at)| match self.records[at as usize].1 {
             Meaning::Kind(kind) => Some((addr, kind)),
             Meaning::NoClient(_) => None,
         })
     }
+}
+
+/// The record of a place that is not in the index.
+const VACANT: (Addr, Meaning) = (Addr::UNSPECIFIED, Meaning::NoClient(SourceFault::NotOneHost));
+
+/// The meaning of a VIP that has another one too.
+fn with_vip(beside: Option<&Meaning>) -> Meaning {
+    match beside {
+        Some(own @ Meaning::Kind(AddressKind::Own(_))) => *own,
+        _ => Meaning::Kind(AddressKind::Vip),
+    }
+}
+
+fn hash(addr: &Addr) -> u64 {
+    key_hash(addr, 0, 0)
+}
+
+fn index_of(by_address: &SortedChunks<Addr, u32>) -> KeyIndex {
+    let entries: Vec<_> = by_address.iter().map(|&(addr, at)| (hash(&addr), at as usize)).collect();
+    KeyIndex::build(entries.into_iter())
 }
 
 /// The addresses of a connected network that are not one host's. Networks of two addresses or one have none
@@ -127,6 +215,8 @@ pub(crate) fn not_one_host(net: &IpNet) -> impl Iterator<Item = Addr> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -134,14 +224,8 @@ mod tests {
         let addr = |n| Addr::v4([192, 0, 2, n]);
         let kind = |n, kind| (addr(n), Meaning::Kind(kind));
         let router = (addr(4), Meaning::NoClient(SourceFault::Router));
-        let listed = [
-            kind(1, AddressKind::Own(3)),
-            kind(2, AddressKind::Vip),
-            kind(1, AddressKind::Vip),
-            router,
-            (addr(2), router.1),
-        ];
-        let addresses = Addresses::build(listed.into_iter());
+        let others = [kind(1, AddressKind::Own(3)), kind(1, AddressKind::Snat), router, (addr(2), router.1)];
+        let addresses = Addresses::build([addr(2), addr(1)].into_iter(), others.into_iter());
         assert_eq!(addresses.find(&addr(1)), Some(AddressKind::Own(3)));
         assert_eq!(addresses.find(&addr(2)), Some(AddressKind::Vip));
         assert_eq!(addresses.find(&addr(3)), None);
@@ -150,6 +234,41 @@ mod tests {
         let faults = [1, 2, 3, 4].map(|n| addresses.source_fault(&addr(n)));
         let ours = Some(SourceFault::Ours);
         assert_eq!(faults, [ours, ours, None, Some(SourceFault::Router)]);
+    }
+
+    proptest! {
+        #[test]
+        fn revised_addresses_are_those_that_are_built(
+            steps in proptest::collection::vec(proptest::collection::btree_map(0_u8..60, any::<bool>(), 0..20), 1..12),
+        ) {
+            let addr = |n| Addr::v4([192, 0, 2, n]);
+            let others = || {
+                (0..60).step_by(5).map(move |n| {
+                    let kinds = [Meaning::Kind(AddressKind::Own(1)), Meaning::Kind(AddressKind::Snat)];
+                    let kinds = [kinds[0], kinds[1], Meaning::NoClient(SourceFault::Router)];
+                    (addr(n), kinds[usize::from(n) / 5 % 3])
+                })
+            };
+            let mut vips = std::collections::BTreeSet::new();
+            let mut revised = Addresses::build(std::iter::empty(), others());
+            for step in steps {
+                for (&n, &is_vip) in &step {
+                    if is_vip { vips.insert(n) } else { vips.remove(&n) };
+                }
+                let changes: Vec<_> = step.iter().map(|(&n, &is_vip)| (addr(n), is_vip)).collect();
+                revised = revised.revised(&changes);
+                let built = Addresses::build(vips.iter().map(|&n| addr(n)), others());
+                for n in 0..60 {
+                    prop_assert_eq!(revised.meaning(&addr(n)), built.meaning(&addr(n)));
+                }
+                prop_assert!(revised.iter().eq(built.iter()));
+                prop_assert_eq!(revised.by_address.len() + revised.free.len(), {
+                    let used: std::collections::BTreeSet<u32> =
+                        revised.by_address.iter().map(|&(_, at)| at).chain(revised.free.iter().copied()).collect();
+                    used.len()
+                });
+            }
+        }
     }
 
     #[test]

@@ -14,14 +14,9 @@ use crate::prefetch;
 use crate::service::vacant_raw;
 use crate::snapshot::{BackendState, ForwardingMode, Protocol};
 use crate::sorted_chunks::SortedChunks;
-use crate::table::Table;
+use crate::table::{Table, places};
 use crate::wire::encapsulation::Encapsulation;
 use crate::wire::{Addr, Family};
-
-/// The number of table places for this many indices. There are spare places, so that the table rarely grows.
-fn places(indices: usize) -> usize {
-    indices.next_multiple_of(1024)
-}
 
 /// The data of a backend that the packet path needs: one cache line.
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +86,9 @@ impl Backends {
     /// A copy with `indices` places, without the backends in `gone` and with those in `new`.
     pub(crate) fn revised(&self, indices: usize, gone: &[BackendId], new: &[Backend]) -> Self {
         let more = places(indices).saturating_sub(self.records.len());
+        if more == 0 && gone.is_empty() && new.is_empty() {
+            return Self { records: self.records.clone() };
+        }
         let records = self.records.revised(std::iter::repeat_n(None, more), |places| {
             gone.iter().for_each(|id| places.set(id.index(), None));
             new.iter().for_each(|backend| places.set(backend.id.index(), Some(*backend)));
@@ -274,6 +272,11 @@ impl Endpoints {
         let first = self.by_key.from(|key| key.address < *address);
         let here = first.take_while(|(key, _)| key.address == *address);
         here.take(ENDPOINTS_ASKED).any(|&(_, id)| self.is_direct(id))
+    }
+
+    /// Whether an endpoint has this address.
+    pub(crate) fn has_address(&self, address: &Addr) -> bool {
+        self.by_key.from(|key| key.address < *address).next().is_some_and(|(key, _)| key.address == *address)
     }
 
     /// Whether (address, port, protocol) is a backend that answers clients itself.

@@ -22,7 +22,7 @@ use crate::snapshot::{
     BackendState, ForwardingMode, NoEndpoints, PassiveHealth, Protocol, Scheduler, ServiceKey, SynCookies,
 };
 use crate::source_ranges::SourceRanges;
-use crate::table::Table;
+use crate::table::{Table, places};
 use crate::wire::Addr;
 use crate::wire::proxy_header::ProxyVersion;
 use crate::wire::proxy_tlvs::{ProxyTlvs, VpceId};
@@ -130,6 +130,11 @@ impl Service {
         &self.selector
     }
 
+    /// Its entry in the index.
+    fn entry(&self) -> (u64, usize) {
+        (key_hash(&self.vip, self.protocol.number(), self.port), self.id.index())
+    }
+
     #[inline]
     fn is(&self, vip: &Addr, proto: u8, port: u16) -> bool {
         self.vip == *vip && self.port == port && self.protocol.number() == proto
@@ -209,10 +214,7 @@ pub(crate) struct Services {
 impl Services {
     /// A table with `indices` places, of services in the order of their keys.
     pub(crate) fn build(indices: usize, services: Vec<(Service, ServiceInfo)>) -> Self {
-        let vacant = vacant_service();
-        let mut records: Vec<Service> = (0..indices)
-            .map(|index| Service { id: ServiceId::from_raw(vacant_raw(index)), ..vacant.clone() })
-            .collect();
+        let mut records: Vec<Service> = (0..places(indices)).map(vacant_service).collect();
         let mut infos: Vec<Option<Arc<ServiceInfo>>> = vec![None; indices];
         let by_key: Arc<[ServiceId]> = services.iter().map(|(service, _)| service.id).collect();
         for (service, info) in services {
@@ -220,29 +222,49 @@ impl Services {
             records[at] = service;
             infos[at] = Some(Arc::new(info));
         }
-        let entries = by_key.iter().map(|id| {
-            let service = &records[id.index()];
-            (key_hash(&service.vip, service.protocol.number(), service.port), id.index())
-        });
-        let index = KeyIndex::build(entries);
+        let index = KeyIndex::build(by_key.iter().map(|id| records[id.index()].entry()));
         Self { index, records: records.into(), infos: infos.into_iter().collect(), by_key }
     }
 
-    /// A copy with some services revised, each with its position in the order of keys.
-    pub(crate) fn revised(&self, revised: Vec<(usize, Service, ServiceInfo)>) -> Self {
+    /// A copy with `indices` places, without the services in `gone`, and with `revised`, which replace services of the
+    /// same id or are new. `by_key` are the ids in the order of their keys.
+    pub(crate) fn revised(
+        &self,
+        indices: usize,
+        gone: &[ServiceId],
+        revised: Vec<(Service, ServiceInfo)>,
+        by_key: Arc<[ServiceId]>,
+    ) -> Self {
         let mut infos = self.infos.clone();
-        let records = self.records.revised([], |places| {
-            for (rank, service, info) in revised {
-                let at = self.by_key[rank].index();
+        (infos.len()..indices).for_each(|_| infos.push(None));
+        let lost: Vec<_> = gone.iter().map(|id| self.records[id.index()].entry()).collect();
+        let new = revised.iter().filter(|(service, _)| self.by_id(service.id).is_none());
+        let new: Vec<_> = new.map(|(service, _)| service.entry()).collect();
+        let index = if lost.is_empty() && new.is_empty() {
+            Some(self.index.clone())
+        } else {
+            self.index.edited(&lost, &new, |at| self.records[at].entry().0)
+        };
+        let more = self.records.len()..places(indices);
+        let records = self.records.revised(more.map(vacant_service), |places| {
+            // A new service may have the index of a removed one.
+            for at in gone.iter().map(|id| id.index()) {
+                places.set(at, vacant_service(at));
+                infos.set(at, None);
+            }
+            for (service, info) in revised {
+                let at = service.id.index();
                 places.set(at, service);
                 infos.set(at, Some(Arc::new(info)));
             }
         });
-        Self { index: self.index.clone(), records, infos, by_key: Arc::clone(&self.by_key) }
+        let rebuilt = || KeyIndex::build(by_key.iter().map(|id| records[id.index()].entry()));
+        let index = index.unwrap_or_else(rebuilt);
+        Self { index, records, infos, by_key }
     }
 
     /// The ids in the order of their keys.
-    pub(crate) fn by_key(&self) -> &[ServiceId] {
+    pub(crate) fn by_key(&self) -> &Arc<[ServiceId]> {
         &self.by_key
     }
 
@@ -296,6 +318,16 @@ impl Services {
         self.infos.get(id.index())?.as_deref().filter(|info| info.id == id)
     }
 
+    /// The service of a key.
+    pub(crate) fn at(
+        &self,
+        (vip, protocol, port): &(Addr, Protocol, u16),
+    ) -> Option<(&Service, &ServiceInfo)> {
+        let proto = protocol.number();
+        let service = self.find(key_hash(vip, proto, *port), vip, proto, *port)?;
+        Some((service, self.info(service.id)?))
+    }
+
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
         self.by_key.iter().map(|id| {
             let info = self.infos.get(id.index()).and_then(Option::as_deref);
@@ -309,10 +341,11 @@ pub(crate) fn vacant_raw(index: usize) -> u32 {
     BackendId::new(index ^ 1, 0).raw()
 }
 
-fn vacant_service() -> Service {
+/// The record at an index without a service.
+fn vacant_service(index: usize) -> Service {
     Service {
         vip: Addr::UNSPECIFIED,
-        id: ServiceId::from_raw(0),
+        id: ServiceId::from_raw(vacant_raw(index)),
         affinity_ms: 0,
         idle: IdleTimeout::new(Duration::ZERO),
         source_ranges: 0,

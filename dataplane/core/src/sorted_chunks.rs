@@ -31,6 +31,11 @@ impl<K: Ord, V: Copy> SortedChunks<K, V> {
         self.chunks[chunk..].iter().flat_map(|chunk| chunk.iter()).skip(at)
     }
 
+    /// The number of keys. Counts the chunks.
+    pub(crate) fn len(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.len()).sum()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(K, V)> {
         self.chunks.iter().flat_map(|chunk| chunk.iter())
     }

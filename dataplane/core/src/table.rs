@@ -17,6 +17,12 @@ const SPARES_MAX: usize = 2;
 /// The number of revisions whose changes are recorded. Older memory is filled by a copy.
 const CHANGES_MAX: usize = 8;
 
+/// The number of table places for this many indices. There are spare places, so that a table rarely grows: then all of it
+/// is copied.
+pub(crate) fn places(indices: usize) -> usize {
+    indices.next_multiple_of((indices / 32).next_power_of_two().max(1024))
+}
+
 /// A table that packets read. A copy shares the memory.
 pub(crate) struct Table<T> {
     places: Arc<[T]>,

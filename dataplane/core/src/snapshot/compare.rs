@@ -295,6 +295,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::service::Services;
     use crate::snapshot::{
         BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SharedService,
     };
@@ -308,6 +309,11 @@ mod tests {
     fn service(vip: &str, hosts: &[u8]) -> SharedService {
         let service = lab::service(ForwardingMode::FullNat, Protocol::Tcp, vip, &[]);
         ServiceSpec { backends: hosts.iter().map(|host| backend(*host)).collect(), ..service }.into()
+    }
+
+    /// A copy with another record and other information of a service.
+    fn again(services: &Services, one: (Service, ServiceInfo)) -> Services {
+        services.revised(services.by_key().len(), &[], vec![one], Arc::clone(services.by_key()))
     }
 
     fn spec(generation: u64, hosts: &[u8]) -> SnapshotSpec {
@@ -349,7 +355,7 @@ mod tests {
         assert_eq!(stale(&|_| ()), Vec::<String>::new());
         let list = stale(&|snapshot| {
             let (record, before) = first.services().next().expect("the first service port");
-            snapshot.services = snapshot.services.revised(vec![(0, record.clone(), before.clone())]);
+            snapshot.services = again(&snapshot.services, (record.clone(), before.clone()));
         });
         assert!(list.contains(&"ports[0]".to_owned()), "{list:?}");
         let endpoints = stale(&|snapshot| {
@@ -385,7 +391,7 @@ mod tests {
                 let (record, info) = revised.services().next().expect("the first service port");
                 let selector = first.services().next().expect("the first service port").0.selector.clone();
                 let stale = (Service { selector, ..record.clone() }, info.clone());
-                revised.services = revised.services.revised(vec![(0, stale.0, stale.1)]);
+                revised.services = again(&revised.services, stale);
                 let found = revised.compare(&next, &neighbors).expect("there is room");
                 let parts: Vec<_> = found.iter().map(|one| one.part.as_str()).collect();
                 assert_eq!(parts, ["ports[0]"], "{scheduler:?}");

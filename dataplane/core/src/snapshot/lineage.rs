@@ -7,9 +7,17 @@ use std::sync::Arc;
 use super::network_spec::NetworkSpec;
 use super::problem::Problem;
 use super::shared::Shared;
-use super::spec::{SharedService, SnapshotSpec};
+use super::spec::{Protocol, ServiceKey, SharedService, SnapshotSpec};
 use crate::chunked::Chunked;
 use crate::ids::{BackendId, ServiceId};
+use crate::wire::Addr;
+
+/// The key of a service as everything is sorted by it: IPv4-mapped addresses, then protocols, then ports.
+pub(super) type Place = (Addr, Protocol, u16);
+
+pub(super) fn place(key: &ServiceKey) -> Place {
+    (key.vip.into(), key.protocol, key.port)
+}
 
 /// The input of the next compile in addition to the tables. Workers do not read it.
 #[derive(Debug)]
@@ -18,8 +26,8 @@ pub(super) struct Lineage {
     pub(super) network: Shared<NetworkSpec>,
     /// The services, in the order in which the spec listed them.
     pub(super) services: Chunked<SharedService>,
-    /// The position of each service in the order of keys.
-    pub(super) ranks: Arc<[u32]>,
+    /// The position of each service in the order of keys; `None` if the spec lists them in that order.
+    pub(super) ranks: Option<Arc<[u32]>>,
     /// The number of backends in the spec, including those left out.
     pub(super) backends: usize,
     pub(super) problems: Problems,
@@ -39,7 +47,7 @@ impl Lineage {
         let Self { network, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
         let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
         let other = other.map(|(known, _)| known.clone());
-        (services.len(), other, *network == spec.network, *backends, Arc::clone(ranks))
+        (services.len(), other, *network == spec.network, *backends, ranks.clone())
     }
 }
 
@@ -56,26 +64,26 @@ pub struct Fresh {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Problems {
     pub(super) network: Vec<Problem>,
-    /// Problems of backends, by the position of their service in the order of keys.
-    pub(super) left_out: BTreeMap<usize, Vec<Problem>>,
+    /// Problems of backends, by their service.
+    pub(super) left_out: BTreeMap<Place, Vec<Problem>>,
     pub(super) neighbors: Vec<Problem>,
-    /// Problems of the selection, by the position of the service in the order of keys.
-    pub(super) selection: BTreeMap<usize, Problem>,
+    /// Problems of the selection, by the service.
+    pub(super) selection: BTreeMap<Place, Problem>,
 }
 
 impl Problems {
-    pub(super) fn left_out(&mut self, rank: usize, found: Vec<Problem>) {
+    pub(super) fn left_out(&mut self, service: Place, found: Vec<Problem>) {
         if found.is_empty() {
-            self.left_out.remove(&rank);
+            self.left_out.remove(&service);
         } else {
-            self.left_out.insert(rank, found);
+            self.left_out.insert(service, found);
         }
     }
 
-    pub(super) fn selection(&mut self, rank: usize, found: Option<Problem>) {
+    pub(super) fn selection(&mut self, service: Place, found: Option<Problem>) {
         match found {
-            Some(problem) => self.selection.insert(rank, problem),
-            None => self.selection.remove(&rank),
+            Some(problem) => self.selection.insert(service, problem),
+            None => self.selection.remove(&service),
         };
     }
 

@@ -8,11 +8,9 @@
 
 use super::services::Programmed;
 use crate::backend::{EndpointKey, Uses};
-use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
-use crate::service::{ServiceInfo, Services};
 use crate::snapshot::indices::{Generations, Indices, Kind};
-use crate::snapshot::lineage::Fresh;
+use crate::snapshot::lineage::{Fresh, place};
 use crate::snapshot::spec::ForwardingMode;
 use crate::snapshot::state::Snapshot;
 
@@ -34,8 +32,10 @@ impl Ids {
     pub(super) fn assign(programmed: &[Programmed<'_>], previous: Option<&Snapshot>) -> Self {
         let before = previous.map(|snapshot| snapshot.carried.generations.clone()).unwrap_or_default();
 
-        let kept_services: Vec<_> =
-            programmed.iter().map(|service| previous?.services.known(service)).collect();
+        let kept_services: Vec<_> = programmed
+            .iter()
+            .map(|service| Some(previous?.services.at(&place(&service.spec.key))?.1))
+            .collect();
         let (services, service_generations, fresh_services) = assign(
             &before.services,
             kept_services.iter().map(|known| known.map(|known| known.id)),
@@ -127,12 +127,4 @@ fn endpoint_keys(programmed: &[Programmed<'_>]) -> Vec<(EndpointKey, usize, bool
     let mut keyed: Vec<_> = all.map(|(at, (key, replies))| (key, at, replies)).collect();
     keyed.sort_unstable();
     keyed
-}
-
-impl Services {
-    /// The service port in the previous snapshot.
-    fn known(&self, service: &Programmed<'_>) -> Option<&ServiceInfo> {
-        let (proto, port) = (service.spec.key.protocol.number(), service.spec.key.port);
-        self.info(self.find(key_hash(&service.vip, proto, port), &service.vip, proto, port)?.id)
-    }
 }

@@ -6,6 +6,7 @@
 //!
 //! Invariant: after an error the neighbour table is unchanged: slots that were taken are released.
 
+mod changes;
 mod identity;
 mod network;
 mod next_hop_shares;
@@ -20,12 +21,13 @@ use std::sync::Arc;
 use super::carried::Carried;
 use super::holds::Holds;
 use super::interface::Interface;
-use super::lineage::{Lineage, Problems};
+use super::lineage::{Lineage, Problems, place};
 use super::network::Network;
 use super::problem::{CompileError, Problem};
-use super::spec::{NoEndpoints, ServiceKey, SnapshotSpec};
+use super::spec::{NoEndpoints, ServiceKey, ServiceSpec, SnapshotSpec};
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
+use crate::ids::ServiceId;
 use crate::limits;
 use crate::neighbors::{Hold, NeighborSlot, NeighborTable};
 use crate::service::Services;
@@ -111,13 +113,13 @@ fn program<'a>(
     hold: &mut Hold,
     problems: &mut Problems,
 ) -> Vec<Programmed<'a>> {
-    let one = |(rank, service)| {
+    let one = |service: &Sorted<'a>| {
         let mut found = Vec::new();
         let programmed = network.program(service, hold, &mut found);
-        problems.left_out(rank, found);
+        problems.left_out(place(&service.spec.key), found);
         programmed
     };
-    services.iter().enumerate().map(one).collect()
+    services.iter().map(one).collect()
 }
 
 fn interfaces(spec: &SnapshotSpec) -> Result<Arc<[Interface]>, CompileError> {
@@ -164,7 +166,7 @@ fn assemble(
     let mut admission = previous.map_or(0, |snapshot| snapshot.admission);
     let mut services = Vec::with_capacity(programmed.len());
     let mut backends = Vec::with_capacity(ids.backends.len());
-    for (rank, (service, &id)) in programmed.iter().zip(&ids.services).enumerate() {
+    for (service, &id) in programmed.iter().zip(&ids.services) {
         let start = backends.len();
         let end = start + service.backends.len();
         let endpoints = ids.backend_endpoints[start..end].iter().copied();
@@ -178,7 +180,7 @@ fn assemble(
         }
         let ranges = (ranges.map_or(0, |at| at + 1), source_ranges);
         let (hot, info, problem) = finish(service, id, named, ranges, &tables, &mut backends);
-        problems.selection(rank, problem);
+        problems.selection(place(&service.spec.key), problem);
         services.push((hot, info));
     }
     tables.tidy();
@@ -186,7 +188,8 @@ fn assemble(
     if previous.is_some_and(|snapshot| snapshot.sources != sources) {
         admission = spec.generation;
     }
-    let limited = limited_services(spec, previous, programmed, &ids);
+    let ports = programmed.iter().map(|service| service.spec).zip(ids.services.iter().copied());
+    let limited = limited_services(spec.generation, previous, ports, ids.generations.services.len());
     let lineage = Lineage {
         network: spec.network.clone(),
         ranks: ranks(spec, programmed),
@@ -223,27 +226,30 @@ fn source_rates(spec: &SnapshotSpec, previous: Option<&Snapshot>) -> Option<Arc<
     Some(kept.map_or_else(|| Arc::new(SourceRates::new(rate)), Arc::clone))
 }
 
-/// The Services with limits.
-fn limited_services(
-    spec: &SnapshotSpec,
+/// The Services with limits, from the ports in the order of their keys. `indices` is the number of ids.
+fn limited_services<'a>(
+    generation: u64,
     previous: Option<&Snapshot>,
-    programmed: &[Programmed<'_>],
-    ids: &Ids,
+    ports: impl Iterator<Item = (&'a ServiceSpec, ServiceId)>,
+    indices: usize,
 ) -> LimitedServices {
-    let limited = programmed.iter().zip(&ids.services).filter(|(service, _)| !service.spec.limits.is_none());
+    let limited = ports.filter(|(service, _)| !service.limits.is_none());
     // The limits of the last port count. A port that only remains for its flows may have former ones.
     let (left, served): (Vec<_>, Vec<_>) =
-        limited.partition(|(service, _)| service.spec.no_endpoints == NoEndpoints::Unserved);
-    let ports = left.into_iter().chain(served).map(|(service, &id)| {
-        (id, (service.spec.namespace.as_str(), service.spec.name.as_str()), service.spec.limits)
-    });
-    let indices = ids.generations.services.len();
-    LimitedServices::build(ports, indices, spec.generation, previous.map(|snapshot| &snapshot.limited))
+        limited.partition(|(service, _)| service.no_endpoints == NoEndpoints::Unserved);
+    let ports = left
+        .into_iter()
+        .chain(served)
+        .map(|(service, id)| (id, (service.namespace.as_str(), service.name.as_str()), service.limits));
+    LimitedServices::build(ports, indices, generation, previous.map(|snapshot| &snapshot.limited))
 }
 
-/// The position of each service of the spec in the order of keys.
-fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Arc<[u32]> {
+/// The position of each service of the spec in the order of keys; `None` if that is the order of the spec.
+fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Option<Arc<[u32]>> {
+    if spec.services.is_sorted_by_key(|service| place(&service.key)) {
+        return None;
+    }
     let by_key: HashMap<ServiceKey, u32> =
         (0..).zip(programmed).map(|(rank, service)| (service.spec.key, rank)).collect();
-    spec.services.iter().map(|service| by_key[&service.key]).collect()
+    Some(spec.services.iter().map(|service| by_key[&service.key]).collect())
 }

@@ -65,10 +65,11 @@ impl Network {
             interface.addresses.iter().map(move |net| (net.addr().into(), AddressKind::Own(index)))
         });
         let served = services.iter().filter(|service| service.spec.no_endpoints != NoEndpoints::Unserved);
-        let vips = served.map(|service| (service.vip, AddressKind::Vip));
+        let vips = served.map(|service| service.vip);
         let snats = spec.network.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
-        let kinds = own.chain(vips).chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
-        let addresses = Addresses::build(kinds.chain(no_clients(spec, &default_routers)));
+        let beside = own.chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
+        let beside = beside.chain(no_clients(spec, &default_routers));
+        let addresses = Addresses::build(vips, beside);
         Self {
             routes: Routes::build(&list),
             routers: routers.into(),

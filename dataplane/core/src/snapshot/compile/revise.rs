@@ -1,10 +1,10 @@
-//! Derives the next snapshot from the previous one if the services are the same and only some of them have different
-//! backends or options.
+//! Derives the next snapshot from the previous one if only some services came, went, or have different backends or
+//! options.
 //!
 //! Unchanged parts are shared. Tables that packets read get new entries only for the changes (see [`crate::table`]). So
-//! a change of one endpoint costs little, and not a compile of everything. All other cases (services that are added or
-//! removed, other source ranges, another network, a refused spec, something left out of a full neighbour table) use the
-//! compile from scratch.
+//! a change of one service costs little, and not a compile of everything. All other cases (another network, other source
+//! ranges, another order of the spec, a refused spec, something left out of a full neighbour table, a backend that has or
+//! had the address of a VIP) use the compile from scratch.
 //!
 //! Invariant: the result equals that of a compile from scratch with the same previous snapshot (tested).
 
@@ -12,23 +12,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::changes::Changes;
 use super::identity::same_kind_of_flow;
+use super::limited_services;
 use super::records::finish;
 use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::ids::{BackendId, EndpointId, ServiceId};
-use crate::limits;
 use crate::neighbors::NeighborTable;
 use crate::routes::NextHop;
 use crate::service::{Service, ServiceInfo};
 use crate::snapshot::carried::Carried;
 use crate::snapshot::indices::{Generations, Kind};
-use crate::snapshot::lineage::{Fresh, Lineage, Problems};
+use crate::snapshot::lineage::{Fresh, Lineage, Problems, place};
 use crate::snapshot::network::Network;
 use crate::snapshot::problem::Problem;
 use crate::snapshot::service_limits::ServiceLimits;
 use crate::snapshot::spec::{NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
 use crate::snapshot::state::Snapshot;
+use crate::wire::Addr;
 
 /// The snapshot of `spec`, with its problems; `None` if it must be compiled from scratch.
 pub(super) fn revise(
@@ -42,42 +44,76 @@ pub(super) fn revise(
     if before.lineage.problems.lack_room() {
         return None;
     }
-    let (changed, backends) = changed(spec, &before.lineage)?;
-    let sorted: Vec<Sorted<'_>> =
-        changed.iter().map(|&(_, at)| sorted_service(&spec.services[at]).ok()).collect::<Option<_>>()?;
+    let changes = Changes::between(&before.lineage, spec)?;
+    if changes.services.iter().any(|change| change.differs(|service| service.source_ranges.as_ref())) {
+        return None;
+    }
+    let limits_of = |service| limits(service).map(|limits| (limits, leaves(service)));
+    let same_limits = !changes.services.iter().any(|change| change.differs(limits_of));
+    // They are built from the services in the order of their keys.
+    if !same_limits && before.lineage.ranks.is_some() {
+        return None;
+    }
+    let network = around(previous, &changes.vips)?;
+    let news = changes.services.iter().filter_map(|change| change.new);
+    let sorted: Vec<Sorted<'_>> = news.map(|new| sorted_service(new.spec).ok()).collect::<Option<_>>()?;
     let mut problems = before.lineage.problems.clone();
     let mut hold = neighbors.hold();
-    let revised: Vec<Revised<'_>> = changed
+    let revised: Vec<Revised<'_>> = sorted
         .iter()
-        .zip(&sorted)
-        .map(|(&(rank, _), service)| {
+        .map(|service| {
             let mut found = Vec::new();
-            let programmed = previous.network.program(service, &mut hold, &mut found);
-            problems.left_out(rank, found);
-            Revised::new(previous, rank, programmed)
+            let programmed = network.program(service, &mut hold, &mut found);
+            problems.left_out(place(&service.spec.key), found);
+            Revised::new(previous, programmed)
         })
         .collect();
     // The compile from scratch divides the room among namespaces.
     if problems.lack_room() {
         return None;
     }
-    let numbers = Numbers::of(previous, &revised);
-    let (services, hot) = records(previous, &revised, &numbers, &mut problems);
-    let services = previous.services.revised(services);
-    let same_compared = revised
+    let gone: Vec<&ServiceInfo> = changes
+        .services
         .iter()
-        .all(|r| r.info.scheduler.compares_loads() == r.service.spec.scheduler.compares_loads());
+        .filter(|change| change.new.is_none())
+        .map(|change| {
+            problems.left_out(change.place, Vec::new());
+            problems.selection(change.place, None);
+            previous.services.at(&change.place).expect("it was programmed").1
+        })
+        .collect();
+    let numbers = Numbers::of(previous, &revised, &gone);
+    let (records, hot) = records(previous, &revised, &numbers, &mut problems);
+    let by_key = by_key(previous.services.by_key(), &changes, &records);
+    let gone: Vec<ServiceId> = gone.iter().map(|info| info.id).collect();
+    let services = previous.services.revised(numbers.services.len(), &gone, records, by_key);
+    let compares = |service: &ServiceSpec| service.scheduler.compares_loads().then_some(());
+    let same_compared = !changes.services.iter().any(|change| change.differs(compares));
     let compared = if same_compared { Arc::clone(&previous.compared) } else { services.compared() };
-    let has_sctp = revised.iter().any(|r| r.service.spec.key.protocol == Protocol::Sctp);
+    let is_sctp = |service: &ServiceSpec| service.key.protocol == Protocol::Sctp;
+    let has_sctp = changes.services.iter().any(|change| change.any(is_sctp));
     let further_vips = if has_sctp { services.further_vips() } else { Arc::clone(&previous.further_vips) };
+    let limited = if same_limits {
+        previous.limited.clone()
+    } else {
+        let ports = spec.services.iter().map(|service| &**service);
+        let ports = ports.zip(services.by_key().iter().copied());
+        limited_services(spec.generation, Some(previous), ports, numbers.services.len())
+    };
     before.tables.tidy();
 
-    let same_outside = changed.iter().all(|&(_, at)| {
-        let old = before.lineage.services.get(at);
-        old.is_some_and(|old| is_same_outside(&previous.network, old, &spec.services[at]))
+    let same_outside = changes.services.iter().all(|change| {
+        !change.differs(|service| service.announced.then_some(()))
+            && !change.any(|service| on_link(&network, service))
     });
-    let mut held = before.lineage.services.clone();
-    changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
+    let held = if changes.is_structural {
+        spec.services.iter().cloned().collect()
+    } else {
+        let mut held = before.lineage.services.clone();
+        let news = changes.services.iter().filter_map(|change| change.new);
+        news.for_each(|new| held.set(new.at, spec.services[new.at].clone()));
+        held
+    };
     let mut snapshot = Snapshot {
         generation: spec.generation,
         services,
@@ -85,16 +121,16 @@ pub(super) fn revise(
         further_vips,
         backends: previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot),
         endpoints: previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions),
-        network: previous.network.clone(),
+        network,
         policy: spec.network.policy,
         source_ranges: previous.source_ranges.clone(),
-        limited: previous.limited.clone(),
+        limited,
         sources: previous.sources.clone(),
         source_rates: previous.source_rates.clone(),
         admission: previous.admission,
         carried: Carried {
             generations: Generations {
-                services: before.generations.services.clone(),
+                services: numbers.services,
                 backends: numbers.backends,
                 endpoints: numbers.endpoints,
             },
@@ -104,10 +140,10 @@ pub(super) fn revise(
             lineage: Lineage {
                 network: before.lineage.network.clone(),
                 services: held,
-                ranks: Arc::clone(&before.lineage.ranks),
-                backends,
+                ranks: before.lineage.ranks.clone(),
+                backends: changes.backends,
                 problems,
-                fresh: Fresh { services: Box::default(), backends: numbers.fresh.into() },
+                fresh: Fresh { services: numbers.fresh_services.into(), backends: numbers.fresh.into() },
                 same_outside,
             },
         },
@@ -119,38 +155,90 @@ pub(super) fn revise(
     Some((snapshot, problems))
 }
 
-/// The records of the changed services, each after its position in the order of keys, and the records of their backends.
+/// The network with these addresses as VIPs, or no longer; `None` if a backend of an unchanged service has or had one
+/// of the addresses: no backend can have the address of a VIP.
+fn around(previous: &Snapshot, vips: &[(Addr, bool)]) -> Option<Network> {
+    let mut network = previous.network.clone();
+    if vips.is_empty() {
+        return Some(network);
+    }
+    let is_left_out = |vip: &Addr| {
+        let mut left_out = previous.carried.lineage.problems.left_out.values().flatten();
+        left_out.any(|problem| match problem {
+            Problem::Backend { backend, .. } => Addr::from(backend.ip()) == *vip,
+            _ => false,
+        })
+    };
+    if vips.iter().any(|(vip, _)| previous.endpoints.has_address(vip) || is_left_out(vip)) {
+        return None;
+    }
+    network.addresses = network.addresses.revised(vips);
+    Some(network)
+}
+
+/// The ids in the order of their keys, after services came and went.
+fn by_key(
+    before: &Arc<[ServiceId]>,
+    changes: &Changes<'_>,
+    records: &[(Service, ServiceInfo)],
+) -> Arc<[ServiceId]> {
+    if !changes.is_structural {
+        return Arc::clone(before);
+    }
+    let (mut ids, mut from) = (Vec::with_capacity(before.len() + records.len()), 0);
+    // There is a record for each service that is not gone.
+    let mut records = records.iter();
+    for change in &changes.services {
+        let id = change.new.and_then(|_| records.next()).map(|(service, _)| service.id);
+        match (change.old, change.new) {
+            (Some(old), None) => {
+                ids.extend_from_slice(&before[from..old.at]);
+                from = old.at + 1;
+            }
+            (None, Some(new)) => {
+                let kept = new.at - ids.len();
+                ids.extend_from_slice(&before[from..from + kept]);
+                from += kept;
+                ids.extend(id);
+            }
+            _ => {}
+        }
+    }
+    ids.extend_from_slice(&before[from..]);
+    ids.into()
+}
+
+/// The records of the changed services that remain, and the records of their backends.
 fn records(
     previous: &Snapshot,
     revised: &[Revised<'_>],
     numbers: &Numbers,
     problems: &mut Problems,
-) -> (Vec<(usize, Service, ServiceInfo)>, Vec<Backend>) {
+) -> (Vec<(Service, ServiceInfo)>, Vec<Backend>) {
     let new_endpoints: HashMap<EndpointKey, EndpointId> =
         numbers.revisions.iter().map(|revision| (revision.key, revision.id)).collect();
     let endpoint = |key: &EndpointKey| match new_endpoints.get(key) {
         Some(&id) => id,
         None => previous.endpoints.known(key).expect("an endpoint that is not new is known").0,
     };
+    let mut unused_ids = numbers.fresh_services.iter().copied();
     let (mut unused, mut hot) = (numbers.fresh.iter().copied(), Vec::new());
     let mut services = Vec::with_capacity(revised.len());
-    for Revised { rank, id, service, kept, record, info: before } in revised {
+    for Revised { service, kept, before } in revised {
+        let id = before.map(|(record, _)| record.id).or_else(|| unused_ids.next());
+        let id = id.expect("one for each that is new");
         let ids: Vec<BackendId> = kept
             .iter()
             .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
             .collect();
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
-        let ranges = (record.source_ranges, before.source_ranges.clone());
-        let (record, info, problem) = finish(service, *id, named, ranges, &previous.carried.tables, &mut hot);
-        problems.selection(*rank, problem);
-        services.push((*rank, record, info));
+        let ranges =
+            before.map_or((0, None), |(record, info)| (record.source_ranges, info.source_ranges.clone()));
+        let (record, info, problem) = finish(service, id, named, ranges, &previous.carried.tables, &mut hot);
+        problems.selection(place(&service.spec.key), problem);
+        services.push((record, info));
     }
     (services, hot)
-}
-
-/// Whether a change of a service leaves the next hops and announced addresses as they are.
-fn is_same_outside(network: &Network, old: &ServiceSpec, new: &ServiceSpec) -> bool {
-    old.announced == new.announced && !on_link(network, old) && !on_link(network, new)
 }
 
 /// Holds what the snapshot names, and no more.
@@ -159,31 +247,6 @@ fn hold_anew(snapshot: &mut Snapshot) {
     let others = snapshot.carried.static_neighbors.iter().chain(&*snapshot.network.default_routers);
     let holds = snapshot.carried.holds.only(slots.iter().chain(others).copied());
     snapshot.carried.holds = holds;
-}
-
-/// The services that changed, each by its position in the order of keys and its position in the spec, and the number of
-/// all backends.
-fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)>, usize)> {
-    if lineage.services.len() != spec.services.len() || lineage.network != spec.network {
-        return None;
-    }
-    let (mut changed, mut backends) = (Vec::new(), lineage.backends);
-    for (at, (old, new)) in lineage.services.iter().zip(&spec.services).enumerate() {
-        if old.is_same(new) {
-            continue;
-        }
-        if old.key != new.key
-            || old.source_ranges != new.source_ranges
-            || leaves(old) != leaves(new)
-            || limits(old) != limits(new)
-        {
-            return None;
-        }
-        backends = backends - old.backends.len() + new.backends.len();
-        changed.push((lineage.ranks[at] as usize, at));
-    }
-    changed.sort_unstable();
-    (backends <= limits::BACKENDS_MAX).then_some((changed, backends))
 }
 
 /// The limits of a service port, and the Service to which they apply.
@@ -207,31 +270,25 @@ fn on_link(network: &Network, service: &ServiceSpec) -> bool {
     addresses.any(|address| is_near(&address) || network.routes.find(&address.into()).is_some_and(itself))
 }
 
-/// A service that changed.
+/// A service that changed or came.
 struct Revised<'a> {
-    rank: usize,
-    id: ServiceId,
     service: Programmed<'a>,
-    /// The record of the service in the previous snapshot.
-    record: &'a Service,
-    info: &'a ServiceInfo,
+    /// The records of the service in the previous snapshot.
+    before: Option<(&'a Service, &'a ServiceInfo)>,
     /// The id of each backend in the previous snapshot, if it had one.
     kept: Vec<Option<BackendId>>,
 }
 
 impl<'a> Revised<'a> {
-    fn new(previous: &'a Snapshot, rank: usize, service: Programmed<'a>) -> Self {
-        let id = previous.services.by_key()[rank];
-        let (record, info) =
-            previous.services.by_id(id).zip(previous.services.info(id)).expect("an id of its list");
+    fn new(previous: &'a Snapshot, service: Programmed<'a>) -> Self {
+        let before = previous.services.at(&place(&service.spec.key));
         let known = |address, port| {
+            let (_, info) = before.filter(|(_, info)| same_kind_of_flow(info.mode, service.spec.mode))?;
             let at = info.backends.binary_search_by_key(&(address, port), |b| (b.address, b.port)).ok()?;
             Some(info.backends[at].id)
         };
-        let goes_on = same_kind_of_flow(info.mode, service.spec.mode);
-        let kept = service.backends.iter();
-        let kept = kept.map(|b| known(b.address, b.spec.port).filter(|_| goes_on)).collect();
-        Self { rank, id, service, record, info, kept }
+        let kept = service.backends.iter().map(|b| known(b.address, b.spec.port)).collect();
+        Self { service, before, kept }
     }
 }
 
@@ -243,6 +300,9 @@ fn keys(service: &Programmed<'_>) -> impl Iterator<Item = EndpointKey> {
 
 /// The ids after the change.
 struct Numbers {
+    services: Kind,
+    /// The ids of new services, in their order.
+    fresh_services: Vec<ServiceId>,
     backends: Kind,
     /// The ids of new backends, in their order.
     fresh: Vec<BackendId>,
@@ -254,17 +314,29 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn of(previous: &Snapshot, revised: &[Revised<'_>]) -> Self {
-        let (backends, fresh, gone) = backend_ids(previous, revised);
-        let (endpoints, revisions) = endpoints(previous, revised);
-        Self { backends, fresh, gone, endpoints, revisions }
+    /// `gone` are the services that are no longer there.
+    fn of(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]) -> Self {
+        let generations = &previous.carried.generations;
+        let new = revised.iter().filter(|service| service.before.is_none()).count();
+        let (services, fresh) = generations.services.revised(gone.iter().map(|info| info.id.index()), new);
+        let fresh_services =
+            fresh.into_iter().map(|(index, generation)| ServiceId::new(index, generation)).collect();
+        let (backends, fresh, gone_backends) = backend_ids(previous, revised, gone);
+        let (endpoints, revisions) = endpoints(previous, revised, gone);
+        Self { services, fresh_services, backends, fresh, gone: gone_backends, endpoints, revisions }
     }
 }
 
 /// The indices of backends, the ids of new ones in their order, and the removed ids.
-fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<BackendId>, Vec<BackendId>) {
-    let mut gone = Vec::new();
-    for Revised { info, kept, .. } in revised {
+fn backend_ids(
+    previous: &Snapshot,
+    revised: &[Revised<'_>],
+    gone: &[&ServiceInfo],
+) -> (Kind, Vec<BackendId>, Vec<BackendId>) {
+    let mut gone: Vec<BackendId> =
+        gone.iter().flat_map(|info| &info.backends).map(|backend| backend.id).collect();
+    for Revised { before, kept, .. } in revised {
+        let Some((_, info)) = before else { continue };
         let mut stay: Vec<BackendId> = kept.iter().flatten().copied().collect();
         stay.sort_unstable();
         gone.extend(info.backends.iter().map(|b| b.id).filter(|id| stay.binary_search(id).is_err()));
@@ -276,17 +348,20 @@ fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Backe
 }
 
 /// The indices of endpoints, and the endpoints whose number of backends changes, in the order of their keys.
-fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revision>) {
+fn endpoints(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]) -> (Kind, Vec<Revision>) {
     let mut counts: BTreeMap<EndpointKey, (i64, i64)> = BTreeMap::new();
     let mut count = |key, sign: i64, mode: crate::snapshot::ForwardingMode| {
         let (all, replies) = counts.entry(key).or_default();
         (*all, *replies) = (*all + sign, *replies + if mode.is_dsr() { 0 } else { sign });
     };
-    for Revised { service, info, .. } in revised {
+    let before = revised.iter().filter_map(|service| service.before).map(|(_, info)| info);
+    for info in before.chain(gone.iter().copied()) {
         let protocol = info.key.protocol;
         for b in &info.backends {
             count(EndpointKey { address: b.address, port: b.port, protocol }, -1, info.mode);
         }
+    }
+    for Revised { service, .. } in revised {
         keys(service).for_each(|key| count(key, 1, service.spec.mode));
     }
     let moved = |count: u32, by: i64| {
@@ -312,142 +387,4 @@ fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revisio
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::loads::LoadRule;
-    use crate::snapshot::{
-        BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SharedService,
-    };
-    use crate::testing::lab;
-    use crate::wire::Addr;
-
-    /// The possible changes of a service: its mode, its scheduler, and its backends by (host, port).
-    type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>);
-
-    /// There are few hosts, so that services share endpoints. Some hosts are out of reach or are VIPs.
-    fn any_change() -> impl Strategy<Value = (usize, Change)> {
-        let backends = proptest::collection::btree_map((0_u8..9, any::<bool>()), (0_u16..3, 0_u8..3), 0..6);
-        (0_usize..6, (0_usize..4, 0_usize..7, backends))
-    }
-
-    fn service(n: usize) -> ServiceSpec {
-        let vip = if n < 4 { format!("203.0.113.{n}:80") } else { format!("[2001:db8:f::{n}]:80") };
-        lab::service(ForwardingMode::FullNat, Protocol::Tcp, &vip, &[])
-    }
-
-    fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
-        service.mode = ForwardingMode::ALL[*mode];
-        let maglev = |slots| Scheduler::Maglev { slots };
-        service.scheduler = [
-            Scheduler::Rendezvous,
-            maglev(2),
-            maglev(1_009),
-            Scheduler::WeightedRoundRobin,
-            Scheduler::Loads(LoadRule::NeverQueue),
-            Scheduler::SourceHash,
-            Scheduler::DestinationHash,
-        ][*table];
-        let v6 = service.key.vip.is_ipv6();
-        let backend = |(&(host, odd), &(weight, state)): (&(u8, bool), &(u16, u8))| {
-            let address: IpAddr = match host {
-                7 => "192.0.2.99".parse().expect("out of reach"),
-                8 => "203.0.113.1".parse().expect("a VIP"),
-                _ if v6 => format!("2001:db8::1{host}").parse().expect("an address"),
-                _ => format!("10.0.0.1{host}").parse().expect("an address"),
-            };
-            let state =
-                [BackendState::Active, BackendState::Draining, BackendState::Down][usize::from(state)];
-            BackendSpec { address, port: if odd { 8080 } else { 80 }, weight, state }
-        };
-        service.backends = backends.iter().map(backend).collect();
-    }
-
-    /// Compares everything that a snapshot can be asked, and the input of the next compile.
-    fn assert_same(revised: &Snapshot, anew: &Snapshot) {
-        let services = |snapshot: &Snapshot| format!("{:#?}", snapshot.services().collect::<Vec<_>>());
-        assert_eq!(services(revised), services(anew));
-        assert_eq!(format!("{:?}", revised.backends), format!("{:?}", anew.backends));
-        assert_eq!(revised.endpoints.listed(), anew.endpoints.listed());
-        assert_eq!(format!("{:?}", revised.carried.generations), format!("{:?}", anew.carried.generations));
-        assert_eq!(revised.next_hops(), anew.next_hops());
-        assert_eq!(revised.admission, anew.admission);
-        assert_eq!(revised.compared, anew.compared);
-        assert_eq!(revised.further_vips, anew.further_vips);
-        // The slow path's information is still valid.
-        assert!(!anew.same_outside());
-        assert_eq!(revised.carried.lineage.fresh, anew.carried.lineage.fresh);
-        assert_eq!(revised.carried.lineage.ranks, anew.carried.lineage.ranks);
-        assert_eq!(revised.carried.lineage.backends, anew.carried.lineage.backends);
-        assert!(revised.carried.lineage.services.iter().eq(anew.carried.lineage.services.iter()));
-        for (service, _) in anew.services() {
-            let (proto, port) = (service.protocol.number(), service.port);
-            let hash = Snapshot::hash_service(&service.vip, proto, port);
-            let found = revised.service(hash, &service.vip, proto, port).map(|service| service.id);
-            assert_eq!(found, Some(service.id));
-        }
-        for host in 0..8 {
-            for address in [format!("10.0.0.1{host}"), format!("2001:db8::1{host}")] {
-                let address = Addr::from(address.parse::<IpAddr>().expect("an address"));
-                for port in [80, 8080] {
-                    let hash = Snapshot::hash_endpoint(&address, 6, port);
-                    let [a, b] = [revised, anew].map(|snapshot| snapshot.endpoint(hash, &address, 6, port));
-                    assert_eq!(a, b);
-                }
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200))]
-
-        #[test]
-        fn a_revised_snapshot_is_the_one_compiled_anew(
-            turns in proptest::collection::vec(proptest::collection::vec(any_change(), 0..4), 1..8),
-        ) {
-            let neighbors = NeighborTable::with_capacity(64);
-            let services = (0..6).map(|n| SharedService::from(service(n))).collect();
-            let mut spec = SnapshotSpec { generation: 1, services, ..lab::spec() };
-            let (mut previous, _) = super::super::compile_anew(&spec, None, &neighbors).expect("it compiles");
-            for changes in turns {
-                spec.generation += 1;
-                for (at, what) in &changes {
-                    change(&mut spec.services[*at], what);
-                }
-                let (revised, problems) = revise(&spec, &previous, &neighbors).expect("nothing else changed");
-                let anew = super::super::compile_anew(&spec, Some(&previous), &neighbors);
-                let (anew, same_problems) = anew.expect("it compiles");
-                prop_assert_eq!(problems, same_problems);
-                assert_same(&revised, &anew);
-                prop_assert_eq!(revised.compare(&spec, &neighbors), Some(Vec::new()));
-                prop_assert!(!revised.same_outside() || previous.next_hops() == anew.next_hops());
-                previous = revised;
-            }
-        }
-    }
-
-    #[test]
-    fn what_it_cannot_do_is_compiled_anew() {
-        let neighbors = NeighborTable::with_capacity(64);
-        let spec = SnapshotSpec { services: vec![service(0).into(), service(1).into()], ..lab::spec() };
-        let (previous, _) = Snapshot::compile(&spec, None, &neighbors).expect("it compiles");
-        let revises = |change: &dyn Fn(&mut SnapshotSpec)| {
-            let mut changed = spec.clone();
-            change(&mut changed);
-            revise(&changed, &previous, &neighbors).is_some()
-        };
-        assert!(revises(&|spec| spec.services[0].no_endpoints = crate::snapshot::NoEndpoints::Drop));
-        assert!(!revises(&|spec| drop(spec.services.pop())));
-        assert!(!revises(&|spec| spec.services.swap(0, 1)));
-        assert!(!revises(&|spec| spec.services[0].key.port = 81));
-        assert!(!revises(
-            &|spec| spec.services[0].source_ranges = Some(["10.0.0.0/8".parse().expect("a net")].into())
-        ));
-        assert!(!revises(&|spec| spec.network.routes.clear()));
-        assert!(
-            !revises(&|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: 4 }),
-            "it is refused"
-        );
-    }
-}
+mod tests;
