@@ -28,7 +28,7 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         interfaces: dataplane.network.interfaces.iter().map(interface_config).collect(),
         routes: dataplane.network.routes.clone(),
         taps: true,
-        announce: config.announce.l2,
+        announce: true,
         on_failure: None,
         on_link_change: None,
     }
@@ -66,6 +66,8 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
     Settings {
         node: config.node_name.clone(),
         zone: config.node_zone.clone(),
+        labels: config.labels.clone(),
+        layer2: config.announce.l2.clone(),
         network: config.dataplane.network.with_interfaces(interfaces).into(),
         pools: config.pools.clone(),
         services: config.services.clone(),

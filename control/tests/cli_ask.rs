@@ -67,7 +67,12 @@ fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
 }
 
 fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&str>) -> ServiceView {
-    let vip = |p: &PortView| VipView { address: p.vip, kind: VipKind::LoadBalancer, pool: "public".into() };
+    let vip = |p: &PortView| VipView {
+        address: p.vip,
+        kind: VipKind::LoadBalancer,
+        pool: "public".into(),
+        edge: Default::default(),
+    };
     ServiceView {
         namespace: namespace.into(),
         name: name.into(),

@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use tidegate_core::now::Now;
+use tidegate_core::ownership::BootTime;
 
 /// Converts cycles to nanoseconds since the clock was created.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +70,15 @@ impl Clock {
     pub fn hz(&self) -> u64 {
         self.hz
     }
+}
+
+/// The time of the kernel's clock that also counts while the machine is suspended. It takes no system call where the
+/// kernel maps its clock into the process (vDSO).
+#[must_use]
+pub fn boot_time() -> BootTime {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let nanos = i128::from(time.tv_sec) * i128::from(NANOS_PER_SECOND) + i128::from(time.tv_nsec);
+    BootTime(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;

@@ -35,6 +35,7 @@ use crate::clock::Clock;
 use crate::drivers::FrameSource;
 use crate::links::{LinkState, Links};
 use crate::neighbors;
+use crate::neighbors::owned::Owned;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
 use crate::path_mtu_log::PathMtuLog;
 use crate::probe_device::ProbeDevice;
@@ -117,6 +118,7 @@ pub struct Memory {
     resolver: Resolver,
     routes: TapRoutes,
     path_mtus: PathMtuLog,
+    owned: Owned,
     buffer: Vec<u8>,
     /// The earliest time of the next attempt to create a deleted tap again.
     make_anew_at: Now,
@@ -130,6 +132,7 @@ impl Default for Memory {
             resolver: Resolver::default(),
             routes: TapRoutes::default(),
             path_mtus: PathMtuLog::default(),
+            owned: Owned::default(),
             buffer: vec![0; FRAME_MAX],
             make_anew_at: Now(0),
             look_at: Now(0),
@@ -208,11 +211,16 @@ impl<S: FrameSource> SlowPath<S> {
         }
         memory.path_mtus.turn(now, self.table.path_mtus());
         worked |= self.send_probes(&mut memory.buffer, now);
-        let Memory { resolver, routes, .. } = memory;
-        if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
+        let Memory { resolver, routes, owned, .. } = memory;
+        let ownership = self.table.ownership();
+        if let Some(Outside { mut around, routes: wanted }) = self.outside.pop() {
+            around.owned = owned.replace(&around, ownership);
             let refused = self.act(&resolver.configure(now, around));
             resolver.count_refused(refused);
             routes.want(&wanted);
+        } else if let Some(owned) = owned.turned(ownership) {
+            resolver.own(now, owned);
+            worked = true;
         }
         worked |= routes.turn(&self.taps);
         worked |= self.resolve(resolver, now);

@@ -467,7 +467,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        announced: true,
+        layer2: tidegate_core::ownership::Layer2::Always,
         backends: backends.collect(),
     }
 }

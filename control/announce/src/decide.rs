@@ -224,7 +224,12 @@ mod tests {
             namespace: "shop".to_owned(),
             name: name.to_owned(),
             service_type: None,
-            vips: vec![VipView { address: VIP.parse().unwrap(), kind, pool: "public".to_owned() }],
+            vips: vec![VipView {
+                address: VIP.parse().unwrap(),
+                kind,
+                pool: "public".to_owned(),
+                edge: Default::default(),
+            }],
             pending: None,
             refused: None,
             unapplied: None,

@@ -23,6 +23,7 @@ mod drain_annotation;
 mod elect;
 pub mod event;
 mod failure_log;
+pub mod layer2;
 pub mod lease;
 pub mod line_budget;
 mod low_priority;

@@ -27,7 +27,7 @@ const NEWS_MIN: Duration = Duration::from_secs(1);
 const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Fields of the status that older versions of the definition do not have.
-const NEWER_FIELDS: [&str; 2] = ["notProgrammed", "withoutBackends"];
+const NEWER_FIELDS: [&str; 3] = ["labels", "notProgrammed", "withoutBackends"];
 
 /// When and how the status is written.
 #[derive(Debug, Default)]

@@ -98,6 +98,7 @@ impl Peers {
                 .iter()
                 .any(|c| c.kind == condition_type::READY.as_str() && c.status == "True"),
             is_connected: status.source_connected,
+            labels: status.labels.clone(),
             not_programmed: status.not_programmed.iter().cloned().collect(),
             without_backends: status.without_backends.iter().cloned().collect(),
         })

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_model::objects::{ObjectKey, Service};
+use tidegate_model::objects::{Labels, ObjectKey, Service};
 use tidegate_model::shared_map::SharedMap;
 use tidegate_policy::pools::{Allocations, Authority, Holdings};
 
@@ -31,6 +31,8 @@ pub struct PeerReleases {
     pub decides_since: u64,
     /// The addresses of the other gateways, with their names.
     pub addresses: Arc<BTreeMap<IpAddr, String>>,
+    /// The other live gateways that are ready, with their labels.
+    pub live: Arc<BTreeMap<String, Labels>>,
 }
 
 /// Tracks released addresses.

@@ -35,6 +35,8 @@ pub struct ClusterWriter {
     counts: Arc<Counts>,
     ended: watch::Receiver<bool>,
     tasks: Vec<AbortHandle>,
+    /// This gateway and this run of it, as holder of Leases.
+    holder: String,
 }
 
 impl ClusterWriter {
@@ -67,7 +69,8 @@ impl ClusterWriter {
         let (recorder, recording) =
             Recorder::new(Arc::clone(connector), identity.name.clone(), Arc::clone(&counts));
         let holder = format!("{}_{}", identity.name, identity.instance);
-        let election = elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, candidacy);
+        let election =
+            elect::run(Arc::clone(connector), namespace.to_owned(), holder.clone(), leading, candidacy);
         let inputs = Inputs { observations, source, leadership, leaves };
         let outputs = Outputs {
             peer_releases: peer_releases_sender,
@@ -84,7 +87,13 @@ impl ClusterWriter {
             is_over.send_replace(true);
         };
         let tasks = vec![tokio::spawn(recording).abort_handle(), tokio::spawn(writing).abort_handle()];
-        Self { observed, peer_releases, name_taken, drain_annotation, ends, counts, ended, tasks }
+        Self { observed, peer_releases, name_taken, drain_annotation, ends, counts, ended, tasks, holder }
+    }
+
+    /// This gateway and this run of it, as holder of Leases.
+    #[must_use]
+    pub fn holder(&self) -> &str {
+        &self.holder
     }
 
     /// Passes on a round. Never waits.

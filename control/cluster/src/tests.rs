@@ -148,6 +148,7 @@ impl Cluster {
                         comparisons: 0,
                         decides: peers_now.leads,
                         waits_for: past.waits_for(&peers_now),
+                        own_labels: Default::default(),
                         own_addresses: settings.network.own_addresses(),
                         forwarding: Forwarding {
                             generation_desired: generation,

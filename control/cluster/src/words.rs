@@ -58,6 +58,8 @@ words! {
         UNAVAILABLE = "UnAvailableLoadBalancer",
         /// Other gateways may still serve a released address.
         WAITING = "WaitingForGateways",
+        /// No live gateway may announce an address of a Service.
+        NO_GATEWAY = "NoGateway",
         /// No gateway leads, so none assigns addresses.
         NO_LEADER = "WaitingForLeader",
         /// Another controller writes the same status.
@@ -130,6 +132,8 @@ words! {
         NOT_APPLIED = "NotApplied",
         /// Another gateway that is ready does not serve the Service.
         NOT_ON_EVERY_GATEWAY = "NotOnEveryGateway",
+        /// No live gateway may announce an address.
+        NO_GATEWAY = "NoGateway",
         /// Every port is served.
         PROGRAMMED = "Programmed",
         /// The Service is served, but clients' addresses are not kept.

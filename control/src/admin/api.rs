@@ -3,6 +3,7 @@
 //! The field names are what `-o json` and `-o yaml` show: an interface. Fields are added, not renamed; counters
 //! count since the daemon's start.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,10 @@ pub struct Status {
     /// The announcements of VIPs; absent without `announce.bgp` and `announce.kernelRoutes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
+    /// The groups of VIPs that one of several gateways owns on layer 2: for a Lease its holder, for a VRRP group the state
+    /// of this gateway (`master`, `backup`, `fault`, `unknown`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub layer2: BTreeMap<String, String>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
     /// Durations of the parts of the gateway.
@@ -651,6 +656,12 @@ pub struct PoolView {
     /// Whether the pool no longer exists, but Services still hold addresses from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
+    /// The selector of the gateways that announce its addresses, in the form of `kubectl -l`; empty for all gateways.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub gateways: String,
+    /// How they announce them: `l2`, `bgp`.
+    #[serde(default)]
+    pub announce: Vec<String>,
     /// `AddressPool/NAME` for a pool from an object; absent for pools of the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
@@ -669,6 +680,11 @@ impl From<&PoolUsage> for PoolView {
             users: usage.users,
             some_users: usage.some_users.iter().map(ToString::to_string).collect(),
             removed: usage.removed,
+            gateways: usage.gateway_selector.to_string(),
+            announce: [(usage.announce.l2, "l2"), (usage.announce.bgp, "bgp")]
+                .into_iter()
+                .filter_map(|(is_announced, way)| is_announced.then(|| way.to_owned()))
+                .collect(),
             object: None,
         }
     }

@@ -11,6 +11,7 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tidegate_core::ownership::BootTime;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixStream;
@@ -217,6 +218,14 @@ impl Client {
     /// See [`Client::status`].
     pub async fn reload(&self) -> Result<ReloadAnswer, ClientError> {
         self.change("reload", &[]).await
+    }
+
+    /// `POST /v1/vrrp-check`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn vrrp_check(&self, began: BootTime) -> Result<bool, ClientError> {
+        self.change("vrrp-check", &[("began", &began.0.to_string())]).await
     }
 
     async fn read<T: DeserializeOwned>(&self, name: &str, query: &[(&str, &str)]) -> Result<T, ClientError> {

@@ -17,6 +17,7 @@
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
 //! | `POST /v1/drain?gateway=true`, `POST /v1/undrain?gateway=true` | [`api::GatewayDrainAnswer`] |
 //! | `POST /v1/reload` | [`api::ReloadAnswer`] |
+//! | `POST /v1/vrrp-check?began=NANOSECONDS` | `true`, or 503 with the reason |
 //!
 //! Invariant: an invalid request gets a 4xx answer with an [`api::ErrorAnswer`] that says what is accepted.
 
@@ -39,6 +40,7 @@ pub use server::Server;
 
 use std::future::Future;
 
+use tidegate_core::ownership::BootTime;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 
@@ -112,6 +114,14 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// # Errors
     /// If there is none, or something else drains the gateway too.
     fn undrain_gateway(&self) -> impl Future<Output = Result<api::GatewayDrainAnswer, AdminError>> + Send;
+    /// Applies a check of keepalived that began at this time.
+    ///
+    /// # Errors
+    /// Why the check fails: keepalived then gives up its groups.
+    fn vrrp_check(&self, began: BootTime) -> Result<(), AdminError> {
+        let _ = began;
+        Err(AdminError::Unavailable("the gateway does not use VRRP".to_owned()))
+    }
     /// Reads configuration and objects again, as SIGHUP does.
     ///
     /// # Errors

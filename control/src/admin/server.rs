@@ -8,6 +8,7 @@ use std::sync::Arc;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
+use tidegate_core::ownership::BootTime;
 use tidegate_http::{Answer, Limits};
 use tidegate_policy::explain::{Packet, Transport};
 use tidegate_policy::reconcile::DrainTarget;
@@ -23,7 +24,7 @@ use super::{AdminBackend, AdminError, query};
 const READ: &str =
     "GET /v1/status, services, backends, flows, drops, pools, traffic, watched, metrics, explain";
 /// The paths of changes.
-const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch";
+const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch, vrrp-check";
 
 /// Serves the admin socket until it is dropped, which also removes the socket's file.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ async fn route(
     let (is_read, is_change) = match name {
         "status" | "services" | "backends" | "flows" | "drops" | "pools" | "traffic" | "watched"
         | "metrics" | "explain" => (true, false),
-        "drain" | "undrain" | "reload" | "watch" | "unwatch" => (false, true),
+        "drain" | "undrain" | "reload" | "watch" | "unwatch" | "vrrp-check" => (false, true),
         _ => return Err(AdminError::NotFound(format!("{path} is not known; accepted: {READ}; {CHANGE}"))),
     };
     if (is_read && method != Method::GET) || (is_change && method != Method::POST) {
@@ -107,6 +108,7 @@ async fn route(
         "reload" => changed(backend.reload()).await?,
         "watch" => ok(&backend.watch(WatchQuery::parse(query)?)?),
         "unwatch" => ok(&backend.unwatch(watch_id(query)?)?),
+        "vrrp-check" => ok(&backend.vrrp_check(began(query)?).map(|()| true)?),
         _ => unreachable!("the names were told apart above"),
     })
 }
@@ -161,6 +163,12 @@ fn watch_id(query: &str) -> Result<u64, AdminError> {
             "no valid id in the request; accepted: id=N, the id of the answer to watch".to_owned(),
         )
     })
+}
+
+fn began(query: &str) -> Result<BootTime, AdminError> {
+    let began = query::value(query, "began").and_then(|text| text.parse().ok());
+    let what = "no valid time in the request; accepted: began=NANOSECONDS of CLOCK_BOOTTIME";
+    began.map(BootTime).ok_or_else(|| AdminError::BadRequest(what.to_owned()))
 }
 
 fn ok(value: &impl Serialize) -> Answer {

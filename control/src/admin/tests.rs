@@ -38,7 +38,12 @@ fn service_view() -> ServiceView {
         namespace: "default".into(),
         name: "web".into(),
         service_type: Some(ServiceType::LoadBalancer),
-        vips: vec![VipView { address: vip, kind: VipKind::LoadBalancer, pool: "public".into() }],
+        vips: vec![VipView {
+            address: vip,
+            kind: VipKind::LoadBalancer,
+            pool: "public".into(),
+            edge: Default::default(),
+        }],
         pending: None,
         refused: None,
         unapplied: None,

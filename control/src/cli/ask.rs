@@ -57,6 +57,8 @@ pub(super) enum Question {
     Capture(Capture),
     /// Show live figures: workers, interfaces, drops and the busiest Services
     Top(Top),
+    /// Tell the gateway that keepalived runs; exit with 1 if it cannot forward (vrrp_script of keepalived)
+    VrrpCheck(SocketArg),
     /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
 }
@@ -200,6 +202,9 @@ pub(super) struct Top {
     common: Common,
 }
 
+/// The maximum wait of `vrrp-check`: keepalived starts one each second.
+const VRRP_CHECK_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+
 pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
     answered(async {
         let out = &mut io::stdout().lock();
@@ -271,6 +276,14 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
             Question::Top(Top { view, common }) => {
                 common.socket.of_gateway("live figures")?;
                 top::run(&client(&common.socket), &view, common.output.style(), out).await?;
+            }
+            Question::VrrpCheck(socket) => {
+                socket.of_gateway("VRRP groups")?;
+                // The time of the start of this process: it may wait for a gateway that is stopped.
+                let began = tidegate_dataplane::clock::boot_time();
+                let checked = tokio::time::timeout(VRRP_CHECK_MAX, client(&socket).vrrp_check(began)).await;
+                let late = || ClientError::Timeout { path: socket.socket.clone() };
+                checked.map_err(|_| late())??;
             }
             Question::Metrics(socket) => {
                 socket.of_gateway("metrics")?;

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use jiff::Timestamp;
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::reconcile::DrainTarget;
+use tidegate_policy::reconcile::view::{EdgeView, VipView};
 
 use super::announce_tables;
 use super::output::{Format, Style, Table, age};
@@ -32,6 +33,7 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
         "STATUS",
         "AGE",
         "+POOL",
+        "+ANNOUNCED",
         "+MESSAGE",
     ];
     let mut table = Table::new(&headers);
@@ -60,10 +62,33 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
             state_of(service).to_owned(),
             age_of(service, now),
             pools.into_iter().collect::<Vec<_>>().join(","),
+            announced(service),
             message_of(service),
         ]);
     }
     table
+}
+
+/// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select other
+/// gateways.
+fn announced(service: &ServiceView) -> String {
+    let way = |vip: &VipView| {
+        let EdgeView { outside_group, layer2, bgp, owner, owned_by } = &vip.edge;
+        let l2 = match (owner, owned_by) {
+            (None, _) => "l2".to_owned(),
+            (Some(_), Some(by)) => format!("l2 by {by}"),
+            (Some(_), None) => "l2 by nobody".to_owned(),
+        };
+        let ways: Vec<String> =
+            layer2.then_some(l2).into_iter().chain(bgp.then(|| "bgp".to_owned())).collect();
+        match (outside_group, ways.is_empty()) {
+            (true, _) => "other-group".to_owned(),
+            (false, true) => "<none>".to_owned(),
+            (false, false) => ways.join(","),
+        }
+    };
+    let ways: BTreeSet<String> = service.vips.iter().filter(|vip| vip.is_of_pool()).map(way).collect();
+    ways.into_iter().collect::<Vec<_>>().join("; ")
 }
 
 /// The number of distinct backends that accept new flows, and the number of all distinct backends.
@@ -268,8 +293,18 @@ pub(super) fn drops(answer: &DropsAnswer) -> Table {
 
 /// The table of `pools`.
 pub(super) fn pools(pools: &[PoolView]) -> Table {
-    let mut table =
-        Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS", "+OBJECT", "+OUTSIDE", "+IN USE BY"]);
+    let mut table = Table::new(&[
+        "NAME",
+        "TOTAL",
+        "ASSIGNED",
+        "FREE",
+        "STATUS",
+        "+OBJECT",
+        "+OUTSIDE",
+        "+GATEWAYS",
+        "+ANNOUNCE",
+        "+IN USE BY",
+    ]);
     for pool in pools {
         let status = match (pool.removed, pool.disabled, pool.free) {
             (true, ..) => "RemovedInUse",
@@ -291,6 +326,8 @@ pub(super) fn pools(pools: &[PoolView]) -> Table {
             status.to_owned(),
             pool.object.clone().unwrap_or_default(),
             pool.outside.to_string(),
+            if pool.gateways.is_empty() { "<all>".to_owned() } else { pool.gateways.clone() },
+            if pool.announce.is_empty() { "<none>".to_owned() } else { pool.announce.join(",") },
             in_use_by,
         ]);
     }
@@ -352,6 +389,10 @@ fn facts(status: &Status) -> String {
     fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
     if let Some(fingerprint) = &status.selection_key {
         fact("Selection", format!("by the key with the fingerprint {fingerprint}"));
+    }
+    if !status.layer2.is_empty() {
+        let groups = status.layer2.iter().map(|(group, owner)| format!("{group}: {owner}"));
+        fact("Layer 2", groups.collect::<Vec<_>>().join(", "));
     }
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };

@@ -2,6 +2,8 @@
 //!
 //! What is announced is decided in `tidegate-announce`; here is only where its inputs come from.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +44,11 @@ pub(super) fn setup(config: &GatewayConfig) -> Setup {
 
 /// The part of a round that the announcer uses.
 pub(super) fn round(round: &state::Round) -> Round {
-    // Every gateway serves every VIP.
-    let serves = Arc::new(|_| true);
+    // Pools say which gateways announce their addresses, and how.
+    let vips = round.outcome.services.iter().flat_map(|service| &service.vips);
+    let withheld: BTreeSet<IpAddr> =
+        vips.filter(|vip| vip.is_of_pool() && !vip.edge.bgp).map(|vip| vip.address).collect();
+    let serves = Arc::new(move |vip: IpAddr| !withheld.contains(&vip));
     Round { outcome: Arc::clone(&round.outcome), unapplied: Arc::clone(&round.unapplied), serves }
 }
 

@@ -33,6 +33,7 @@ use super::cluster::Cluster;
 use super::configuration::{Configuration, Read, Reader, Reloaded};
 use super::desired::Desired;
 use super::drains::Drains;
+use super::layer2::Layer2;
 use super::left_out::Completion;
 use super::list_copies::{ListCopies, Lists};
 use super::node_ports::{NodePorts, unopened};
@@ -89,6 +90,7 @@ pub(super) struct Controller {
     completion: Completion,
     publisher: Publisher,
     cluster: Cluster,
+    layer2: Layer2,
     log: RoundLog,
     announcer: Arc<Announcer>,
 }
@@ -101,7 +103,7 @@ impl Controller {
         dataplane: Arc<Dataplane>,
         state: Arc<State>,
         checker: Checker,
-        cluster: Option<ClusterWriter>,
+        (cluster, layer2): (Option<ClusterWriter>, Layer2),
         announcer: Arc<Announcer>,
     ) -> Self {
         let configuration = Configuration::new(path, config, &dataplane);
@@ -130,6 +132,7 @@ impl Controller {
             completion: Completion::default(),
             publisher: Publisher::new(Arc::clone(&dataplane), Arc::clone(&state)),
             cluster: Cluster::new(cluster),
+            layer2,
             log: RoundLog::default(),
             announcer,
             dataplane,
@@ -197,6 +200,11 @@ impl Controller {
     /// Tells the cluster writer to shut down normally.
     pub(super) async fn leave_cluster(&mut self) {
         self.cluster.leave().await;
+    }
+
+    /// Owns no VIP on layer 2 from now on.
+    pub(super) async fn leave_layer2(&self) {
+        self.layer2.leave().await;
     }
 
     /// Sets the current state of the source; `None` before its first state.
@@ -318,6 +326,8 @@ impl Controller {
         let unbound = self.node_ports.failures().borrow().clone();
         self.state.log_lines_left_out(self.log.log(&manifests, &outcome, unbound, &problems));
         self.dataplane.reclaim();
+        let can_forward = self.state.health().ready;
+        self.layer2.round(&outcome, &self.configuration.settings.labels, can_forward);
         self.offer(&manifests, &outcome, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
         let round = Round { outcome, unapplied, problems, manifests, drained, ended };
@@ -350,6 +360,7 @@ impl Controller {
                 comparisons: self.desired.comparisons_due(),
                 decides,
                 waits_for,
+                own_labels: self.configuration.settings.labels.clone(),
                 own_addresses: self.configuration.settings.network.own_addresses(),
                 forwarding: Forwarding {
                     generation_desired: generations.desired,

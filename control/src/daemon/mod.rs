@@ -20,6 +20,7 @@ mod flood_log;
 mod flows;
 mod gateway_drain;
 mod kube_proxy;
+mod layer2;
 mod left_out;
 mod list_copies;
 mod node_ports;
@@ -34,6 +35,7 @@ mod self_check;
 mod start;
 mod state;
 mod supervisor;
+mod vrrp;
 mod watches;
 
 use std::path::Path;
@@ -58,6 +60,7 @@ use crate::admin::api::{DrainRequester, GatewayDrainState};
 use configuration::Read;
 use controller::{Command, Controller};
 use drain_watch::DrainWatch;
+use layer2::Layer2;
 use list_copies::Lists;
 use start::{Listeners, Source};
 use state::State;
@@ -226,13 +229,16 @@ impl Gateway {
         flood_log::follow(dataplane);
         let addresses = start::address_file(&config);
         let announcer = announcements::start(&config, &state)?;
+        let (layer2, layer2_view) =
+            Layer2::start(&config, &source, cluster.as_ref(), dataplane.neighbors().ownership())?;
+        state.join_layer2(layer2_view);
         let mut controller = Controller::new(
             config,
             path,
             Arc::clone(dataplane),
             Arc::clone(&state),
             checker,
-            cluster,
+            (cluster, layer2),
             Arc::clone(&announcer),
         );
         if let Some(addresses) = addresses {
@@ -404,7 +410,12 @@ impl Gateway {
             }
         };
         // The slow tasks run during the grace period.
-        tokio::join!(forwarding, self.controller.leave_cluster(), self.inputs.source.save());
+        // The VIPs first: other gateways take them over while this one still forwards.
+        let leave = async {
+            self.controller.leave_layer2().await;
+            self.controller.leave_cluster().await;
+        };
+        tokio::join!(forwarding, leave, self.inputs.source.save());
         announcements::stop(self.announcer).await;
     }
 }

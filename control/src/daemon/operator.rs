@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tidegate_cluster::DRAIN_ANNOTATION;
+use tidegate_core::ownership::BootTime;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tidegate_model::diagnostic::Severity;
@@ -70,7 +71,11 @@ impl Operator {
             Some(failure) => failure.to_string(),
             None => "the workers have not applied it yet".to_owned(),
         });
-        api::ServiceView { unapplied, ..service.clone() }
+        let mut shown = api::ServiceView { unapplied, ..service.clone() };
+        if let Some(layer2) = self.state.layer2() {
+            layer2.complete(&mut shown);
+        }
+        shown
     }
 
     fn with_round<T: Default>(&self, read: impl FnOnce(&Round) -> T) -> T {
@@ -79,6 +84,16 @@ impl Operator {
 }
 
 impl AdminBackend for Operator {
+    fn vrrp_check(&self, began: BootTime) -> Result<(), AdminError> {
+        let health = self.state.health();
+        let not_ready = (!health.ready).then(|| "the gateway is not ready to forward".to_owned());
+        let layer2 = self
+            .state
+            .layer2()
+            .ok_or_else(|| AdminError::Unavailable("the gateway is starting".to_owned()))?;
+        layer2.vrrp_check(began, not_ready).map_err(AdminError::Unavailable)
+    }
+
     fn status(&self) -> api::Status {
         let (health, generations) = (self.state.health(), self.state.generations());
         let stats = self.state.dataplane.stats();
@@ -116,6 +131,7 @@ impl AdminBackend for Operator {
                     .collect()
             },
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
+            layer2: self.state.layer2().map(|layer2| layer2.groups()).unwrap_or_default(),
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             cluster: self.state.cluster().map(|cluster| api::ClusterStatus {

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 use super::announcements;
 use super::gateway_drain::{Counted, GatewayDrain};
+use super::layer2::Layer2View;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
@@ -81,6 +82,8 @@ pub(super) struct State {
     /// The state of the cluster, if the objects come from an API server.
     cluster: OnceLock<ClusterState>,
     announcer: OnceLock<Arc<Announcer>>,
+    /// Who owns which VIPs on layer 2.
+    layer2: OnceLock<Layer2View>,
 }
 
 /// The state of the cluster writer.
@@ -117,7 +120,19 @@ impl State {
             source,
             cluster: OnceLock::new(),
             announcer: OnceLock::new(),
+            layer2: OnceLock::new(),
         }
+    }
+
+    /// Sets the view of who owns which VIPs on layer 2.
+    pub(super) fn join_layer2(&self, view: Layer2View) {
+        // Called once.
+        let _ = self.layer2.set(view);
+    }
+
+    /// Who owns which VIPs on layer 2; `None` before the start is complete.
+    pub(super) fn layer2(&self) -> Option<&Layer2View> {
+        self.layer2.get()
     }
 
     /// Sets the counters of the cluster writer, and its information about a gateway with the same name.
@@ -350,6 +365,7 @@ impl State {
             announce: announced
                 .as_deref()
                 .map(|status| telemetry::AnnounceSample { status, withheld: &withheld }),
+            layer2: self.layer2().and_then(Layer2View::counts),
             process: Process::read().ok().as_ref(),
             per_backend,
         })

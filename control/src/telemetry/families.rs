@@ -25,7 +25,7 @@ use tidegate_source::SourceState;
 use super::exposition::Exposition;
 use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
 use super::process::Process;
-use super::sample::Sample;
+use super::sample::{Layer2Counts, Sample};
 use crate::admin::api::GatewayDrainState;
 
 /// Build information.
@@ -543,6 +543,18 @@ pub(super) fn cluster(page: &mut Exposition, cluster: &tidegate_cluster::Reading
     for (result, count) in cluster.events {
         events.sample([result], count);
     }
+}
+
+/// Owners of VIPs on layer 2.
+pub(super) fn layer2(page: &mut Exposition, layer2: &Layer2Counts) {
+    let help = "Groups of VIPs (Leases, or VRRP groups of keepalived) for which one of several gateways answers ARP and neighbour discovery, by whether this gateway is the owner.";
+    page.gauge("tidegate_layer2_groups", help, ["owner"])
+        .sample(["this"], layer2.owned)
+        .sample(["other"], layer2.groups.saturating_sub(layer2.owned));
+    let help = "Times that this gateway became the owner of a group of VIPs by a Lease.";
+    page.counter("tidegate_layer2_leases_taken_total", help, []).sample([], layer2.taken);
+    let help = "Looks at the Leases of VIPs, and writes to them, that failed; the gateway stops to answer for VIPs when its Leases end.";
+    page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
 }
 
 /// The process, with the names that client libraries use.

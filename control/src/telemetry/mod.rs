@@ -26,7 +26,8 @@ pub use exposition::CONTENT_TYPE;
 pub use latency::{Latencies, Latency};
 pub use process::Process;
 pub use sample::{
-    AnnounceSample, CheckSample, DataplaneSample, Generations, PublicationSample, RoundSample, Sample,
+    AnnounceSample, CheckSample, DataplaneSample, Generations, Layer2Counts, PublicationSample, RoundSample,
+    Sample,
 };
 pub use serve::{Listener, serve};
 pub use timings::Timings;
@@ -58,6 +59,9 @@ pub fn render(sample: &Sample<'_>) -> String {
     }
     if let Some(cluster) = &sample.cluster {
         families::cluster(&mut page, cluster);
+    }
+    if let Some(layer2) = &sample.layer2 {
+        families::layer2(&mut page, layer2);
     }
     if let Some(process) = sample.process {
         families::process(&mut page, process);

@@ -45,6 +45,8 @@ pub struct Sample<'a> {
     pub cluster: Option<tidegate_cluster::Reading>,
     /// The announcements; `None` leaves their families out.
     pub announce: Option<AnnounceSample<'a>>,
+    /// Who owns VIPs on layer 2; `None` leaves its families out.
+    pub layer2: Option<Layer2Counts>,
     /// The process itself; `None` leaves its families out.
     pub process: Option<&'a Process>,
     /// Whether there are series for each backend: the product of backends and service ports can be large.
@@ -112,6 +114,19 @@ pub struct CheckSample<'a> {
     pub results: &'a [(&'static str, u64)],
     /// How much there is to check.
     pub load: CheckLoad,
+}
+
+/// Groups of VIPs that one of several gateways owns on layer 2.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Layer2Counts {
+    /// Groups that this gateway owns now.
+    pub owned: u64,
+    /// Groups that it may own.
+    pub groups: u64,
+    /// How often it has become the owner of a group by a Lease.
+    pub taken: u64,
+    /// Requests for Leases that failed.
+    pub failures: u64,
 }
 
 /// Generations of snapshots.

@@ -212,6 +212,7 @@ impl World {
             source: &self.source,
             cluster: None,
             announce: None,
+            layer2: Some(super::Layer2Counts { owned: 3, groups: 8, taken: 5, failures: 1 }),
             process: None,
             per_backend: true,
         }

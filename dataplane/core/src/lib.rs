@@ -35,6 +35,7 @@ pub mod loads;
 pub mod maglev;
 pub mod neighbors;
 pub mod now;
+pub mod ownership;
 pub mod path_mtu;
 pub mod pipeline;
 pub mod prefetch;

@@ -190,7 +190,8 @@ impl<F> WorkerPool<F> {
         if first.network.interfaces.len() != ports {
             return Err(PublishError::Interfaces { given: first.network.interfaces.len(), ports }.into());
         }
-        let neighbors = Arc::new(NeighborTable::seeded(config.seed));
+        let neighbors = NeighborTable::seeded(config.seed).with_ownership(crate::clock::boot_time);
+        let neighbors = Arc::new(neighbors);
         let (snapshot, problems) =
             Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
         let mut ledger = Ledger::new(config.places.len());

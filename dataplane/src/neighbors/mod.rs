@@ -7,10 +7,12 @@
 //! Invariant: the slow path is the only writer of link addresses, besides the compile of a snapshot, which creates
 //! slots.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tidegate_core::neighbors::{NeighborSlot, NeighborTable};
+use tidegate_core::ownership::Layer2;
 use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_core::wire::{Addr, VlanId};
 
@@ -19,6 +21,7 @@ mod announcements;
 mod conflicts;
 mod entries;
 mod key;
+pub(crate) mod owned;
 pub mod resolver;
 mod shelves;
 mod surroundings;
@@ -37,12 +40,22 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     });
     let backends =
         spec.services.iter().flat_map(|service| service.backends.iter().map(|backend| backend.address));
-    let vips = spec.services.iter().filter(|service| service.announced).map(|service| service.key.vip);
+    let mut vips: BTreeMap<IpAddr, Layer2> = BTreeMap::new();
+    for service in &spec.services {
+        let layer2 = vips.entry(service.key.vip).or_insert(service.layer2);
+        *layer2 = service.layer2.min(*layer2);
+    }
     // Most backends are Pods behind routers. They are left out here, since the look-up of each remaining one costs
     // more.
     let networks: Vec<IpNet> = network.interface_addresses().copied().collect();
     let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
     let own = |address: &IpAddr| network.interface_addresses().any(|net| net.addr() == *address);
+    let is_announced = |address: &IpAddr| announce && !own(address);
+    let always = vips.iter().filter(|(_, layer2)| **layer2 == Layer2::Always).map(|(vip, _)| *vip);
+    let shared = vips.iter().filter_map(|(vip, layer2)| match layer2 {
+        Layer2::Owned(key) => Some((*vip, *key)),
+        _ => None,
+    });
     Surroundings {
         interfaces: links.collect(),
         fixed: network.neighbors.iter().map(|neighbor| (neighbor.ip, neighbor.mac)).collect(),
@@ -54,10 +67,8 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
             .filter(|address| on_link(address) && !own(address))
             .collect(),
         // The kernel's side of the tap answers and announces the interfaces' own addresses.
-        owned: vips
-            .chain(network.snat_addresses.iter().copied())
-            .filter(|address| announce && !own(address))
-            .collect(),
+        owned: always.chain(network.snat_addresses.iter().copied()).filter(is_announced).collect(),
+        shared: shared.filter(|(address, _)| is_announced(address)).collect(),
     }
 }
 
@@ -123,7 +134,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn service(vip: &str, announced: bool, backend: &str) -> ServiceSpec {
+    fn service(vip: &str, layer2: Layer2, backend: &str) -> ServiceSpec {
         ServiceSpec {
             key: ServiceKey { vip: ip(vip), protocol: Protocol::Tcp, port: 80 },
             namespace: "default".into(),
@@ -147,7 +158,7 @@ mod tests {
             vpce_id: Default::default(),
             syn_cookies: None,
             passive_health: None,
-            announced,
+            layer2,
             backends: vec![BackendSpec {
                 address: ip(backend),
                 port: 80,
@@ -173,9 +184,9 @@ mod tests {
             }
             .into(),
             services: vec![
-                service("203.0.113.1", true, "10.244.0.7").into(),
-                service("10.96.0.10", false, "192.0.2.20").into(),
-                service("192.0.2.2", true, "192.0.2.20").into(),
+                service("203.0.113.1", Layer2::Always, "10.244.0.7").into(),
+                service("10.96.0.10", Layer2::Answered, "192.0.2.20").into(),
+                service("192.0.2.2", Layer2::Always, "192.0.2.20").into(),
             ],
             ..SnapshotSpec::default()
         }
@@ -185,6 +196,18 @@ mod tests {
     fn vips_that_routes_lead_here_are_not_announced_and_own_addresses_are_the_kernels() {
         assert_eq!(Vec::from_iter(surroundings(&spec(), true).owned), [ip("203.0.113.1")]);
         assert!(surroundings(&spec(), false).owned.is_empty());
+    }
+
+    #[test]
+    fn a_vip_of_several_gateways_is_announced_by_its_owner_and_a_silent_one_by_nobody() {
+        use tidegate_core::ownership::OwnerKey;
+        let (key, mut spec) = (OwnerKey::new(7), spec());
+        spec.services.push(service("203.0.113.5", Layer2::Silent, "192.0.2.20").into());
+        spec.services.push(service("203.0.113.6", Layer2::Answered, "192.0.2.20").into());
+        spec.services.push(service("203.0.113.6", Layer2::Owned(key), "192.0.2.20").into());
+        let around = surroundings(&spec, true);
+        assert_eq!(Vec::from_iter(around.owned), [ip("203.0.113.1")]);
+        assert_eq!(Vec::from_iter(around.shared), [(ip("203.0.113.6"), key)]);
     }
 
     #[test]

@@ -112,6 +112,13 @@ impl Resolver {
         actions
     }
 
+    /// Applies a change of the addresses that are ours: announces those that became ours, and no longer those that ceased
+    /// to be.
+    pub fn own(&mut self, now: Now, owned: BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.around.owned, owned);
+        self.announcements.of_new(now, &before, &self.around);
+    }
+
     /// Handles a packet that waits for this neighbour, or was dropped and will be sent again.
     pub fn wanted(&mut self, now: Now, interface: InterfaceIndex, address: IpAddr) -> Vec<Action> {
         let (mut actions, key) = (Vec::new(), (interface, address));

@@ -1,10 +1,11 @@
 //! The gateway as the resolver sees it: its interfaces, the neighbours that it needs, and its own addresses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::ownership::OwnerKey;
 use tidegate_core::wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
 
 /// The properties of the gateway that the resolver needs.
@@ -16,8 +17,10 @@ pub struct Surroundings {
     pub fixed: Vec<(IpAddr, MacAddr)>,
     /// Next hops of routes, and backends. Those on-link are resolved before the first packet needs them.
     pub next_hops: BTreeSet<IpAddr>,
-    /// VIPs and SNAT addresses. New ones are announced.
+    /// SNAT addresses, and the VIPs that the gateway has now. New ones are announced.
     pub owned: BTreeSet<IpAddr>,
+    /// VIPs that the gateway has while it owns their key. The driver adds them to `owned`.
+    pub shared: BTreeMap<IpAddr, OwnerKey>,
 }
 
 /// The properties of one interface that the resolver needs.

@@ -52,7 +52,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        announced: true,
+        layer2: tidegate_core::ownership::Layer2::Always,
         backends: vec![BackendSpec {
             address: ip(BACKEND_IP),
             port: 80,

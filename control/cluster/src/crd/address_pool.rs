@@ -42,6 +42,7 @@ const UNICAST_RULE: &str = "self.contains('-') \
     printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign","priority":1}"#,
     printcolumn = r#"{"name":"ExternalIPs","type":"boolean","jsonPath":".spec.externalIPs","priority":1}"#,
     printcolumn = r#"{"name":"Disabled","type":"boolean","jsonPath":".spec.disabled","priority":1}"#,
+    printcolumn = r#"{"name":"Gateways","type":"string","jsonPath":".status.gateways","priority":1}"#,
     printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.addresses","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -81,6 +82,15 @@ pub struct AddressPoolSpec {
     /// that its selectors do not match, and all of them while it is disabled. By default Services keep their addresses.
     #[serde(default)]
     pub force_release: bool,
+    /// Gateways that announce the addresses, by their metadata.labels; all if omitted. Other gateways still forward
+    /// packets that arrive for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway_selector: Option<Selector>,
+    /// How gateways announce the addresses, where their configuration enables it: l2 (ARP and neighbour discovery), bgp;
+    /// both if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2), inner(length(max = 3), regex(pattern = "^(l2|bgp)$")), extend("x-kubernetes-list-type" = "set"))]
+    pub announce: Option<Vec<String>>,
 }
 
 fn yes() -> bool {
@@ -128,7 +138,7 @@ pub struct Selector {
     pub match_expressions: Vec<Requirement>,
 }
 
-fn labels(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+pub(super) fn labels(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
         "maxProperties": 16,
@@ -169,6 +179,10 @@ pub struct AddressPoolStatus {
     /// Number of addresses that can still be assigned.
     #[serde(default)]
     pub available: i64,
+    /// Live gateways that the pool selects, at most 256.
+    #[serde(default)]
+    #[schemars(length(max = 256), inner(length(max = 253)), extend("x-kubernetes-list-type" = "set"))]
+    pub gateways: Vec<String>,
     /// Conditions: Accepted, Overlaps, InUse.
     #[serde(default)]
     #[schemars(

@@ -4,6 +4,8 @@
 //! which addresses belong to gateways. After 40 s without a heartbeat the leader sets its conditions to `Unknown`;
 //! after a day it deletes the object.
 
+use std::collections::BTreeMap;
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -58,6 +60,9 @@ pub struct GatewayStatusStatus {
     /// Node that the gateway runs on; empty outside of the cluster.
     #[schemars(length(max = 253))]
     pub node: String,
+    /// Labels of the gateway (metadata.labels of its configuration), by which pools select gateways.
+    #[schemars(schema_with = "super::address_pool::labels")]
+    pub labels: BTreeMap<String, String>,
     /// Whether this gateway is the leader, which writes the status of Services.
     pub leader: bool,
     /// Generation of the newest desired state.
@@ -78,9 +83,9 @@ pub struct GatewayStatusStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_heartbeat: Option<String>,
-    /// Number of VIPs that the gateway serves.
+    /// Number of VIPs that the gateway serves and whose pools select it.
     pub vip_count: i64,
-    /// VIPs that the gateway serves, at most 1024.
+    /// VIPs that the gateway serves and whose pools select it, at most 1024.
     #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
     pub vips: Vec<String>,
     /// Addresses of the gateway itself. No Service can have one of them.

@@ -51,6 +51,8 @@ pub(super) struct Circumstances<'a> {
     pub(super) failure: Option<&'a str>,
     /// The gateways that may still serve the address that the Service will get.
     pub(super) waits_for: Option<&'a str>,
+    /// Why no gateway announces some of its addresses.
+    pub(super) lacking: Option<&'a str>,
 }
 
 /// All conditions of a Service that requests an address; `contested` names another writer of its status.
@@ -142,6 +144,9 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
             None => "the workers have not applied it yet".to_owned(),
         };
         return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
+    }
+    if let Some(why) = beside.lacking {
+        return condition(condition_type::PROGRAMMED, Some(false), condition_reason::NO_GATEWAY, why);
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();

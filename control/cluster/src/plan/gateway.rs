@@ -31,7 +31,10 @@ pub fn gateway_status(
     let forwarding = &observation.forwarding;
     let services = &observation.outcome.services;
     let ports = || services.iter().flat_map(|service| &service.ports);
-    let vips = services.iter().flat_map(|service| &service.vips).filter(|vip| vip.is_of_pool());
+    let vips = services
+        .iter()
+        .flat_map(|service| &service.vips)
+        .filter(|vip| vip.is_of_pool() && !vip.edge.outside_group);
     let vips: BTreeSet<IpAddr> = vips.map(|vip| vip.address).collect();
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let generation = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -43,6 +46,7 @@ pub fn gateway_status(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         instance: identity.instance.clone(),
         node: identity.node.clone().unwrap_or_default(),
+        labels: observation.own_labels.clone(),
         leader: *leads,
         generation_desired: generation(forwarding.generation_desired),
         generation_applied: generation(forwarding.generation_applied),

@@ -20,6 +20,7 @@
 mod compare;
 mod condition;
 mod gateway;
+mod group;
 mod memory;
 mod peer;
 mod planner;
@@ -107,7 +108,7 @@ impl Planner<'_> {
         let key = &service.meta.key;
         let Situation { observation, peers, .. } = self.situation;
         let unapplied = observation.forwarding.unapplied.contains(key);
-        let around = peer::fingerprint(peers, key);
+        let around = peer::fingerprint(peers, key) ^ self.groups.fingerprint(view.map(AsRef::as_ref));
         let settled = self.memory.settled.get(key);
         if findings.is_empty()
             && !unapplied

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::{SignedDuration, Timestamp};
-use tidegate_model::objects::{ObjectKey, Service};
+use tidegate_model::objects::{Labels, ObjectKey, Service};
 
 /// A gateway without changes gets the newest version with the next bookmark of its watch, which API servers send once a
 /// minute. One that is behind for longer does not follow.
@@ -25,6 +25,8 @@ pub struct Peer {
     pub is_ready: bool,
     /// Whether it is connected to the API server.
     pub is_connected: bool,
+    /// Its labels.
+    pub labels: Labels,
     /// Services with a port that it does not serve, as `namespace/name`.
     pub not_programmed: BTreeSet<String>,
     /// Services with a port for which it has no backend that takes flows, as `namespace/name`.
@@ -45,16 +47,17 @@ pub(super) struct Around {
 }
 
 impl Around {
-    /// The reports of the others about a Service whose current spec exists since `version`, first seen at `since`.
+    /// The reports of the `peers` about a Service, of which this gateway `is_member` too or not. The Service's current spec exists since `version`, first seen at `since`.
     pub(super) fn new(
         peers: &[Peer],
+        is_member: bool,
         now: Timestamp,
         key: &ObjectKey,
         version: u64,
         since: Timestamp,
     ) -> Self {
         let name = key.to_string();
-        let mut around = Self { gateways: 1 + peers.len(), ..Self::default() };
+        let mut around = Self { gateways: usize::from(is_member) + peers.len(), ..Self::default() };
         for peer in peers {
             let is_behind = peer.applied < version;
             if !peer.is_ready {

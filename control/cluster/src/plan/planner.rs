@@ -8,6 +8,7 @@ use tidegate_model::objects::{Condition, ObjectKey, Service};
 use tidegate_model::time::whole_seconds;
 
 use super::condition::{NewCondition, PROGRAMMED};
+use super::group::Groups;
 use super::memory::{Leaving, Memory, RequestState};
 use super::peer;
 use super::situation::Situation;
@@ -29,11 +30,15 @@ pub(super) struct Planner<'a> {
     pub(super) events: BTreeSet<Event>,
     /// The uids of Services that release their addresses.
     pub(super) leaving: BTreeSet<String>,
+    /// The gateways that each pool selects.
+    pub(super) groups: Groups,
 }
 
 impl<'a> Planner<'a> {
     pub(super) fn new(situation: &'a Situation<'a>, memory: &'a mut Memory) -> Self {
-        Self { situation, memory, plan: Plan::default(), events: BTreeSet::new(), leaving: BTreeSet::new() }
+        let groups = Groups::new(situation);
+        let (plan, events, leaving) = (Plan::default(), BTreeSet::new(), BTreeSet::new());
+        Self { situation, memory, plan, events, leaving, groups }
     }
 }
 

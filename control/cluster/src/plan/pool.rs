@@ -63,11 +63,13 @@ impl Planner<'_> {
             .into();
         let (total, used, available) =
             usage.map_or((0, 0, 0), |u| (shown(u.total), shown(u.assigned + u.outside), shown(u.free())));
-        let is_same = (stored.total, stored.used, stored.available) == (total, used, available)
+        let gateways = self.groups.members(&key.name);
+        let is_same = stored.gateways == gateways
+            && (stored.total, stored.used, stored.available) == (total, used, available)
             && same(&stored.conditions, &conditions, |_| true);
         if !is_same {
             let conditions = conditions.iter().map(of_model).collect();
-            let status = crd::AddressPoolStatus { total, used, available, conditions };
+            let status = crd::AddressPoolStatus { total, used, available, gateways, conditions };
             self.plan.writes.push(Write::PoolStatus { pool: key.name.clone(), status });
         }
     }

@@ -9,7 +9,7 @@ use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, Ser
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::memory::RequestState;
-use super::peer::Around;
+use super::peer::{Around, Peer};
 use super::planner::Planner;
 use super::situation::OfService;
 use super::status_conflict::{self, StatusOwnership};
@@ -140,10 +140,18 @@ impl Planner<'_> {
             }
         }
         let contested = contested.as_deref();
-        let around = Around::new(peers, now, key, version, since);
+        let of_group: Vec<Peer> =
+            peers.iter().filter(|peer| self.groups.has(&peer.name, view)).cloned().collect();
+        let is_member = self.groups.has(&self.situation.identity.name, view);
+        let around = Around::new(&of_group, is_member, now, key, version, since);
+        let lacking = self.groups.lacking(view);
+        if let Some(why) = &lacking {
+            self.note(of, EventType::Warning, event_reason::NO_GATEWAY, why);
+        }
         let failure = self.situation.observation.forwarding.publish_failure.as_deref();
         let waits_for = self.address_waits_for(of, view);
-        let circumstances = Circumstances { around: &around, failure, waits_for: waits_for.as_deref() };
+        let (waits_for, lacking) = (waits_for.as_deref(), lacking.as_deref());
+        let circumstances = Circumstances { around: &around, failure, waits_for, lacking };
         let new = condition::of_service(of, view, contested, &circumstances);
         let held = self.situation.observation.outcome.memory.allocations.by_service.get(key);
         let conditions: Vec<Condition> = new

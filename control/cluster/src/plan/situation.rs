@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use tidegate_model::objects::{ObjectKey, Objects, Service};
+use tidegate_model::objects::{Labels, ObjectKey, Objects, Service};
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Finding, Outcome};
 
@@ -28,6 +28,8 @@ pub struct Observation {
     pub decides: bool,
     /// The version that every gateway must apply before all free addresses can be assigned; `None` if they can.
     pub waits_for: Option<u64>,
+    /// The gateway's own labels.
+    pub own_labels: Labels,
     /// The gateway's own addresses.
     pub own_addresses: BTreeSet<IpAddr>,
     /// The progress of the workers with this round.

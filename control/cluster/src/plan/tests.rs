@@ -175,6 +175,7 @@ impl Cluster {
             comparisons: 0,
             decides: self.leads,
             waits_for: None,
+            own_labels: Default::default(),
             own_addresses: self.settings.network.own_addresses(),
             forwarding: Forwarding {
                 generation_desired: 1,
@@ -301,6 +302,7 @@ impl Cluster {
             Write::PoolStatus { pool, status } => {
                 let mut object = AddressPool::clone(&self.objects.address_pools[pool]);
                 object.status = AddressPoolStatus {
+                    gateways: status.gateways.clone(),
                     total: status.total,
                     used: status.used,
                     available: status.available,

@@ -14,10 +14,12 @@ mod planning;
 mod requests;
 mod term;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_model::objects::Labels;
 use tidegate_source::SourceState;
 use tidegate_source::kubernetes::Connector;
 use tokio::sync::{Notify, watch};
@@ -282,17 +284,23 @@ impl Writer {
     fn publish_peer_releases(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
         let decides_since = self.term.version().filter(|_| leads).unwrap_or(0);
         let addresses = self.peer_poll.peers.addresses();
+        let live = self.peer_poll.peers.live().into_iter().filter(|peer| peer.is_ready);
+        let live: BTreeMap<String, Labels> = live.map(|peer| (peer.name, peer.labels)).collect();
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
         self.outputs.peer_releases.send_if_modified(|published| {
             let is_progress = withdrawn > published.withdrawn;
             let is_same = (published.leads, published.decides_since) == (leads, decides_since)
                 && *published.addresses == addresses
+                && *published.live == live
                 && (withdrawn == published.withdrawn || is_progress && !waits);
             if is_same {
                 return false;
             }
             (published.leads, published.withdrawn, published.decides_since) =
                 (leads, withdrawn, decides_since);
+            if *published.live != live {
+                published.live = Arc::new(live);
+            }
             if *published.addresses != addresses {
                 published.addresses = Arc::new(addresses);
             }

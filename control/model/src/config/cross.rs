@@ -7,7 +7,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::gateway::GatewayConfig;
+use super::layer2::Layer2Mode;
 use super::services::ForwardingMode;
+use super::source::SourceConfig;
 use crate::diagnostic::Diagnostic;
 use crate::objects::AddressRange;
 use crate::yaml::Sheet;
@@ -20,6 +22,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.tunnel_sources();
     check.tunnel_peers();
     check.gateway();
+    check.layer2();
 }
 
 struct Check<'a> {
@@ -49,6 +52,15 @@ impl Check<'_> {
                 }
                 seen.push((address, &interface.name));
             }
+        }
+    }
+
+    /// Leases need an API server.
+    fn layer2(&self) {
+        let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
+        if self.config.announce.l2.mode == Layer2Mode::Lease && is_directory {
+            let what = "announce.l2.mode: Leases are kept at an API server, and the source is a directory";
+            self.error("announce.l2.mode", what.to_owned(), "source.kubernetes, or mode: vrrp");
         }
     }
 

@@ -9,13 +9,15 @@ use super::protection::ProtectionConfig;
 use super::self_check::SelfCheckConfig;
 use super::services::ServicesConfig;
 use super::source::SourceConfig;
-use crate::objects::{Origin, Pool};
+use crate::objects::{Labels, Origin, Pool};
 
 /// A valid configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatewayConfig {
     /// `metadata.name`: the gateway's name in logs, metrics and events. Default `gateway`.
     pub name: String,
+    /// `metadata.labels`: pools select gateways by them. Default none.
+    pub labels: Labels,
     /// `node.name`: the cluster's name for this machine, if the gateway is also a node of the cluster. Default `""`: an
     /// appliance outside of the cluster.
     pub node_name: Option<String>,

@@ -19,6 +19,7 @@ mod files;
 mod gateway;
 mod health;
 pub mod keys;
+mod layer2;
 mod passive_health;
 mod pools;
 mod protection;
@@ -45,6 +46,7 @@ pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
+pub use layer2::{Layer2Config, Layer2Mode, LeaseConfig, VrrpConfig};
 pub use passive_health::{PASSIVE_HEALTH_ACCEPTED, passive_health};
 pub use pools::pool;
 pub use protection::{ProtectionConfig, SYN_COOKIES_ACCEPTED, syn_cookies};
@@ -220,9 +222,13 @@ fn decode(
     if let Some(field) = fields.required("kind", KIND) {
         field.one_of(&[(KIND, ())]);
     }
-    let name = section(&fields, "metadata", |metadata| {
-        Some(metadata.get("name")?.string_where(crate::yaml::text::is_rfc1123_subdomain, NAME)?.to_owned())
+    let metadata = section(&fields, "metadata", |metadata| {
+        let name =
+            metadata.get("name").and_then(|f| f.string_where(crate::yaml::text::is_rfc1123_subdomain, NAME));
+        let labels = metadata.get("labels").map(|f| pools::valid_labels(&f)).unwrap_or_default();
+        Some((name.map(str::to_owned), labels))
     });
+    let (name, labels) = metadata.unwrap_or_default();
     let node = section(&fields, "node", |node| {
         let text = |key| Some(node.get(key)?.string()?.to_owned()).filter(|t: &String| !t.is_empty());
         Some((text("name"), text("zone")))
@@ -245,6 +251,7 @@ fn decode(
     let (pools, pools_announced) = pools::decode(&fields);
     let config = GatewayConfig {
         name,
+        labels,
         node_name,
         node_zone,
         dataplane,

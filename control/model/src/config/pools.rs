@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::announce::{self, PoolAnnounce};
 use super::dataplane::once;
-use crate::objects::{AddressRange, Expression, Labels, Operator, Pool, Selector};
+use crate::objects::{AddressRange, AnnounceWays, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
 
 /// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least one), `autoAssign`
@@ -15,7 +15,8 @@ use crate::yaml::{Field, Fields, Unknown, text};
 /// may hold; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address under
 /// one sharing key; default false), `forceRelease` (take addresses back that the pool would not assign now; default
 /// false: a Service keeps its addresses), `labels` (which annotations use to choose among pools: `scope: internal`;
-/// default none).
+/// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all), `announce`
+/// (how: `l2`, `bgp`; default both).
 ///
 /// `bgp` ([`PoolAnnounce`]) is returned separately, by pool: what is assigned does not depend on it.
 pub(super) fn decode(parent: &Fields<'_>) -> (Vec<Pool>, BTreeMap<String, PoolAnnounce>) {
@@ -60,6 +61,8 @@ pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, Str
             .map(|f| f.integer(1..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)),
         shared_across_namespaces: flag("shareAcrossNamespaces", false, false),
         force_release: flag("forceRelease", false, false),
+        gateway_selector: selector(fields.get("gatewaySelector")),
+        announce: announce(fields.get("announce")),
         labels: Labels::new(),
     }
 }
@@ -135,26 +138,38 @@ fn read_selector(field: &Field<'_>) -> Selector {
     let Some(fields) = field.fields() else { return Selector::none() };
     let match_labels = match fields.get("matchLabels") {
         None => Labels::new(),
-        Some(field) => {
-            let labels = field.labels();
-            // A label that no object can have selects nothing, which is never intended.
-            for (key, value) in &labels {
-                if !text::is_qualified_name(key) {
-                    field.error(format_args!("{key:?} is not a valid label key"), LABEL_KEY);
-                } else if !text::is_label_value(value) {
-                    field.error(
-                        format_args!("{value:?} is not a valid value of the label {key}"),
-                        LABEL_VALUE,
-                    );
-                }
-            }
-            labels
-        }
+        // A label that no object can have selects nothing, which is never intended.
+        Some(field) => valid_labels(&field),
     };
     let expressions = fields.items("matchExpressions");
     let match_expressions = expressions.iter().filter_map(expression).collect();
     fields.finish(Unknown::Refused);
     Selector { match_labels, match_expressions }
+}
+
+/// Labels, with an error for each that no object can have.
+pub(super) fn valid_labels(field: &Field<'_>) -> Labels {
+    let labels = field.labels();
+    for (key, value) in &labels {
+        if !text::is_qualified_name(key) {
+            field.error(format_args!("{key:?} is not a valid label key"), LABEL_KEY);
+        } else if !text::is_label_value(value) {
+            field.error(format_args!("{value:?} is not a valid value of the label {key}"), LABEL_VALUE);
+        }
+    }
+    labels
+}
+
+/// `[l2, bgp]`; if absent, both. A list with a fault announces nothing.
+fn announce(field: Option<Field<'_>>) -> AnnounceWays {
+    let Some(field) = field else { return AnnounceWays::default() };
+    let before = field.sheet.errors();
+    let ways: Vec<_> =
+        field.list().iter().filter_map(|way| way.one_of(&[("l2", true), ("bgp", false)])).collect();
+    if field.sheet.errors() > before {
+        return AnnounceWays::NONE;
+    }
+    AnnounceWays { l2: ways.contains(&true), bgp: ways.contains(&false) }
 }
 
 fn expression(field: &Field<'_>) -> Option<Expression> {

@@ -31,7 +31,7 @@ pub use endpoints::{
 pub use namespace::{Namespace, Node};
 pub use origin::{Origin, PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
-pub use pool::{AddressPool, AddressPoolStatus, Pool};
+pub use pool::{AddressPool, AddressPoolStatus, AnnounceWays, Pool};
 pub use resolve::{
     ENDPOINTS_MAX, EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex,
     places_of_endpoints, refused_endpoint,

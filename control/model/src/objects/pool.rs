@@ -30,6 +30,10 @@ pub struct Pool {
     pub shared_across_namespaces: bool,
     /// `forceRelease`: take addresses back from Services to which the pool would not assign them now.
     pub force_release: bool,
+    /// The gateways that answer for its addresses and announce them; the empty selector admits all.
+    pub gateway_selector: Selector,
+    /// How its addresses are announced.
+    pub announce: AnnounceWays,
     /// Its labels. Annotations that request an internal address select pools with `scope: internal`.
     pub labels: Labels,
 }
@@ -49,6 +53,8 @@ impl Pool {
             quota_per_namespace: None,
             shared_across_namespaces: false,
             force_release: false,
+            gateway_selector: Selector::default(),
+            announce: AnnounceWays::default(),
             labels: Labels::new(),
         }
     }
@@ -76,6 +82,26 @@ impl Pool {
     pub fn overlap(&self, other: &Self) -> Option<(AddressRange, AddressRange)> {
         let pairs = self.ranges.iter().flat_map(|a| other.ranges.iter().map(move |b| (a, b)));
         pairs.into_iter().find(|(a, b)| a.overlaps(b)).map(|(a, b)| (*a, *b))
+    }
+}
+
+/// How the addresses of a pool are announced, where the gateway does that at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnnounceWays {
+    /// By answers to ARP and neighbour solicitations.
+    pub l2: bool,
+    /// By BGP.
+    pub bgp: bool,
+}
+
+impl AnnounceWays {
+    /// In no way: static routes on routers lead to the addresses.
+    pub const NONE: Self = Self { l2: false, bgp: false };
+}
+
+impl Default for AnnounceWays {
+    fn default() -> Self {
+        Self { l2: true, bgp: true }
     }
 }
 
@@ -107,6 +133,8 @@ pub struct AddressPoolStatus {
     pub used: i64,
     /// The number of addresses that can still be assigned.
     pub available: i64,
+    /// The live gateways that it selects.
+    pub gateways: Vec<String>,
     /// `Accepted`, `Overlaps`, `InUse`.
     pub conditions: Vec<Condition>,
 }

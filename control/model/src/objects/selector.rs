@@ -2,6 +2,8 @@
 //!
 //! Pools use them to say which Services may get addresses; annotations select nodes with their text form. Pure.
 
+use std::fmt;
+
 use super::Labels;
 use crate::yaml::text;
 
@@ -83,7 +85,34 @@ impl Selector {
     }
 }
 
+/// The text form of `kubectl -l`, sorted: equal for selectors that list the same requirements in another order.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let labels = self.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+        let mut shown: Vec<String> =
+            labels.chain(self.match_expressions.iter().map(Expression::shown)).collect();
+        shown.sort_unstable();
+        shown.dedup();
+        f.write_str(&shown.join(","))
+    }
+}
+
 impl Expression {
+    fn shown(&self) -> String {
+        let Self { key, operator } = self;
+        let list = |values: &[String]| {
+            let mut values = values.to_vec();
+            values.sort_unstable();
+            values.join(",")
+        };
+        match operator {
+            Operator::In(values) => format!("{key} in ({})", list(values)),
+            Operator::NotIn(values) => format!("{key} notin ({})", list(values)),
+            Operator::Exists => key.clone(),
+            Operator::DoesNotExist => format!("!{key}"),
+        }
+    }
+
     fn parse(requirement: &str) -> Option<Self> {
         let one = |value: &str| text::is_label_value(value.trim()).then(|| vec![value.trim().to_owned()]);
         let (key, operator) = if let Some((key, value)) = requirement.split_once("!=") {
@@ -148,6 +177,23 @@ mod tests {
         {
             assert_eq!(Selector::parse(faulty), None, "{faulty}");
         }
+    }
+
+    #[test]
+    fn a_selector_is_shown_as_kubectl_reads_it_whatever_its_order() {
+        for (written, shown) in [
+            ("zone in (b, a),disk", "disk,zone in (a,b)"),
+            ("disk , zone in (a,b)", "disk,zone in (a,b)"),
+            ("!spot,zone notin (c)", "!spot,zone notin (c)"),
+            ("", ""),
+        ] {
+            let selector = Selector::parse(written).expect("it is one");
+            assert_eq!(selector.to_string(), shown, "{written}");
+            assert_eq!(Selector::parse(shown).map(|s| s.to_string()).as_deref(), Some(shown));
+        }
+        let labels = Labels::from([("zone".into(), "a".into())]);
+        let selector = Selector { match_labels: labels, match_expressions: Vec::new() };
+        assert_eq!(selector.to_string(), "zone=a");
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn service(
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        announced: true,
+        layer2: tidegate_core::ownership::Layer2::Always,
         backends: backends.iter().map(backend).collect(),
     }
 }

@@ -148,6 +148,8 @@ impl Allocation {
             total: spans.iter().fold(0, |n, s| n.saturating_add(s.size())),
             reserved: reserved_in(pool, &reserved),
             disabled: pool.disabled,
+            gateway_selector: pool.gateway_selector.clone(),
+            announce: pool.announce,
             ..PoolUsage::default()
         };
         let usage = pools.iter().zip(&spans).map(usage).collect();

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_model::objects::{ObjectKey, Pool};
+use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, Selector};
 
 use super::Held;
 
@@ -25,6 +25,10 @@ pub struct PoolUsage {
     pub reserved: u128,
     /// Whether the pool is disabled.
     pub disabled: bool,
+    /// The gateways that announce its addresses.
+    pub gateway_selector: Selector,
+    /// How they announce them.
+    pub announce: AnnounceWays,
     /// Addresses that are no longer in the pool but that Services still hold.
     pub outside: u128,
     /// Services that hold an address from it.

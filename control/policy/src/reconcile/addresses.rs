@@ -10,10 +10,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_core::snapshot::RouteSpec;
-use tidegate_model::objects::{Labels, ObjectKey, SliceIndex};
+use tidegate_model::objects::{Labels, ObjectKey, Pool, SliceIndex};
 use tidegate_model::shared_map::SharedMap;
 
 use super::contested::{Claims, Contested};
+use super::edge;
 use super::finding::{Finding, ObjectKind};
 use super::input::Input;
 use super::planned::Planned;
@@ -101,12 +102,14 @@ impl Addresses {
             moved.findings = true;
         }
         let authority_changed = self.allocator.set_authority(&input.settings.authority);
+        let mut reannounced = BTreeSet::new();
         let mut regranted: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
         if changed.pools || authority_changed.is_none() {
             let mut findings = Vec::new();
             let allocations = Arc::clone(self.allocator.allocations());
             let anew = allocator(input, slices, &allocations, &mut findings);
             let before = std::mem::replace(&mut self.allocator, anew);
+            reannounced = reannounced_pools(before.pools(), self.allocator.pools());
             moved.findings |= findings != self.of_pools;
             self.of_pools = findings;
             applicants.extend(plans.keys().chain(before.granted().keys()).cloned());
@@ -125,6 +128,18 @@ impl Addresses {
             Some(before) => before.as_ref() != granted.get(key),
             None => true,
         }));
+
+        if !reannounced.is_empty() {
+            let uses = |granted: &Granted| {
+                let external = granted.external.iter().map(|(assigned, _)| assigned);
+                granted
+                    .load_balancer
+                    .iter()
+                    .chain(external)
+                    .any(|assigned| reannounced.contains(&assigned.pool))
+            };
+            moved.services.extend(granted.iter().filter(|(_, g)| uses(g)).map(|(key, _)| key.clone()));
+        }
 
         for key in replanned {
             if plans.get(key).is_some_and(Planned::wants_load_balancer) {
@@ -159,6 +174,17 @@ impl Addresses {
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.of_pools.iter().chain(&self.of_routes).chain(&self.of_nodes)
     }
+}
+
+/// The pools that other gateways may announce now, or that are announced in another way.
+fn reannounced_pools(before: &[Pool], now: &[Pool]) -> BTreeSet<String> {
+    let find = |pools: &'_ [Pool], name: &str| pools.iter().position(|pool| pool.name == name);
+    let names: BTreeSet<&str> = before.iter().chain(now).map(|pool| pool.name.as_str()).collect();
+    let differs = |name: &&str| match (find(before, name), find(now, name)) {
+        (Some(was), Some(is)) => !edge::is_same(&before[was], &now[is]),
+        _ => true,
+    };
+    names.into_iter().filter(differs).map(str::to_owned).collect()
 }
 
 fn faults_of_nodes(input: &Input<'_>) -> Vec<Finding> {

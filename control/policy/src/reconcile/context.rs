@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_model::objects::{ResolvedEndpoint, SliceIndex};
+use tidegate_model::objects::{Pool, ResolvedEndpoint, SliceIndex};
 
 use super::checkable::Checkable;
 use super::contested::Contested;
@@ -25,6 +25,8 @@ pub(super) struct Context<'a> {
     pub(super) hostless: &'a BTreeMap<IpAddr, IpNet>,
     /// Node ports and cluster IPs that belong to other Services.
     pub(super) contested: &'a Contested,
+    /// All pools.
+    pub(super) pools: &'a [Pool],
     /// The networks in which endpoints may be checked.
     pub(super) checkable: &'a Checkable,
 }

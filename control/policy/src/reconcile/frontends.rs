@@ -7,14 +7,16 @@
 
 use std::net::IpAddr;
 
+use tidegate_core::ownership::Layer2;
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{ObjectKey, Service, ServicePort};
+use tidegate_model::objects::{ObjectKey, Pool, Service, ServicePort};
 
 use super::contested::{Contested, FrontendConflict};
+use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, cluster_ips, own_frontends};
 use super::settings::Settings;
-use super::view::{PortRefusal, RefusalReason, VipKind, VipView};
+use super::view::{EdgeView, PortRefusal, RefusalReason, VipKind, VipView};
 use crate::pools::Granted;
 
 /// The addresses of one Service.
@@ -25,14 +27,18 @@ pub(super) struct Frontends<'a> {
     cluster_ips: &'a [IpAddr],
     conflicts: &'a [FrontendConflict],
     service: &'a ObjectKey,
+    settings: &'a Settings,
+    /// All pools.
+    pools: &'a [Pool],
 }
 
 impl<'a> Frontends<'a> {
     pub(super) fn new(
-        settings: &Settings,
+        settings: &'a Settings,
         service: &'a Service,
         granted: &'a Granted,
         contested: &'a Contested,
+        pools: &'a [Pool],
     ) -> Self {
         Self {
             granted,
@@ -40,12 +46,28 @@ impl<'a> Frontends<'a> {
             cluster_ips: cluster_ips(settings, service),
             conflicts: contested.of(&service.meta.key),
             service: &service.meta.key,
+            settings,
+            pools,
         }
+    }
+
+    /// How the gateway answers for the link address of a frontend's address.
+    pub(super) fn layer2(&self, frontend: &Frontend) -> Layer2 {
+        let all = self.granted.load_balancer.iter().chain(self.granted.external.iter().map(|(a, _)| a));
+        let pool = all
+            .filter(|assigned| assigned.address == frontend.vip)
+            .map(|assigned| assigned.pool.as_str())
+            .next();
+        edge::layer2(&self.edge_of(pool.unwrap_or_default(), frontend.vip), frontend.via)
+    }
+
+    fn edge_of(&self, pool: &str, vip: IpAddr) -> EdgeView {
+        edge::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip)
     }
 
     /// The maximum number of addresses of a port.
     pub(super) fn addresses_of(&self, port: &ServicePort) -> usize {
-        let Self { granted, node_port_vips, cluster_ips, conflicts: _, service: _ } = self;
+        let Self { granted, node_port_vips, cluster_ips, .. } = self;
         let node_ports = if port.node_port.is_some() { node_port_vips.len() } else { 0 };
         granted.load_balancer.len() + granted.external.len() + node_ports + cluster_ips.len()
     }
@@ -90,7 +112,16 @@ impl<'a> Frontends<'a> {
 
     /// The addresses for display, sorted.
     pub(super) fn views(&self, service: &Service) -> Vec<VipView> {
-        let view = |address: IpAddr, kind, pool: &str| VipView { address, kind, pool: pool.to_owned() };
+        let edge_of = |kind, pool: &str, vip| match kind {
+            VipKind::LoadBalancer | VipKind::ExternalIp => self.edge_of(pool, vip),
+            VipKind::NodePort | VipKind::ClusterIp => EdgeView::default(),
+        };
+        let view = |address: IpAddr, kind, pool: &str| VipView {
+            address,
+            kind,
+            pool: pool.to_owned(),
+            edge: edge_of(kind, pool, address),
+        };
         let load_balancer = self.granted.load_balancer.iter();
         let mut views: Vec<VipView> =
             load_balancer.map(|a| view(a.address, VipKind::LoadBalancer, &a.pool)).collect();

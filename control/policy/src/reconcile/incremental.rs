@@ -314,13 +314,14 @@ impl Last {
         let Self { addresses, slices, plans, served, sums, shares, .. } = self;
         let Addresses { vips, contested, .. } = &*addresses;
         let checkable = &Checkable::new(input.settings);
-        let context = Context { input, vips, slices, own_addresses, hostless, contested, checkable };
+        let pools = addresses.allocator().pools();
+        let context = Context { input, vips, slices, own_addresses, hostless, contested, pools, checkable };
         let pods = PodIndex::default();
         let index = EndpointIndex::over(input.objects, slices, &pods);
         let limits = &input.settings.limits;
         let sized = |planned: &Planned, granted: &Granted| {
             let endpoints = index.resolve(&planned.service);
-            let frontends = Frontends::new(input.settings, &planned.service, granted, contested);
+            let frontends = Frontends::new(input.settings, &planned.service, granted, contested, pools);
             let nodes = input.objects.nodes.len();
             let size = size_limits::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limits::{BACKENDS_MAX, SERVICES_MAX};
+use tidegate_core::ownership::Layer2;
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, FlowTracking, FormerWeight, NoEndpoints, ServiceKey, SharedService,
 };
@@ -103,7 +104,7 @@ fn owner(spec: &SharedService) -> ObjectKey {
 fn without_new_flows(spec: &SharedService) -> SharedService {
     let mut left = spec.clone();
     left.no_endpoints = NoEndpoints::Unserved;
-    left.announced = false;
+    left.layer2 = Layer2::Answered;
     if let FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) = &left.flow_tracking {
         // No backend takes new flows from now on, and flows without an entry follow the weights until now.
         let known = |b: &BackendSpec| moved.iter().any(|m| (m.address, m.port) == (b.address, b.port));

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use tidegate_core::ownership::Layer2;
 use tidegate_core::snapshot::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
@@ -53,7 +54,7 @@ pub(super) fn program(
 ) -> Programmed {
     let (context, plan) = (collector.context, collector.plan);
     let service = plan.service;
-    let frontends = Frontends::new(context.settings(), service, granted, context.contested);
+    let frontends = Frontends::new(context.settings(), service, granted, context.contested, context.pools);
     let mut programmed = Programmed::without_ports(service_view(plan, &frontends, granted));
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));
@@ -82,7 +83,7 @@ pub(super) fn program(
                     });
                     let backends = backends::backends(collector, &at, &reached, evidence);
                     unchecked.extend(&backends.unchecked);
-                    programmed.add(collector, &at, &admission, backends);
+                    programmed.add(collector, &at, (&admission, frontends.layer2(&frontend)), backends);
                 }
                 Err(refusal) if is_asked_for(plan, &frontend) => {
                     programmed.view.ports.push(port_view(plan, &at, Some(refusal), Backends::default()));
@@ -105,14 +106,14 @@ impl Programmed {
         &mut self,
         collector: &Collector<'_>,
         at: &PortAt<'_>,
-        admission: &Admission,
+        (admission, layer2): (&Admission, Layer2),
         mut backends: Backends,
     ) {
         let (plan, frontend) = (collector.plan, at.frontend);
         let source_ranges = (frontend.via == VipKind::LoadBalancer)
             .then(|| admission.of_load_balancer(frontend.vip))
             .flatten();
-        self.specs.push(service_spec(collector, at, source_ranges, &backends));
+        self.specs.push(service_spec(collector, at, (source_ranges, layer2), &backends));
         self.targets.extend(std::mem::take(&mut backends.targets));
         if frontend.via != VipKind::ClusterIp {
             let active = std::mem::take(&mut backends.forwardable);
@@ -279,7 +280,7 @@ fn no_family(collector: &mut Collector<'_>, at: &PortAt<'_>) {
 fn service_spec(
     collector: &Collector<'_>,
     at: &PortAt<'_>,
-    source_ranges: Option<Arc<[IpNet]>>,
+    (source_ranges, layer2): (Option<Arc<[IpNet]>>, Layer2),
     backends: &Backends,
 ) -> ServiceSpec {
     let (context, Plan { service, options, .. }) = (collector.context, collector.plan);
@@ -321,8 +322,7 @@ fn service_spec(
         vpce_id: options.vpce_id,
         syn_cookies: options.syn_cookies,
         passive_health: options.passive_health,
-        // The kernel announces own addresses, and cluster IPs are routed to the gateway.
-        announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),
+        layer2,
         backends: backends.specs.clone(),
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_core::snapshot::{NetworkSpec, Shared};
-use tidegate_model::config::{HealthConfig, LOAD_BALANCER_CLASS, ServicesConfig};
-use tidegate_model::objects::{IpFamily, Pool, Service, ServiceType};
+use tidegate_model::config::{HealthConfig, LOAD_BALANCER_CLASS, Layer2Config, ServicesConfig};
+use tidegate_model::objects::{IpFamily, Labels, Pool, Service, ServiceType};
 
 use super::demand::Demand;
 use crate::pools::Authority;
@@ -22,6 +22,10 @@ pub struct Settings {
     pub node: Option<String>,
     /// `node.zone`, for topology hints.
     pub zone: Option<String>,
+    /// `metadata.labels`, by which pools select gateways.
+    pub labels: Labels,
+    /// `announce.l2`: which gateway answers for the link address of a VIP.
+    pub layer2: Layer2Config,
     /// The network of `dataplane`, with the link addresses of the running ports.
     pub network: Shared<NetworkSpec>,
     /// `pools`, in their order.
@@ -65,6 +69,8 @@ impl Default for Settings {
         Self {
             node: None,
             zone: None,
+            labels: Labels::new(),
+            layer2: Layer2Config::default(),
             network: Shared::default(),
             pools: Vec::new(),
             services: ServicesConfig::default(),

@@ -63,6 +63,36 @@ pub struct VipView {
     /// The pool that it is from; empty for [`VipKind::NodePort`] and [`VipKind::ClusterIp`], and if the pool is no
     /// longer known.
     pub pool: String,
+    /// Whether and how this gateway announces it, if it is of a pool.
+    #[serde(default, skip_serializing_if = "EdgeView::is_default")]
+    pub edge: EdgeView,
+}
+
+/// Whether and how this gateway announces an address.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EdgeView {
+    /// Whether the pool's `gatewaySelector` does not select this gateway. It forwards the packets that arrive, and
+    /// announces nothing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub outside_group: bool,
+    /// Whether the address is announced by answers to ARP and neighbour solicitations, by this gateway or another one of
+    /// the group.
+    pub layer2: bool,
+    /// Whether this gateway announces it by BGP, if BGP is configured.
+    pub bgp: bool,
+    /// The Lease or VRRP group whose owner answers for it; absent if every gateway of the group does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Who owns that now, in answers of the daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owned_by: Option<String>,
+}
+
+impl EdgeView {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl VipView {

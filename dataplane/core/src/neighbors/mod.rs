@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex};
 use crate::hash::key_hash;
 use crate::ids::InterfaceIndex;
 use crate::limits::{NEIGHBORS_ON_DEMAND_MAX, NEXT_HOPS_MAX};
+use crate::ownership::{BootTime, Ownership};
 use crate::path_mtu::PathMtus;
 use crate::prefetch;
 use crate::wire::{Addr, MacAddr};
@@ -112,6 +113,8 @@ pub struct NeighborTable {
     writers: Arc<Mutex<Writers>>,
     /// Stored here because snapshots, workers and reports share it as they share the table.
     path_mtus: Arc<PathMtus>,
+    /// Stored here for the same reason.
+    ownership: Arc<Ownership>,
 }
 
 impl Default for NeighborTable {
@@ -149,7 +152,21 @@ impl NeighborTable {
             seed,
             writers: Arc::new(Mutex::new(Writers::new(next_hops, on_demand))),
             path_mtus: Arc::default(),
+            ownership: Arc::default(),
         }
+    }
+
+    /// With an [`Ownership`] in which nothing is owned until it is granted.
+    #[must_use]
+    pub fn with_ownership(self, clock: fn() -> BootTime) -> Self {
+        Self { ownership: Arc::new(Ownership::by(clock)), ..self }
+    }
+
+    /// Which VIPs this gateway answers for, where several gateways are on one link.
+    #[inline]
+    #[must_use]
+    pub fn ownership(&self) -> &Arc<Ownership> {
+        &self.ownership
     }
 
     /// The path MTUs of tunnels that routers have reported.

@@ -52,18 +52,22 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     let asked = packet.operation == ArpOperation::Request && !gratuitous;
     let mac = burst.interface.mac;
     let answered = asked
-        && target.is_some_and(|kind| answers_for(kind, burst.arrival.interface()))
+        && target.is_some_and(|kind| answers_for(burst, kind, &packet.target_ip.into()))
         && answers::arp_reply(&mut burst.frames[at], packet, mac);
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
-/// Whether the gateway answers a request for the link address of this kind of address. It does so even for the
+/// Whether the gateway answers a request for the link address of this address of ours. It does so even for the
 /// interface's own addresses, since the kernel's side of the tap has the same link address. The kernel decides for the
-/// addresses of other interfaces.
-fn answers_for(kind: AddressKind, arrival: InterfaceIndex) -> bool {
+/// addresses of other interfaces. For a VIP that several gateways have, only its owner answers.
+fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: AddressKind, address: &Addr) -> bool {
     match kind {
-        AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel => true,
-        AddressKind::Own(interface) => interface == arrival,
+        AddressKind::Vip => {
+            let layer2 = burst.view.snapshot.layer2(address);
+            burst.view.neighbors.ownership().answers(layer2)
+        }
+        AddressKind::Snat | AddressKind::Tunnel => true,
+        AddressKind::Own(interface) => interface == burst.arrival.interface(),
     }
 }
 
@@ -215,7 +219,7 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
     }
     if let Ndp::Solicitation { target, .. } = *message
         && let Some(kind) = burst.view.snapshot.address(&Addr::from(target))
-        && answers_for(kind, index)
+        && answers_for(burst, kind, &Addr::from(target))
     {
         let mac = burst.interface.mac;
         if answers::advertisement(&mut burst.frames[at], h, target, mac) {
@@ -265,10 +269,14 @@ fn learn_neighbor<F: Frame>(
     if !addr.is_single_host() || mac.is_some_and(|mac| !mac.is_unicast()) {
         return Err(Refusal::BadSource);
     }
-    if snapshot.address(&addr).is_some() {
+    if let Some(kind) = snapshot.address(&addr) {
         // Ignores our own packet that came back, perhaps by another interface on the same link.
         let own = mac.is_some_and(|mac| snapshot.interfaces().iter().any(|interface| interface.mac == mac));
         if own {
+            return Ok(());
+        }
+        // The owner of the VIP, another gateway, announces it.
+        if !answers_for(burst, kind, &addr) && kind == AddressKind::Vip {
             return Ok(());
         }
         burst.out.report_neighbor(NeighborEvent::Conflict { interface, addr, mac });

@@ -6,6 +6,7 @@ use super::interface::Interface;
 use super::tunnel_prefix::TunnelPrefix;
 use crate::addresses::Addresses;
 use crate::neighbors::NeighborSlot;
+use crate::ownership::Layer2;
 use crate::routes::Routes;
 use crate::source_ranges::SourceRanges;
 use crate::wire::Addr;
@@ -17,6 +18,8 @@ pub(super) struct Network {
     /// Connected networks and routes.
     pub(super) routes: Routes,
     pub(super) addresses: Addresses,
+    /// VIPs whose link address is not always answered, sorted.
+    pub(super) layer2: Arc<[(Addr, Layer2)]>,
     /// The IPv4 source addresses of `fullnat`, sorted.
     pub(super) snat_v4: Arc<[Addr]>,
     /// The IPv6 ones.

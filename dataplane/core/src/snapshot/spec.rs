@@ -17,6 +17,7 @@ use super::passive_health::PassiveHealth;
 use super::service_limits::ServiceLimits;
 use super::shared::Shared;
 use crate::loads::LoadRule;
+use crate::ownership::Layer2;
 use crate::wire::encapsulation::{Encapsulation, GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};
 use crate::wire::proxy_header::ProxyVersion;
 use crate::wire::proxy_tlvs::{ProxyTlvs, VpceId};
@@ -439,9 +440,8 @@ pub struct ServiceSpec {
     /// What happens when backends refuse or ignore new connections; `None` for nothing. It has an effect with TCP in
     /// `nat` and `fullnat`.
     pub passive_health: Option<PassiveHealth>,
-    /// Whether a new VIP is announced on the links (`announce.l2`). It is not announced if routes lead to it. If a VIP
-    /// has several ports, one announced port is sufficient.
-    pub announced: bool,
+    /// How the link address of the VIP is answered, and whether a new VIP is announced on the links.
+    pub layer2: Layer2,
     /// Backends in any order; (address, port) unique.
     pub backends: Vec<BackendSpec>,
 }

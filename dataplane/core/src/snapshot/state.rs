@@ -14,6 +14,7 @@ use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::neighbors::NeighborSlot;
+use crate::ownership::Layer2;
 use crate::prefetch;
 use crate::routes::{NextHop, Routes};
 use crate::selection_key::{client_choice, flow_choice};
@@ -232,6 +233,13 @@ impl Snapshot {
     pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
         let tunnel = || self.is_tunnel_source(dst).then_some(AddressKind::Tunnel);
         self.network.addresses.find(dst).or_else(tunnel)
+    }
+
+    /// How the link address of an address of ours is answered.
+    #[must_use]
+    pub fn layer2(&self, address: &Addr) -> Layer2 {
+        let listed = &self.network.layer2;
+        listed.binary_search_by_key(address, |(vip, _)| *vip).map_or(Layer2::Always, |at| listed[at].1)
     }
 
     /// The reason why an address cannot be the source of a packet from the wire, based on the address alone. It

@@ -63,7 +63,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        announced: true,
+        layer2: crate::ownership::Layer2::Always,
         backends,
     }
 }

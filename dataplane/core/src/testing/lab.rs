@@ -121,7 +121,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        announced: true,
+        layer2: crate::ownership::Layer2::Always,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
     }
 }

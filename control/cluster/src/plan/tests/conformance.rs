@@ -583,6 +583,40 @@ fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
 }
 
 #[test]
+fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_group_count() {
+    let labelled = |name: &str, rack: &str| Peer {
+        labels: [("rack".to_owned(), rack.to_owned())].into(),
+        is_ready: name != "edge-3",
+        ..peer(name)
+    };
+    let pool = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: r2}\nspec: {addresses: \
+                [192.0.2.0/29], gatewaySelector: {matchLabels: {rack: r2}}}\n---\n";
+    let mut both = Both::new(&(pool.to_owned() + &web("") + ENDPOINT)).with(|cluster| {
+        cluster.settings.pools.clear();
+        cluster.peers = vec![labelled("edge-2", "r1")];
+    });
+    let events = both.settle();
+    let why = "pool r2 selects gateways by rack=r2";
+    let condition = both.condition("web", "Programmed");
+    assert!(
+        condition.starts_with("False NoGateway: no live gateway announces 192.0.2."),
+        "{condition}; {}",
+        both.condition("web", "Allocated")
+    );
+    assert!(condition.ends_with(why), "{condition}");
+    assert!(notes(&events, "NoGateway")[0].ends_with(why), "{events:?}");
+
+    both.both(|cluster| cluster.peers = vec![labelled("edge-2", "r2"), labelled("edge-3", "r1")]);
+    both.settle();
+    let served = "True Programmed: every port is forwarded with fullnat";
+    assert_eq!(
+        both.condition("web", "Programmed"),
+        served,
+        "edge-3, which is not ready, is of another group"
+    );
+}
+
+#[test]
 fn a_gateway_that_does_not_follow_the_services_serves_no_new_ones() {
     let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| {
         cluster.peers = vec![Peer { applied: 3, is_connected: false, ..peer("edge-2") }];

@@ -17,14 +17,15 @@ pub use bgp::{BgpConfig, Peer, Secret};
 pub(super) use check::check;
 
 use super::files::Files;
+use super::layer2::{self, Layer2Config, Layer2Mode};
 use super::section::section;
 use crate::yaml::Fields;
 
 /// How VIPs are announced to the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnounceConfig {
-    /// `l2`: answers ARP and neighbour solicitations for VIPs.
-    pub l2: bool,
+    /// `l2`: which gateway answers ARP and neighbour solicitations for VIPs.
+    pub l2: Layer2Config,
     /// `kernelRoutes`: the VIPs stand as routes in a table of the kernel. Default none.
     pub kernel_routes: Option<KernelRoutes>,
     /// `bgp`: a BIRD of the gateway's own announces the VIPs. Default none.
@@ -35,10 +36,11 @@ pub struct AnnounceConfig {
 
 impl AnnounceConfig {
     /// Whether the gateway announces addresses in a way that it can withdraw, so that their packets go to other gateways.
-    /// Answers to ARP and neighbour solicitations are not of this kind: neighbours keep what they have learnt.
+    /// Answers to ARP and neighbour solicitations are of this kind only if another gateway takes them over.
     #[must_use]
-    pub const fn is_withdrawable(&self) -> bool {
-        self.bgp.is_some() || self.kernel_routes.is_some()
+    pub fn is_withdrawable(&self) -> bool {
+        let is_shared = matches!(self.l2.mode, Layer2Mode::Lease | Layer2Mode::Vrrp);
+        is_shared || self.bgp.is_some() || self.kernel_routes.is_some()
     }
 }
 
@@ -63,9 +65,9 @@ pub struct PoolAnnounce {
 }
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AnnounceConfig {
-    let mut config = AnnounceConfig { l2: true, ..AnnounceConfig::default() };
+    let mut config = AnnounceConfig::default();
     section(parent, "announce", |announce| {
-        section(announce, "l2", |_| Some(()));
+        config.l2 = layer2::decode(announce);
         config.kernel_routes = section(announce, "kernelRoutes", |fields| {
             let number = |key, range, default: u32| {
                 let number = fields.get(key).and_then(|f| f.integer(range));

@@ -9,7 +9,14 @@ const FAULTS: &[(&str, &str)] = &[
         "metadata: {name: Edge_1}",
         "8:18: error: metadata.name: the text \"Edge_1\" is not accepted; accepted: a name of a-z, 0-9, - and . (RFC 1123)",
     ),
-    ("metadata: {labels: {}}", "8:12: error: unknown key \"labels\" in metadata; accepted: name"),
+    (
+        "metadata: {annotations: {}}",
+        "8:12: error: unknown key \"annotations\" in metadata; accepted: name, labels",
+    ),
+    (
+        "metadata: {labels: {a b: c}}",
+        "8:20: error: metadata.labels: \"a b\" is not a valid label key; accepted: a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/",
+    ),
     (
         "node: {name: 7}",
         "8:14: error: node.name: the number 7 is not accepted; accepted: text; put it in quotes: \"7\"",
@@ -458,7 +465,27 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {l2: {interfaces: []}}",
-        "8:17: error: unknown key \"interfaces\" in announce.l2; accepted: no key",
+        "8:17: error: unknown key \"interfaces\" in announce.l2; accepted: mode, lease, vrrp",
+    ),
+    (
+        "announce: {l2: {mode: always-on}}",
+        "8:23: error: announce.l2.mode: the text \"always-on\" is not accepted; accepted: always, lease, vrrp, off",
+    ),
+    (
+        "announce: {l2: {lease: {takeover: 2s}}}",
+        "8:35: error: announce.l2.lease.takeover: the text \"2s\" is not accepted; accepted: a duration from 5s to 5m",
+    ),
+    (
+        "announce: {l2: {vrrp: {groups: [a, a]}}}",
+        "8:36: error: announce.l2.vrrp.groups[1]: a is listed twice; accepted: each group once",
+    ),
+    (
+        "announce: {l2: {vrrp: {fifo: vrrp.fifo}}}",
+        "8:30: error: announce.l2.vrrp.fifo: the text \"vrrp.fifo\" is not accepted; accepted: an absolute path of 1 to 4095 bytes",
+    ),
+    (
+        "announce: {l2: {mode: lease}}",
+        "8:23: error: announce.l2.mode: Leases are kept at an API server, and the source is a directory; accepted: source.kubernetes, or mode: vrrp",
     ),
     (
         "admin: {socket: ''}",

@@ -10,6 +10,7 @@ use tidegate_core::wire::MacAddr;
 use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 
 use super::*;
+use crate::config::{Layer2Config, Layer2Mode, LeaseConfig, VrrpConfig};
 use crate::health::Rules;
 use crate::objects::{Expression, Labels, Operator};
 
@@ -128,6 +129,9 @@ fn every_key_of_a_pool_arrives() {
     assert_eq!((pool.name.as_str(), pool.ranges.len()), ("public", 3));
     assert_eq!(pool.ranges[1].to_string(), "203.0.113.32-203.0.113.40");
     assert!(!pool.auto_assign && pool.external_ips && pool.disabled && pool.shared_across_namespaces);
+    assert_eq!(pool.gateway_selector.to_string(), "rack=r1");
+    assert_eq!((pool.announce.l2, pool.announce.bgp), (false, true));
+    assert!(pool.gateway_selector.matches(&valid(FULL).labels));
     assert_eq!(pool.quota_per_namespace, Some(3));
     assert_eq!(pool.namespace_selector.match_labels, Labels::from([("team".into(), "a".into())]));
     assert_eq!(
@@ -168,7 +172,17 @@ fn every_key_of_health_admin_and_self_check_arrives() {
             },
         }
     );
-    assert!(config.announce.l2);
+    let vrrp = VrrpConfig {
+        fifo: "/run/vrrp.fifo".into(),
+        groups: vec!["a".to_owned(), "b".to_owned()],
+        heartbeat_timeout: Duration::from_secs(2),
+    };
+    let lease = LeaseConfig {
+        namespace: "edge".to_owned(),
+        takeover: Duration::from_secs(20),
+        hand_back_delay: Duration::from_secs(60),
+    };
+    assert_eq!(config.announce.l2, Layer2Config { mode: Layer2Mode::Vrrp, lease, vrrp });
     assert_eq!(
         config.admin,
         AdminConfig {
@@ -215,6 +229,7 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(sources(&base), sources(&written), "defaults to the interface's addresses");
     let pool = valid(&format!("{HEAD}pools: [{{name: p, addresses: [203.0.113.1]}}]\n")).pools.remove(0);
     assert!(pool.auto_assign && !pool.external_ips && !pool.disabled && !pool.shared_across_namespaces);
+    assert!(pool.gateway_selector == Default::default() && pool.announce.l2 && pool.announce.bgp);
     assert_eq!(pool.quota_per_namespace, None);
     assert!(pool.admits(&Labels::new(), &Labels::new()));
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 
-use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind, VipView};
+use super::view::{EdgeView, PortRefusal, PortView, RefusalReason, ServiceView, VipKind, VipView};
 use super::*;
 
 fn port_view(protocol: Protocol, mode: ForwardingMode, refused: Option<PortRefusal>) -> PortView {
@@ -40,7 +40,12 @@ fn service_view(service_type: Option<ServiceType>, vips: Vec<VipView>, ports: Ve
 #[test]
 fn modes_kinds_types_and_protocols_are_their_names_in_json_and_a_refusal_is_its_message() {
     let kinds = [VipKind::LoadBalancer, VipKind::ExternalIp, VipKind::NodePort, VipKind::ClusterIp];
-    let vips = kinds.map(|kind| VipView { address: ip("203.0.113.1"), kind, pool: "public".into() });
+    let vips = kinds.map(|kind| VipView {
+        address: ip("203.0.113.1"),
+        kind,
+        pool: "public".into(),
+        edge: EdgeView::default(),
+    });
     let refusal = PortRefusal::new(RefusalReason::Conflict, "another Service has this port");
     let ports = vec![
         port_view(Protocol::Tcp, ForwardingMode::DsrL2, None),

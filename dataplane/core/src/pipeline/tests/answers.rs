@@ -118,6 +118,55 @@ fn advertisement(target: &str, flags: u8, mac: MacAddr) -> Vec<u8> {
     message.payload(&body).mac(mac, to_mac).build()
 }
 
+/// The time of the tests of owners.
+static BOOT_TIME: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(100);
+
+#[test]
+fn of_a_vip_of_several_gateways_only_the_owner_answers_and_only_until_its_time_is_over() {
+    use crate::ownership::{BootTime, Layer2, OwnerKey};
+    use std::sync::atomic::Ordering;
+    let key = OwnerKey::new(7);
+    let mut lab = Lab::new(services());
+    lab.neighbors = lab.neighbors.with_ownership(|| BootTime(BOOT_TIME.load(Ordering::Relaxed)));
+    lab.change(|spec| spec.services.iter_mut().for_each(|service| service.layer2 = Layer2::Owned(key)));
+    let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
+    let solicits =
+        ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), "2001:db8:1::5".parse().unwrap(), None, None);
+    let mut answers = |lab: &mut Lab| {
+        let answered = [&asks[..], &solicits[..]].map(|frame| match lab.receive(frame).verdict {
+            Verdict::Transmit {
+                why: TransmitReason::ArpReply | TransmitReason::NeighborAdvertisement,
+                ..
+            } => true,
+            verdict => panic_unless_punted(verdict),
+        });
+        assert_eq!(answered[0], answered[1], "ARP and neighbour discovery agree");
+        answered[0]
+    };
+    assert!(!answers(&mut lab), "nothing is granted");
+    // The owner announces it, which is no conflict for us.
+    let theirs = arp::announcement(ROUTER_MAC, "203.0.113.5".parse().unwrap(), None);
+    assert_eq!(lab.receive(&theirs).events, []);
+    assert!(lab.neighbors.ownership().grant(key, BootTime(101)));
+    assert!(answers(&mut lab));
+    let conflict = lab.receive(&theirs);
+    assert_eq!(conflict.refused(), Refusal::AddressConflict, "now it is ours");
+    BOOT_TIME.store(101, Ordering::Relaxed);
+    assert!(!answers(&mut lab), "its time is over, though nobody has taken it back");
+    // Its packets are forwarded as before.
+    lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN))
+        .sent(TransmitReason::Forward);
+    for (layer2, answered) in [(Layer2::Silent, false), (Layer2::Answered, true), (Layer2::Always, true)] {
+        lab.change(|spec| spec.services.iter_mut().for_each(|service| service.layer2 = layer2));
+        assert_eq!(answers(&mut lab), answered, "{layer2:?}");
+    }
+}
+
+fn panic_unless_punted(verdict: Verdict) -> bool {
+    assert_eq!(verdict, Verdict::Punt(PuntReason::Local));
+    false
+}
+
 #[test]
 fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
     let mut lab = Lab::new(services());

@@ -112,7 +112,7 @@ fn a_vip_inside_a_routed_network_is_served_as_it_is() {
         let backend = format!("10.0.0.1:{port}");
         let mut lab = Lab::new(vec![service(mode, Protocol::Tcp, "10.96.0.10:80", &[&backend])]);
         lab.change(|spec| {
-            spec.services[0].announced = false;
+            spec.services[0].layer2 = crate::ownership::Layer2::Answered;
             // The service CIDR may have a route here as well. Our own addresses are not routed.
             spec.network
                 .routes

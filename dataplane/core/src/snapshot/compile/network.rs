@@ -11,6 +11,7 @@ use super::services::{Programmed, Reachable, Sorted, socket};
 use crate::addresses::{AddressKind, Addresses, Meaning, SourceFault, not_one_host};
 use crate::ids::InterfaceIndex;
 use crate::neighbors::{Hold, NeighborSlot};
+use crate::ownership::Layer2;
 use crate::routes::{NextHop, Route, Routes};
 use crate::snapshot::interface::Interface;
 use crate::snapshot::network::{Network, Transit};
@@ -64,8 +65,8 @@ impl Network {
         let own = (0..).zip(&*interfaces).flat_map(|(index, interface)| {
             interface.addresses.iter().map(move |net| (net.addr().into(), AddressKind::Own(index)))
         });
-        let served = services.iter().filter(|service| service.spec.no_endpoints != NoEndpoints::Unserved);
-        let vips = served.map(|service| service.vip);
+        let served = || services.iter().filter(|service| service.spec.no_endpoints != NoEndpoints::Unserved);
+        let vips = served().map(|service| service.vip);
         let snats = spec.network.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
         let beside = own.chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
         let beside = beside.chain(no_clients(spec, &default_routers));
@@ -75,6 +76,7 @@ impl Network {
             routers: routers.into(),
             default_routers: default_routers.into_iter().map(|(_, slot)| slot).collect(),
             addresses,
+            layer2: layer2(served().map(|service| (service.vip, service.spec.layer2))),
             snat_v4: snat(Family::V4),
             snat_v6: snat(Family::V6),
             tunnel_source_v4: spec.network.tunnel_source_v4,
@@ -205,6 +207,15 @@ fn transit(spec: &GatewaySpec) -> Option<Arc<Transit>> {
         })
     };
     (!spec.prefixes.is_empty()).then(of)
+}
+
+/// The VIPs whose link address is not always answered.
+fn layer2(vips: impl Iterator<Item = (Addr, Layer2)>) -> Arc<[(Addr, Layer2)]> {
+    let mut all: Vec<_> = vips.collect();
+    all.sort_unstable();
+    all.dedup_by_key(|(vip, _)| *vip);
+    all.retain(|(_, layer2)| !matches!(layer2, Layer2::Always | Layer2::Answered));
+    all.into()
 }
 
 /// The addresses that no client can have, though the gateway does not answer for them.

@@ -20,6 +20,7 @@ use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::neighbors::NeighborTable;
+use crate::ownership::Layer2;
 use crate::routes::NextHop;
 use crate::service::{Service, ServiceInfo};
 use crate::snapshot::carried::Carried;
@@ -46,6 +47,14 @@ pub(super) fn revise(
     }
     let changes = Changes::between(&before.lineage, spec)?;
     if changes.services.iter().any(|change| change.differs(|service| service.source_ranges.as_ref())) {
+        return None;
+    }
+    // The list of VIPs that are not always answered is built from all services.
+    let listed = |service: &ServiceSpec| {
+        let is_usual = matches!(service.layer2, Layer2::Always | Layer2::Answered);
+        (!is_usual || !previous.network.layer2.is_empty()).then_some(service.layer2)
+    };
+    if changes.services.iter().any(|change| change.differs(listed)) {
         return None;
     }
     let limits_of = |service| limits(service).map(|limits| (limits, leaves(service)));
@@ -103,7 +112,7 @@ pub(super) fn revise(
     before.tables.tidy();
 
     let same_outside = changes.services.iter().all(|change| {
-        !change.differs(|service| service.announced.then_some(()))
+        !change.differs(|service| (service.layer2 != Layer2::Answered).then_some(service.layer2))
             && !change.any(|service| on_link(&network, service))
     });
     let held = if changes.is_structural {

@@ -460,7 +460,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         vpce_id: VpceId::default(),
         syn_cookies: None,
         passive_health: Some(PassiveHealth::default()).filter(|_| key.port.is_multiple_of(2)),
-        announced: true,
+        layer2: crate::ownership::Layer2::Always,
         backends: Vec::new(),
     };
     service.source_ranges = ranges(choices);

@@ -3,6 +3,7 @@
 
 use super::packets::Gateways;
 use super::*;
+use tidegate_core::ownership::Layer2;
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
@@ -35,7 +36,7 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_node_port_addresses_
     let outcome = both.look();
     assert_eq!(keys(&outcome), ["TCP 10.0.0.1:30080"]);
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
-    assert!(!only(&outcome).announced, "the kernel answers for the gateway's own addresses");
+    assert_eq!(only(&outcome).layer2, Layer2::Answered, "the kernel answers for the gateway's own addresses");
     let outcome = serving_node_ports(&yaml, &["10.0.0.0/8", "2001:db8::/64"]).look();
     assert_eq!(keys(&outcome), ["TCP 10.0.0.1:30080", "TCP [2001:db8::1]:30080"]);
     let kinds: Vec<&str> = outcome.services[0].vips.iter().map(|v| v.kind.as_str()).collect();
@@ -64,7 +65,13 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
     let both = both.with(|world| world.settings.services.own_cluster_ips = true);
     let outcome = both.look();
     assert_eq!(keys(&outcome), ["TCP 10.96.0.10:80", "TCP [2001:db8:96::10]:80"]);
-    assert!(outcome.spec.services.iter().all(|s| !s.announced && s.mode == ForwardingMode::FullNat));
+    assert!(
+        outcome
+            .spec
+            .services
+            .iter()
+            .all(|s| s.layer2 == Layer2::Answered && s.mode == ForwardingMode::FullNat)
+    );
     assert_eq!(states(&outcome.spec.services[0]), ["10.0.1.1:8080 active"]);
     assert_eq!(states(&outcome.spec.services[1]), [] as [String; 0], "nat does not cross families");
 

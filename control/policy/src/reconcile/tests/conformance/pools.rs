@@ -110,6 +110,37 @@ fn auto_assign_says_whether_services_that_name_no_pool_get_addresses() {
 }
 
 #[test]
+fn the_gateway_selector_and_announce_say_who_announces_and_every_gateway_forwards() {
+    use tidegate_core::ownership::Layer2;
+    let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
+    let rack = |name: &str| [("rack".to_owned(), name.to_owned())].into();
+    for both in [&mut pooled.by_objects, &mut pooled.by_config] {
+        both.both(|world| world.settings.labels = rack("r1"));
+    }
+    for (keys, outside, layer2, bgp) in [
+        ("", false, Layer2::Always, true),
+        ("gatewaySelector: {matchLabels: {rack: r1}}", false, Layer2::Always, true),
+        ("gatewaySelector: {matchLabels: {rack: r2}}", true, Layer2::Silent, false),
+        (
+            "gatewaySelector: {matchExpressions: [{key: rack, operator: In, values: [r1, r2]}]}, announce: [bgp]",
+            false,
+            Layer2::Silent,
+            true,
+        ),
+        ("announce: [l2]", false, Layer2::Always, false),
+        ("announce: []", false, Layer2::Silent, false),
+    ] {
+        // A change of the pool alone reaches its Services.
+        pooled.pools_are(&[("public", "", &format!("addresses: [203.0.113.0/28], {keys}"))]);
+        let outcome = pooled.step();
+        let [spec] = &outcome.spec.services[..] else { panic!("it is served whoever announces it: {keys}") };
+        assert_eq!(spec.layer2, layer2, "{keys}");
+        let edge = &outcome.services[0].vips[0].edge;
+        assert_eq!((edge.outside_group, edge.bgp), (outside, bgp), "{keys}");
+    }
+}
+
+#[test]
 fn namespace_and_service_selectors_say_who_may_have_addresses() {
     let namespaces = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: net}}\n---\napiVersion: \
                       v1\nkind: Namespace\nmetadata: {name: lab, labels: {team: web}}\n---\n";

@@ -193,7 +193,7 @@ proptest! {
                 service.limits.connections = is_limited.then_some(std::num::NonZeroU32::MIN);
                 service.no_endpoints =
                     if leaves { NoEndpoints::Unserved } else { NoEndpoints::Reject };
-                service.announced = !leaves;
+                service.layer2 = if leaves { Layer2::Answered } else { Layer2::Always };
             }
             let spec = SnapshotSpec { network: network.clone(), ..spec(generation, &services) };
             let (anew, same_problems) =

@@ -1,0 +1,150 @@
+//! `announce.l2`: which of several gateways answers ARP and neighbour discovery for a VIP.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::section::section;
+use crate::yaml::{Field, Fields};
+
+/// The validated `announce.l2` section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer2Config {
+    /// `mode`. Default `always`.
+    pub mode: Layer2Mode,
+    /// `lease`: for the mode `lease`.
+    pub lease: LeaseConfig,
+    /// `vrrp`: for the mode `vrrp`.
+    pub vrrp: VrrpConfig,
+}
+
+/// How the gateway that answers for a VIP is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layer2Mode {
+    /// This gateway answers for every VIP: there is one gateway on the link.
+    Always,
+    /// No gateway answers: routes lead to the VIPs.
+    Off,
+    /// The holder of a Lease at the API server answers for a group of VIPs.
+    Lease,
+    /// The master of a VRRP group answers for it, as keepalived says.
+    Vrrp,
+}
+
+/// `announce.l2.lease`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseConfig {
+    /// `namespace` of the Leases. Default `tidegate-system`.
+    pub namespace: String,
+    /// `takeover`: within this time another gateway owns the VIPs of one that died. Default 10 s.
+    pub takeover: Duration,
+    /// `handBackDelay`: a gateway that returns gets its VIPs back after it has been live for this time. Default 30 s.
+    pub hand_back_delay: Duration,
+}
+
+/// `announce.l2.vrrp`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VrrpConfig {
+    /// `fifo`: `notify_fifo` of keepalived. Default `/run/tidegate/vrrp.fifo`.
+    pub fifo: PathBuf,
+    /// `groups`: the names of VRRP instances or sync groups over which VIPs are spread. Default `tidegate` alone.
+    pub groups: Vec<String>,
+    /// `heartbeatTimeout`: without `tidegate vrrp-check` for this time, this gateway owns nothing. Default 3 s.
+    pub heartbeat_timeout: Duration,
+}
+
+impl Default for Layer2Config {
+    fn default() -> Self {
+        Self {
+            mode: Layer2Mode::Always,
+            lease: LeaseConfig {
+                namespace: "tidegate-system".to_owned(),
+                takeover: Duration::from_secs(10),
+                hand_back_delay: Duration::from_secs(30),
+            },
+            vrrp: VrrpConfig {
+                fifo: PathBuf::from("/run/tidegate/vrrp.fifo"),
+                groups: vec!["tidegate".to_owned()],
+                heartbeat_timeout: Duration::from_secs(3),
+            },
+        }
+    }
+}
+
+/// A Lease states whole seconds, and the gateway needs two of them to see an end and to answer for it.
+const TAKEOVER: RangeInclusive<Duration> = Duration::from_secs(5)..=Duration::from_secs(300);
+const HAND_BACK_DELAY: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
+const HEARTBEAT_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
+const GROUPS_MAX: usize = 16;
+const GROUP: &str =
+    "the name of a vrrp_instance or vrrp_sync_group: 1 to 63 printable characters without spaces and quotes";
+const PATH: &str = "an absolute path of 1 to 4095 bytes";
+
+/// Reads `l2` of `announce`.
+pub(super) fn decode(announce: &Fields<'_>) -> Layer2Config {
+    let mut config = Layer2Config::default();
+    section(announce, "l2", |l2| {
+        let modes = [
+            ("always", Layer2Mode::Always),
+            ("lease", Layer2Mode::Lease),
+            ("vrrp", Layer2Mode::Vrrp),
+            ("off", Layer2Mode::Off),
+        ];
+        config.mode = l2.get("mode").and_then(|f| word(&f, &modes)).unwrap_or(config.mode);
+        section(l2, "lease", |lease| {
+            let into = &mut config.lease;
+            let is_name = crate::yaml::text::is_rfc1123_subdomain;
+            let namespace =
+                lease.get("namespace").and_then(|f| f.string_where(is_name, "the name of a namespace"));
+            into.namespace = namespace.map_or_else(|| into.namespace.clone(), str::to_owned);
+            let takeover = lease.get("takeover").and_then(|f| f.duration(TAKEOVER));
+            into.takeover = takeover.unwrap_or(into.takeover);
+            let delay = lease.get("handBackDelay").and_then(|f| f.duration(HAND_BACK_DELAY));
+            into.hand_back_delay = delay.unwrap_or(into.hand_back_delay);
+            Some(())
+        });
+        section(l2, "vrrp", |vrrp| {
+            let into = &mut config.vrrp;
+            let is_path = |text: &str| text.starts_with('/') && text.len() < 4096;
+            let fifo = vrrp.get("fifo").and_then(|f| f.string_where(is_path, PATH));
+            into.fifo = fifo.map_or_else(|| into.fifo.clone(), PathBuf::from);
+            if let Some(field) = vrrp.get("groups") {
+                into.groups = groups(&field);
+            }
+            let timeout = vrrp.get("heartbeatTimeout").and_then(|f| f.duration(HEARTBEAT_TIMEOUT));
+            into.heartbeat_timeout = timeout.unwrap_or(into.heartbeat_timeout);
+            Some(())
+        });
+        Some(())
+    });
+    config
+}
+
+/// `off` is a boolean of YAML 1.1, so the word is read as it is written.
+fn word(field: &Field<'_>, choices: &[(&str, Layer2Mode)]) -> Option<Layer2Mode> {
+    let written = super::section::scalar_text(field.node).unwrap_or_default();
+    let found = choices.iter().find(|(name, _)| *name == written).map(|(_, mode)| *mode);
+    if found.is_none() {
+        field.error(format_args!("{} is not accepted", field.node.describe()), "always, lease, vrrp, off");
+    }
+    found
+}
+
+fn groups(field: &Field<'_>) -> Vec<String> {
+    let is_name = |text: &str| {
+        (1..=63).contains(&text.len()) && text.chars().all(|c| c.is_ascii_graphic() && c != '"' && c != '\'')
+    };
+    let listed = field.list();
+    let mut names: Vec<String> = Vec::new();
+    for item in &listed {
+        let Some(name) = item.string_where(is_name, GROUP) else { continue };
+        if names.iter().any(|other| other == name) {
+            item.error(format_args!("{name} is listed twice"), "each group once");
+        }
+        names.push(name.to_owned());
+    }
+    if listed.is_empty() || listed.len() > GROUPS_MAX {
+        field.error(format_args!("{} groups", listed.len()), "1 to 16 groups");
+    }
+    names
+}

@@ -1,0 +1,155 @@
+//! Which VIPs this gateway answers for on layer 2, where several gateways are on one link: by Leases, or by VRRP.
+//!
+//! The controller passes each round; `announce.l2.mode` decides who keeps the ownership of the dataplane. With `always`
+//! and `off` nobody does, because no VIP has an owner.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::Context;
+use tidegate_cluster::ClusterWriter;
+use tidegate_cluster::layer2::{Keeper, LeaseTimes, Owners, Wanted};
+use tidegate_core::ownership::{BootTime, Ownership};
+use tidegate_model::config::{GatewayConfig, Layer2Mode};
+use tidegate_model::objects::Labels;
+use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_policy::reconcile::{Outcome, owner_groups, owner_key};
+
+use super::start::Source;
+use super::vrrp::Vrrp;
+use crate::telemetry::Layer2Counts;
+
+/// A Lease lasts this much less than the time within which another gateway takes over: it looks once a second, and its
+/// first answer takes a moment.
+const TAKEOVER_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// The keeper of the ownership, if there is one.
+pub(super) enum Layer2 {
+    /// No VIP has an owner.
+    None,
+    /// By Leases.
+    Lease(Keeper),
+    /// By keepalived.
+    Vrrp(Arc<Vrrp>),
+}
+
+/// What other tasks read and call.
+#[derive(Debug, Clone)]
+pub(super) struct Layer2View {
+    ownership: Arc<Ownership>,
+    owners: Option<Arc<Owners>>,
+    vrrp: Option<Arc<Vrrp>>,
+}
+
+impl Layer2 {
+    /// Starts the keeper that the configuration asks for.
+    ///
+    /// # Errors
+    /// If the FIFO of keepalived cannot be created.
+    pub(super) fn start(
+        config: &GatewayConfig,
+        source: &Source,
+        cluster: Option<&ClusterWriter>,
+        ownership: &Arc<Ownership>,
+    ) -> anyhow::Result<(Self, Layer2View)> {
+        let l2 = &config.announce.l2;
+        let mut view = Layer2View { ownership: Arc::clone(ownership), owners: None, vrrp: None };
+        let keeper = match (l2.mode, source, cluster) {
+            (Layer2Mode::Vrrp, ..) => {
+                let started = Vrrp::start(&l2.vrrp, Arc::clone(ownership));
+                let fifo = l2.vrrp.fifo.display();
+                let vrrp = started.with_context(|| format!("announce.l2.vrrp.fifo: cannot use {fifo}"))?;
+                let vrrp = Arc::new(vrrp);
+                view.vrrp = Some(Arc::clone(&vrrp));
+                Self::Vrrp(vrrp)
+            }
+            (Layer2Mode::Lease, Source::Watched(watched), Some(cluster)) => {
+                let lasts = l2.lease.takeover.saturating_sub(TAKEOVER_ALLOWANCE);
+                // A Lease states whole seconds.
+                let lasts = std::time::Duration::from_secs(lasts.as_secs().max(1));
+                let times = LeaseTimes { lasts, hand_back_delay: l2.lease.hand_back_delay };
+                let keeper = Keeper::start(
+                    watched.connector(),
+                    &l2.lease.namespace,
+                    cluster.holder(),
+                    times,
+                    cluster.peer_releases(),
+                    Arc::clone(ownership),
+                );
+                view.owners = Some(Arc::clone(keeper.owners()));
+                Self::Lease(keeper)
+            }
+            // A configuration with Leases and without an API server is refused.
+            _ => Self::None,
+        };
+        Ok((keeper, view))
+    }
+
+    /// Passes a round that the workers have, or will have soon. `can_forward`: whether this gateway may own VIPs.
+    pub(super) fn round(&self, outcome: &Outcome, own_labels: &Labels, can_forward: bool) {
+        if let Self::Lease(keeper) = self {
+            let groups = owner_groups(outcome);
+            keeper.want(Wanted { groups, own_labels: own_labels.clone(), eligible: can_forward });
+        }
+    }
+
+    /// Owns nothing from now on, and lets other gateways know.
+    pub(super) async fn leave(&self) {
+        match self {
+            Self::None => {}
+            Self::Lease(keeper) => keeper.leave().await,
+            Self::Vrrp(vrrp) => vrrp.leave(),
+        }
+    }
+}
+
+impl Layer2View {
+    /// Applies a check of keepalived. Returns why it fails, if it does.
+    pub(super) fn vrrp_check(&self, began: BootTime, not_ready: Option<String>) -> Result<(), String> {
+        let Some(vrrp) = &self.vrrp else {
+            return Err("the gateway does not use VRRP; accepted: announce.l2.mode: vrrp".to_owned());
+        };
+        vrrp.check(began, not_ready).map_or(Ok(()), Err)
+    }
+
+    /// Adds to a Service who owns its addresses now.
+    pub(super) fn complete(&self, service: &mut ServiceView) {
+        let holders = self.owners.as_ref().map(|owners| owners.holders());
+        for vip in &mut service.vips {
+            let Some(group) = &vip.edge.owner else { continue };
+            let is_own = self.ownership.owns(owner_key(group));
+            let holder = holders.as_ref().and_then(|holders| holders.get(group).cloned().flatten());
+            vip.edge.owned_by = match (is_own, holder) {
+                (true, _) => Some("this gateway".to_owned()),
+                (false, Some(holder)) => Some(holder),
+                (false, None) if self.vrrp.is_some() => Some("another gateway".to_owned()),
+                (false, None) => None,
+            };
+        }
+    }
+
+    /// The groups with their owners or states, for `tidegate status`.
+    pub(super) fn groups(&self) -> BTreeMap<String, String> {
+        let holders = self.owners.iter().flat_map(|owners| owners.holders());
+        let by_lease = holders.map(|(group, holder)| (group, holder.unwrap_or_else(|| "nobody".to_owned())));
+        let states = self.vrrp.iter().flat_map(|vrrp| vrrp.states());
+        by_lease.chain(states.map(|(group, state)| (group, state.to_owned()))).collect()
+    }
+
+    /// Counts for metrics; `None` if no VIP has an owner.
+    pub(super) fn counts(&self) -> Option<Layer2Counts> {
+        if self.owners.is_none() && self.vrrp.is_none() {
+            return None;
+        }
+        let groups = self.groups();
+        let owned = groups.keys().filter(|group| self.ownership.owns(owner_key(group))).count();
+        let count = |read: fn(&Owners) -> u64| self.owners.as_ref().map_or(0, |owners| read(owners));
+        Some(Layer2Counts {
+            owned: owned as u64,
+            groups: groups.len() as u64,
+            taken: count(|owners| owners.taken.load(Ordering::Relaxed)),
+            failures: count(|owners| owners.failures.load(Ordering::Relaxed)),
+        })
+    }
+}

@@ -1,0 +1,419 @@
+//! Ownership of VIPs by keepalived's VRRP: reads its notifications, and grants the VIPs of each group whose master this
+//! machine is.
+//!
+//! keepalived writes a line for each change of a group to a FIFO (`notify_fifo`): `INSTANCE "name" MASTER 100`, or `GROUP`
+//! in place of `INSTANCE`. It also runs `tidegate vrrp-check` at least once a second (`vrrp_script`). Each check that
+//! arrives extends what the gateway owns by the heartbeat timeout, from the time at which the command was started. So the
+//! gateway owns nothing without a keepalived that runs, nor after it was stopped itself; and keepalived gives its groups
+//! up when the gateway cannot forward, because the check then fails.
+//!
+//! keepalived tells only changes. A gateway that has just started, or whose keepalived has reopened the FIFO, does not
+//! know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the states and tells them.
+//!
+//! Invariant: lines that were written before a check began are applied before that check.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tidegate_core::ownership::{BootTime, Ownership};
+use tidegate_model::config::VrrpConfig;
+use tidegate_policy::reconcile::owner_key;
+use tokio::net::unix::pipe::{OpenOptions, Receiver};
+use tokio::task::AbortHandle;
+
+/// How long checks fail while no group's state is known.
+const UNKNOWN_MAX: Duration = Duration::from_secs(5);
+/// The longest line that is read; keepalived writes less than 300 bytes.
+const LINE_MAX: usize = 1024;
+/// The pause before a FIFO that cannot be opened is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The state of a group, as keepalived names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GroupState {
+    Unknown,
+    Master,
+    Backup,
+    Fault,
+}
+
+impl GroupState {
+    fn shown(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Master => "master",
+            Self::Backup => "backup",
+            Self::Fault => "fault",
+        }
+    }
+}
+
+/// The groups, without I/O.
+#[derive(Debug)]
+struct Groups {
+    states: BTreeMap<String, GroupState>,
+    timeout: Duration,
+    /// The start of the newest check.
+    heard: BootTime,
+    /// Since when no state of a group was heard, if so.
+    unknown_since: Option<BootTime>,
+}
+
+impl Groups {
+    fn new(config: &VrrpConfig, now: BootTime) -> Self {
+        let states = config.groups.iter().map(|name| (name.clone(), GroupState::Unknown)).collect();
+        let (timeout, heard) = (config.heartbeat_timeout, BootTime(0));
+        Self { states, timeout, heard, unknown_since: Some(now) }
+    }
+
+    /// Applies a line of keepalived. Returns whether it changed a group of ours.
+    fn line(&mut self, line: &str) -> bool {
+        let Some((name, state)) = parse(line) else {
+            tracing::debug!(line, "a line of keepalived is not understood");
+            return false;
+        };
+        let Some(known) = self.states.get_mut(name) else { return false };
+        self.unknown_since = None;
+        if *known == state {
+            return false;
+        }
+        tracing::info!(
+            group = name,
+            state = state.shown(),
+            "keepalived has changed the state of a VRRP group"
+        );
+        *known = state;
+        true
+    }
+
+    /// No process has the FIFO open: keepalived has ended, or reopens it.
+    fn closed(&mut self, now: BootTime) -> bool {
+        self.unknown_since.get_or_insert(now);
+        let before = self.states.clone();
+        self.states.values_mut().for_each(|state| *state = GroupState::Unknown);
+        before != self.states
+    }
+
+    /// Applies a check that keepalived began at `began`. Returns why it fails, if it does.
+    fn check(&mut self, began: BootTime, now: BootTime, not_ready: Option<String>) -> Option<String> {
+        // A later time would be an error of the caller, and an earlier one is a check that waited.
+        self.heard = self.heard.max(began.min(now));
+        let is_unknown = self.unknown_since.is_some_and(|since| now < since.plus(UNKNOWN_MAX));
+        let unknown = is_unknown.then(|| {
+            "keepalived has not yet told the state of any VRRP group; this check fails so that it does"
+                .to_owned()
+        });
+        not_ready.or(unknown)
+    }
+
+    /// Until when this gateway owns each group.
+    fn grants(&self) -> impl Iterator<Item = (&String, BootTime)> {
+        self.states.iter().map(|(name, state)| match state {
+            GroupState::Master => (name, self.heard.plus(self.timeout)),
+            _ => (name, BootTime(0)),
+        })
+    }
+}
+
+/// The name of a group and its state in a line of keepalived.
+fn parse(line: &str) -> Option<(&str, GroupState)> {
+    let rest = line.strip_prefix("INSTANCE ").or_else(|| line.strip_prefix("GROUP "))?;
+    let (name, rest) = rest.strip_prefix('"')?.split_once('"')?;
+    let state = match rest.split_whitespace().next()? {
+        "MASTER" | "MASTER_RX_LOWER_PRI" => GroupState::Master,
+        "BACKUP" => GroupState::Backup,
+        "FAULT" | "STOP" | "DELETED" => GroupState::Fault,
+        _ => return None,
+    };
+    Some((name, state))
+}
+
+/// Follows keepalived until it is dropped.
+#[derive(Debug)]
+pub(super) struct Vrrp {
+    shared: Arc<Shared>,
+    task: AbortHandle,
+}
+
+#[derive(Debug)]
+struct Shared {
+    groups: Mutex<(Groups, Lines)>,
+    ownership: Arc<Ownership>,
+}
+
+/// The open FIFO, and the begin of a line that is not complete yet.
+#[derive(Debug, Default)]
+struct Lines {
+    fifo: Option<Receiver>,
+    begun: Vec<u8>,
+    /// Whether no process has it open for writing.
+    is_closed: bool,
+}
+
+impl Vrrp {
+    /// Creates the FIFO if it does not exist, and follows it on the runtime of the caller.
+    ///
+    /// # Errors
+    /// If the FIFO cannot be created or opened, or the path is something else.
+    pub(super) fn start(config: &VrrpConfig, ownership: Arc<Ownership>) -> io::Result<Self> {
+        let fifo = open(&config.fifo)?;
+        let groups = Groups::new(config, ownership.now().unwrap_or_default());
+        let lines = Lines { fifo: Some(fifo), ..Lines::default() };
+        let shared = Arc::new(Shared { groups: Mutex::new((groups, lines)), ownership });
+        let task = tokio::spawn(follow(Arc::clone(&shared), config.fifo.clone())).abort_handle();
+        Ok(Self { shared, task })
+    }
+
+    /// Applies a check of keepalived that began at `began`. Returns why it fails, if it does.
+    pub(super) fn check(&self, began: BootTime, not_ready: Option<String>) -> Option<String> {
+        let now = self.shared.ownership.now().unwrap_or_default();
+        let mut guard = self.shared.lock();
+        let (groups, lines) = &mut *guard;
+        drain(groups, lines, now);
+        let failure = groups.check(began, now, not_ready);
+        self.shared.grant(groups);
+        failure
+    }
+
+    /// The state of each group, for display.
+    pub(super) fn states(&self) -> BTreeMap<String, &'static str> {
+        let guard = self.shared.lock();
+        guard.0.states.iter().map(|(name, state)| (name.clone(), state.shown())).collect()
+    }
+
+    /// Owns nothing from now on.
+    pub(super) fn leave(&self) {
+        self.task.abort();
+        let mut guard = self.shared.lock();
+        let now = self.shared.ownership.now().unwrap_or_default();
+        guard.0.closed(now);
+        guard.1.fifo = None;
+        self.shared.grant(&guard.0);
+    }
+}
+
+impl Drop for Vrrp {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Groups, Lines)> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grant(&self, groups: &Groups) {
+        for (name, until) in groups.grants() {
+            // There are at most 16 groups.
+            let _ = self.ownership.grant(owner_key(name), until);
+        }
+    }
+}
+
+/// Applies lines as they come. Checks read the same FIFO, so this task only wakes up for what they have not read.
+async fn follow(shared: Arc<Shared>, path: std::path::PathBuf) {
+    loop {
+        // Short, because a check may have replaced the FIFO.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now = shared.ownership.now().unwrap_or_default();
+        let needs_open = {
+            let mut guard = shared.lock();
+            let (groups, lines) = &mut *guard;
+            drain(groups, lines, now);
+            shared.grant(groups);
+            // A keepalived that created the FIFO removes it when it ends.
+            lines.fifo.is_none() || lines.is_closed && !is_at(lines.fifo.as_ref(), &path)
+        };
+        if needs_open {
+            match open(&path) {
+                Ok(fifo) => shared.lock().1.fifo = Some(fifo),
+                Err(error) => {
+                    tracing::warn!(fifo = %path.display(), %error, "cannot open the FIFO of keepalived");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+/// Whether the open FIFO is the one at the path.
+fn is_at(fifo: Option<&Receiver>, path: &Path) -> bool {
+    let open = fifo.and_then(|fifo| rustix::fs::fstat(fifo).ok());
+    let there = rustix::fs::stat(path).ok();
+    open.zip(there).is_some_and(|(open, there)| (open.st_dev, open.st_ino) == (there.st_dev, there.st_ino))
+}
+
+/// Applies all lines that are in the FIFO now.
+fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
+    let mut buffer = [0; 4096];
+    loop {
+        let Some(fifo) = &lines.fifo else { return };
+        match fifo.try_read(&mut buffer) {
+            // All writers have closed it. A new descriptor waits for the next writer.
+            Ok(0) => {
+                if groups.closed(now) {
+                    tracing::warn!(
+                        "keepalived has closed its FIFO: this gateway owns no VIP of a VRRP group"
+                    );
+                }
+                lines.begun.clear();
+                lines.is_closed = true;
+                return;
+            }
+            Ok(read) => {
+                lines.is_closed = false;
+                apply(groups, &mut lines.begun, &buffer[..read]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the FIFO of keepalived");
+                groups.closed(now);
+                lines.fifo = None;
+                return;
+            }
+        }
+    }
+}
+
+fn apply(groups: &mut Groups, begun: &mut Vec<u8>, bytes: &[u8]) {
+    for &byte in bytes {
+        if byte == b'\n' {
+            let line = std::mem::take(begun);
+            groups.line(&String::from_utf8_lossy(&line));
+        } else if begun.len() < LINE_MAX {
+            begun.push(byte);
+        }
+    }
+}
+
+/// Opens the FIFO for reading; creates it if there is nothing at the path.
+fn open(path: &Path) -> io::Result<Receiver> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_fifo() => {}
+        Ok(_) => {
+            let what = "it exists and is not a FIFO; accepted: a path with a FIFO or with nothing";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        Err(_) => {
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        }
+    }
+    OpenOptions::new().open_receiver(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn groups() -> Groups {
+        let names = ["a", "b"].map(str::to_owned).to_vec();
+        let heartbeat_timeout = Duration::from_secs(3);
+        Groups::new(&VrrpConfig { fifo: "/none".into(), groups: names, heartbeat_timeout }, BootTime(SECOND))
+    }
+
+    fn until(groups: &Groups, name: &str) -> u64 {
+        groups.grants().find(|(one, _)| *one == name).expect("a group").1.0
+    }
+
+    #[test]
+    fn the_master_of_a_group_owns_it_until_the_timeout_after_the_start_of_the_last_check() {
+        let mut groups = groups();
+        assert!(groups.line("INSTANCE \"a\" MASTER 100") && groups.line("GROUP \"b\" BACKUP 90"));
+        assert_eq!(until(&groups, "a"), 3 * SECOND, "no check was ever made, so the time is long over");
+        assert_eq!(groups.check(BootTime(100 * SECOND), BootTime(101 * SECOND), None), None);
+        assert_eq!((until(&groups, "a"), until(&groups, "b")), (103 * SECOND, 0));
+        // A check that waited while this process was stopped is as old as it is.
+        groups.check(BootTime(102 * SECOND), BootTime(200 * SECOND), None);
+        assert_eq!(until(&groups, "a"), 105 * SECOND);
+        groups.check(BootTime(u64::MAX), BootTime(201 * SECOND), None);
+        assert_eq!(until(&groups, "a"), 204 * SECOND, "nor is one from the future");
+        assert!(groups.line("INSTANCE \"a\" FAULT 100"));
+        assert_eq!(until(&groups, "a"), 0);
+    }
+
+    #[test]
+    fn checks_fail_until_a_state_is_known_but_not_for_ever() {
+        let mut groups = groups();
+        let fails = |groups: &mut Groups, at| groups.check(BootTime(at), BootTime(at), None).is_some();
+        assert!(fails(&mut groups, 2 * SECOND));
+        assert!(!groups.line("INSTANCE \"other\" MASTER 1"));
+        assert!(fails(&mut groups, 3 * SECOND), "it was about a group of others");
+        groups.line("INSTANCE \"a\" FAULT 1");
+        assert!(!fails(&mut groups, 4 * SECOND));
+        groups.line("INSTANCE \"a\" MASTER 1");
+        assert!(groups.closed(BootTime(5 * SECOND)), "keepalived is gone");
+        assert_eq!(until(&groups, "a"), 0);
+        assert!(fails(&mut groups, 6 * SECOND));
+        assert!(!fails(&mut groups, 11 * SECOND), "keepalived may have nothing to tell");
+        let why = groups.check(BootTime(12 * SECOND), BootTime(12 * SECOND), Some("not ready".into()));
+        assert_eq!(why.as_deref(), Some("not ready"));
+    }
+
+    #[test]
+    fn lines_are_those_of_keepalived_and_others_change_nothing() {
+        for (line, expected) in [
+            ("INSTANCE \"a\" MASTER 100", Some(("a", GroupState::Master))),
+            ("GROUP \"a b\" STOP 0", Some(("a b", GroupState::Fault))),
+            ("INSTANCE \"a\" BACKUP", Some(("a", GroupState::Backup))),
+            ("INSTANCE a MASTER 100", None),
+            ("INSTANCE \"a\" SOMETHING 100", None),
+            ("VS \"a\" UP", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(line), expected, "{line}");
+        }
+        let (mut groups, mut begun) = (groups(), Vec::new());
+        apply(&mut groups, &mut begun, b"INSTANCE \"a\" MAS");
+        apply(&mut groups, &mut begun, b"TER 100\nrubbish\nINSTANCE \"b\" BACKUP 1\n");
+        assert_eq!(
+            groups.states.values().copied().collect::<Vec<_>>(),
+            [GroupState::Master, GroupState::Backup]
+        );
+        apply(&mut groups, &mut begun, &[b'x'; 100_000]);
+        assert_eq!(begun.len(), LINE_MAX, "memory is bounded");
+    }
+
+    #[tokio::test]
+    async fn a_fifo_is_created_and_followed_and_its_end_is_seen() {
+        use std::io::Write;
+        let directory = tempfile::tempdir().expect("a directory");
+        let fifo = directory.path().join("run/vrrp.fifo");
+        let config = VrrpConfig {
+            fifo: fifo.clone(),
+            groups: vec!["a".to_owned()],
+            heartbeat_timeout: Duration::from_secs(60),
+        };
+        let ownership = Arc::new(Ownership::by(tidegate_dataplane::clock::boot_time));
+        let vrrp = Vrrp::start(&config, Arc::clone(&ownership)).expect("it is created");
+        let owns = || ownership.owns(owner_key("a"));
+        let check = || vrrp.check(ownership.now().expect("a clock"), None);
+        let mut writer = std::fs::OpenOptions::new().write(true).open(&fifo).expect("somebody reads it");
+        writeln!(writer, "INSTANCE \"a\" MASTER 100").expect("it is written");
+        assert_eq!(check(), None, "the line was written before the check began");
+        assert!(owns());
+        drop(writer);
+        assert!(check().is_some_and(|why| why.contains("not yet told")));
+        assert!(!owns());
+        let mut writer = std::fs::OpenOptions::new().write(true).open(&fifo).expect("somebody reads it");
+        writeln!(writer, "INSTANCE \"a\" BACKUP 100\nINSTANCE \"a\" MASTER 100").expect("it is written");
+        assert_eq!(check(), None);
+        assert!(owns());
+        vrrp.leave();
+        assert!(!owns());
+        let taken = directory.path().join("file");
+        std::fs::write(&taken, "").expect("it is written");
+        let refused = Vrrp::start(&VrrpConfig { fifo: taken, ..config }, Arc::clone(&ownership));
+        assert!(refused.is_err_and(|error| error.to_string().contains("not a FIFO")));
+    }
+}

@@ -1,0 +1,217 @@
+//! Which VIPs the gateway answers ARP and neighbour solicitations for, where several gateways are on one link.
+//!
+//! A snapshot says for each VIP how its link address is answered ([`Layer2`]). If one of several gateways is to answer,
+//! it names an [`OwnerKey`], which stands for a group of VIPs. [`Ownership`] has the time until which this gateway owns
+//! each key. The control plane writes it, and the answering path reads it for each request, so a gateway whose time is
+//! over is silent whatever its control plane does: a process that was stopped for longer than that is silent from its
+//! first packet on.
+//!
+//! Times are of [`BootTime`], a clock that also counts while the machine is suspended. The creator of the table passes
+//! the function that reads it, so that this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts
+//! as owned: `replay` and `explain` show what an owner does.
+//!
+//! Invariant: a key that was never granted, or whose time is over, is not owned. Readers take no lock. A key keeps its
+//! slot for the life of the process, so a slot never changes its meaning.
+
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::limits::OWNER_KEYS_MAX;
+
+/// Nanoseconds of the system's clock that includes the time of suspension (`CLOCK_BOOTTIME`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// Later than any other time.
+    pub const NEVER_OVER: Self = Self(u64::MAX);
+
+    /// The time `after` this one.
+    #[must_use]
+    pub fn plus(self, after: std::time::Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// A group of VIPs that one gateway at a time owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerKey(NonZeroU64);
+
+impl OwnerKey {
+    /// The key with this number, such as a hash of the group's name. 0 stands for 1.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
+        Self(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
+    }
+}
+
+/// How the link address of a VIP is answered and announced. If several service ports with one VIP differ, the smallest
+/// one applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Layer2 {
+    /// The gateway answers requests, and announces the VIP when it is new.
+    Always,
+    /// Both, while the gateway owns the key.
+    Owned(OwnerKey),
+    /// Neither.
+    Silent,
+    /// The gateway answers requests and announces nothing: routes lead to the VIP.
+    Answered,
+}
+
+/// What this gateway owns, and until when.
+#[derive(Debug)]
+pub struct Ownership {
+    slots: Box<[Slot]>,
+    /// `None`: every key is owned.
+    clock: Option<fn() -> BootTime>,
+}
+
+/// A free slot has the key 0.
+#[derive(Debug, Default)]
+struct Slot {
+    key: AtomicU64,
+    /// The time until which the key is owned.
+    until: AtomicU64,
+}
+
+impl Default for Ownership {
+    fn default() -> Self {
+        Self::of_all()
+    }
+}
+
+impl Ownership {
+    /// Every key is owned.
+    #[must_use]
+    pub fn of_all() -> Self {
+        Self { slots: Box::default(), clock: None }
+    }
+
+    /// No key is owned until it is granted. `clock` is read for each question.
+    #[must_use]
+    pub fn by(clock: fn() -> BootTime) -> Self {
+        Self { slots: (0..OWNER_KEYS_MAX).map(|_| Slot::default()).collect(), clock: Some(clock) }
+    }
+
+    /// The time now; `None` without a clock.
+    #[must_use]
+    pub fn now(&self) -> Option<BootTime> {
+        self.clock.map(|clock| clock())
+    }
+
+    /// Whether this gateway owns the key now.
+    #[must_use]
+    pub fn owns(&self, key: OwnerKey) -> bool {
+        let Some(clock) = self.clock else { return true };
+        // The deadline is read first: the time is then at least as new as the answer.
+        let until = self.until(key);
+        clock() < until
+    }
+
+    /// Like [`Self::owns`], at a time that the caller has read ([`Self::now`]).
+    #[must_use]
+    pub fn owns_at(&self, key: OwnerKey, now: Option<BootTime>) -> bool {
+        now.is_none_or(|now| now < self.until(key))
+    }
+
+    /// Whether this gateway answers requests for an address that is handled like this.
+    #[must_use]
+    pub fn answers(&self, layer2: Layer2) -> bool {
+        match layer2 {
+            Layer2::Always | Layer2::Answered => true,
+            Layer2::Silent => false,
+            Layer2::Owned(key) => self.owns(key),
+        }
+    }
+
+    /// Whether this gateway announces an address that is handled like this.
+    #[must_use]
+    pub fn announces(&self, layer2: Layer2) -> bool {
+        layer2 != Layer2::Answered && self.answers(layer2)
+    }
+
+    /// The time until which the key is owned; time 0 if it is not.
+    #[must_use]
+    pub fn until(&self, key: OwnerKey) -> BootTime {
+        let found = self.probe(key).map(|slot| (slot, slot.key.load(Ordering::Acquire)));
+        for (slot, found) in found {
+            if found == key.0.get() {
+                return BootTime(slot.until.load(Ordering::Acquire));
+            }
+            if found == 0 {
+                break;
+            }
+        }
+        BootTime(0)
+    }
+
+    /// Grants the key until this time, or ends that ([`BootTime`] 0). Returns whether there was room for the key; only the
+    /// control plane calls it. Without a clock there is nothing to grant.
+    pub fn grant(&self, key: OwnerKey, until: BootTime) -> bool {
+        for slot in self.probe(key) {
+            let found = match slot.key.compare_exchange(0, key.0.get(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => key.0.get(),
+                Err(found) => found,
+            };
+            if found == key.0.get() {
+                slot.until.store(until.0, Ordering::Release);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The slots in which the key may be, in the order of the search.
+    fn probe(&self, key: OwnerKey) -> impl Iterator<Item = &Slot> {
+        let len = self.slots.len();
+        let first = crate::hash::mix(key.0.get()) as usize;
+        (0..len).map(move |n| &self.slots[(first.wrapping_add(n)) % len])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static NOW: AtomicU64 = AtomicU64::new(0);
+
+    fn clock() -> BootTime {
+        BootTime(NOW.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_key_is_owned_until_its_time_is_over_and_no_longer() {
+        let ownership = Ownership::by(clock);
+        let (a, b) = (OwnerKey::new(1), OwnerKey::new(2));
+        NOW.store(10, Ordering::Relaxed);
+        assert!(!ownership.owns(a), "nothing was granted");
+        assert!(ownership.grant(a, BootTime(20)));
+        NOW.store(19, Ordering::Relaxed);
+        assert!(ownership.owns(a) && !ownership.owns(b));
+        assert!(ownership.answers(Layer2::Owned(a)) && ownership.announces(Layer2::Owned(a)));
+        NOW.store(20, Ordering::Relaxed);
+        assert!(!ownership.owns(a) && !ownership.answers(Layer2::Owned(a)));
+        assert!(ownership.grant(a, BootTime::NEVER_OVER) && ownership.owns(a));
+        assert!(ownership.grant(a, BootTime(0)) && !ownership.owns(a), "it is taken back");
+    }
+
+    #[test]
+    fn more_keys_than_there_is_room_for_are_refused_and_cost_no_other_key() {
+        let ownership = Ownership::by(clock);
+        let keys = || (1..=OWNER_KEYS_MAX as u64).map(OwnerKey::new);
+        assert!(keys().all(|key| ownership.grant(key, BootTime::NEVER_OVER)));
+        let further = OwnerKey::new(u64::MAX);
+        assert!(!ownership.grant(further, BootTime::NEVER_OVER) && !ownership.owns(further));
+        assert!(keys().all(|key| ownership.owns(key)));
+    }
+
+    #[test]
+    fn only_silent_addresses_and_those_of_others_are_not_answered() {
+        let offline = Ownership::of_all();
+        let owned = Layer2::Owned(OwnerKey::new(7));
+        let shown = [Layer2::Always, owned, Layer2::Silent, Layer2::Answered]
+            .map(|layer2| (offline.answers(layer2), offline.announces(layer2)));
+        assert_eq!(shown, [(true, true), (true, true), (false, false), (true, false)]);
+    }
+}
