@@ -42,6 +42,9 @@ pub struct Status {
     /// The fingerprint of `selectionKey`; absent without a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection_key: Option<String>,
+    /// The exchange of flows with other gateways; absent without `flowSharing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow_sharing: Option<FlowSharingStatus>,
     /// Generation of the newest desired state.
     pub generation_desired: u64,
     /// Generation that every worker has.
@@ -86,6 +89,38 @@ pub struct Status {
     /// Objects that are refused because of their errors, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
+}
+
+/// The exchange of flows with other gateways.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowSharingStatus {
+    /// `flowSharing.mode`.
+    pub mode: String,
+    /// The fingerprint of `flowSharing.key`.
+    pub key: String,
+    /// The other gateways.
+    pub peers: Vec<FlowPeerStatus>,
+}
+
+/// A gateway with which flows are exchanged.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowPeerStatus {
+    /// Its socket.
+    pub address: String,
+    /// Its name, once it has answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `up`, `behind`, `connecting`, `other-version`, or `itself` for this gateway's own address.
+    pub state: String,
+    /// Milliseconds since something was last heard from it; absent if nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_ago_milliseconds: Option<u64>,
+    /// Messages about flows that wait to be sent.
+    pub waiting: usize,
+    /// Batches of messages that it has not acknowledged.
+    pub unacknowledged: usize,
 }
 
 /// The source of objects and its state.

@@ -394,6 +394,20 @@ fn facts(status: &Status) -> String {
         let groups = status.layer2.iter().map(|(group, owner)| format!("{group}: {owner}"));
         fact("Layer 2", groups.collect::<Vec<_>>().join(", "));
     }
+    if let Some(sharing) = &status.flow_sharing {
+        fact(
+            "Sharing",
+            format!("flows of mode {}, by the key with the fingerprint {}", sharing.mode, sharing.key),
+        );
+        for peer in &sharing.peers {
+            let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
+            let heard =
+                peer.heard_ago_milliseconds.map(|ms| format!(", heard {ms} ms ago")).unwrap_or_default();
+            let waiting =
+                format!("{} messages wait, {} batches unacknowledged", peer.waiting, peer.unacknowledged);
+            fact("Peer", format!("{}{name} {}{heard}, {waiting}", peer.address, peer.state));
+        }
+    }
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));

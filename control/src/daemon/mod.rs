@@ -17,6 +17,7 @@ mod drain_watch;
 mod drains;
 mod fault_log;
 mod flood_log;
+mod flow_sharing;
 mod flows;
 mod gateway_drain;
 mod kube_proxy;
@@ -60,6 +61,7 @@ use crate::admin::api::{DrainRequester, GatewayDrainState};
 use configuration::Read;
 use controller::{Command, Controller};
 use drain_watch::DrainWatch;
+use flow_sharing::FlowExchange;
 use layer2::Layer2;
 use list_copies::Lists;
 use start::{Listeners, Source};
@@ -177,6 +179,7 @@ async fn serve(
 /// A running gateway, without its dataplane.
 struct Gateway {
     _listeners: Listeners,
+    _flow_exchange: Option<FlowExchange>,
     _drain_watch: DrainWatch,
     controller: Controller,
     inputs: Inputs,
@@ -211,6 +214,10 @@ impl Gateway {
         let state = Arc::new(state);
         state.configure(&config);
         let (operator, commands) = mpsc::channel(16);
+        let flow_exchange = FlowExchange::start(&config, dataplane)?;
+        if let Some(exchange) = &flow_exchange {
+            state.share_flows(exchange.shown());
+        }
         let listeners = start::listeners(&config, &state, operator).await?;
         let cluster = start::cluster(&config, &source);
         let (peer_releases, name_taken, drain_annotation) = match &cluster {
@@ -267,6 +274,7 @@ impl Gateway {
         let drain_watch = drain_watch::follow(&state);
         Ok(Self {
             _listeners: listeners,
+            _flow_exchange: flow_exchange,
             _drain_watch: drain_watch,
             controller,
             inputs,

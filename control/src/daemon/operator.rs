@@ -18,11 +18,13 @@ use tidegate_model::objects::ObjectKey;
 use tidegate_policy::explain::{Circumstances, Explanation, Packet, explain, refusal};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{DrainTarget, Reason};
+use tidegate_sharing::PeerStatus;
 use tidegate_source::SourceState;
 use tokio::sync::{mpsc, oneshot};
 
 use super::announcements;
 use super::controller::{Command, Drained};
+use super::flow_sharing::Shown;
 use super::flows::{self, Listing};
 use super::refused;
 use super::state::{Round, State, timestamp};
@@ -100,6 +102,7 @@ impl AdminBackend for Operator {
         let neighbors = neighbors(&stats);
         let candidate = self.state.candidate();
         let announced = self.state.announcements();
+        let sharing = self.state.flow_sharing();
         let mut status = api::Status {
             name: self.state.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -128,8 +131,10 @@ impl AdminBackend for Operator {
                     .chain(unsaved)
                     .chain(neighbors.shortage())
                     .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
+                    .chain(sharing.iter().flat_map(Shown::troubles))
                     .collect()
             },
+            flow_sharing: sharing.as_ref().map(flow_sharing),
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
             layer2: self.state.layer2().map(|layer2| layer2.groups()).unwrap_or_default(),
             generation_desired: generations.desired,
@@ -460,6 +465,22 @@ fn neighbors(stats: &tidegate_dataplane::gateway::Stats) -> api::NeighborsStatus
     let tidegate_dataplane::gateway::NeighborUsage { next_hops, next_hops_max, on_demand, on_demand_max } =
         stats.neighbors;
     api::NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max }
+}
+
+fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
+    let peer = |peer: &PeerStatus| api::FlowPeerStatus {
+        address: peer.address.to_string(),
+        name: peer.name.clone(),
+        state: peer.state.as_str().to_owned(),
+        heard_ago_milliseconds: peer.heard_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
+        waiting: peer.waiting,
+        unacknowledged: peer.under_way,
+    };
+    api::FlowSharingStatus {
+        mode: shown.mode.to_owned(),
+        key: shown.key.clone(),
+        peers: shown.peers.iter().map(peer).collect(),
+    }
 }
 
 fn source((kind, location): &(&'static str, String), state: &SourceState) -> api::SourceStatus {

@@ -23,6 +23,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
         ("source", now.source != new.source),
         ("announce.l2", now.announce.l2 != new.announce.l2),
+        ("flowSharing", now.flow_sharing != new.flow_sharing),
         ("admin", listeners(now) != listeners(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -86,7 +87,7 @@ mod tests {
         let full = include_str!("../../model/tests/fixtures/config/full.yaml");
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
-        assert_eq!(parts.len(), 10, "every part differs: {parts:?}");
+        assert_eq!(parts.len(), 11, "every part differs: {parts:?}");
         for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {
             let is_below = |part: &&str| {
                 key.path.strip_prefix(*part).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -23,6 +23,7 @@ use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
 use super::announcements;
+use super::flow_sharing::Shown;
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::layer2::Layer2View;
 use super::publications::{Publications, PublishFailure};
@@ -84,6 +85,8 @@ pub(super) struct State {
     announcer: OnceLock<Arc<Announcer>>,
     /// Who owns which VIPs on layer 2.
     layer2: OnceLock<Layer2View>,
+    /// What is shown of the exchange of flows with other gateways, if there is one.
+    flow_sharing: OnceLock<Arc<Mutex<Shown>>>,
 }
 
 /// The state of the cluster writer.
@@ -121,6 +124,7 @@ impl State {
             cluster: OnceLock::new(),
             announcer: OnceLock::new(),
             layer2: OnceLock::new(),
+            flow_sharing: OnceLock::new(),
         }
     }
 
@@ -160,6 +164,17 @@ impl State {
     pub(super) fn can_forward(&self) -> bool {
         let dataplane = &self.dataplane;
         self.generations().applied > 0 && dataplane.healthy() && dataplane.links().troubles().is_empty()
+    }
+
+    /// Sets where the state of the exchange of flows with other gateways is shown.
+    pub(super) fn share_flows(&self, shown: Arc<Mutex<Shown>>) {
+        // Called once, at the start.
+        let _ = self.flow_sharing.set(shown);
+    }
+
+    /// The state of the exchange of flows with other gateways, if there is one.
+    pub(super) fn flow_sharing(&self) -> Option<Shown> {
+        Some(self.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// The other gateway with the same name.
@@ -358,6 +373,7 @@ impl State {
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             comparisons: &comparisons,
             latencies: &self.latencies(&stats),
+            flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
             log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed)
                 + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
             source: &self.source_state(),

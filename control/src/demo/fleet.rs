@@ -100,6 +100,7 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
         servers: 2 * BACKENDS,
         tidegate: options.tidegate.clone(),
         flow_entries: u32::try_from(entries).context("too many connections")?,
+        sharing: None,
     };
     allow_files(SERVICES.len() * options.connections * 2)?;
     let mut fleet = Fleet::start(plan, BACKENDS)?;

@@ -25,7 +25,7 @@ use tidegate_source::SourceState;
 use super::exposition::Exposition;
 use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
 use super::process::Process;
-use super::sample::{Layer2Counts, Sample};
+use super::sample::{FlowSharingSample, Layer2Counts, Sample};
 use crate::admin::api::GatewayDrainState;
 
 /// Build information.
@@ -478,6 +478,9 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     for (what, is_unsaved) in sample.unsaved {
         unsaved.sample([what], usize::from(*is_unsaved));
     }
+    if let Some(sharing) = sample.flow_sharing {
+        flow_sharing(page, sharing);
+    }
     let help = "Manifest files with errors whose last good state is kept.";
     page.gauge("tidegate_source_stale_files", help, []).sample([], sample.round.stale_files.len());
     let since = sample.round.stale_files.iter().map(|file| file.since).min();
@@ -555,6 +558,49 @@ pub(super) fn layer2(page: &mut Exposition, layer2: &Layer2Counts) {
     page.counter("tidegate_layer2_leases_taken_total", help, []).sample([], layer2.taken);
     let help = "Looks at the Leases of VIPs, and writes to them, that failed; the gateway stops to answer for VIPs when its Leases end.";
     page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
+}
+
+/// The exchange of flows with other gateways.
+fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
+    let help = "1 while flows are shared with this gateway and nothing was lost, else 0: connections may break if it takes over.";
+    let mut up = page.gauge("tidegate_flow_sharing_peer_up", help, ["peer"]);
+    for (peer, is_up, ..) in &sharing.peers {
+        up.sample([peer], usize::from(*is_up));
+    }
+    let help = "Messages about flows that wait to be sent to this gateway.";
+    let mut queue = page.gauge("tidegate_flow_sharing_peer_queue", help, ["peer"]);
+    for (peer, _, waiting, _) in &sharing.peers {
+        queue.sample([peer], *waiting);
+    }
+    let help = "Seconds since something was heard from this gateway. Absent if nothing was.";
+    let mut silence = page.gauge("tidegate_flow_sharing_peer_silence_seconds", help, ["peer"]);
+    for (peer, .., heard) in &sharing.peers {
+        if let Some(heard) = heard {
+            silence.sample([peer], *heard);
+        }
+    }
+    let (sent, sent_again, received) = sharing.datagrams;
+    let help = "Datagrams to other gateways, and those from them that were used.";
+    page.counter("tidegate_flow_sharing_datagrams_total", help, ["direction"])
+        .sample(["sent"], sent)
+        .sample(["received"], received);
+    let help = "Datagrams that were sent again because no acknowledgement came in time.";
+    page.counter("tidegate_flow_sharing_resent_total", help, []).sample([], sent_again);
+    let help = "Datagrams at the socket for flow sharing that were not used, by reason.";
+    let mut rejected = page.counter("tidegate_flow_sharing_rejected_total", help, ["reason"]);
+    for (reason, count) in &sharing.rejected {
+        rejected.sample([*reason], *count);
+    }
+    let help = "Messages about flows from other gateways, by what became of them. Each worker counts those that it gets.";
+    let mut learned = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
+    for (result, count) in &sharing.learned {
+        learned.sample([*result], *count);
+    }
+    let help = "Messages about flows that were lost because too many waited, at a worker or for a peer. A walk of the flow tables repeats them.";
+    let mut lost = page.counter("tidegate_flow_sharing_lost_total", help, ["at"]);
+    for (at, count) in sharing.lost {
+        lost.sample([at], count);
+    }
 }
 
 /// The process, with the names that client libraries use.

@@ -26,8 +26,8 @@ pub use exposition::CONTENT_TYPE;
 pub use latency::{Latencies, Latency};
 pub use process::Process;
 pub use sample::{
-    AnnounceSample, CheckSample, DataplaneSample, Generations, Layer2Counts, PublicationSample, RoundSample,
-    Sample,
+    AnnounceSample, CheckSample, DataplaneSample, FlowSharingSample, Generations, Layer2Counts,
+    PublicationSample, RoundSample, Sample,
 };
 pub use serve::{Listener, serve};
 pub use timings::Timings;

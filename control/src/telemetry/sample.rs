@@ -37,6 +37,8 @@ pub struct Sample<'a> {
     pub comparisons: &'a [(&'static str, u64, u64)],
     /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
     pub latencies: &'a Latencies,
+    /// The exchange of flows with other gateways; `None` leaves its families out.
+    pub flow_sharing: Option<&'a FlowSharingSample>,
     /// Log lines about faults of objects that were left out.
     pub log_lines_left_out: u64,
     /// The state of the source.
@@ -60,6 +62,21 @@ pub struct AnnounceSample<'a> {
     pub status: &'a tidegate_announce::status::Status,
     /// The number of withheld VIPs for each reason.
     pub withheld: &'a [(Withheld, usize)],
+}
+
+/// The exchange of flows with other gateways.
+#[derive(Debug, Clone)]
+pub struct FlowSharingSample {
+    /// The peers: address, whether flows are shared with it, messages that wait for it, and seconds since it was heard.
+    pub peers: Vec<(String, bool, usize, Option<f64>)>,
+    /// Datagrams sent, those of them that were sent again, and datagrams used.
+    pub datagrams: (u64, u64, u64),
+    /// Datagrams that were not used, by reason.
+    pub rejected: Vec<(&'static str, u64)>,
+    /// Messages about flows from other gateways, by what became of them.
+    pub learned: Vec<(&'static str, u64)>,
+    /// Messages about flows that were lost because too many waited, by where.
+    pub lost: [(&'static str, u64); 2],
 }
 
 /// What the dataplane counts.

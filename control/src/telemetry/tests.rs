@@ -170,6 +170,7 @@ struct World {
     pools: Vec<PoolUsage>,
     timings: Timings,
     latencies: Latencies,
+    flow_sharing: FlowSharingSample,
     stale_files: Vec<StaleFile>,
     source: SourceState,
 }
@@ -208,6 +209,7 @@ impl World {
             unsaved: &[("addresses", false), ("objects", true)],
             comparisons: &[("reconcile", 5, 0), ("allocation", 5, 1)],
             latencies: &self.latencies,
+            flow_sharing: Some(&self.flow_sharing),
             log_lines_left_out: 11,
             source: &self.source,
             cluster: None,
@@ -406,6 +408,16 @@ fn world() -> World {
         }],
         timings,
         latencies,
+        flow_sharing: FlowSharingSample {
+            peers: vec![
+                ("192.0.2.3:10358".into(), true, 9, Some(0.25)),
+                ("192.0.2.4:10358".into(), false, 0, None),
+            ],
+            datagrams: (40, 5, 30),
+            rejected: vec![("unauthentic", 6)],
+            learned: vec![("conflict", 7)],
+            lost: [("worker", 8), ("peer", 0)],
+        },
         stale_files: [1_700_000_100, 1_700_000_000]
             .map(|at| StaleFile { path: "a.yaml".into(), since: UNIX_EPOCH + Duration::from_secs(at) })
             .to_vec(),
@@ -558,6 +570,16 @@ fn values_of_the_control_plane_are_those_of_the_sample() {
     check("gateway_state", &[("state", "draining")], 1.0);
     check("gateway_state", &[("state", "serving")], 0.0);
     check("gateway_state", &[("state", "drained")], 0.0);
+    check("flow_sharing_peer_up", &[("peer", "192.0.2.3:10358")], 1.0);
+    check("flow_sharing_peer_up", &[("peer", "192.0.2.4:10358")], 0.0);
+    check("flow_sharing_peer_queue", &[("peer", "192.0.2.3:10358")], 9.0);
+    check("flow_sharing_peer_silence_seconds", &[("peer", "192.0.2.3:10358")], 0.25);
+    check("flow_sharing_datagrams_total", &[("direction", "sent")], 40.0);
+    check("flow_sharing_datagrams_total", &[("direction", "received")], 30.0);
+    check("flow_sharing_resent_total", &[], 5.0);
+    check("flow_sharing_rejected_total", &[("reason", "unauthentic")], 6.0);
+    check("flow_sharing_learned_total", &[("result", "conflict")], 7.0);
+    check("flow_sharing_lost_total", &[("at", "worker")], 8.0);
     check("state_unsaved", &[("state", "addresses")], 0.0);
     check("state_unsaved", &[("state", "objects")], 1.0);
     check("source_stale_timestamp_seconds", &[], 1_700_000_000.0);

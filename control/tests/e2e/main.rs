@@ -15,6 +15,7 @@ mod dsr_probe;
 mod failure;
 mod fleet;
 mod floods;
+mod flow_sharing;
 mod forwarding;
 mod fragments;
 mod gateway_drain;

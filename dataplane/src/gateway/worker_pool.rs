@@ -22,7 +22,7 @@ use tidegate_core::frame::MemoryFrame;
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Pipeline, PipelineConfig};
+use tidegate_core::pipeline::{Pipeline, PipelineConfig, SharedFlows};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 use tidegate_core::wire::Addr;
 use tidegate_probe::Probes;
@@ -44,7 +44,9 @@ use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
 use crate::topology::{Idle, WorkerPlace};
 use crate::worker::rings::Rings;
 use crate::worker::watch::{PacketWatch, Watch, WatchFilter};
-use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Shared, Worker, WorkerParts};
+use crate::worker::{
+    Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Shared, Sharing, Worker, WorkerParts,
+};
 
 /// One of the two ways to compile a snapshot.
 type Compile =
@@ -398,6 +400,14 @@ impl<F> WorkerPool<F> {
     #[must_use]
     pub fn restoration(&self) -> Option<&Restoration> {
         self.restoration.as_deref()
+    }
+
+    /// Makes the workers tell of flows, and take those of other gateways, from now on. `port` is the UDP port from which the
+    /// host talks to these. The first call decides which flows are shared.
+    pub fn share_flows(&self, flows: SharedFlows, port: u16) -> Arc<Sharing> {
+        self.exchange.own.talk_to_gateways_from(port);
+        let sharing = || Arc::new(Sharing::new(flows, self.exchange.mailboxes.len()));
+        Arc::clone(self.exchange.sharing.get_or_init(sharing))
     }
 
     /// The oldest generation that a live worker uses.

@@ -11,7 +11,7 @@
 //! packets are only in a class with more traffic.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_core::now::Now;
@@ -43,6 +43,8 @@ pub struct OwnConnections {
     /// Upper half: part of the hash. Lower half: the second at which the connection is forgotten.
     cells: Box<[[AtomicU64; WAYS]]>,
     hasher: RandomState,
+    /// The UDP port from which the host talks to other gateways; 0 if it does not.
+    gateway_port: AtomicU16,
 }
 
 /// A connection by its ends: protocol, remote address and port, local port.
@@ -50,11 +52,20 @@ type Ends = (u8, Addr, u16, u16);
 
 impl Default for OwnConnections {
     fn default() -> Self {
-        Self { cells: (0..SETS).map(|_| Default::default()).collect(), hasher: RandomState::new() }
+        Self {
+            cells: (0..SETS).map(|_| Default::default()).collect(),
+            hasher: RandomState::new(),
+            gateway_port: AtomicU16::new(0),
+        }
     }
 }
 
 impl OwnConnections {
+    /// Sets the UDP port from which the host talks to other gateways. What they send in return is no flood.
+    pub fn talk_to_gateways_from(&self, port: u16) {
+        self.gateway_port.store(port, Ordering::Relaxed);
+    }
+
     /// Records what a frame of the kernel shows. Called by the slow path only.
     pub fn note(&self, now: Now, frame: &[u8]) {
         match tidegate_core::wire::parse(frame) {
@@ -85,7 +96,13 @@ impl OwnConnections {
             }
             // A health check: it sends one INIT, and one ABORT after the answer.
             proto::SCTP => self.keep(now, ends, OPENING),
-            proto::UDP if h.src_port >= EPHEMERAL_MIN || h.dst_port < 1024 => self.keep(now, ends, OPENING),
+            proto::UDP
+                if h.src_port >= EPHEMERAL_MIN
+                    || h.dst_port < 1024
+                    || h.src_port == self.gateway_port.load(Ordering::Relaxed) =>
+            {
+                self.keep(now, ends, OPENING);
+            }
             proto::ICMP | proto::ICMPV6 if is_echo_request(h) => self.keep(now, ends, OPENING),
             _ => {}
         }
@@ -168,6 +185,19 @@ mod tests {
 
     const HOST: &str = "192.0.2.2:40001";
     const BACKEND: &str = "10.0.0.7:80";
+
+    #[test]
+    fn gateways_that_the_host_talks_to_are_no_strangers() {
+        let (own, now) = (OwnConnections::default(), Now(5_000_000_000));
+        let from = Builder::udp("192.0.2.2:10358", "192.0.2.4:10358");
+        let to = || Builder::udp("192.0.2.4:10358", "192.0.2.2:10358");
+        own.note(now, &from.build());
+        assert!(!has(&own, now, to()), "nobody has said that this port is for gateways");
+        own.talk_to_gateways_from(10_358);
+        own.note(now, &from.build());
+        assert!(has(&own, now, to()));
+        assert!(!has(&own, now, Builder::udp("192.0.2.9:10358", "192.0.2.2:10358")));
+    }
 
     #[allow(clippy::needless_pass_by_value, reason = "it is made where it is passed")]
     fn has(own: &OwnConnections, now: Now, builder: Builder) -> bool {

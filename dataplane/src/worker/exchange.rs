@@ -1,6 +1,6 @@
 //! What a worker has in common with other threads: the published state, the queues, and the counters.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tidegate_core::counters::{Tallies, WorkerCounters};
 use tidegate_core::snapshot::Snapshot;
@@ -8,6 +8,7 @@ use tidegate_core::snapshot::Snapshot;
 use super::counters::LoopCounters;
 use super::mailbox::Mailbox;
 use super::news::News;
+use super::sharing::Sharing;
 use crate::punt::class::Punts;
 use crate::punt::own::OwnConnections;
 
@@ -32,6 +33,8 @@ pub struct Exchange<F> {
     pub own: OwnConnections,
     /// Reports for the resolver.
     pub news: News,
+    /// The queues to the thread that talks to other gateways, if flows are shared.
+    pub sharing: OnceLock<Arc<Sharing>>,
 }
 
 impl<F> Exchange<F> {
@@ -43,6 +46,7 @@ impl<F> Exchange<F> {
             punts: Punts::default(),
             own: OwnConnections::default(),
             news: News::default(),
+            sharing: OnceLock::new(),
         }
     }
 

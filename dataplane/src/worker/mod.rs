@@ -23,7 +23,7 @@ use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
 use tidegate_core::limits::BURST;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View};
+use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View, Walks};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::cut::Cut;
 
@@ -43,6 +43,7 @@ pub mod news;
 pub mod pending_neighbor;
 pub mod questions;
 pub mod rings;
+pub mod sharing;
 mod transmit;
 pub mod watch;
 
@@ -50,12 +51,14 @@ pub use counters::LoopCounters;
 pub use exchange::{Exchange, Forwarding, Shared};
 pub use mailbox::Mailbox;
 pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
+pub use sharing::Sharing;
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
 use news::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
 use rings::{HandedOver, Report, Rings};
+use sharing::LEARNT_PER_TURN;
 use transmit::{Sending, TxBatch};
 use watch::Watches;
 
@@ -227,6 +230,9 @@ impl<Q: PortQueue> Worker<Q> {
         while let Some(held) = self.fragments.expire(now) {
             settle(&self.parts, &mut self.punt_rates, now, held);
             worked = true;
+        }
+        if self.parts.exchange.sharing.get().is_some() {
+            worked |= self.share_flows(now);
         }
         self.parts.pipeline.age(now);
         self.turn = self.turn.wrapping_add(1);
@@ -591,6 +597,33 @@ impl<Q: PortQueue> Worker<Q> {
             }
             other => other.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now)),
         };
+    }
+
+    /// Tells other gateways of flows, and takes some of theirs. Returns whether there was anything to do.
+    #[cold]
+    fn share_flows(&mut self, now: Now) -> bool {
+        let parts = &mut self.parts;
+        let Some(sharing) = parts.exchange.sharing.get() else { return false };
+        let (worker, pipeline) = (usize::from(parts.worker), &mut parts.pipeline);
+        let snapshot = &parts.forwarding.get().snapshot;
+        if pipeline.shared_flows() != Some(sharing.flows()) {
+            pipeline.set_shared_flows(Some(sharing.flows()), Walks::default());
+        }
+        let (queues, may_walk) = (sharing.queues(worker), sharing.may_walk(worker));
+        let walks = pipeline.share(snapshot, sharing.walks(), may_walk, now, |news| {
+            if queues.told.push(news).is_err() {
+                queues.lost.add(1);
+            }
+        });
+        let mut taken = 0;
+        while taken < LEARNT_PER_TURN
+            && let Some(news) = queues.learnt.pop()
+        {
+            let learned = pipeline.adopt(snapshot, &news, now);
+            queues.outcomes[learned as usize].add(1);
+            taken += 1;
+        }
+        walks && may_walk || taken > 0
     }
 
     fn report_counts(&mut self, now: Now) {

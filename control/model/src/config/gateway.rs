@@ -4,6 +4,7 @@ use super::admin::AdminConfig;
 use super::announce::AnnounceConfig;
 use super::dataplane::DataplaneConfig;
 use super::drain::DrainConfig;
+use super::flow_sharing::FlowSharingConfig;
 use super::health::HealthConfig;
 use super::protection::ProtectionConfig;
 use super::self_check::SelfCheckConfig;
@@ -43,6 +44,8 @@ pub struct GatewayConfig {
     pub admin: AdminConfig,
     /// `selfCheck`.
     pub self_check: SelfCheckConfig,
+    /// `flowSharing`.
+    pub flow_sharing: FlowSharingConfig,
     /// The place of each key, such as `pools[0].addresses[1]`.
     pub origin: Origin,
 }

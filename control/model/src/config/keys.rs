@@ -379,6 +379,22 @@ pub const KEYS: &[Key] = &[
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
         "Export series for each backend of each service port. Turn this off if there are too many series for your scraper."),
 
+    Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
+        meaning: "Which flows this gateway tells other gateways about, so that they continue there \
+         ([flow-sharing.md](flow-sharing.md)): none; those whose backend another gateway would not choose; or these and all of `nat` and \
+         `fullnat`. All modes except `none` need a key." },
+    key("flowSharing.listen", "address and port", Value("0.0.0.0:10358"), "192.0.2.2:10358", Restart,
+        "The UDP socket for messages to and from other gateways. `[::]` serves both families."),
+    key("flowSharing.peers", "list of addresses and ports", Value("[]"), "[\"192.0.2.3:10358\"]", Restart,
+        "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same one. Messages from \
+         other addresses are dropped."),
+    key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Restart,
+        "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same one."),
+    fixed("flowSharing.key.file", "path, relative to this file", Words("none"),
+        "A file that contains the secret instead, such as a mounted Secret."),
+    key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,
+        "Datagrams with flows that are sent in a second, to all peers together. A datagram has at most 1200 bytes: some 30 flows."),
+
     key("selfCheck.enabled", "boolean", Value("true"), "false", Reload,
         "At intervals, compare the results of incremental computation with a computation from scratch, in the background \
          ([troubleshooting.md](troubleshooting.md#the-log-reports-a-difference-of-an-incremental-result))."),

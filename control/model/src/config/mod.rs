@@ -16,6 +16,7 @@ mod dataplane;
 mod drain;
 mod expand;
 mod files;
+mod flow_sharing;
 mod gateway;
 mod health;
 pub mod keys;
@@ -41,6 +42,7 @@ pub use announce::{
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
+pub use flow_sharing::{FlowSharing, FlowSharingConfig, FlowSharingKey};
 pub use gateway::GatewayConfig;
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
@@ -264,6 +266,7 @@ fn decode(
         drain: drain::decode(&fields),
         admin: admin::decode(&fields),
         self_check: self_check::decode(&fields),
+        flow_sharing: flow_sharing::decode(&fields, files),
         origin: sheet.origin(root),
     };
     fields.finish(Unknown::Refused);

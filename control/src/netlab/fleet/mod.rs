@@ -49,6 +49,8 @@ pub struct FleetPlan {
     pub tidegate: PathBuf,
     /// Entries of each flow table.
     pub flow_entries: u32,
+    /// The hexadecimal digit that fills `flowSharing.key` of each gateway; `None` shares no flows.
+    pub sharing: Option<[char; 2]>,
 }
 
 /// A fleet. Dropping it removes all of it.
@@ -345,7 +347,8 @@ pools: [{{name: routed, addresses: ["203.0.113.0/24"]}}]
 health: {{protocol: tcp, interval: 2s, timeout: 1s, healthyThreshold: 1, unhealthyThreshold: 3}}
 drain: {{quiet: 1s, stopTimeout: 15s}}
 admin: {{socket: "{directory}/gateway-{n}/tidegate.sock", listen: "", healthz: "127.0.0.1:{HEALTHZ_PORT}"}}
-"#,
+{sharing}"#,
+        sharing = plan.sharing.map_or_else(String::new, |keys| sharing_yaml(&keys[n - 1].to_string())),
         core = n - 1,
         entries = plan.flow_entries,
         address = addresses::gateway(n),
@@ -354,13 +357,19 @@ admin: {{socket: "{directory}/gateway-{n}/tidegate.sock", listen: "", healthz: "
     )
 }
 
+fn sharing_yaml(digit: &str) -> String {
+    let peers = [1, 2].map(|n| format!("\"{}:10358\"", addresses::gateway(n))).join(", ");
+    format!("flowSharing: {{mode: nat, peers: [{peers}], key: {{value: \"{}\"}}}}\n", digit.repeat(64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_configuration_of_both_gateways_is_accepted_without_a_word() {
-        let plan = FleetPlan { servers: 4, tidegate: PathBuf::new(), flow_entries: 65_536 };
+        let sharing = Some(['a', 'a']);
+        let plan = FleetPlan { servers: 4, tidegate: PathBuf::new(), flow_entries: 65_536, sharing };
         for n in 1..=2 {
             let text = gateway_yaml(n, Path::new("/run/lab"), &plan);
             let loaded = tidegate_model::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);

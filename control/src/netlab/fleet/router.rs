@@ -5,10 +5,12 @@
 //! addresses and ports, without memory (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also
 //! between gateways that stay. That is the hard case; routers with resilient hashing move fewer.
 //!
+//! The SNAT address of a gateway that is not ready leads to one that is.
+//!
 //! In mode `nat` the servers' default route must lead to the gateway that has their flows. So these VIPs, and the default
 //! route, are at one gateway at a time: at the first one that is ready.
 
-use super::addresses::{HEALTHZ_PORT, SERVICES, gateway};
+use super::addresses::{HEALTHZ_PORT, SERVICES, gateway, snat};
 use crate::netlab::namespace::Namespace;
 use crate::netlab::poll::wait_for;
 use anyhow::Result;
@@ -150,8 +152,11 @@ fn set_routes(router: &Namespace, servers: &[Namespace], ready: &[usize]) -> Res
         })
         .collect();
     router.ip_batch(&lines.join("\n"))?;
+    // The SNAT address of a gateway that is gone is at one that is ready, as it is announced by those that hold its flows.
+    let owner = |n| if ready.contains(&n) { n } else { ready[0] };
+    let lines = [1, 2].map(|n| format!("route replace {}/32 via {}\n", snat(n), gateway(owner(n)))).concat();
     for server in servers {
-        server.ip_batch(&format!("route replace default via {}", gateway(ready[0])))?;
+        server.ip_batch(&format!("{lines}route replace default via {}", gateway(ready[0])))?;
     }
     Ok(())
 }

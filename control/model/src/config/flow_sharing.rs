@@ -1,0 +1,156 @@
+//! `flowSharing`: which flows this gateway tells others about, to whom, and by which secret.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use super::files::Files;
+use super::section::section;
+use crate::bounded_file;
+use crate::yaml::{Field, Fields};
+
+/// Which flows are shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowSharing {
+    /// None.
+    None,
+    /// Flows whose backend another gateway would not choose.
+    InFlux,
+    /// These, and all flows of `nat` and `fullnat`.
+    Nat,
+}
+
+/// The validated `flowSharing` section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowSharingConfig {
+    /// `mode`. Default none.
+    pub mode: FlowSharing,
+    /// `listen`: the address of the socket. Default `0.0.0.0:10358`.
+    pub listen: SocketAddr,
+    /// `peers`: the sockets of the other gateways. One of them may be this gateway itself. Default none.
+    pub peers: Vec<SocketAddr>,
+    /// `key`: 32 bytes that all gateways of the fleet have. Always there if the mode is not none.
+    pub key: Option<FlowSharingKey>,
+    /// `rateMax`: datagrams with flows in a second, to all peers together. Default 20000.
+    pub rate_max: u32,
+}
+
+impl Default for FlowSharingConfig {
+    fn default() -> Self {
+        Self {
+            mode: FlowSharing::None,
+            listen: SocketAddr::from(([0, 0, 0, 0], PORT)),
+            peers: Vec::new(),
+            key: None,
+            rate_max: 20_000,
+        }
+    }
+}
+
+/// The secret of `flowSharing.key`. It is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FlowSharingKey(pub [u8; 32]);
+
+impl std::fmt::Debug for FlowSharingKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FlowSharingKey")
+    }
+}
+
+/// The default port.
+const PORT: u16 = 10_358;
+/// More peers than this are refused.
+const PEERS_MAX: usize = 64;
+const RATE: RangeInclusive<i64> = 100..=1_000_000;
+const KEY_ACCEPTED: &str =
+    "64 hexadecimal digits, as `openssl rand -hex 32` writes them, the same on all gateways";
+/// The largest file of a key that is read. A key has 64 characters.
+const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
+
+pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfig {
+    let mut config = FlowSharingConfig::default();
+    section(parent, "flowSharing", |fields| {
+        let modes =
+            [("none", FlowSharing::None), ("in-flux", FlowSharing::InFlux), ("nat", FlowSharing::Nat)];
+        let mode = fields.get("mode");
+        config.mode = mode.as_ref().and_then(|f| f.one_of(&modes)).unwrap_or(config.mode);
+        config.listen = fields.get("listen").and_then(|f| socket(&f)).unwrap_or(config.listen);
+        for item in fields.items("peers") {
+            let Some(peer) = socket(&item) else { continue };
+            if peer.ip().is_unspecified() || !reaches(config.listen.ip(), peer.ip()) {
+                item.error(
+                    format_args!("{peer} cannot be reached from flowSharing.listen"),
+                    "the address of a gateway, of the family of flowSharing.listen",
+                );
+            } else if config.peers.contains(&peer) {
+                item.error(format_args!("{peer} is listed twice"), "each peer once");
+            } else if config.peers.len() == PEERS_MAX {
+                item.error("too many peers", format!("at most {PEERS_MAX}"));
+                break;
+            } else {
+                config.peers.push(peer);
+            }
+        }
+        let mut is_given = false;
+        config.key = section(fields, "key", |key| {
+            is_given = key.get("value").is_some() || key.get("file").is_some();
+            decode_key(key, files)
+        });
+        if let Some(mode) = mode.filter(|_| config.mode != FlowSharing::None && !is_given) {
+            mode.error("there is no flowSharing.key", "none, or another mode together with a key");
+        }
+        let rate = fields.get("rateMax").and_then(|f| f.integer(RATE));
+        config.rate_max = rate.and_then(|n| u32::try_from(n).ok()).unwrap_or(config.rate_max);
+        Some(())
+    });
+    config
+}
+
+fn socket(field: &Field<'_>) -> Option<SocketAddr> {
+    let read = |t: &str| t.parse().ok().filter(|a: &SocketAddr| a.port() != 0);
+    field.parsed(read, "an address and port such as 192.0.2.4:10358 or [2001:db8::4]:10358")
+}
+
+/// Whether a socket that is bound to `listen` can send to `peer`.
+fn reaches(listen: IpAddr, peer: IpAddr) -> bool {
+    // A socket at [::] sends to IPv4 too.
+    listen.is_ipv4() == peer.is_ipv4() || listen == IpAddr::from([0u16; 8])
+}
+
+fn decode_key(fields: &Fields<'_>, files: &Files<'_>) -> Option<FlowSharingKey> {
+    let (value, file) = (fields.get("value"), fields.get("file"));
+    match (&value, &file) {
+        (Some(value), None) => key(value, value.secret(KEY_ACCEPTED)?),
+        (None, Some(file)) => {
+            let path = files.base.join(file.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+            let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
+                Ok(bytes) => key(file, &String::from_utf8_lossy(&bytes)),
+                Err(error) => {
+                    file.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
+                    None
+                }
+            };
+            files.count(usize::from(key.is_none()));
+            key
+        }
+        (Some(_), Some(file)) => {
+            file.error("value is given too", "one of the two");
+            None
+        }
+        (None, None) => None,
+    }
+}
+
+/// The key of a text. A fault does not repeat the text, which may be most of a key.
+fn key(field: &Field<'_>, text: &str) -> Option<FlowSharingKey> {
+    let text = text.trim();
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+    let bytes = digits.and_then(|digits| {
+        let (pairs, []) = digits.as_chunks::<2>() else { return None };
+        pairs.iter().map(|[high, low]| high << 4 | low).collect::<Vec<u8>>().try_into().ok()
+    });
+    if bytes.is_none() {
+        field.error(format_args!("{} characters are not a key", text.chars().count()), KEY_ACCEPTED);
+    }
+    bytes.map(FlowSharingKey)
+}

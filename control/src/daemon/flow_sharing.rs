@@ -1,0 +1,329 @@
+//! The thread that exchanges messages about flows with other gateways: a UDP socket of the host, the protocol
+//! ([`Hub`]), and the queues of the workers.
+//!
+//! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
+//! thread waits for datagrams at most [`TURN`] at a time, and then serves both sides.
+//!
+//! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as without sharing,
+//! and the status says so.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_core::pipeline::{Learned, SharedFlows};
+use tidegate_dataplane::gateway::Dataplane;
+use tidegate_dataplane::worker::Sharing;
+use tidegate_model::config::{FlowSharing, GatewayConfig};
+use tidegate_sharing::hub::VERSIONS;
+use tidegate_sharing::{
+    Hub, HubConfig, HubCounts, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
+    limits::DATAGRAM_MAX,
+};
+
+use crate::telemetry::FlowSharingSample;
+
+/// The longest wait for a datagram: messages of workers wait at most this long.
+const TURN: Duration = Duration::from_millis(5);
+/// Datagrams that are received in one turn.
+const DATAGRAMS_PER_TURN: usize = 512;
+/// Messages of each worker that are taken in one turn.
+const MESSAGES_PER_TURN: usize = 4_096;
+/// Bytes that may wait at the socket in each direction.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// How often the state is shown and changes of peers are logged.
+const SHOWN_EVERY: Duration = Duration::from_millis(200);
+
+/// What is shown of the exchange.
+#[derive(Debug, Clone)]
+pub(crate) struct Shown {
+    /// `flowSharing.mode`.
+    pub(crate) mode: &'static str,
+    /// The fingerprint of `flowSharing.key`.
+    pub(crate) key: String,
+    /// All peers.
+    pub(crate) peers: Vec<PeerStatus>,
+    /// What the protocol has counted.
+    pub(crate) counts: HubCounts,
+    /// Messages that workers could not hand over.
+    pub(crate) lost_at_workers: u64,
+    /// What became of the messages of other gateways, by [`Learned`].
+    pub(crate) outcomes: [u64; Learned::COUNT],
+    /// Why datagrams cannot be sent or received, if so.
+    pub(crate) trouble: Option<String>,
+}
+
+impl Shown {
+    /// The same for metrics.
+    pub(crate) fn sample(&self) -> FlowSharingSample {
+        let others = self.peers.iter().filter(|peer| peer.state != PeerState::Itself);
+        let peer = |peer: &PeerStatus| {
+            let heard = peer.heard_ago.map(|ago| ago.as_secs_f64());
+            (peer.address.to_string(), peer.state == PeerState::Up, peer.waiting, heard)
+        };
+        let counts = &self.counts;
+        FlowSharingSample {
+            peers: others.map(peer).collect(),
+            datagrams: (counts.sent, counts.sent_again, counts.received),
+            rejected: Rejection::ALL.map(|why| (why.as_str(), counts.rejected[why as usize])).into(),
+            learned: Learned::ALL.map(|result| (result.as_str(), self.outcomes[result as usize])).into(),
+            lost: [("worker", self.lost_at_workers), ("peer", counts.lost)],
+        }
+    }
+
+    /// Why connections may break if another gateway takes over, as text for display; empty if there is no reason.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        let mut troubles: Vec<String> =
+            self.trouble.iter().map(|why| format!("flow sharing: {why}")).collect();
+        let others: Vec<&PeerStatus> =
+            self.peers.iter().filter(|peer| peer.state != PeerState::Itself).collect();
+        if others.is_empty() {
+            troubles.push("flow sharing: no other gateway is configured as a peer".to_owned());
+        }
+        for peer in others {
+            let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
+            let why = match peer.state {
+                PeerState::Itself | PeerState::Up => continue,
+                PeerState::Behind => "more flows have changed than it takes".to_owned(),
+                PeerState::OtherVersion(oldest, newest) => {
+                    let (own_oldest, own_newest) = VERSIONS;
+                    format!(
+                        "it speaks versions {oldest} to {newest} of the protocol, this gateway {own_oldest} to {own_newest}"
+                    )
+                }
+                PeerState::Connecting => match peer.last_rejection {
+                    Some(why) => format!("no session; its last datagram was rejected: {}", why.as_str()),
+                    None => "it does not answer".to_owned(),
+                },
+            };
+            troubles.push(format!("flow sharing: peer {}{name}: {why}", peer.address));
+        }
+        troubles
+    }
+}
+
+/// The running exchange. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct FlowExchange {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    shown: Arc<Mutex<Shown>>,
+}
+
+impl FlowExchange {
+    /// Opens the socket and starts the thread; `None` if the configuration shares no flows.
+    pub(super) fn start(config: &GatewayConfig, dataplane: &Dataplane) -> anyhow::Result<Option<Self>> {
+        let settings = &config.flow_sharing;
+        let (mode, flows) = match settings.mode {
+            FlowSharing::None => return Ok(None),
+            FlowSharing::InFlux => ("in-flux", SharedFlows::InFlux),
+            FlowSharing::Nat => ("nat", SharedFlows::Nat),
+        };
+        let key = settings.key.as_ref().context("flowSharing.key: there is none")?;
+        let key = SharedKey::new(key.0);
+        let listen = settings.listen;
+        let socket =
+            open(listen).with_context(|| format!("flowSharing.listen: cannot listen on {listen}"))?;
+        let hub_config = HubConfig {
+            name: config.name.clone(),
+            key: key.clone(),
+            rate_max: settings.rate_max,
+            versions: VERSIONS,
+        };
+        let mut hub = Hub::new(hub_config, Box::new(SystemEntropy::new()));
+        hub.set_peers(&settings.peers);
+        let sharing = dataplane.share_flows(flows, listen.port());
+        let shown = Arc::new(Mutex::new(Shown {
+            mode,
+            key: key.fingerprint(),
+            peers: hub.status(Duration::ZERO),
+            counts: HubCounts::default(),
+            lost_at_workers: 0,
+            outcomes: [0; Learned::COUNT],
+            trouble: None,
+        }));
+        let stop = Arc::new(AtomicBool::new(false));
+        let exchange = Exchange {
+            socket,
+            is_v6: listen.is_ipv6(),
+            hub,
+            sharing,
+            shown: Arc::clone(&shown),
+            started: Instant::now(),
+            lost: 0,
+            trouble: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("tg-sharing".to_owned())
+            .spawn({
+                let stop = Arc::clone(&stop);
+                move || exchange.run(&stop)
+            })
+            .context("cannot start the thread that shares flows")?;
+        tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways");
+        Ok(Some(Self { stop, thread: Some(thread), shown }))
+    }
+
+    /// What is shown of it.
+    pub(super) fn shown(&self) -> Arc<Mutex<Shown>> {
+        Arc::clone(&self.shown)
+    }
+}
+
+impl Drop for FlowExchange {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It ends within a turn. A panic there has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn open(listen: SocketAddr) -> std::io::Result<UdpSocket> {
+    let domain = socket2::Domain::for_address(listen);
+    let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, Some(socket2::Protocol::UDP))?;
+    if listen.is_ipv6() {
+        socket.set_only_v6(!listen.ip().is_unspecified())?;
+    }
+    // The kernel may allow less.
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+    socket.bind(&listen.into())?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// The state of the thread.
+struct Exchange {
+    socket: UdpSocket,
+    is_v6: bool,
+    hub: Hub,
+    sharing: Arc<Sharing>,
+    shown: Arc<Mutex<Shown>>,
+    started: Instant,
+    /// Messages that workers had lost in the last turn.
+    lost: u64,
+    trouble: Option<String>,
+}
+
+impl Exchange {
+    fn run(mut self, stop: &AtomicBool) {
+        let mut wait = Duration::ZERO;
+        let mut shown = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            let is_more = self.turn(wait);
+            wait = if is_more { Duration::ZERO } else { TURN };
+            if shown.elapsed() >= SHOWN_EVERY {
+                shown = Instant::now();
+                self.show();
+            }
+        }
+    }
+
+    /// Serves the socket and the workers once. Returns whether there is more to do at once.
+    fn turn(&mut self, wait: Duration) -> bool {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+        // A signal or an error of the wait only makes the turn shorter.
+        let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
+        let mut trouble = None;
+        let is_full = self.receive(&mut trouble);
+        let now = self.started.elapsed();
+        let hub = &mut self.hub;
+        let is_more = self.sharing.take_told(MESSAGES_PER_TURN, |news| hub.tell(&news, now));
+        let lost = self.sharing.lost();
+        if lost != std::mem::replace(&mut self.lost, lost) {
+            hub.was_told_too_little();
+        }
+        let sharing = &self.sharing;
+        hub.pass_on(|news| sharing.learn(news));
+        let (socket, is_v6) = (&self.socket, self.is_v6);
+        hub.poll(now, |to, datagram| send(socket, is_v6, to, datagram, &mut trouble));
+        self.sharing.set_walks(hub.walks(), hub.has_room());
+        if trouble.is_some() {
+            self.trouble = trouble;
+        }
+        is_full || is_more
+    }
+
+    /// Receives the datagrams that wait, up to a limit. Returns whether there may be more.
+    fn receive(&mut self, trouble: &mut Option<String>) -> bool {
+        let mut buffer = [0; DATAGRAM_MAX + 1];
+        for _ in 0..DATAGRAMS_PER_TURN {
+            match self.socket.recv_from(&mut buffer) {
+                Ok((length, from)) => {
+                    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+                    let now = self.started.elapsed();
+                    let (socket, is_v6) = (&self.socket, self.is_v6);
+                    self.hub.receive(from, &mut buffer[..length], now, |to, datagram| {
+                        send(socket, is_v6, to, datagram, trouble);
+                    });
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                // An ICMP error about an earlier datagram: the peer's program does not run.
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) => {
+                    *trouble = Some(format!("cannot receive: {error}"));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Shows the state, and logs peers that have changed.
+    fn show(&mut self) {
+        let peers = self.hub.status(self.started.elapsed());
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for peer in &peers {
+            let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
+            if before == Some(peer.state) {
+                continue;
+            }
+            let (address, name) = (peer.address, peer.name.as_deref().unwrap_or("unknown"));
+            match peer.state {
+                PeerState::Up | PeerState::Itself => {
+                    tracing::info!(peer = %address, name, state = peer.state.as_str(), "peer changed its state");
+                }
+                _ => tracing::warn!(
+                    peer = %address,
+                    name,
+                    state = peer.state.as_str(),
+                    rejected = peer.last_rejection.map_or("nothing", Rejection::as_str),
+                    "peer changed its state: connections may break if it takes over"
+                ),
+            }
+        }
+        let trouble = self.trouble.take();
+        if let Some(trouble) = trouble.as_ref().filter(|_| shown.trouble.is_none()) {
+            tracing::warn!(error = trouble, "cannot exchange flows with other gateways");
+        }
+        *shown = Shown {
+            peers,
+            counts: *self.hub.counts(),
+            lost_at_workers: self.lost,
+            outcomes: self.sharing.outcomes(),
+            trouble,
+            mode: shown.mode,
+            key: std::mem::take(&mut shown.key),
+        };
+    }
+}
+
+fn send(socket: &UdpSocket, is_v6: bool, to: SocketAddr, datagram: &[u8], trouble: &mut Option<String>) {
+    let to = match to.ip() {
+        IpAddr::V4(ip) if is_v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
+        _ => to,
+    };
+    match socket.send_to(datagram, to) {
+        // A datagram that the full socket does not take is sent again, like one that is lost.
+        Ok(_) => {}
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
+        Err(error) => *trouble = Some(format!("cannot send to {to}: {error}")),
+    }
+}
