@@ -45,6 +45,7 @@ mod schedule;
 mod segment_size;
 mod service_flows;
 mod sharing;
+mod sharing_state;
 mod sources;
 mod state;
 #[cfg(test)]
@@ -60,7 +61,8 @@ pub use output::{
     Unresolved,
 };
 pub use restore::{KnownIds, RestoreCounts};
-pub use sharing::{Learned, SharedFlows, Walks};
+pub use sharing::Learned;
+pub use sharing_state::{SharedFlows, Walks};
 pub use state::{Pipeline, PipelineConfig};
 pub use view::{Arrival, View};
 

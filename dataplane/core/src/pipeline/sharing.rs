@@ -10,6 +10,7 @@
 
 use super::on_change;
 use super::owners::Dealt;
+use super::sharing_state::{SharedFlows, Sharing, Walks};
 use super::state::Pipeline;
 use crate::conntrack::{Adoption, FlowKey, SharedChange, SharedFlow, SharedReply};
 use crate::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
@@ -19,24 +20,6 @@ use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{Protocol, Snapshot};
 use crate::wire::rewrite::Endpoint;
-
-/// Which flows are shared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SharedFlows {
-    /// Flows in flux.
-    InFlux,
-    /// Flows in flux, and all NAT flows.
-    Nat,
-}
-
-/// A walk through the tables that others have asked for, by counts that only grow: a walk begins when one has grown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Walks {
-    /// Walks for gateways that missed something: flows that came from others and were not used here are left out.
-    pub refreshing: u64,
-    /// Walks for a gateway that has lost its tables: all flows.
-    pub complete: u64,
-}
 
 /// What became of a message of another gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,32 +78,11 @@ impl Learned {
     }
 }
 
-/// What a worker has told, and the walk in progress.
-#[derive(Debug, Default)]
-pub(super) struct Sharing {
-    flows: Option<SharedFlows>,
-    walk: Option<Walk>,
-    /// The walks that were done or are in progress.
-    done: Walks,
-    /// The snapshot of the last walk for flows in flux.
-    generation: u64,
-}
-
-/// A walk through the tables.
-#[derive(Debug, Clone, Copy)]
-struct Walk {
-    cursor: u64,
-    /// Only DSR tables: the backends have changed.
-    only_dsr: bool,
-    /// Flows that came from others, too.
-    is_complete: bool,
-}
-
 impl Pipeline {
     /// Sets which flows are shared. Walks that were asked for before do not count.
     pub fn set_shared_flows(&mut self, flows: Option<SharedFlows>, walks: Walks) {
         self.flows.note_changes(flows.is_some());
-        self.sharing = Sharing { flows, walk: None, done: walks, generation: 0 };
+        self.sharing = Sharing::new(flows, walks);
     }
 
     /// Which flows are shared.
@@ -260,22 +222,6 @@ impl Pipeline {
             self.owner_of_reply(snapshot, backend, (&local.addr, local.port), proto, Dealt::Otherwise)
         });
         of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
-    }
-}
-
-impl Sharing {
-    /// The walk that is due.
-    fn next_walk(&mut self, snapshot: &Snapshot, walks: Walks) -> Option<Walk> {
-        let is_complete = walks.complete != self.done.complete;
-        if is_complete || walks.refreshing != self.done.refreshing {
-            (self.done, self.generation) = (walks, snapshot.generation());
-            return Some(Walk { cursor: 0, only_dsr: false, is_complete });
-        }
-        if self.generation != snapshot.generation() {
-            self.generation = snapshot.generation();
-            return Some(Walk { cursor: 0, only_dsr: true, is_complete: false });
-        }
-        None
     }
 }
 

@@ -7,7 +7,7 @@ use super::cookie_state::Cookies;
 use super::output::BurstOutput;
 use super::passive::Passive;
 use super::schedule::Schedule;
-use super::sharing::Sharing;
+use super::sharing_state::Sharing;
 use crate::affinities::Affinities;
 use crate::associations::{Associations, EndedPaths};
 use crate::conntrack::{FlowTables, HeapMemory, TableMemory};
