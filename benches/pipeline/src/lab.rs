@@ -93,13 +93,16 @@ impl Lab {
             seed: 0x71de_9a7e,
             steering: steering.clone(),
         };
+        let mut out = BurstOutput::default();
+        // A worker that nobody watches.
+        out.set_takes_notes(false);
         let mut lab = Self {
             tallies: Tallies::with_capacity(snapshot.service_indices(), snapshot.backend_indices()),
             counters: WorkerCounters::default(),
             pipeline: Pipeline::new(&config(0)),
             holder: scenario.copied.then(|| Pipeline::new(&config(1))),
             copied_at: Now(0),
-            out: BurstOutput::default(),
+            out,
             now: Now(1_000_000_000),
             wire: Wire::new(scenario.v6),
             random: Random::new(42),

@@ -238,6 +238,12 @@ pub const SNAT_PORT_MIN: u16 = 1024;
 /// header and a tag, or an ICMPv6 error with its own headers. DPDK's default headroom is 128.
 pub const HEADROOM_MIN: usize = 112;
 
+/// The fast path is worth its price if it takes one in this many frames of a burst.
+pub const FAST_PATH_SHARE: usize = 4;
+
+/// The number of bursts after one for which it was not that do not try it.
+pub const FAST_PATH_RESTS: u8 = 31;
+
 /// Buckets of flows that are examined for ageing with each burst: at 30,000 bursts a second, a whole table for a
 /// million flows in 3 seconds. Eight buckets would cost 4 % more time per packet.
 pub const AGEING_BUCKETS_PER_BURST: usize = 4;

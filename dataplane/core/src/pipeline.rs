@@ -1,4 +1,5 @@
-//! The stages of a packet, in order: [`Pipeline::process`] runs a burst through them.
+//! The stages of a packet, in order: [`Pipeline::process`] runs a burst through them. Before them, plain packets of
+//! established flows take the [`fast_path`]; the stages process all other frames of the burst.
 //!
 //! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
 //! 2. `sort_out` the packets for a service and those that may return from a backend; all others end here ([`local`],
@@ -27,6 +28,7 @@ mod cookie_state;
 mod cookies;
 mod copies;
 mod deliver;
+mod fast_path;
 mod fragments;
 mod icmp_errors;
 mod local;
@@ -71,6 +73,7 @@ use arrayvec::ArrayVec;
 use crate::frame::Frame;
 use crate::limits::BURST;
 use crate::now::Now;
+use crate::snapshot::Interface;
 use crate::verdict::Verdict;
 use crate::wire::{Fragment, Headers, Parsed, ipv6, usual};
 use burst::{Begun, Burst, Packet};
@@ -117,10 +120,35 @@ impl Pipeline {
     ) {
         assert!(frames.len() <= BURST, "a burst has at most {BURST} frames");
         out.begin(frames.len());
-        let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
-        let (first_fragments, later_fragments) = (ArrayVec::new(), ArrayVec::new());
         // A snapshot without the interface is older than the interface, so the kernel gets all frames.
         let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
+        let mut rest = u32::MAX.checked_shr((BURST - frames.len()) as u32).unwrap_or(0);
+        if matches!(arrival, Arrival::Wire(_)) && interface.vlan.is_none() && self.tries_fast_path() {
+            out.fast = self.fast_path(view, now, interface, frames, out);
+            self.note_fast_path(out.fast, frames.len());
+            rest &= !out.fast;
+            if rest == 0 {
+                return;
+            }
+        }
+        self.stages(view, now, arrival, interface, frames, rest, out);
+    }
+
+    /// Processes the frames of a burst that the fast path has left: bit n of `rest` stands for frame n.
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "those of `process`, and which frames")]
+    fn stages<F: Frame>(
+        &mut self,
+        view: View<'_>,
+        now: Now,
+        arrival: Arrival,
+        interface: &Interface,
+        frames: &mut [F],
+        rest: u32,
+        out: &mut BurstOutput,
+    ) {
+        let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
+        let (first_fragments, later_fragments) = (ArrayVec::new(), ArrayVec::new());
         let mut burst = Burst {
             view,
             now,
@@ -137,7 +165,7 @@ impl Pipeline {
             opened: self.opened.is_none(),
             out,
         };
-        self.check(&mut burst);
+        self.check(&mut burst, rest);
         // Created here and filled in place: moving an array of a whole burst would be expensive.
         let (mut requests, mut replies) = (Requests::new(), Replies::new());
         self.sort_out(&mut burst, &mut requests, &mut replies);
@@ -165,13 +193,16 @@ impl Pipeline {
 
     /// Checks the headers of every frame and prefetches the service of each packet.
     #[inline(never)]
-    fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+    fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, rest: u32) {
         for frame in burst.frames.iter().take(AHEAD) {
             frame.prefetch();
         }
         for at in 0..burst.frames.len() {
             if let Some(next) = burst.frames.get(at + AHEAD) {
                 next.prefetch();
+            }
+            if rest >> at & 1 == 0 {
+                continue;
             }
             match usual::parse(burst.frames[at].bytes()) {
                 Some(headers) => burst.admit(at, headers),

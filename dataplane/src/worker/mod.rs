@@ -282,6 +282,7 @@ impl<Q: PortQueue> Worker<Q> {
             tallies: &forwarding.tallies[usize::from(parts.worker)],
         };
         let watched = !self.watches.is_empty();
+        self.out.set_takes_notes(watched);
         if watched {
             self.watches.begin(now, parts.worker, arrival.interface(), &self.received);
         }

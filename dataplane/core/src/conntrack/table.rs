@@ -557,6 +557,64 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         })
     }
 
+    /// Searches one bucket of a key for the entry of a flow that this direction shows as established and that is in use,
+    /// records the time of a plain packet in it, and returns the entry's words. `tcp` is whether the packet is one of TCP.
+    /// Returns `None` and changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more
+    /// steps.
+    #[inline(always)]
+    pub(super) fn steady(
+        &mut self,
+        bucket: u32,
+        key: &PackedKey<A>,
+        tcp: bool,
+        now: Now,
+    ) -> Option<&[u32; W]> {
+        let start = self.start(bucket);
+        let words: &mut [u32; B] =
+            self.words[start..].first_chunk_mut().expect("buckets lie within the table");
+        let state = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
+        // One comparison covers the owner, the tag and the state. An empty slot has the state 0.
+        let wanted = two(key.owner, key.tag | state << STATE_SHIFT);
+        let mask = two(u32::MAX, KEY_MASK | STEADY_MASK << STATE_SHIFT);
+        let mut hits = 0_u32;
+        for n in 0..K {
+            let entry = &words[n * W..(n + 1) * W];
+            let mut differs = (two(entry[OWNER], entry[TAG]) ^ wanted) & mask;
+            for a in 0..A {
+                differs |= u64::from(entry[ADDR + a] ^ key.addr[a]);
+            }
+            hits |= u32::from(differs == 0) << n;
+        }
+        if hits == 0 {
+            return None;
+        }
+        let entry: &mut [u32; W] = words[hits.trailing_zeros() as usize * W..]
+            .first_chunk_mut()
+            .expect("entries lie within their bucket");
+        let now = now.millis();
+        if now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS {
+            return None;
+        }
+        entry[SEEN] = now;
+        Some(entry)
+    }
+
+    /// The key of the other entry of the pair, in the words of an entry.
+    #[inline(always)]
+    pub(super) fn peer_in(entry: &[u32; W]) -> PackedKey<A> {
+        PackedKey {
+            owner: entry[Self::PEER_OWNER],
+            tag: entry[Self::PEER_TAG],
+            addr: std::array::from_fn(|n| entry[Self::PEER_ADDR + n]),
+        }
+    }
+
+    /// The backend in the words of an entry.
+    #[inline(always)]
+    pub(super) fn value_in(entry: &[u32; W]) -> u32 {
+        entry[VALUE]
+    }
+
     /// Whether a plain packet of this kind leaves the state of the entry as it is.
     pub(super) fn is_steady(&self, place: Place, packet: Packet) -> bool {
         self.entry(place)[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT

@@ -17,6 +17,7 @@ pub mod snat_ports;
 pub mod spliced;
 pub mod toa;
 pub mod tunnel;
+pub mod usual;
 
 use crate::frame::Frame;
 use crate::wire::ethernet::{self, EthernetHeader, ether_type};

@@ -107,6 +107,10 @@ pub struct BurstOutput {
     pub flow_copies: ArrayVec<FlowCopy, BURST>,
     /// Reports for the workers that hold the flows. One that is lost is repeated.
     pub flow_uses: ArrayVec<(WorkerIndex, FlowUse), BURST>,
+    /// The frames that took the fast path: bit n stands for frame n.
+    pub fast: u32,
+    /// Whether nobody reads the notes.
+    without_notes: bool,
 }
 
 /// A frame that must be sent in pieces.
@@ -153,6 +157,19 @@ pub struct Unresolved {
 }
 
 impl BurstOutput {
+    /// Whether somebody reads the notes of the next bursts. At first somebody does. Otherwise they may be incomplete.
+    #[inline]
+    pub fn set_takes_notes(&mut self, wanted: bool) {
+        self.without_notes = !wanted;
+    }
+
+    /// Whether the notes are complete.
+    #[inline]
+    #[must_use]
+    pub fn takes_notes(&self) -> bool {
+        !self.without_notes
+    }
+
     pub(super) fn begin(&mut self, frames: usize) {
         // The arrays are copied at once; an iterator would push the elements one by one.
         static VERDICTS: [Verdict; BURST] = [Verdict::Punt(PuntReason::NotIp); BURST];
@@ -166,6 +183,7 @@ impl BurstOutput {
         self.oversized.clear();
         self.flow_copies.clear();
         self.flow_uses.clear();
+        self.fast = 0;
         let fits = "both are as long as a burst";
         self.verdicts.try_extend_from_slice(&VERDICTS[..frames]).expect(fits);
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::admission::Recheck;
 use super::cookie_state::Cookies;
+use super::fast_path::Items;
 use super::output::BurstOutput;
 use super::passive::Passive;
 use super::schedule::Schedule;
@@ -18,7 +19,8 @@ use crate::forward::tunnel::Identifications;
 use crate::fragments::Fragments;
 use crate::ids::WorkerIndex;
 use crate::limits::{
-    AGEING_BUCKETS_PER_BURST, AGEING_BUCKETS_PER_SECOND, AGEING_GAP_MAX, COPIES_TABLE_SHARE,
+    AGEING_BUCKETS_PER_BURST, AGEING_BUCKETS_PER_SECOND, AGEING_GAP_MAX, COPIES_TABLE_SHARE, FAST_PATH_RESTS,
+    FAST_PATH_SHARE,
 };
 use crate::now::Now;
 use crate::reply_limit::{Bucket, ReplyLimit};
@@ -71,6 +73,13 @@ pub struct Pipeline {
     /// The next echo identifier of masqueraded flows.
     pub(super) echo_turn: u16,
     pub(super) sharing: Sharing,
+    pub(super) items: Items,
+    /// Whether plain packets of established flows take the fast path. Always, except in tests that compare.
+    fast_path_is_on: bool,
+    /// Whether it rests when it took few packets. Always, except in tests.
+    fast_path_may_rest: bool,
+    /// The number of bursts that do not try the fast path, because it took few packets of the last one that did.
+    fast_path_rests: u8,
     recheck: Recheck,
 }
 
@@ -106,6 +115,10 @@ impl Pipeline {
             opened: Some(Box::default()),
             echo_turn: 0,
             sharing: Sharing::default(),
+            items: Items::default(),
+            fast_path_is_on: true,
+            fast_path_may_rest: true,
+            fast_path_rests: 0,
             recheck: Recheck::default(),
         }
     }
@@ -128,6 +141,29 @@ impl Pipeline {
     #[must_use]
     pub fn associations(&self) -> &Arc<Associations> {
         &self.associations
+    }
+
+    /// Whether the next burst tries the fast path.
+    #[inline]
+    pub(super) fn tries_fast_path(&mut self) -> bool {
+        let rests = self.fast_path_rests > 0;
+        self.fast_path_rests = self.fast_path_rests.saturating_sub(1);
+        !rests & self.fast_path_is_on
+    }
+
+    /// Learns how many frames of a burst took the fast path. If most did not, as in a flood of new flows, the next bursts
+    /// do not try it: a packet that tries in vain costs an eighth more.
+    #[inline]
+    pub(super) fn note_fast_path(&mut self, taken: u32, frames: usize) {
+        if taken.count_ones() as usize * FAST_PATH_SHARE < frames && self.fast_path_may_rest {
+            self.fast_path_rests = FAST_PATH_RESTS;
+        }
+    }
+
+    /// Tries the fast path with every burst, or with none, for tests that compare.
+    #[cfg(test)]
+    pub(crate) fn set_fast_path(&mut self, is_on: bool) {
+        (self.fast_path_is_on, self.fast_path_may_rest) = (is_on, false);
     }
 
     /// Removes some of the expired flows. Call it with every burst, and when there is none.

@@ -13,6 +13,7 @@ mod copies;
 mod dsr;
 mod dsr_dscp;
 mod endings;
+mod fast_path;
 mod faults;
 mod fragments;
 mod hairpin;

@@ -10,7 +10,7 @@ use std::hint::select_unpredictable;
 
 use super::addr::Addr;
 use super::headers::{Family, Fragment, Headers, L4Checksum, proto};
-use super::ipv4;
+use super::{ipv4, tcp};
 
 /// The length of the Ethernet and IPv4 headers and the TCP header up to its flags.
 const LEN: usize = 48;
@@ -70,4 +70,134 @@ pub fn parse(frame: &[u8]) -> Option<Headers> {
         dont_fragment: ipv4::dont_fragment(ip),
         l4_checksum: select_unpredictable(is_tcp, L4Checksum::Tcp, udp),
     })
+}
+
+/// The data of a usual packet that [`check`] accepts, as the fast path of the pipeline needs it: addresses and ports are
+/// bytes of the packet, read as little-endian numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usual {
+    /// Source address.
+    pub src: u32,
+    /// Destination address.
+    pub dst: u32,
+    /// Source port, then destination port.
+    pub ports: u32,
+    /// Bytes of the IP packet.
+    pub ip_len: u16,
+    /// [`proto::TCP`] or [`proto::UDP`].
+    pub proto: u8,
+    /// Whether the packet may begin or end a connection: a TCP segment with SYN, FIN or RST.
+    pub controls: bool,
+}
+
+impl Usual {
+    /// Source port, in host order.
+    #[inline(always)]
+    #[must_use]
+    pub fn src_port(&self) -> u16 {
+        (self.ports as u16).swap_bytes()
+    }
+
+    /// Destination port, in host order.
+    #[inline(always)]
+    #[must_use]
+    pub fn dst_port(&self) -> u16 {
+        ((self.ports >> 16) as u16).swap_bytes()
+    }
+
+    /// The headers of the packet, from the frame in which it was checked. TCP flags and DF are left out: they are 0 and
+    /// set.
+    ///
+    /// # Panics
+    /// If the frame is another one and is shorter.
+    #[inline(always)]
+    #[must_use]
+    pub fn headers(&self, frame: &[u8]) -> Headers {
+        let b: &[u8; LEN] = frame.first_chunk().expect("the frame was checked");
+        let udp = if u16_at(b, L4 + 6) == 0 { L4Checksum::UdpZero } else { L4Checksum::Udp };
+        Headers {
+            src: Addr::v4(self.src.to_le_bytes()),
+            dst: Addr::v4(self.dst.to_le_bytes()),
+            fragment: Fragment::None,
+            l4: L4 as u16,
+            ip_end: L3 as u16 + self.ip_len,
+            src_port: self.src_port(),
+            dst_port: self.dst_port(),
+            vlan: None,
+            l3: L3 as u8,
+            family: Family::V4,
+            proto: self.proto,
+            tcp_flags: 0,
+            icmp_type: 0,
+            icmp_code: 0,
+            ttl: b[L3 + 8],
+            tos: b[L3 + 1],
+            dont_fragment: true,
+            l4_checksum: select_unpredictable(self.proto == proto::TCP, L4Checksum::Tcp, udp),
+        }
+    }
+}
+
+/// A usual packet in a frame to the station whose link address is this number ([`station_bits`]), with a hop limit above
+/// 1. `None` does not mean that the frame is invalid.
+///
+/// It accepts a part of the frames that [`parse`] accepts, for the same reasons (a property in `tests/checks.rs`), and
+/// keeps only what the fast path needs.
+#[inline(always)]
+#[must_use]
+pub fn check(frame: &[u8], station: u64) -> Option<Usual> {
+    let b: &[u8; LEN] = frame.first_chunk()?;
+    // The ethertype of IPv4, then version 4 and a header of five words; neither MF nor an offset.
+    let kind = (u32_at(b, 12) ^ 0x0045_0008) << 8;
+    let pieces = u32::from(u16_at(b, L3 + 6) & 0xff3f);
+    let other = (u64_at(b, 0) ^ station) << 16;
+    if u64::from(kind | pieces) | other != 0 {
+        return None;
+    }
+    let (ttl, proto) = (b[L3 + 8], b[L3 + 9]);
+    let is_tcp = proto == proto::TCP;
+    // As in `parse`.
+    let tcp_len = u32::from(b[L4 + 12] >> 4) * 4;
+    let len = select_unpredictable(is_tcp, tcp_len, u32::from(u16_at(b, L4 + 4).swap_bytes()));
+    let len_min = select_unpredictable(is_tcp, 20, 8);
+    let ip_len = u16_at(b, L3 + 2).swap_bytes();
+    let (src, dst) = (u32_at(b, L3 + 12), u32_at(b, L3 + 16));
+    let sum = u64::from(u32_at(b, L3)) + u64::from(u32_at(b, L3 + 4)) + u64::from(u32_at(b, L3 + 8));
+    let sum = sum + u64::from(src) + u64::from(dst);
+    if !(is_tcp | (proto == proto::UDP))
+        || ttl <= 1
+        || len < len_min
+        || ipv4::HEADER_LEN as u32 + len > u32::from(ip_len)
+        || L3 + usize::from(ip_len) > frame.len()
+        || frame.len() > usize::from(u16::MAX)
+        || !sum.is_multiple_of(0xffff)
+    {
+        return None;
+    }
+    let flags = select_unpredictable(is_tcp, b[L4 + 13], 0);
+    let controls = flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0;
+    Some(Usual { src, dst, ports: u32_at(b, L4), ip_len, proto, controls })
+}
+
+/// A link address as [`check`] compares it: its bytes as a little-endian number.
+#[inline(always)]
+#[must_use]
+pub fn station_bits(mac: &super::MacAddr) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from(u32::from_le_bytes([a, b, c, d])) | u64::from(u16::from_le_bytes([e, f])) << 32
+}
+
+#[inline(always)]
+fn u16_at(b: &[u8; LEN], at: usize) -> u16 {
+    u16::from_le_bytes(*b[at..].first_chunk().expect("a constant offset within the headers"))
+}
+
+#[inline(always)]
+fn u32_at(b: &[u8; LEN], at: usize) -> u32 {
+    u32::from_le_bytes(*b[at..].first_chunk().expect("a constant offset within the headers"))
+}
+
+#[inline(always)]
+fn u64_at(b: &[u8; LEN], at: usize) -> u64 {
+    u64::from_le_bytes(*b[at..].first_chunk().expect("a constant offset within the headers"))
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::testing::Builder;
 use crate::testing::builder::{CLIENT_MAC, GATEWAY_MAC, fragments};
+use crate::wire::usual::Usual;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -449,6 +450,17 @@ proptest! {
             frame[24..26].copy_from_slice(&sum.to_be_bytes());
         }
         frame.truncate(frame.len().saturating_sub(cut.saturating_sub(20)));
+        let fast = usual::parse(&frame).filter(|h| h.ttl > 1).map(|h| Usual {
+            src: u32::from_le_bytes(h.src.v4_bytes()),
+            dst: u32::from_le_bytes(h.dst.v4_bytes()),
+            ports: u32::from(h.src_port.swap_bytes()) | u32::from(h.dst_port.swap_bytes()) << 16,
+            ip_len: h.ip_len(),
+            proto: h.proto,
+            controls: h.tcp_flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0,
+        });
+        let station = frame.first_chunk().map_or(0, |mac| usual::station_bits(&MacAddr(*mac)));
+        prop_assert_eq!(usual::check(&frame, station), fast);
+        prop_assert_eq!(usual::check(&frame, station ^ 1 << 47), None);
         let whole = parse(&frame);
         if let Some(h) = usual::parse(&frame) {
             prop_assert_eq!(whole, Ok(Parsed::Ip(h)));

@@ -1,0 +1,234 @@
+//! The fast path: plain packets of established IPv4 flows, which are nearly all packets, in four passes over the burst
+//! before the stages. It leaves every other frame of the burst as it is, and the stages process these.
+//!
+//! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
+//! untagged interface, a service that does nothing but forward, an entry of an established flow in use, a backend that takes
+//! packets, a next hop that is known, and room on its path. Such a packet changes nothing but the time of its flow.
+//!
+//! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
+//! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
+//!
+//! Invariant: verdict, bytes, counters and flow are those that the stages would produce for the same packet
+//! (`tests/fast_path.rs` compares them).
+
+mod item;
+mod send;
+
+pub(super) use item::Items;
+
+use super::output::BurstOutput;
+use super::state::Pipeline;
+use super::view::View;
+use crate::conntrack::{FlowTables, SteadyHit, SteadyKey};
+use crate::frame::Frame;
+use crate::limits::BURST;
+use crate::now::Now;
+use crate::service::Entries;
+use crate::snapshot::{Interface, Snapshot};
+use crate::wire::proto;
+use crate::wire::usual::{self, Usual, station_bits};
+use item::{Item, Way, addr};
+
+/// How many frames ahead of the header check the first line is prefetched.
+const AHEAD: usize = 4;
+
+/// The flows of which an earlier packet of the burst is left to the stages, as a filter of 64 bits.
+#[derive(Default)]
+struct Left(u64);
+
+impl Left {
+    #[inline(always)]
+    fn bit(packet: &Usual) -> u64 {
+        1 << ((packet.src ^ packet.ports.rotate_left(7)).wrapping_mul(0x9e37_79b1) >> 26)
+    }
+
+    #[inline(always)]
+    fn add(&mut self, packet: &Usual) {
+        self.0 |= Self::bit(packet);
+    }
+
+    #[inline(always)]
+    fn may_have(&self, packet: &Usual) -> bool {
+        self.0 != 0 && self.0 & Self::bit(packet) != 0
+    }
+}
+
+impl Pipeline {
+    /// Processes the frames that it can, and returns them: bit n stands for frame n.
+    #[inline(always)]
+    pub(super) fn fast_path<F: Frame>(
+        &mut self,
+        view: View<'_>,
+        now: Now,
+        interface: &Interface,
+        frames: &mut [F],
+        out: &mut BurstOutput,
+    ) -> u32 {
+        let Self { items: Items(items), flows, .. } = self;
+        let count = check(interface, frames, items);
+        let items = &mut items[..count];
+        seek(view.snapshot, flows, items);
+        find(view.snapshot, flows, now, items);
+        send::send(&view, frames, items, out)
+    }
+}
+
+/// Pass 1: checks the headers, and prefetches the service of each packet. Returns the number of packets.
+#[inline(never)]
+fn check<F: Frame>(interface: &Interface, frames: &[F], items: &mut [Item; BURST]) -> usize {
+    let station = station_bits(&interface.mac);
+    let (mut left, mut count) = (Left::default(), 0);
+    for frame in frames.iter().take(AHEAD) {
+        frame.prefetch();
+    }
+    for (at, frame) in frames.iter().enumerate() {
+        if let Some(next) = frames.get(at + AHEAD) {
+            next.prefetch();
+        }
+        // Nothing is known of the flow of any other frame.
+        let Some(packet) = usual::check(frame.bytes(), station) else { break };
+        if packet.controls {
+            left.add(&packet);
+            continue;
+        }
+        if left.may_have(&packet) {
+            continue;
+        }
+        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+        items[count % BURST] = Item { packet, hash, id: 0, service: 0, at: at as u8, way: Way::Stages };
+        count += 1;
+    }
+    count.min(BURST)
+}
+
+/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow.
+#[inline(never)]
+fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) {
+    // Flows whose bytes are counted have more to do for each packet.
+    let translates = !flows.nat.has_streams();
+    let mut any_from_backends = false;
+    for item in items.iter_mut() {
+        let packet = &item.packet;
+        let Some(service) = snapshot.service(item.hash, &addr(packet.dst), packet.proto, packet.dst_port())
+        else {
+            item.hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
+            snapshot.prefetch_endpoint(item.hash);
+            item.way = Way::ToClient;
+            any_from_backends = true;
+            continue;
+        };
+        let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+        match service.entries {
+            Entries::EachFlow if !service.limited.of_bandwidth() => {
+                item.hash = flows.steady_hash(&key);
+                flows.dsr.prefetch_steady(item.hash);
+                item.way = Way::Dsr;
+            }
+            Entries::Pairs if service.is_plain & translates => {
+                item.hash = flows.steady_hash(&key);
+                flows.nat.prefetch_steady(item.hash);
+                item.way = Way::ToBackend;
+            }
+            _ => continue,
+        }
+        item.id = service.id.raw();
+    }
+    if any_from_backends {
+        seek_replies(snapshot, flows, translates, items);
+    }
+}
+
+/// Pass 2 for packets that may come from backends.
+#[inline(never)]
+fn seek_replies(snapshot: &Snapshot, flows: &FlowTables, translates: bool, items: &mut [Item]) {
+    for item in items.iter_mut().filter(|item| item.way == Way::ToClient) {
+        let packet = &item.packet;
+        let src = addr(packet.src);
+        match snapshot.endpoint(item.hash, &src, packet.proto, packet.src_port()) {
+            Some(endpoint) if translates => {
+                let key = SteadyKey::reply(endpoint, packet.dst, packet.dst_port());
+                item.hash = flows.steady_hash(&key);
+                flows.nat.prefetch_steady(item.hash);
+                item.id = endpoint.raw();
+            }
+            _ => item.way = Way::Stages,
+        }
+    }
+}
+
+/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend.
+#[inline(never)]
+fn find(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item]) {
+    let mut elsewhere = 0_u32;
+    for (n, item) in items.iter_mut().enumerate() {
+        let is_tcp = item.packet.proto == proto::TCP;
+        let found = match item.way {
+            Way::Stages => continue,
+            Way::Dsr => match flows.dsr.steady(&item.key(), item.hash, is_tcp, now) {
+                Some(backend) => {
+                    snapshot.prefetch_backend(backend);
+                    item.id = backend.raw();
+                    continue;
+                }
+                None => None,
+            },
+            Way::ToBackend | Way::ToClient => flows.nat.steady(&item.key(), item.hash, is_tcp, now),
+        };
+        match found {
+            Some(hit) => settle(snapshot, item, &hit),
+            None => {
+                if item.way == Way::Dsr {
+                    flows.dsr.prefetch_steady_second(item.hash);
+                } else {
+                    flows.nat.prefetch_steady_second(item.hash);
+                }
+                elsewhere |= 1 << (n % BURST);
+            }
+        }
+    }
+    if elsewhere != 0 {
+        find_elsewhere(snapshot, flows, now, items, elsewhere);
+    }
+}
+
+/// The same in the second bucket, for flows that are not in the first: bit n stands for item n.
+#[cold]
+#[inline(never)]
+fn find_elsewhere(
+    snapshot: &Snapshot,
+    flows: &mut FlowTables,
+    now: Now,
+    items: &mut [Item],
+    mut elsewhere: u32,
+) {
+    while let Some(item) = items.get_mut(elsewhere.trailing_zeros() as usize) {
+        elsewhere &= elsewhere - 1;
+        let is_tcp = item.packet.proto == proto::TCP;
+        if item.way == Way::Dsr {
+            match flows.dsr.steady_second(&item.key(), item.hash, is_tcp, now) {
+                Some(backend) => {
+                    snapshot.prefetch_backend(backend);
+                    item.id = backend.raw();
+                }
+                None => item.way = Way::Stages,
+            }
+        } else {
+            match flows.nat.steady_second(&item.key(), item.hash, is_tcp, now) {
+                Some(hit) => settle(snapshot, item, &hit),
+                None => item.way = Way::Stages,
+            }
+        }
+    }
+}
+
+/// Stores what the entry of a NAT flow says.
+#[inline(always)]
+fn settle(snapshot: &Snapshot, item: &mut Item, hit: &SteadyHit) {
+    item.hash = u64::from(hit.addr) | u64::from(hit.port) << 32;
+    item.id = hit.backend.raw();
+    if item.way == Way::ToClient {
+        item.service = hit.owner;
+    } else {
+        snapshot.prefetch_backend(hit.backend);
+    }
+}

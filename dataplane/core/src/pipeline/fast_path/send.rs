@@ -1,0 +1,201 @@
+//! The last pass of the fast path: the next hop of each packet, its rewrite, its verdict.
+//!
+//! Everything that can stop a packet is checked before its first byte changes, and a packet that is stopped is left to the
+//! stages, which answer or count it.
+
+use super::item::{Item, Way, addr};
+use crate::backend::Backend;
+use crate::forward::usual::{self as rewrite, LinkHead, Translation};
+use crate::forward::{Link, tunnel};
+use crate::frame::Frame;
+use crate::ids::{BackendId, InterfaceIndex, ServiceId};
+use crate::limits::BURST;
+use crate::neighbors::NeighborSlot;
+use crate::path_mtu;
+use crate::pipeline::output::{BurstOutput, FlowNote};
+use crate::pipeline::view::View;
+use crate::snapshot::{BackendState, ForwardingMode, Interface};
+use crate::verdict::{TransmitReason, Verdict};
+use crate::wire::encapsulation::Encapsulation;
+use crate::wire::usual::{Usual, station_bits};
+use crate::wire::{Addr, Family, MacAddr};
+
+/// A next hop that is known, on an untagged link.
+struct Hop<'s> {
+    index: InterfaceIndex,
+    interface: &'s Interface,
+    destination: MacAddr,
+}
+
+impl Hop<'_> {
+    #[inline(always)]
+    fn head(&self) -> LinkHead {
+        LinkHead::new(station_bits(&self.destination), station_bits(&self.interface.mac))
+    }
+}
+
+/// Pass 4: rewrites the packets and sets their verdicts. Returns the frames that are sent.
+#[inline(never)]
+pub(super) fn send<F: Frame>(
+    view: &View<'_>,
+    frames: &mut [F],
+    items: &[Item],
+    out: &mut BurstOutput,
+) -> u32 {
+    let mut sent = 0_u32;
+    for item in items {
+        let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
+        let done = match item.way {
+            Way::Stages => continue,
+            Way::Dsr => to_backend(view, frame, item),
+            Way::ToBackend => translate_to_backend(view, frame, item),
+            Way::ToClient => translate_to_client(view, frame, item),
+        };
+        let Some((interface, service)) = done else { continue };
+        let why = if item.way == Way::ToClient { TransmitReason::Reply } else { TransmitReason::Forward };
+        view.tallies.forwarded(service, usize::from(item.packet.ip_len));
+        out.verdicts[usize::from(item.at)] = Verdict::Transmit { interface, why };
+        if out.takes_notes() {
+            let note = &mut out.notes[usize::from(item.at)];
+            (note.service, note.backend, note.flow) =
+                (Some(service), Some(BackendId::from_raw(item.id)), FlowNote::Known);
+        }
+        sent |= 1 << (usize::from(item.at) % BURST);
+    }
+    sent
+}
+
+/// The backend, if it takes packets.
+#[inline(always)]
+fn backend_of<'s>(view: &View<'s>, item: &Item) -> Option<&'s Backend> {
+    let backend = view.snapshot.backend(BackendId::from_raw(item.id))?;
+    (backend.state != BackendState::Down).then_some(backend)
+}
+
+/// The modes without translation.
+#[inline(always)]
+fn to_backend<F: Frame>(view: &View<'_>, frame: &mut F, item: &Item) -> Option<(InterfaceIndex, ServiceId)> {
+    let backend = backend_of(view, item)?;
+    let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
+    match backend.encapsulation {
+        None if backend.mode == ForwardingMode::DsrL2 => {
+            if item.packet.ip_len > hop.interface.mtu {
+                return None;
+            }
+            rewrite::send_on_link(frame, item.packet.ip_len, hop.head());
+        }
+        None => return None,
+        Some(Encapsulation::Ip) => wrap(view, frame, &item.packet, backend, &hop, Encapsulation::Ip)?,
+        Some(encapsulation) => wrap_otherwise(view, frame, &item.packet, backend, &hop, encapsulation)?,
+    }
+    Some((hop.index, backend.service))
+}
+
+/// In an outer packet with these headers, other than a bare IP header.
+#[inline(never)]
+fn wrap_otherwise<F: Frame>(
+    view: &View<'_>,
+    frame: &mut F,
+    packet: &Usual,
+    backend: &Backend,
+    hop: &Hop<'_>,
+    encapsulation: Encapsulation,
+) -> Option<()> {
+    wrap(view, frame, packet, backend, hop, encapsulation)
+}
+
+/// In an outer packet, if it surely fits the path. Returns `None`, and changes nothing, if not.
+#[inline(always)]
+fn wrap<F: Frame>(
+    view: &View<'_>,
+    frame: &mut F,
+    packet: &Usual,
+    backend: &Backend,
+    hop: &Hop<'_>,
+    encapsulation: Encapsulation,
+) -> Option<()> {
+    let overhead = tunnel::overhead(encapsulation, backend.family);
+    let passes = hop.interface.mtu.min(path_mtu::minimum(backend.family));
+    if usize::from(packet.ip_len) + overhead > usize::from(passes) {
+        return None;
+    }
+    let source = view.snapshot.tunnel_source(backend.family)?;
+    let h = packet.headers(frame.bytes());
+    // As in the stages: one IPv4 source and no port leave nothing to choose.
+    let hashed = backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
+    let flow = if hashed { tunnel::flow_hash(frame.bytes(), &h) } else { 0 };
+    let (source, destination) = (source.pick(flow), backend.address);
+    let tunnel = tunnel::Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
+    let link = Link { source: hop.interface.mac, destination: hop.destination, vlan: None };
+    tunnel::forward(frame, &h, &link, &tunnel).ok()
+}
+
+/// `nat` and `fullnat`. Without a source of its own, a flow has that of its client here.
+#[inline(always)]
+fn translate_to_backend<F: Frame>(
+    view: &View<'_>,
+    frame: &mut F,
+    item: &Item,
+) -> Option<(InterfaceIndex, ServiceId)> {
+    let backend = backend_of(view, item)?;
+    let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
+    if item.packet.ip_len > hop.interface.mtu {
+        return None;
+    }
+    let new = Translation::new(other_side(item), (word(&backend.address), backend.port));
+    rewrite::translate(frame, &item.packet, hop.head(), &new);
+    Some((hop.index, backend.service))
+}
+
+/// Replies of `nat` and `fullnat`.
+#[inline(always)]
+fn translate_to_client<F: Frame>(
+    view: &View<'_>,
+    frame: &mut F,
+    item: &Item,
+) -> Option<(InterfaceIndex, ServiceId)> {
+    let service = view.snapshot.service_by_id(ServiceId::from_raw(item.service))?;
+    let client = other_side(item);
+    let hop = hop_to(view, &addr(client.0))?;
+    if item.packet.ip_len > hop.interface.mtu || !service.is_plain {
+        return None;
+    }
+    let new = Translation::new((word(&service.vip), service.port), client);
+    rewrite::translate(frame, &item.packet, hop.head(), &new);
+    Some((hop.index, service.id))
+}
+
+/// The address and port of the other side of a NAT flow.
+#[inline(always)]
+fn other_side(item: &Item) -> (u32, u16) {
+    (item.hash as u32, (item.hash >> 32) as u16)
+}
+
+#[inline(always)]
+fn hop_by_slot<'s>(view: &View<'s>, index: InterfaceIndex, slot: NeighborSlot) -> Option<Hop<'s>> {
+    let interface = view.snapshot.interface(index).filter(|interface| interface.vlan.is_none())?;
+    let destination = view.neighbors.mac(slot)?;
+    Some(Hop { index, interface, destination })
+}
+
+/// The next hop to a client.
+#[inline(always)]
+fn hop_to<'s>(view: &View<'s>, client: &Addr) -> Option<Hop<'s>> {
+    let route = view.snapshot.route(client)?;
+    match route.neighbor {
+        Some(slot) => hop_by_slot(view, route.interface, slot),
+        None => {
+            let addr = route.via.unwrap_or(*client);
+            let interface =
+                view.snapshot.interface(route.interface).filter(|interface| interface.vlan.is_none())?;
+            let destination = view.neighbors.resolve(route.interface, &addr)?;
+            Some(Hop { index: route.interface, interface, destination })
+        }
+    }
+}
+
+/// An IPv4 address in the form of [`Usual`].
+#[inline(always)]
+fn word(addr: &Addr) -> u32 {
+    u32::from_le_bytes(addr.v4_bytes())
+}

@@ -1,0 +1,272 @@
+//! The fast path against the stages: the same bursts, once with it and once without, give the same verdicts, bytes, notes,
+//! counts and flows.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::lab::{Lab, ROUTER_MAC, backend_mac, service, spec_with};
+use crate::frame::{Frame, MemoryFrame};
+use crate::limits::FAST_PATH_RESTS;
+use crate::pipeline::{Arrival, BurstOutput, View};
+use crate::snapshot::{BackendState, ForwardingMode, Protocol, ServiceSpec};
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+use crate::testing::summary;
+use crate::verdict::{TransmitReason, Verdict};
+use crate::wire::tcp::flags;
+use crate::wire::{Parsed, parse};
+
+/// Mode, protocol, VIP and backends of the services. The fast path takes packets of all but the last four.
+const SERVICES: [(ForwardingMode, Protocol, &str, &[&str]); 16] = [
+    (ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.1:80", &["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]),
+    (ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.1:53", &["10.0.0.1:53", "10.0.0.2:53"]),
+    (ForwardingMode::DsrIpip, Protocol::Tcp, "203.0.113.2:80", &["10.0.0.1:80", "10.0.0.2:80"]),
+    (ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.3:53", &["[fd00::1]:53", "[fd00::2]:53"]),
+    (ForwardingMode::DsrGue, Protocol::Tcp, "203.0.113.4:80", &["10.0.0.1:80", "10.0.0.2:80"]),
+    (ForwardingMode::DsrGue, Protocol::Udp, "203.0.113.5:53", &["[fd00::1]:53", "[fd00::2]:53"]),
+    (ForwardingMode::DsrGre, Protocol::Tcp, "203.0.113.6:80", &["10.0.0.1:80", "10.0.0.2:80"]),
+    (ForwardingMode::DsrGeneve, Protocol::Udp, "203.0.113.7:53", &["10.0.0.1:53", "10.0.0.2:53"]),
+    (ForwardingMode::Nat, Protocol::Tcp, "203.0.113.8:80", &["10.0.0.1:8080", "10.0.0.2:8080"]),
+    (ForwardingMode::Nat, Protocol::Udp, "203.0.113.8:53", &["10.0.0.1:5353", "10.0.0.2:53"]),
+    (ForwardingMode::FullNat, Protocol::Tcp, "203.0.113.9:80", &["10.0.0.1:8081", "10.0.0.2:80"]),
+    (ForwardingMode::FullNat, Protocol::Udp, "203.0.113.9:53", &["10.0.0.1:5354", "10.0.0.2:53"]),
+    (ForwardingMode::DsrDscp, Protocol::Tcp, "203.0.113.10:80", &["10.0.0.1:80", "10.0.0.2:80"]),
+    (ForwardingMode::DsrL2, Protocol::Tcp, "[2001:db8:1::1]:80", &["[fd00::1]:80", "[fd00::2]:80"]),
+    (ForwardingMode::Nat, Protocol::Sctp, "203.0.113.12:80", &["10.0.0.1:80", "10.0.0.2:80"]),
+    (ForwardingMode::Nat, Protocol::Tcp, "[2001:db8:1::2]:80", &["[fd00::1]:8080", "[fd00::2]:80"]),
+];
+
+/// One step of a run.
+#[derive(Debug, Clone)]
+enum Step {
+    /// A burst of packets: service, client, kind, and whether it is a reply.
+    Burst(Vec<(u8, u8, u8, bool)>),
+    /// Time passes, in milliseconds.
+    Wait(u16),
+    /// The first backend of a service gets this state.
+    State(u8, u8),
+    /// The MTU of the link changes.
+    Mtu(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // Mostly data, or the fast path would leave most bursts at once.
+    let kind = prop_oneof![12 => Just(5u8), 2 => 0u8..16];
+    let service = prop_oneof![30 => 0u8..13, 1 => 0u8..16];
+    let packet = (service, 0u8..3, kind, any::<bool>());
+    prop_oneof![
+        12 => prop::collection::vec(packet, 1..33).prop_map(Step::Burst),
+        3 => prop::sample::select(vec![1u16, 10, 240, 900, 1100, 40_000]).prop_map(Step::Wait),
+        1 => (0u8..16, 0u8..3).prop_map(|(service, state)| Step::State(service, state)),
+        1 => prop::sample::select(vec![1500u16, 1500, 576, 90]).prop_map(Step::Mtu),
+    ]
+}
+
+fn services() -> Vec<ServiceSpec> {
+    let of = |&(mode, protocol, vip, backends): &(_, _, &str, &[&str])| {
+        let mut service = service(mode, protocol, vip, backends);
+        service.tunnel.dscp = 10;
+        service.name = vip.replace(['.', ':', '[', ']'], "-");
+        service
+    };
+    SERVICES.iter().map(of).collect()
+}
+
+/// Two gateways, one with the fast path and one without.
+struct Both {
+    labs: [Lab; 2],
+    /// Where a packet of each service and client went last: from, to, and the backend's number.
+    sent: HashMap<(u8, u8), (SocketAddr, SocketAddr)>,
+}
+
+impl Both {
+    fn new() -> Self {
+        let lab = || {
+            let mut lab = Lab::with_spec(spec_with(services().into_iter().map(Into::into).collect(), |_| {}));
+            lab.now.0 += 1;
+            lab
+        };
+        let mut labs = [lab(), lab()];
+        labs[0].pipeline.set_fast_path(true);
+        labs[1].pipeline.set_fast_path(false);
+        Self { labs, sent: HashMap::new() }
+    }
+
+    /// The frame of a packet, if there can be one.
+    fn frame(&self, (service, client, kind, is_reply): (u8, u8, u8, bool)) -> Option<Vec<u8>> {
+        let (_, protocol, vip, _) = SERVICES[usize::from(service)];
+        let vip: SocketAddr = vip.parse().expect("written right");
+        let host = if vip.is_ipv4() { "198.51.100" } else { "2001:db8::" };
+        let separator = if vip.is_ipv4() { "." } else { "" };
+        let client_addr = format!("{host}{separator}{}", client + 1).parse().expect("written right");
+        let client_at = SocketAddr::new(client_addr, 40_000 + u16::from(client));
+        let (from, to, mac) = if is_reply {
+            let (source, backend) = self.sent.get(&(service, client))?;
+            let number = backend.ip().to_string().bytes().last()? - b'0';
+            (*backend, *source, backend_mac(number))
+        } else {
+            (client_at, vip, ROUTER_MAC)
+        };
+        let builder = match protocol {
+            Protocol::Tcp => Builder::tcp(from, to).flags(match kind {
+                0 => flags::SYN,
+                1 => flags::SYN | flags::ACK,
+                2 => flags::FIN | flags::ACK,
+                3 => flags::RST,
+                4 | 5 => flags::PSH | flags::ACK,
+                _ => flags::ACK,
+            }),
+            Protocol::Udp => Builder::udp(from, to),
+            Protocol::Sctp => Builder::sctp_init(from, to, 77),
+        };
+        let builder = match kind {
+            6 => builder.ttl(1),
+            7 => builder.payload_len(600).dont_fragment(client == 0),
+            8 if vip.is_ipv4() => builder.ip_options(&[1, 1, 1, 1]),
+            9 => builder.trailer(20).payload_len(30),
+            10 => builder.fragment(9, 0, true).payload_len(32),
+            11 => builder.l4_checksum(0),
+            12 => builder.tos(0xb9).payload_len(usize::from(client) * 3 + 1),
+            13 => builder.ip_checksum(0x1234),
+            14 => builder.l4_checksum(0xffff),
+            _ => builder.payload_len(24),
+        };
+        let builder = if kind == 15 { builder.vlan(0) } else { builder };
+        Some(builder.mac(mac, GATEWAY_MAC).build())
+    }
+
+    fn burst(&mut self, packets: &[(u8, u8, u8, bool)], fast: &mut BTreeMap<&'static str, u32>) {
+        let made: Vec<_> = packets.iter().filter_map(|&p| Some((p, self.frame(p)?))).collect();
+        let [(with, out), (without, expected)] = self.labs.each_mut().map(|lab| {
+            let mut frames: Vec<_> = made.iter().map(|(_, bytes)| MemoryFrame::new(bytes)).collect();
+            let mut out = BurstOutput::default();
+            let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
+            lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
+            (frames, out)
+        });
+        assert_eq!(expected.fast, 0);
+        for (n, ((service, client, kind, is_reply), before)) in made.iter().enumerate() {
+            let what = format!("{n} {:?} {client} {kind} {is_reply}", SERVICES[usize::from(*service)]);
+            assert_eq!(out.verdicts[n], expected.verdicts[n], "{what}: {}", summary(before));
+            assert_eq!(out.notes[n], expected.notes[n], "{what}");
+            assert_eq!(summary(with[n].bytes()), summary(without[n].bytes()), "{what}");
+            assert_eq!(with[n].bytes(), without[n].bytes(), "{what}: {}", summary(with[n].bytes()));
+            if out.fast >> n & 1 == 1 {
+                let way = if *is_reply { "reply" } else { SERVICES[usize::from(*service)].0.as_str() };
+                *fast.entry(way).or_default() += 1;
+            }
+            if let (Verdict::Transmit { why: TransmitReason::Forward, .. }, false) =
+                (out.verdicts[n], *is_reply)
+                && !SERVICES[usize::from(*service)].0.is_dsr()
+                && let Ok(Parsed::Ip(h)) = parse(with[n].bytes())
+                && h.src_port != 0
+            {
+                let ends = (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port));
+                self.sent.insert((*service, *client), ends);
+            }
+        }
+        let [with, without] = &self.labs;
+        for at in 0..with.tallies.capacity().0 {
+            assert_eq!(with.tallies.service(at), without.tallies.service(at), "service {at}");
+        }
+        let [with, without] = self.labs.each_ref().map(|lab| {
+            let mut flows = Vec::new();
+            lab.pipeline.flows().scan(0, u64::MAX, lab.now, |flow| flows.push(format!("{flow:?}")));
+            flows
+        });
+        assert_eq!(with, without);
+    }
+
+    fn step(&mut self, step: &Step, fast: &mut BTreeMap<&'static str, u32>) {
+        match step {
+            Step::Burst(packets) => self.burst(packets, fast),
+            Step::Wait(ms) => self.labs.each_mut().into_iter().for_each(|lab| {
+                lab.wait(Duration::from_millis(u64::from(*ms)));
+            }),
+            Step::State(service, state) => {
+                let state =
+                    [BackendState::Active, BackendState::Draining, BackendState::Down][usize::from(*state)];
+                for lab in &mut self.labs {
+                    lab.change(|spec| spec.services[usize::from(*service)].backends[0].state = state);
+                }
+            }
+            Step::Mtu(mtu) => {
+                for lab in &mut self.labs {
+                    lab.change(|spec| spec.network.interfaces[0].mtu = *mtu);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_fast_path_does_what_the_stages_do() {
+    let fast = RefCell::new(BTreeMap::new());
+    let config = Config { cases: 400, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config)
+        .run(&prop::collection::vec(step(), 1..40), |steps| {
+            let mut both = Both::new();
+            for step in &steps {
+                both.step(step, &mut fast.borrow_mut());
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+    let fast = fast.into_inner();
+    for way in ["dsr-l2", "dsr-ipip", "dsr-gue", "dsr-gre", "dsr-geneve", "nat", "fullnat", "reply"] {
+        assert!(fast.get(way).is_some_and(|&frames| frames > 100), "few of {way}: {fast:?}");
+    }
+}
+
+/// The flags of two packets of one flow in one burst, the first of which is left to the stages.
+#[test]
+fn packets_of_one_flow_stay_in_order() {
+    for first in [flags::FIN | flags::ACK, flags::RST, flags::SYN] {
+        let mut both = Both::new();
+        let mut fast = BTreeMap::new();
+        for kind in [0, 15, 5] {
+            both.burst(&[(0, 0, kind, false)], &mut fast);
+        }
+        let kind = match first {
+            flags::RST => 3,
+            flags::SYN => 0,
+            _ => 2,
+        };
+        both.burst(&[(0, 0, kind, false), (0, 0, 4, false), (0, 1, 4, false)], &mut fast);
+        both.burst(&[(0, 0, 10, false), (0, 0, 4, false)], &mut fast);
+    }
+}
+
+#[test]
+fn the_fast_path_rests_in_a_flood_of_new_flows_and_comes_back() {
+    let mut lab = Lab::new(services().into_iter().take(1).collect());
+    let flow = |client: u16, flags| {
+        let from = format!("198.51.100.1:{client}");
+        Builder::tcp(&*from, "203.0.113.1:80")
+            .flags(flags)
+            .payload_len(8)
+            .mac(ROUTER_MAC, GATEWAY_MAC)
+            .build()
+    };
+    for kind in [flags::SYN, flags::ACK] {
+        lab.receive(&flow(1, kind));
+    }
+    let fast = |lab: &mut Lab, bytes: &[u8]| {
+        let mut frames = [MemoryFrame::new(bytes)];
+        let mut out = BurstOutput::default();
+        let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
+        lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
+        out.fast == 1
+    };
+    // Until a burst tries it, and takes the established flow.
+    let comes_back = |lab: &mut Lab| (0..=FAST_PATH_RESTS).any(|_| fast(lab, &flow(1, flags::ACK)));
+    assert!(comes_back(&mut lab));
+    assert!(fast(&mut lab, &flow(1, flags::ACK)), "it is tried with each burst while it takes packets");
+    assert!(!fast(&mut lab, &flow(2, flags::SYN)));
+    assert!(!fast(&mut lab, &flow(1, flags::ACK)), "it rests");
+    assert!(comes_back(&mut lab));
+}
