@@ -22,7 +22,7 @@ use crate::rate::Bucket;
 pub enum PuntClass {
     /// ARP and neighbour discovery packets that answer a request of the kernel.
     NeighborAnswer,
-    /// Packets of connections that the host opened, including health checks, and of its BGP sessions.
+    /// Packets of connections that the host opened, including health checks, and of its BGP and BFD sessions.
     Answer,
     /// Packets of routing protocols from any sender: BGP, BFD, OSPF, VRRP.
     Routing,

@@ -5,7 +5,8 @@
 //! The slow path records the frames that the kernel sends, and workers look up each frame for the kernel. A connection
 //! is recorded when the host opens it, and kept while the host sends on it. Answers of the host to other hosts are not
 //! recorded, because otherwise a flood of SYNs to an open port would raise its own class. The exception is a BGP
-//! session, which either side may open and which carries data only after a handshake.
+//! session, which either side may open and which carries data only after a handshake. BFD is recorded by its port, because
+//! each side sends from a port of its own; a BFD daemon sends only to the peers of its configuration.
 //!
 //! Invariant: one writer, readers without locks, a fixed size. A connection whose record is lost still works: its
 //! packets are only in a class with more traffic.
@@ -32,6 +33,8 @@ const OPEN: Duration = Duration::from_secs(600);
 const CLOSED: Duration = Duration::from_secs(5);
 /// The port of BGP (RFC 4271).
 pub(super) const BGP_PORT: u16 = 179;
+/// The ports of BFD control packets: single hop (RFC 5881) and multihop (RFC 5883).
+const BFD_PORTS: [u16; 2] = [3784, 4784];
 /// The first of the ports that Linux assigns to clients on a host (default range).
 const EPHEMERAL_MIN: u16 = 32_768;
 /// The pseudo protocol number of ARP and neighbour discovery.
@@ -94,6 +97,9 @@ impl OwnConnections {
                     self.keep(now, ends, OPEN);
                 }
             }
+            proto::UDP if BFD_PORTS.contains(&h.dst_port) => {
+                self.keep(now, (proto::UDP, h.dst, 0, h.dst_port), OPENING);
+            }
             // A health check: it sends one INIT, and one ABORT after the answer.
             proto::SCTP => self.keep(now, ends, OPENING),
             proto::UDP
@@ -113,6 +119,11 @@ impl OwnConnections {
     pub fn has(&self, now: Now, frame: &[u8], h: &Headers) -> bool {
         if let Ok(Some(quoted)) = quote::parse(frame, h) {
             return self.knows(now, (quoted.proto, quoted.dst, quoted.dst_port, quoted.src_port));
+        }
+        if h.proto == proto::UDP && BFD_PORTS.contains(&h.dst_port) {
+            // A peer on the link sends with this hop limit (RFC 5881 section 5), and nobody farther away can.
+            let is_near = h.dst_port != BFD_PORTS[0] || h.ttl == 255;
+            return is_near && self.knows(now, (proto::UDP, h.src, 0, h.dst_port));
         }
         self.knows(now, (h.proto, h.src, h.src_port, h.dst_port))
     }
@@ -249,6 +260,20 @@ mod tests {
         let data = Builder::tcp("192.0.2.2:179", "192.0.2.1:5000").flags(flags::ACK).payload(b"keepalive");
         own.note(at(1), &data.build());
         assert!(has(&own, at(2), Builder::tcp("192.0.2.1:5000", "192.0.2.2:179").flags(flags::ACK)));
+    }
+
+    #[test]
+    fn bfd_of_a_peer_on_the_link_is_known_and_that_of_others_is_not() {
+        let own = OwnConnections::default();
+        let from =
+            |source: &str, ttl| Builder::udp(format!("{source}:50000").as_str(), "192.0.2.2:3784").ttl(ttl);
+        assert!(!has(&own, at(1), from("192.0.2.1", 255)), "the host has not sent any");
+        own.note(at(1), &Builder::udp("192.0.2.2:49152", "192.0.2.1:3784").ttl(255).build());
+        assert!(has(&own, at(2), from("192.0.2.1", 255)));
+        assert!(!has(&own, at(2), from("192.0.2.1", 254)), "it was forged farther away");
+        assert!(!has(&own, at(2), from("192.0.2.9", 255)));
+        own.note(at(3), &Builder::udp("192.0.2.2:49152", "198.51.100.1:4784").build());
+        assert!(has(&own, at(4), Builder::udp("198.51.100.1:50000", "192.0.2.2:4784")), "several hops away");
     }
 
     #[test]
