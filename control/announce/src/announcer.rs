@@ -30,6 +30,9 @@ use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
 /// The interval at which the state of the gateway is looked at.
 const TICK: Duration = Duration::from_millis(200);
 
+/// How many of the VIPs that are withdrawn at once are named in the log.
+const NAMED_IN_LOG: usize = 10;
+
 /// The state of the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Condition {
@@ -263,8 +266,9 @@ impl Worker {
             && before.withheld() != gateway.withheld()
         {
             match gateway.withheld() {
+                Some(_) if self.announced.is_empty() => {}
                 Some(reason) => {
-                    tracing::warn!(%reason, vips = self.announced.len(), "all VIPs are withdrawn")
+                    tracing::warn!(%reason, vips = self.announced.len(), "all VIPs are withdrawn");
                 }
                 None => tracing::info!("VIPs are announced again"),
             }
@@ -292,12 +296,16 @@ impl Worker {
         let announces = |vip: &Vip| vip.withheld.is_none();
         let next: BTreeSet<IpAddr> =
             vips.iter().filter(|(_, vip)| announces(vip)).map(|(&address, _)| address).collect();
-        for &vip in self.announced.difference(&next) {
+        for (n, &vip) in self.announced.difference(&next).enumerate() {
             self.damping.withdrawn(vip, now);
-            if gateway.withheld().is_none() {
+            if gateway.withheld().is_none() && n < NAMED_IN_LOG {
                 let reason = vips.get(&vip).and_then(|vip| vip.withheld).map_or("released", Withheld::as_str);
                 tracing::info!(%vip, reason, "the VIP is withdrawn");
             }
+        }
+        let withdrawn = self.announced.difference(&next).count();
+        if gateway.withheld().is_none() && withdrawn > NAMED_IN_LOG {
+            tracing::info!(vips = withdrawn - NAMED_IN_LOG, "more VIPs are withdrawn");
         }
         for &vip in next.difference(&self.announced) {
             self.damping.announced(vip, now);

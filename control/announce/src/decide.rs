@@ -138,7 +138,7 @@ pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
                 None => {
                     vips.insert(vip.address, one);
                 }
-                Some(shared) => shared.join(one),
+                Some(shared) => shared.join(&one),
             }
         }
     }
@@ -147,7 +147,7 @@ pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
 
 impl Vip {
     /// Adds what another Service with the same VIP wants. One reason to announce it is enough.
-    fn join(&mut self, other: Self) {
+    fn join(&mut self, other: &Self) {
         self.attributes = self.attributes.with(&other.attributes);
         self.withheld = match (self.withheld, other.withheld) {
             (Some(one), Some(two)) => Some(one.max(two)),

@@ -5,8 +5,8 @@
 //! this crate starts and watches, and [`kernel`], routes in a table of the kernel. [`announcer`] is the thread that does
 //! all of this, and [`status`] what it shows to others.
 //!
-//! Permitted dependencies: `tidegate-model` and `tidegate-policy`. Nothing here knows the dataplane or an API server:
-//! the daemon says whether the gateway forwards.
+//! May depend on: `tidegate-model` (the configuration) and `tidegate-policy` (the Services). May not: the dataplane, an API
+//! server. The daemon says whether the gateway forwards.
 //!
 //! Invariant: what is withdrawn is withdrawn at once. Whatever fails here, the gateway keeps forwarding.
 

@@ -26,6 +26,15 @@ pub struct Status {
     pub kernel: Option<KernelStatus>,
 }
 
+impl Status {
+    /// The number of withheld VIPs, by reason. Each reason once.
+    #[must_use]
+    pub fn withheld_counts(&self) -> Vec<(Withheld, usize)> {
+        let count = |reason| self.withheld.values().filter(|&&one| one == reason).count();
+        Withheld::ALL.into_iter().map(|reason| (reason, count(reason))).collect()
+    }
+}
+
 /// BIRD and its sessions.
 #[derive(Debug, Clone, Default)]
 pub struct BgpStatus {
@@ -111,11 +120,6 @@ impl PeerStatus {
         }
         // BIRD forgets the error when the session is up again. People look for it later.
         let last_error = session.last_error.clone().or_else(|| self.session.last_error.take());
-        if last_error != self.session.last_error && !self.is_up() {
-            if let Some(reason) = &session.last_error {
-                tracing::debug!(peer = %self.address, reason, "the BGP session does not begin");
-            }
-        }
         self.session = Session { last_error, ..session };
         self.bfd = has_bfd.then(|| {
             let state = protocols.and_then(|all| all.bfd.get(&self.address));

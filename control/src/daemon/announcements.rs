@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tidegate_announce::Announcer;
 use tidegate_announce::announcer::{Condition, Round, Setup, directory_beside};
 use tidegate_announce::status::{BgpStatus, KernelStatus, PeerStatus, Status};
-use tidegate_announce::{Announcer, decide::Withheld};
 use tidegate_model::config::GatewayConfig;
 
 use super::state::{self, State};
@@ -130,10 +130,4 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
     let kernel = status.kernel.as_ref().and_then(|KernelStatus { last_error, .. }| last_error.clone());
     found.extend(kernel);
     found
-}
-
-/// The number of withheld VIPs, by reason. Each reason once.
-pub(super) fn withheld_counts(status: &Status) -> Vec<(Withheld, usize)> {
-    let count = |reason| status.withheld.values().filter(|&&one| one == reason).count();
-    Withheld::ALL.into_iter().map(|reason| (reason, count(reason))).collect()
 }

@@ -22,7 +22,6 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
-use super::announcements;
 use super::flow_sharing::Shown;
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::layer2::Layer2View;
@@ -339,7 +338,7 @@ impl State {
         let plans = cluster.as_ref().map(|cluster| ("plan", cluster.comparisons.0, cluster.comparisons.1));
         let comparisons: Vec<_> = self.comparisons.read().into_iter().chain(plans).collect();
         let announced = self.announcements();
-        let withheld = announced.as_deref().map(announcements::withheld_counts).unwrap_or_default();
+        let withheld = announced.as_deref().map(AnnounceStatus::withheld_counts).unwrap_or_default();
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
             dataplane: DataplaneSample {

@@ -161,7 +161,7 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer) {
     text.push_str("  connect delay time 1;\n  connect retry time 5;\n  error wait time 1, 10;\n");
     match peer.graceful_restart {
         true => {
-            push(text, format_args!("  graceful restart on;\n  graceful restart time {RESTART_SECONDS};\n"))
+            push(text, format_args!("  graceful restart on;\n  graceful restart time {RESTART_SECONDS};\n"));
         }
         false => text.push_str("  graceful restart off;\n"),
     }

@@ -16,7 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, setpriority_process,
+};
 
 use super::config;
 
@@ -25,6 +27,8 @@ pub const SOCKET: &str = "ctl";
 /// The pid file.
 pub const PID_FILE: &str = "pid";
 
+/// The priority (`nice` value) of BIRD.
+const PRIORITY: i32 = -10;
 /// How long BIRD may take to close its sessions.
 const STOP_MAX: Duration = Duration::from_secs(2);
 const STOP_POLL: Duration = Duration::from_millis(10);
@@ -62,6 +66,11 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
+        // BFD expects a packet every few hundred milliseconds, also while other programs use the CPU. Without the right
+        // to raise it, the priority stays as it is.
+        if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+            let _ = setpriority_process(Some(pid), PRIORITY);
+        }
         let last_words = Arc::default();
         if let Some(stderr) = child.stderr.take() {
             let words = Arc::clone(&last_words);

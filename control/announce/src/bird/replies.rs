@@ -141,7 +141,7 @@ fn sessions(reply: &Reply) -> BTreeMap<String, Session> {
             "BGP state" if session.state != SessionState::Down => session.state = SessionState::of(value),
             "Last error" => session.last_error = Some(value.to_owned()),
             "Hold timer" => {
-                session.hold_seconds = value.split_once('/').and_then(|(_, total)| total.trim().parse().ok())
+                session.hold_seconds = value.split_once('/').and_then(|(_, total)| total.trim().parse().ok());
             }
             "Routes" => {
                 let counted = value.split(',').find_map(|part| part.trim().strip_suffix(" exported"));

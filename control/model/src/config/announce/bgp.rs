@@ -196,7 +196,7 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
     let peer = Peer {
         address: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         asn: asn.unwrap_or(1),
-        port: fields.get("port").and_then(|f| f.port()).map_or(179, |port| port.get()),
+        port: fields.get("port").and_then(|f| f.port()).map_or(179, std::num::NonZero::get),
         bfd: flag("bfd"),
         password: fields.get("passwordFile").and_then(|f| password(&f, files)),
         multihop: number("ebgpMultihop").unwrap_or(0),
