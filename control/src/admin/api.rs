@@ -718,7 +718,8 @@ impl From<&PoolUsage> for PoolView {
             gateways: usage.gateway_selector.to_string(),
             announce: [(usage.announce.l2, "l2"), (usage.announce.bgp, "bgp")]
                 .into_iter()
-                .filter_map(|(is_announced, way)| is_announced.then(|| way.to_owned()))
+                .filter(|(is_announced, _)| *is_announced)
+                .map(|(_, way)| way.to_owned())
                 .collect(),
             object: None,
         }

@@ -26,6 +26,7 @@ use super::announcements;
 use super::controller::{Command, Drained};
 use super::flow_sharing::Shown;
 use super::flows::{self, Listing};
+use super::layer2::Layer2View;
 use super::refused;
 use super::state::{Round, State, timestamp};
 use super::watches::Watches;
@@ -136,7 +137,7 @@ impl AdminBackend for Operator {
             },
             flow_sharing: sharing.as_ref().map(flow_sharing),
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
-            layer2: self.state.layer2().map(|layer2| layer2.groups()).unwrap_or_default(),
+            layer2: self.state.layer2().map(Layer2View::groups).unwrap_or_default(),
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             cluster: self.state.cluster().map(|cluster| api::ClusterStatus {

@@ -132,7 +132,7 @@ fn of_a_vip_of_several_gateways_only_the_owner_answers_and_only_until_its_time_i
     let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
     let solicits =
         ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), "2001:db8:1::5".parse().unwrap(), None, None);
-    let mut answers = |lab: &mut Lab| {
+    let answers = |lab: &mut Lab| {
         let answered = [&asks[..], &solicits[..]].map(|frame| match lab.receive(frame).verdict {
             Verdict::Transmit {
                 why: TransmitReason::ArpReply | TransmitReason::NeighborAdvertisement,
