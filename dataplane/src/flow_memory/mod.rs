@@ -182,7 +182,7 @@ impl Placed {
             match region.leave_file(backed) {
                 Ok(()) => (*file, *pages) = (None, Pages::Small),
                 Err(error) => {
-                    tracing::error!(worker, table, part, %error, "cannot replace the file by other memory")
+                    tracing::error!(worker, table, part, %error, "cannot replace the file by other memory");
                 }
             }
         }
