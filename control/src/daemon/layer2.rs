@@ -15,8 +15,8 @@ use tidegate_model::config::{GatewayConfig, Layer2Mode};
 use tidegate_model::objects::Labels;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Outcome, owner_groups, owner_key};
+use tidegate_source::kubernetes::Connector;
 
-use super::start::Source;
 use super::vrrp::Vrrp;
 use crate::telemetry::Layer2Counts;
 
@@ -49,14 +49,13 @@ impl Layer2 {
     /// If the FIFO of keepalived cannot be created.
     pub(super) fn start(
         config: &GatewayConfig,
-        source: &Source,
-        cluster: Option<&ClusterWriter>,
+        cluster: Option<(&ClusterWriter, Arc<Connector>)>,
         ownership: &Arc<Ownership>,
     ) -> anyhow::Result<(Self, Layer2View)> {
         let l2 = &config.announce.l2;
         let mut view = Layer2View { ownership: Arc::clone(ownership), owners: None, vrrp: None };
-        let keeper = match (l2.mode, source, cluster) {
-            (Layer2Mode::Vrrp, ..) => {
+        let keeper = match (l2.mode, cluster) {
+            (Layer2Mode::Vrrp, _) => {
                 let started = Vrrp::start(&l2.vrrp, Arc::clone(ownership));
                 let fifo = l2.vrrp.fifo.display();
                 let vrrp = started.with_context(|| format!("announce.l2.vrrp.fifo: cannot use {fifo}"))?;
@@ -64,13 +63,13 @@ impl Layer2 {
                 view.vrrp = Some(Arc::clone(&vrrp));
                 Self::Vrrp(vrrp)
             }
-            (Layer2Mode::Lease, Source::Watched(watched), Some(cluster)) => {
+            (Layer2Mode::Lease, Some((cluster, connector))) => {
                 let lasts = l2.lease.takeover.saturating_sub(TAKEOVER_ALLOWANCE);
                 // A Lease states whole seconds.
                 let lasts = std::time::Duration::from_secs(lasts.as_secs().max(1));
                 let times = LeaseTimes { lasts, hand_back_delay: l2.lease.hand_back_delay };
                 let keeper = Keeper::start(
-                    watched.connector(),
+                    connector,
                     &l2.lease.namespace,
                     cluster.holder(),
                     times,

@@ -236,8 +236,12 @@ impl Gateway {
         flood_log::follow(dataplane);
         let addresses = start::address_file(&config);
         let announcer = announcements::start(&config, &state)?;
+        let connector = match &source {
+            Source::Watched(watched) => Some(watched.connector()),
+            Source::Directory(_) => None,
+        };
         let (layer2, layer2_view) =
-            Layer2::start(&config, &source, cluster.as_ref(), dataplane.neighbors().ownership())?;
+            Layer2::start(&config, cluster.as_ref().zip(connector), dataplane.neighbors().ownership())?;
         state.join_layer2(layer2_view);
         let mut controller = Controller::new(
             config,
