@@ -229,10 +229,15 @@ impl Drop for Reading {
 /// The error of the kernel; `ENOSPC` if the file system is full.
 pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     let length = libc::off_t::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: the descriptor is open as long as `file` is borrowed.
-    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+    loop {
+        // SAFETY: the descriptor is open as long as `file` is borrowed.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
     }
 }
 

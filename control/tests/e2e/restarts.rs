@@ -1,7 +1,7 @@
 //! Connections that outlive the gateway: `kill -9`, an orderly restart, a reload, and tables that the next process must
 //! not read.
 
-use crate::world::{World, alone, lab};
+use crate::world::{World, alone, lab_with};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn no_connection_breaks_when_the_gateway_is_killed_restarted_or_reloaded() {
             assert!(why.is_empty(), "{way:?}, {workers} workers: {why:#?}\n{log}");
             if way != Way::Reload {
                 let restored =
-                    log.lines().find(|line| line.contains("flows of the earlier process are restored"));
+                    log.lines().rfind(|line| line.contains("flows of the earlier process are restored"));
                 println!("{way:?}, {workers} workers: ready again {took:?} after the signal; {restored:?}");
             }
             // Those of this process live as long as those of its predecessors.
@@ -90,7 +90,9 @@ fn start(cores: Vec<u32>, tables: &Path) -> World {
     let options =
         GatewayOptions { cores, flow_directory: Some(tables.to_owned()), ..GatewayOptions::default() };
     let services: Vec<Manifest> = manifests_of(&paths(), &[1, 2, 3]);
-    let world = World::over(lab(3), options, &services, "");
+    let vips =
+        paths().iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect();
+    let world = World::over(lab_with(3, vips), options, &services, "");
     for path in paths() {
         world.wait_until_active(path, &[1, 2, 3]);
     }

@@ -89,6 +89,7 @@ fn hurried(timeout_ms: u32, hurry: u32) -> u32 {
     (timeout_ms / hurry).max(IDLE_MIN_MS)
 }
 
+// The next process reads these words: a change of their meaning is a new `STORED_FORM` (`restore.rs`).
 pub(super) const OWNER: usize = 0;
 /// Port (16 bits), twin (1), state (3), idle timeout (12).
 pub(super) const TAG: usize = 1;

@@ -206,3 +206,25 @@ fn an_entry_of_one_side_without_the_other_is_damaged() {
     before.as_stored(ENTRIES, SEED, at(10)).scan(|flow| found.push(flow.map(|flow| flow.client)));
     assert_eq!(found, [Err(NotRestored::Damaged)]);
 }
+
+#[test]
+fn words_of_entries_are_those_of_this_form_so_that_a_change_needs_another_form() {
+    let form = "1: dsr-v4 5/3/16, dsr-v6 8/2/16, nat-v4 8/2/16, nat-v6 16/2/32";
+    assert_eq!(crate::conntrack::STORED_FORM, form, "write down the words of the new form here");
+    let mut tables = FlowTables::new(ENTRIES, SEED);
+    let (flow, reply) = pair(true, 5, 2005);
+    let (hash, reply_hash) = (tables.hash(&flow), tables.hash(&reply));
+    let (syn, timeout, now) = (Packet::Tcp(SYN), idle(900), at(77));
+    tables.dsr.insert(&flow, hash, backend(3), syn, timeout, now).expect("room");
+    tables.nat.insert_pair((&flow, hash), (&reply, reply_hash), backend(3), syn, timeout, now).expect("room");
+    let (client, local) = (u32::from_le_bytes([10, 0, 0, 5]), u32::from_le_bytes([10, 0, 0xff, 0xff]));
+    // The port, the state (a SYN was seen), and 225 * 2^2 seconds.
+    let tag = 40_000 << 16 | 1 << 12 | 2 << 8 | 225;
+    let reply_tag = 2_005 << 16 | 1 << 15;
+    let [dsr, _, nat, _] = tables.regions();
+    let has = |words: &[u32], entry: &[u32]| words.windows(entry.len()).any(|window| window == entry);
+    assert!(has(dsr, &[1, tag, 77, 3, client]));
+    assert!(has(nat, &[1, tag, 77, 3, client, 2, reply_tag, local]));
+    let answer = reply_tag | (tag & 0x7fff);
+    assert!(has(nat, &[2, answer, 77, 3, local, 1, 40_000 << 16, client]));
+}
