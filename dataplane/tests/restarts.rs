@@ -82,7 +82,7 @@ impl Running {
     }
 
     /// What a client's packet becomes: its source and destination on the way to the backend.
-    fn from_client(&self, port: u16, vip: &str, flags: u8) -> (String, String) {
+    fn by_client(&self, port: u16, vip: &str, flags: u8) -> (String, String) {
         let (from, to) = (format!("{CLIENT_IP}:{port}"), format!("{vip}:80"));
         let (h, _) =
             self.pass(&Builder::tcp(from.as_str(), to.as_str()).mac(CLIENT, GATEWAY).flags(flags).build());
@@ -90,7 +90,7 @@ impl Running {
     }
 
     /// What a backend's packet to this address becomes.
-    fn from_backend(&self, to: &str, flags: u8) -> (String, String) {
+    fn by_backend(&self, to: &str, flags: u8) -> (String, String) {
         let from = format!("{BACKEND_IP}:80");
         let (h, _) = self.pass(&Builder::tcp(from.as_str(), to).mac(BACKEND, GATEWAY).flags(flags).build());
         (format!("{}:{}", h.src, h.src_port), format!("{}:{}", h.dst, h.dst_port))
@@ -102,11 +102,11 @@ impl Running {
         for n in 0..CONNECTIONS {
             for vip in [VIP_L2, VIP_FULLNAT, VIP_NAT] {
                 let port = 4000 + n;
-                let towards = self.from_client(port, vip, tcp::flags::SYN);
+                let towards = self.by_client(port, vip, tcp::flags::SYN);
                 if vip != VIP_L2 {
-                    self.from_backend(&towards.0, tcp::flags::SYN | tcp::flags::ACK);
+                    self.by_backend(&towards.0, tcp::flags::SYN | tcp::flags::ACK);
                 }
-                self.from_client(port, vip, tcp::flags::ACK);
+                self.by_client(port, vip, tcp::flags::ACK);
                 all.push(Connection { port, vip, towards });
             }
         }
@@ -118,10 +118,10 @@ impl Running {
             let client = format!("{CLIENT_IP}:{}", one.port);
             // The backend may be the first to send.
             if one.vip != VIP_L2 {
-                let back = self.from_backend(&one.towards.0, tcp::flags::ACK);
+                let back = self.by_backend(&one.towards.0, tcp::flags::ACK);
                 assert_eq!(back, (format!("{}:80", one.vip), client));
             }
-            assert_eq!(self.from_client(one.port, one.vip, tcp::flags::ACK), one.towards);
+            assert_eq!(self.by_client(one.port, one.vip, tcp::flags::ACK), one.towards);
         }
     }
 
