@@ -101,6 +101,11 @@ pub enum PoolError {
         /// `rte_errno`.
         source: Errno,
     },
+    /// A port returns sent mbufs without looking at their pool ([`crate::PortConfig::fast_free`]).
+    #[error(
+        "mbuf pool: a port was started with the promise that there is no other pool; create all pools first"
+    )]
+    OnlyPool,
 }
 
 /// The pool has no mbuf left. The caller drops the packet or waits; nothing was allocated.

@@ -75,12 +75,14 @@ pub struct RssConfig {
     pub key: Option<Vec<u8>>,
     /// The headers to hash.
     pub hash: RssHash,
+    /// The redirection table, repeated as often as it fits into that of the NIC. `None` uses the driver's own.
+    pub table: Option<Vec<u16>>,
 }
 
 impl Default for RssConfig {
     /// Addresses and ports of everything, with the driver's key.
     fn default() -> Self {
-        Self { key: None, hash: RssHash::IP | RssHash::TCP | RssHash::UDP | RssHash::SCTP }
+        Self { key: None, hash: RssHash::IP | RssHash::TCP | RssHash::UDP | RssHash::SCTP, table: None }
     }
 }
 

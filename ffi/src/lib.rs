@@ -52,7 +52,7 @@ pub use flow::{Rss, RssConfig, RssHash};
 pub use lcore::Lcore;
 pub use mbuf::{Checksum, Mbuf};
 pub use mempool::{PktPool, PoolConfig};
-pub use port::{Link, Port, PortConfig, PortInfo, Queues};
+pub use port::{EXTENDED_STATS_MAX, Link, Negotiated, Port, PortConfig, PortInfo, Queues};
 pub use queue::{RxQueue, TxQueue};
 pub use region::Region;
 pub use ring::{RingReceiver, RingSender};

@@ -10,7 +10,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dpdk_sys as sys;
 
@@ -66,6 +66,10 @@ impl PktPool {
     pub fn new(eal: &Eal, config: &PoolConfig) -> Result<Self, PoolError> {
         config.check()?;
         free_what_waits();
+        let mut count = count();
+        if count.relied_on > 0 {
+            return Err(PoolError::OnlyPool);
+        }
         let name = CString::new(format!("pktpool{}", NEXT.fetch_add(1, Ordering::Relaxed)))
             .expect("the name has no NUL byte");
         // A small pool with a large cache would be refused, and one lcore's cache could hold all of its mbufs.
@@ -83,12 +87,15 @@ impl PktPool {
             )
         };
         match NonNull::new(raw) {
-            Some(raw) => Ok(Self(Arc::new(Pool {
-                raw,
-                capacity: config.mbufs,
-                data_room: config.data_room,
-                eal: eal.clone(),
-            }))),
+            Some(raw) => {
+                count.pools += 1;
+                Ok(Self(Arc::new(Pool {
+                    raw,
+                    capacity: config.mbufs,
+                    data_room: config.data_room,
+                    eal: eal.clone(),
+                })))
+            }
             None => Err(PoolError::Create {
                 mbufs: config.mbufs,
                 data_room: u32::from(room),
@@ -151,6 +158,17 @@ impl PktPool {
         self.0.data_room
     }
 
+    /// A promise that every mbuf of this process is of this pool, for as long as it is held. `None` if there is another
+    /// pool.
+    pub(crate) fn if_only(&self) -> Option<OnlyPool> {
+        free_what_waits();
+        let mut count = count();
+        (count.pools == 1).then(|| {
+            count.relied_on += 1;
+            OnlyPool(())
+        })
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut sys::rte_mempool {
         self.0.raw.as_ptr()
     }
@@ -202,6 +220,30 @@ impl Drop for Pool {
     }
 }
 
+/// No other pool is created while one of these exists ([`PktPool::if_only`]).
+#[derive(Debug)]
+pub(crate) struct OnlyPool(());
+
+impl Drop for OnlyPool {
+    fn drop(&mut self) {
+        count().relied_on -= 1;
+    }
+}
+
+/// The pools of this process.
+#[derive(Debug)]
+struct Count {
+    /// Those that are not freed yet, with and without handles.
+    pools: usize,
+    /// The number of [`OnlyPool`]s.
+    relied_on: usize,
+}
+
+fn count() -> MutexGuard<'static, Count> {
+    static COUNT: Mutex<Count> = Mutex::new(Count { pools: 0, relied_on: 0 });
+    COUNT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A counter for names, which must be unique within the process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -249,6 +291,7 @@ fn free_what_waits() {
     for parked in quiet {
         // SAFETY: quiet and without handles: no pointer into it is left, and it is off the list.
         unsafe { sys::rte_mempool_free(parked.raw.as_ptr()) };
+        count().pools -= 1;
     }
 }
 
@@ -256,6 +299,23 @@ fn free_what_waits() {
 mod tests {
     use super::*;
     use crate::testing;
+
+    #[test]
+    fn a_promise_of_an_only_pool_is_given_only_while_there_is_one_and_keeps_others_from_being_created() {
+        let _serial = testing::serial();
+        let config = PoolConfig { mbufs: 255, ..PoolConfig::default() };
+        let create = || PktPool::new(testing::eal(), &config);
+        let (pool, other) = (create().unwrap(), create().unwrap());
+        assert!(pool.if_only().is_none(), "there are two");
+        let kept = other.alloc().unwrap();
+        drop(other);
+        assert!(pool.if_only().is_none(), "an mbuf of the other is left");
+        drop(kept);
+        let promise = pool.if_only().expect("the only pool");
+        assert!(matches!(create(), Err(PoolError::OnlyPool)));
+        drop(promise);
+        drop(create().unwrap());
+    }
 
     /// This test is here and not among the tests on virtual devices, because it briefly uses all memory of its process.
     #[test]

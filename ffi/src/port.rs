@@ -88,6 +88,22 @@ pub struct Link {
     pub mbps: Option<u32>,
 }
 
+/// What was agreed with the device of a started port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Descriptors of each receive ring; 0 before the first start.
+    pub rx_descriptors: u16,
+    /// Descriptors of each transmit ring.
+    pub tx_descriptors: u16,
+    /// The receive offloads that are in use, by DPDK's names, such as `RSS_HASH`.
+    pub rx_offloads: Vec<String>,
+    /// The transmit offloads that are in use.
+    pub tx_offloads: Vec<String>,
+}
+
+/// The maximum number of extended counters of a port that are read.
+pub const EXTENDED_STATS_MAX: usize = 512;
+
 impl Port {
     /// Takes a device: plugs it in, or uses it if the EAL found it at its start.
     ///
@@ -221,6 +237,65 @@ impl Port {
         }
     }
 
+    /// What was agreed with the device at its start.
+    ///
+    /// # Errors
+    /// If the driver cannot report it.
+    pub fn negotiated(&self) -> Result<Negotiated, PortError> {
+        let mut conf = sys::rte_eth_conf::default();
+        // SAFETY: the port is ours and attached; the struct is written, nothing is kept.
+        let read = unsafe { sys::rte_eth_dev_conf_get(self.id(), &mut conf) };
+        self.device.check("read the configuration", read)?;
+        let (rx_descriptors, tx_descriptors) = self.device.descriptors();
+        Ok(Negotiated {
+            rx_descriptors,
+            tx_descriptors,
+            // SAFETY: both calls look a bit up in a static table, and return a static string.
+            rx_offloads: names_of_bits(conf.rxmode.offloads, |bit| unsafe {
+                sys::rte_eth_dev_rx_offload_name(bit)
+            }),
+            // SAFETY: as above.
+            tx_offloads: names_of_bits(conf.txmode.offloads, |bit| unsafe {
+                sys::rte_eth_dev_tx_offload_name(bit)
+            }),
+        })
+    }
+
+    /// Its extended counters, by name: what the driver counts, and those of single queues. At most
+    /// [`EXTENDED_STATS_MAX`]. It allocates, and some drivers wait for their device.
+    ///
+    /// # Errors
+    /// If the driver fails to report them.
+    pub fn extended_stats(&self) -> Result<Vec<(String, u64)>, PortError> {
+        let none = std::ptr::null_mut();
+        // SAFETY: the port is ours and attached; without room the call only returns the number.
+        let len = self.device.check("count the extended counters", unsafe {
+            sys::rte_eth_xstats_get_names(self.id(), none, 0)
+        })?;
+        let mut names = vec![sys::rte_eth_xstat_name::default(); usize::try_from(len).unwrap_or(0)];
+        let mut values = vec![sys::rte_eth_xstat::default(); names.len()];
+        let room = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        // SAFETY: the port is ours and attached; both arrays have room for `room` elements and outlive the calls.
+        let (named, counted) = unsafe {
+            (
+                sys::rte_eth_xstats_get_names(self.id(), names.as_mut_ptr(), room),
+                sys::rte_eth_xstats_get(self.id(), values.as_mut_ptr(), room),
+            )
+        };
+        let named = self.device.check("name the extended counters", named)?;
+        let counted = self.device.check("read the extended counters", counted)?;
+        // More than there is room for means that nothing was written.
+        let written = |count: i32| usize::try_from(count).ok().filter(|&count| count <= names.len());
+        let (Some(named), Some(counted)) = (written(named), written(counted)) else { return Ok(Vec::new()) };
+        let value = |value: &sys::rte_eth_xstat| {
+            let at = usize::try_from(value.id).ok().filter(|&at| at < named)?;
+            let name: Vec<u8> =
+                names[at].name.iter().map(|&c| c.cast_unsigned()).take_while(|&c| c != 0).collect();
+            Some((String::from_utf8_lossy(&name).into_owned(), value.value))
+        };
+        Ok(values[..counted].iter().filter_map(value).take(EXTENDED_STATS_MAX).collect())
+    }
+
     /// Its counters.
     ///
     /// # Errors
@@ -320,6 +395,13 @@ impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Port({} {:?})", self.id(), self.info.name)
     }
+}
+
+/// The names of the bits that are set. `name` returns a static C string for a bit.
+fn names_of_bits(bits: u64, name: impl Fn(u64) -> *const std::ffi::c_char) -> Vec<String> {
+    let set = (0..u64::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
+    // SAFETY: `name` returns a static string that ends with a NUL byte.
+    set.map(|bit| unsafe { std::ffi::CStr::from_ptr(name(bit)) }.to_string_lossy().into_owned()).collect()
 }
 
 /// Bytes of an RSS key if the driver does not report a length (net_null).

@@ -33,7 +33,9 @@ const FUNCTIONS: &[&str] = &[
     "rte_eth_(rx|tx)_queue_setup",
     "rte_eth_dev_(info_get|configure|start|stop|close|set_mtu|get_mtu|is_valid_port|socket_id)",
     "rte_eth_dev_(get_port_by_name|get_name_by_port|default_mac_addr_set|adjust_nb_rx_tx_desc)",
-    "rte_eth_dev_(rss_reta_query|rss_hash_conf_get|rss_hash_update)",
+    "rte_eth_dev_(rss_reta_query|rss_reta_update|rss_hash_conf_get|rss_hash_update)",
+    "rte_eth_dev_(conf_get|rx_offload_name|tx_offload_name)",
+    "rte_eth_xstats_(get|get_names)",
     "rte_eth_(promiscuous|allmulticast)_(enable|disable|get)",
     "rte_eth_(macaddr_get|link_get_nowait|stats_get|stats_reset|find_next)",
 ];
@@ -43,7 +45,7 @@ const TYPES: &[&str] = &[
     "rte_ring",
     "rte_device",
     "rte_ether_addr",
-    "rte_eth_(conf|dev_info|stats|link|rss_conf|rss_reta_entry64|rxconf|txconf)",
+    "rte_eth_(conf|dev_info|stats|xstat|xstat_name|link|rss_conf|rss_reta_entry64|rxconf|txconf)",
     "rte_lcore_role_t",
 ];
 

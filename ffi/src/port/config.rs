@@ -26,10 +26,16 @@ pub struct PortConfig {
     pub verify_checksums: bool,
     /// Let the device remove 802.1Q tags from frames if it can ([`crate::Mbuf::stripped_vlan`]).
     pub strip_vlan: bool,
+    /// Let frames of several segments be sent ([`crate::Mbuf::is_contiguous`]). Without it, some drivers send faster, and of
+    /// such a frame only the first segment may be sent.
+    pub send_segments: bool,
+    /// Let the device return sent mbufs to the pool of the port without looking at each (`MBUF_FAST_FREE`), if it can.
+    /// It is granted only while there is no other pool in the process, and no other can then be created.
+    pub fast_free: bool,
 }
 
 impl Default for PortConfig {
-    /// One queue of 1,024 descriptors each way, all multicast, RSS over addresses and ports, no offload.
+    /// One queue of 1,024 descriptors each way, all multicast, RSS over addresses and ports, no offload except segments.
     fn default() -> Self {
         Self {
             queues: 1,
@@ -42,6 +48,8 @@ impl Default for PortConfig {
             rss: RssConfig::default(),
             verify_checksums: false,
             strip_vlan: false,
+            send_segments: true,
+            fast_free: false,
         }
     }
 }

@@ -18,7 +18,7 @@ use super::config::PortConfig;
 use crate::burst::Burst;
 use crate::eal::Eal;
 use crate::error::{Errno, PortError};
-use crate::mempool::PktPool;
+use crate::mempool::{OnlyPool, PktPool};
 use crate::ring::Ring;
 
 /// An attached Ethernet device.
@@ -31,6 +31,10 @@ pub(crate) struct Device {
     running_queues: u16,
     /// The pool that its queues take mbufs from. Kept until the device is closed or set up again.
     pool: Option<PktPool>,
+    /// Held while sent mbufs are returned to `pool` unseen.
+    only_pool: Option<OnlyPool>,
+    /// Descriptors of each receive ring and of each transmit ring, as the device accepted them.
+    descriptors: (u16, u16),
     /// The rings that it consists of, if any. Kept until it is closed.
     rings: Vec<Arc<Ring>>,
     _eal: Eal,
@@ -113,6 +117,8 @@ impl Device {
             bus_device: info.device,
             running_queues: 0,
             pool: None,
+            only_pool: None,
+            descriptors: (0, 0),
             rings: Vec::new(),
             _eal: eal.clone(),
         })
@@ -181,8 +187,18 @@ impl Device {
         if let Some(mtu) = config.mtu {
             conf.rxmode.mtu = u32::from(mtu);
         }
-        // A frame may have been received in several segments (net_pcap does so for jumbo frames).
-        conf.txmode.offloads = sys::DPDK_SYS_TX_OFFLOAD_MULTI_SEGS & info.tx_offload_capa;
+        if config.send_segments {
+            conf.txmode.offloads = sys::DPDK_SYS_TX_OFFLOAD_MULTI_SEGS & info.tx_offload_capa;
+        }
+        let fast_free = sys::DPDK_SYS_TX_OFFLOAD_MBUF_FAST_FREE & info.tx_offload_capa;
+        // The queues of an earlier configuration are stopped.
+        self.only_pool = None;
+        if config.fast_free && fast_free != 0 {
+            self.only_pool = pool.if_only();
+        }
+        if self.only_pool.is_some() {
+            conf.txmode.offloads |= fast_free;
+        }
 
         let (mut rx_descriptors, mut tx_descriptors) = (config.rx_descriptors, config.tx_descriptors);
         let socket = self.socket().unwrap_or(sys::DPDK_SYS_SOCKET_ANY).cast_unsigned();
@@ -201,6 +217,7 @@ impl Device {
                 "adjust the descriptors",
                 sys::rte_eth_dev_adjust_nb_rx_tx_desc(self.id, &mut rx_descriptors, &mut tx_descriptors),
             )?;
+            self.descriptors = (rx_descriptors, tx_descriptors);
             // The old pool is released only after the queues have the new one.
             let _old = self.pool.replace(pool.clone());
             for queue in 0..config.queues {
@@ -236,7 +253,10 @@ impl Device {
         // SAFETY: attached, configured, all of its queues set up.
         self.check("start", unsafe { sys::rte_eth_dev_start(self.id) })?;
         self.running_queues = config.queues;
-        let set = self.set_modes(config).and_then(|()| self.set_rss_key(config));
+        let set = self
+            .set_modes(config)
+            .and_then(|()| self.set_rss_key(config))
+            .and_then(|()| self.set_rss_table(config));
         if set.is_err() {
             // The first error is the one to report.
             let _ = self.stop();
@@ -261,6 +281,34 @@ impl Device {
         // copies it.
         let result = unsafe { sys::rte_eth_dev_rss_hash_update(self.id, &mut conf) };
         self.check_if_supported("set the RSS key", result)
+    }
+
+    /// Sets the RSS table, if the device has one that holds the given one a whole number of times.
+    fn set_rss_table(&self, config: &PortConfig) -> Result<(), PortError> {
+        let info = self.raw_info()?;
+        let Some(table) = config.rss.table.as_ref().filter(|table| !table.is_empty() && config.queues > 1)
+        else {
+            return Ok(());
+        };
+        let len = usize::from(info.reta_size);
+        if len == 0 || !len.is_multiple_of(table.len()) || table.iter().any(|&queue| queue >= config.queues) {
+            return Ok(());
+        }
+        let group = sys::RTE_ETH_RETA_GROUP_SIZE as usize;
+        let mut groups = vec![sys::rte_eth_rss_reta_entry64::default(); len.div_ceil(group)];
+        for (n, &queue) in table.iter().cycle().take(len).enumerate() {
+            groups[n / group].mask |= 1 << (n % group);
+            groups[n / group].reta[n % group] = queue;
+        }
+        // SAFETY: attached and started; the table has an entry for each of `reta_size`, outlives the call, and is copied.
+        let result =
+            unsafe { sys::rte_eth_dev_rss_reta_update(self.id, groups.as_mut_ptr(), info.reta_size) };
+        self.check_if_supported("set the RSS table", result)
+    }
+
+    /// Descriptors of each receive ring and of each transmit ring.
+    pub(super) fn descriptors(&self) -> (u16, u16) {
+        self.descriptors
     }
 
     /// Sets promiscuous and multicast mode. A driver without promiscuous mode passes on all frames that it gets.

@@ -187,13 +187,14 @@ fn scaling_that_was_asked_for_is_in_force_and_told() {
     let pool = pool();
     let mut port = null();
     let key: Vec<u8> = (0..40).collect();
-    let rss = RssConfig { key: Some(key.clone()), hash: RssHash::IP | RssHash::TCP };
+    let table = Some(vec![1, 1, 0, 1]);
+    let rss = RssConfig { key: Some(key.clone()), hash: RssHash::IP | RssHash::TCP, table };
     let queues = port.start(&PortConfig { queues: 2, rss, ..PortConfig::default() }, &pool).unwrap();
     let rss = port.rss().unwrap().expect("net_null has RSS");
     assert_eq!(rss.key, key);
     assert!(rss.hash.intersects(RssHash::TCP) && !rss.hash.intersects(RssHash::UDP));
     assert_eq!(rss.table.len(), usize::from(port.info().rss_table_len));
-    assert!(rss.table.iter().all(|&queue| queue < 2));
+    assert!(rss.table.chunks(4).all(|part| part == [1, 1, 0, 1]), "{:?}", rss.table);
     drop(queues);
 }
 
@@ -204,6 +205,35 @@ fn a_port_without_scaling_reports_it_and_still_starts() {
     let queues = port.start(&PortConfig { queues: 4, ..PortConfig::default() }, &pool).unwrap();
     assert_eq!(queues.rx.len(), 4);
     assert_eq!((port.rss().unwrap(), port.info().rss_hash), (None, RssHash::NONE));
+}
+
+#[test]
+fn a_port_says_what_was_agreed_and_segments_only_if_asked_for() {
+    let pool = pool();
+    let mut port = Port::attach(testing::eal(), "net_ring").unwrap();
+    for send_segments in [true, false] {
+        let config =
+            PortConfig { send_segments, fast_free: true, rx_descriptors: 512, ..PortConfig::default() };
+        drop(port.start(&config, &pool).unwrap());
+        let agreed = port.negotiated().unwrap();
+        assert_eq!((agreed.rx_descriptors, agreed.tx_descriptors), (512, 1024));
+        assert_eq!(agreed.tx_offloads.contains(&"MULTI_SEGS".to_owned()), send_segments, "{agreed:?}");
+        // Other tests of this process have pools of their own, and net_ring has no such offload.
+        assert!(!agreed.tx_offloads.contains(&"MBUF_FAST_FREE".to_owned()), "{agreed:?}");
+    }
+}
+
+#[test]
+fn extended_counters_are_named_and_those_of_queues_are_among_them() {
+    let pool = pool();
+    let mut port = null();
+    let mut queues = port.start(&PortConfig { queues: 2, ..PortConfig::default() }, &pool).unwrap();
+    let mut burst = Burst::<32>::new();
+    queues.rx[1].rx(&mut burst);
+    let stats = port.extended_stats().unwrap();
+    let value = |name: &str| stats.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+    assert_eq!((value("rx_good_packets"), value("rx_q1_packets")), (Some(32), Some(32)), "{stats:?}");
+    assert_eq!((value("rx_q0_packets"), value("nonsense")), (Some(0), None));
 }
 
 #[test]
