@@ -24,7 +24,7 @@ help:
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
 	@echo 'make test-apiserver  the stories of the gateway with a real API server (root): CONTRIBUTING.md says how'
-	@echo 'make vm-test  emulated PCI NICs by their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e"'
+	@echo 'make vm-test  emulated PCI NICs by their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'

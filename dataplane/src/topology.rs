@@ -7,6 +7,7 @@
 //! plan.
 
 use std::path::Path;
+use std::time::Duration;
 
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::limits::WORKERS_MAX;
@@ -72,6 +73,8 @@ pub enum Idle {
     /// It spins, then yields, then sleeps for up to a millisecond.
     #[default]
     Adaptive,
+    /// As [`Idle::Adaptive`], with shorter sleeps: the ring of a NIC must not fill meanwhile.
+    AdaptiveUpTo(Duration),
 }
 
 /// Why the workers cannot be placed.

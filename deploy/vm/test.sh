@@ -16,7 +16,7 @@ deploy/vm/image.sh "$image"
 rm -rf "$image/logs"
 
 "$cargo" test --workspace --test e2e --locked --no-run -q
-read -ra nics <<<"${NICS:-virtio e1000e}"
+read -ra nics <<<"${NICS:-virtio e1000e vmxnet3}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0

@@ -232,6 +232,9 @@ pub struct InterfaceStatus {
     /// The tap that mirrors it for the kernel; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapStatus>,
+    /// What was agreed with its driver.
+    #[serde(default)]
+    pub port: PortStatus,
     /// Packets received.
     pub rx_packets: u64,
     /// Their bytes.
@@ -240,6 +243,36 @@ pub struct InterfaceStatus {
     pub tx_packets: u64,
     /// Their bytes.
     pub tx_bytes: u64,
+}
+
+/// What was agreed with the driver of a port, and what it counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortStatus {
+    /// DPDK's name of the driver.
+    pub driver: String,
+    /// The largest IP packet, in bytes.
+    pub mtu: u16,
+    /// The speed of the link in megabits per second; absent if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed_mbps: Option<u32>,
+    /// Receive queues, and as many transmit queues.
+    pub queues: u16,
+    /// Descriptors of each receive ring.
+    pub rx_descriptors: u16,
+    /// Descriptors of each transmit ring.
+    pub tx_descriptors: u16,
+    /// How packets are distributed to the queues: the protocols whose ports are hashed (`own-key`: with a key other than
+    /// the gateway's), `addresses`, `unknown` if the driver does not say, or `one-queue`.
+    pub rss: String,
+    /// Receive offloads in use, by DPDK's names.
+    #[serde(default)]
+    pub rx_offloads: Vec<String>,
+    /// Transmit offloads in use, by DPDK's names.
+    #[serde(default)]
+    pub tx_offloads: Vec<String>,
+    /// Packets that the NIC received and dropped, because their worker did not take them in time.
+    pub rx_missed: u64,
 }
 
 /// The link of a port or a tap.

@@ -357,6 +357,7 @@ pub(super) fn status(status: &Status, style: Style) -> String {
         workers(&status.workers),
         latency_table(latencies),
         interfaces(&status.interfaces),
+        ports(if is_wide { &status.interfaces } else { &[] }),
         announce_tables::peers(
             status.announce.iter().flat_map(|a| &a.bgp).next().map_or(&[], |bgp| &bgp.peers),
         ),
@@ -488,6 +489,38 @@ fn latency_table(all: &[LatencyStatus]) -> Table {
         latencies.row([one.name.clone(), one.count.to_string(), p50, p99, max]);
     }
     latencies
+}
+
+/// The ports as their drivers report them, for `-o wide`.
+fn ports(all: &[InterfaceStatus]) -> Table {
+    let headers = [
+        "PORT",
+        "DRIVER",
+        "SPEED",
+        "MTU",
+        "QUEUES",
+        "RSS",
+        "DESCRIPTORS",
+        "RX-MISSED",
+        "RX-OFFLOADS",
+        "TX-OFFLOADS",
+    ];
+    let mut ports = Table::new(&headers);
+    for InterfaceStatus { name, port, .. } in all {
+        ports.row([
+            name.clone(),
+            port.driver.clone(),
+            port.speed_mbps.map(|mbps| format!("{mbps}Mbit/s")).unwrap_or_default(),
+            port.mtu.to_string(),
+            port.queues.to_string(),
+            port.rss.clone(),
+            format!("{}/{}", port.rx_descriptors, port.tx_descriptors),
+            port.rx_missed.to_string(),
+            port.rx_offloads.join(","),
+            port.tx_offloads.join(","),
+        ]);
+    }
+    ports
 }
 
 fn interfaces(all: &[InterfaceStatus]) -> Table {

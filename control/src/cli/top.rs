@@ -400,7 +400,7 @@ impl Drop for Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::api::{InterfaceStatus, LinkStatus, ReasonCount};
+    use crate::admin::api::{InterfaceStatus, LinkStatus, PortStatus, ReasonCount};
 
     fn reading(at: Instant, packets: u64) -> Reading {
         let service = |name: &str, packets| ServiceTraffic {
@@ -420,6 +420,7 @@ mod tests {
             link_up: true,
             link: LinkStatus { state: "up".into(), ..LinkStatus::default() },
             tap: None,
+            port: PortStatus::default(),
             rx_packets: packets,
             rx_bytes: 60 * packets,
             tx_packets: 2 * packets,

@@ -12,7 +12,9 @@ use jiff::Timestamp;
 use tidegate_cluster::DRAIN_ANNOTATION;
 use tidegate_core::ownership::BootTime;
 use tidegate_core::verdict::DropReason;
-use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
+use tidegate_dataplane::gateway::{
+    InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, WorkerState,
+};
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::explain::{Circumstances, Explanation, Packet, explain, refusal};
@@ -381,15 +383,18 @@ impl Operator {
     fn interfaces(&self, stats: &tidegate_dataplane::gateway::Stats) -> Vec<api::InterfaceStatus> {
         let interfaces = self.state.dataplane.interfaces().iter().zip(&stats.interfaces);
         let links = self.state.dataplane.links().report();
+        let reports = self.state.dataplane.links().port_reports();
         interfaces
             .zip(links)
-            .map(|((interface, counts), link)| api::InterfaceStatus {
+            .zip(reports)
+            .map(|(((interface, counts), link), report)| api::InterfaceStatus {
                 name: interface.name.clone(),
                 device: interface.device.clone(),
                 mac: interface.mac.to_string(),
                 link_up: link.port.state == LinkState::Up,
                 link: link_status(link.port),
                 tap: link.tap.map(|(name, tap)| api::TapStatus { name, link: link_status(tap) }),
+                port: port_status(interface, &report),
                 rx_packets: counts.rx_packets,
                 rx_bytes: counts.rx_bytes,
                 tx_packets: counts.tx_packets,
@@ -408,6 +413,23 @@ fn refused_configuration(name: &str, message: String) -> api::FindingView {
         location: None,
         message,
         accepted: None,
+    }
+}
+
+fn port_status(interface: &InterfaceState, report: &PortReport) -> api::PortStatus {
+    let NegotiatedPort { queues, rx_descriptors, tx_descriptors, rss, .. } = interface.negotiated;
+    let missed = report.stats.iter().find(|(name, _)| name == "rx_missed_errors");
+    api::PortStatus {
+        driver: interface.driver.clone(),
+        mtu: interface.mtu,
+        speed_mbps: report.mbps,
+        queues,
+        rx_descriptors,
+        tx_descriptors,
+        rss: rss.to_string(),
+        rx_offloads: interface.negotiated.rx_offloads.clone(),
+        tx_offloads: interface.negotiated.tx_offloads.clone(),
+        rx_missed: missed.map_or(0, |(_, value)| *value),
     }
 }
 

@@ -344,6 +344,7 @@ impl State {
             dataplane: DataplaneSample {
                 interfaces: &interfaces,
                 links: &self.dataplane.links().report(),
+                ports: &self.dataplane.links().port_reports(),
                 stats: &stats,
                 services: &self.dataplane.service_stats(),
                 limited: &self.dataplane.limited_services(),

@@ -16,7 +16,7 @@ use tidegate_core::pipeline::CookieCounts;
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
-    InterfaceLink, LinkState, ServiceStats, SnatPortStats, Stats, WorkerState,
+    InterfaceLink, LinkState, PortReport, ServiceStats, SnatPortStats, Stats, WorkerState,
 };
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
@@ -57,6 +57,25 @@ pub(super) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
     let mut transitions = page.counter("tidegate_tap_transitions_total", help, ["interface"]);
     for (name, tap) in taps() {
         transitions.sample([name], tap.transitions);
+    }
+}
+
+/// What the drivers of ports count.
+pub(super) fn ports(page: &mut Exposition, links: &[InterfaceLink], ports: &[PortReport]) {
+    let ports = || links.iter().zip(ports);
+    let help = "What the driver of the interface counts, by DPDK's name of the counter (rx_missed_errors, rx_q0_packets ...); read once a second, and begins at 0 when the device is opened.";
+    let mut stats = page.counter("tidegate_port_stat_total", help, ["interface", "stat"]);
+    for (link, port) in ports() {
+        for (stat, value) in &port.stats {
+            stats.sample([&link.name, stat.as_str()], *value);
+        }
+    }
+    let help = "Speed of the interface's link in bytes per second; absent if it is not known.";
+    let mut speed = page.gauge("tidegate_interface_speed_bytes", help, ["interface"]);
+    for (link, port) in ports() {
+        if let Some(mbps) = port.mbps {
+            speed.sample([&link.name], u64::from(mbps) * 125_000);
+        }
     }
 }
 
@@ -107,6 +126,10 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     }
     let help = "Frames passed from the worker that received them to the worker that owns their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
+    let help = "Packets of a sample by whether their NIC brought them to the worker that the gateway computes (expected) or to another one (elsewhere: replies of fullnat may be lost); 0 where drivers do not report how they distribute packets.";
+    page.counter("tidegate_rss_checks_total", help, ["result"])
+        .sample(["expected"], stats.arrivals_as_computed)
+        .sample(["elsewhere"], stats.arrivals_elsewhere);
 }
 
 /// Frames between the workers and the kernel, and the neighbours that the slow path resolves.

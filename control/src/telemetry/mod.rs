@@ -43,6 +43,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::frames(&mut page, stats, sample.dataplane.interfaces);
     families::kernel(&mut page, stats);
     families::links(&mut page, sample.dataplane.links);
+    families::ports(&mut page, sample.dataplane.links, sample.dataplane.ports);
     families::workers(&mut page, stats);
     families::latencies(&mut page, sample.latencies);
     families::services(&mut page, services);

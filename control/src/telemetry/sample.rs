@@ -2,7 +2,7 @@
 
 use tidegate_announce::decide::Withheld;
 use tidegate_core::service_limits::LimitedService;
-use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
+use tidegate_dataplane::gateway::{InterfaceLink, PortReport, ServiceStats, SnatPortStats, Stats};
 use tidegate_health::CheckLoad;
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::Finding;
@@ -86,6 +86,8 @@ pub struct DataplaneSample<'a> {
     pub interfaces: &'a [String],
     /// Their links and taps, by interface index.
     pub links: &'a [InterfaceLink],
+    /// What the drivers of their ports reported last, by interface index.
+    pub ports: &'a [PortReport],
     /// The counters of the dataplane.
     pub stats: &'a Stats,
     /// The counters of the services of the published snapshot.

@@ -18,8 +18,9 @@ use tidegate_core::service_limits::LimitedService;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
-    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, Pages, PuntClassStats,
-    ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats, WorkerState, WorkerStats,
+    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, Pages, PortReport,
+    PuntClassStats, ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats, WorkerState,
+    WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
@@ -163,6 +164,7 @@ fn labels(text: &str) -> Result<(Labels, &str), String> {
 struct World {
     interfaces: Vec<String>,
     links: Vec<InterfaceLink>,
+    ports: Vec<PortReport>,
     stats: Stats,
     service_stats: Vec<ServiceStats>,
     services: Vec<Arc<ServiceView>>,
@@ -182,6 +184,7 @@ impl World {
             dataplane: DataplaneSample {
                 interfaces: &self.interfaces,
                 links: &self.links,
+                ports: &self.ports,
                 stats: &self.stats,
                 services: &self.service_stats,
                 limited: &[],
@@ -317,6 +320,8 @@ fn stats() -> Stats {
         transmits: TransmitReason::ALL.iter().map(|&why| (why, 100 + why.index() as u64)).collect(),
         punts: PuntReason::ALL.iter().map(|&why| (why, 200 + why.index() as u64)).collect(),
         hand_overs: 31,
+        arrivals_as_computed: 40,
+        arrivals_elsewhere: 2,
         workers: vec![worker(0, WorkerState::Running), worker(1, WorkerState::Failed)],
         turns: vec![recorded(&[1_500, 8_000]), recorded(&[8_000, 3_000_000])],
         punt_queue: recorded(&[40_000, 4_500_000]),
@@ -359,6 +364,10 @@ fn world() -> World {
     let (active, down) = (BackendViewState::Active, BackendViewState::Down);
     World {
         interfaces: vec!["uplink".into()],
+        ports: vec![PortReport {
+            mbps: Some(10_000),
+            stats: vec![("rx_missed_errors".to_owned(), 3), ("rx_q0_packets".to_owned(), 50)],
+        }],
         links: vec![InterfaceLink {
             name: "uplink".into(),
             port: LinkStatus { state: LinkState::NoCarrier, since: UNIX_EPOCH, transitions: 3 },

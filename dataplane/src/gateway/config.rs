@@ -107,6 +107,63 @@ pub struct InterfaceState {
     pub mtu: u16,
     /// The name of its tap, if there is one.
     pub tap: Option<String>,
+    /// What was agreed with the device.
+    pub negotiated: NegotiatedPort,
+}
+
+/// What was agreed with the device of a port at its start.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NegotiatedPort {
+    /// Receive queues, and as many transmit queues: one of each for each worker.
+    pub queues: u16,
+    /// Descriptors of each receive ring.
+    pub rx_descriptors: u16,
+    /// Descriptors of each transmit ring.
+    pub tx_descriptors: u16,
+    /// Receive offloads, by DPDK's names.
+    pub rx_offloads: Vec<String>,
+    /// Transmit offloads, by DPDK's names.
+    pub tx_offloads: Vec<String>,
+    /// How it distributes packets to its queues.
+    pub rss: RssReport,
+}
+
+/// How a port distributes packets to its queues, as its driver reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RssReport {
+    /// It has one queue.
+    #[default]
+    OneQueue,
+    /// The driver does not say.
+    Unknown,
+    /// By a Toeplitz hash of addresses and ports.
+    Hash {
+        /// Whether it has the key of the gateway, and not one of its own.
+        gateway_key: bool,
+        /// Whether ports of TCP and UDP are hashed, in both families.
+        tcp_udp: bool,
+        /// Whether ports of SCTP are hashed, in both families.
+        sctp: bool,
+    },
+}
+
+impl std::fmt::Display for RssReport {
+    /// The value in `status -o wide`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OneQueue => f.write_str("one-queue"),
+            Self::Unknown => f.write_str("unknown"),
+            Self::Hash { gateway_key, tcp_udp, sctp } => {
+                let protocols = match (tcp_udp, sctp) {
+                    (true, true) => "tcp,udp,sctp",
+                    (true, false) => "tcp,udp",
+                    (false, true) => "sctp",
+                    (false, false) => "addresses",
+                };
+                write!(f, "{protocols}{}", if *gateway_key { "" } else { ",own-key" })
+            }
+        }
+    }
 }
 
 /// Why a gateway did not start. All earlier steps of the start have been undone.

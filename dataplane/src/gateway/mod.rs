@@ -9,19 +9,18 @@
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Instant;
 
-use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port, PortConfig, RssHash};
-use tidegate_core::forward::snat_ports::{Rss, Steering};
+use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
 use tidegate_core::limits::BURST;
 use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
-use tidegate_core::wire::{MacAddr, VlanId};
+use tidegate_core::wire::VlanId;
 
-use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource, QueuePair};
-use crate::drivers::gate::Gate;
+use crate::drivers::dpdk::{DpdkFrame, DpdkSource};
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
 use crate::links::record;
-use crate::links::{Device, Life, PortResources, WatchThread, Watched, WatchedPort, open_port};
+use crate::links::{Device, Life, PortResources, WatchThread, Watched, WatchedPort};
 use crate::punt::class::PuntClass;
 use crate::punt::sysctl_guard::SysctlGuard;
 use crate::punt::tap::{Tap, TapConfig};
@@ -30,11 +29,15 @@ use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::INJECTED_MAX;
 use crate::worker::pending_neighbor::PARKED_MAX;
 use crate::worker::rings::handed_over_max;
+use device_string::{LARGE_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
+use ports::{DESCRIPTORS, Started};
 
 pub mod config;
+mod device_string;
 pub mod error;
 pub mod kept_snapshot;
 mod ledger;
+mod ports;
 mod slow_path_handle;
 pub mod snat_usage;
 pub mod stats;
@@ -43,8 +46,8 @@ pub mod worker_handle;
 pub mod worker_pool;
 
 pub use crate::flow_memory::{Pages, TableMemoryStats};
-pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
-pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
+pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links, PortReport};
+pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, NegotiatedPort, RssReport, StartError};
 pub use dpdk::Memory;
 pub use error::{PublishError, WorkerPoolError};
 pub use kept_snapshot::KeptSnapshot;
@@ -98,9 +101,9 @@ impl Dataplane {
         let plan = place(config, &offers)?;
         let pool = PktPool::new(eal, &pool_config(config, &plan))?;
         let large = large_pool_config(config, &plan).map(|config| PktPool::new(eal, &config)).transpose()?;
-        let Started { queues, mut interfaces, gates, configs } =
-            start_ports(config, &mut ports, &plan, &pool, large.as_ref())?;
-        let steering = steering(config, &ports, plan.workers.len())?;
+        let Started { queues, mut interfaces, gates, configs, steering, warnings } =
+            ports::start(config, &mut ports, &plan, &pool, large.as_ref())?;
+        let idle = ports::idle(config, &ports);
         let mut watched: Vec<WatchedPort> = Vec::new();
         for (n, (port, (device, lock, bound))) in ports.into_iter().zip(devices).enumerate() {
             let one = &config.interfaces[n];
@@ -126,7 +129,7 @@ impl Dataplane {
         }
         let crew_config = WorkerPoolConfig {
             places: plan.workers,
-            idle: config.idle,
+            idle,
             flow_entries: config.flow_entries_per_core,
             flow_service_percent: config.flow_service_percent,
             huge_pages: matches!(config.memory, Memory::Hugepages { .. }),
@@ -157,13 +160,17 @@ impl Dataplane {
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
-        let (warnings, main_cpus) = (plan.warnings, plan.main_cpus);
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        let (warnings, main_cpus) = ([plan.warnings, warnings].concat(), plan.main_cpus);
         if let Some(tell) = config.on_link_change.clone() {
             worker_pool.links().on_change(Box::new(move || tell()));
         }
         let resources = PortResources { eal: eal.clone() };
         let links = Arc::clone(worker_pool.links());
-        let watched = Watched { ports: watched, taps: tap_names, links, resources };
+        let watched =
+            Watched { ports: watched, taps: tap_names, links, resources, counters_at: Instant::now() };
         let watch = WatchThread::start(watched, main_cpus.clone()).map_err(StartError::Watch)?;
         Ok(Self { watch: Some(watch), worker_pool, interfaces, warnings, main_cpus, pool })
     }
@@ -268,14 +275,6 @@ fn sysctl_guard(
     })
 }
 
-/// The device string with the name that its port was given.
-fn renamed(devargs: &str, name: &str) -> String {
-    match devargs.split_once(',') {
-        Some((_, arguments)) => format!("{name},{arguments}"),
-        None => name.to_owned(),
-    }
-}
-
 fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> {
     let attach = |one: &InterfaceConfig| {
         Port::attach(eal, &device_string(one, config))
@@ -299,36 +298,6 @@ fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
     }
 }
 
-/// `net_af_packet` creates a fixed number of queue pairs, by default one. This requests as many as there are workers.
-fn with_queues(device: &str, workers: usize) -> String {
-    let wants = device.starts_with("net_af_packet") && !device.contains("qpairs=") && workers > 1;
-    if wants { format!("{device},qpairs={workers}") } else { device.to_owned() }
-}
-
-/// Bytes of an mbuf for frames of any size: with its headroom the maximum that DPDK's 16 bits can express.
-const LARGE_ROOM: u16 = 65_376;
-
-/// The size of a memory block that holds a whole number of such buffers and of pages: the driver expects the buffers to
-/// be contiguous.
-const LARGE_BLOCK: usize = 32 * (LARGE_ROOM as usize + 32);
-const _: () = assert!(LARGE_BLOCK.is_multiple_of(4096));
-
-/// `net_af_packet` delivers datagrams that the kernel has reassembled. Its ring gets places for the largest of these,
-/// unless its arguments set a size. The size of a place must be a multiple of 16 bytes. 512 places in each direction
-/// take 64 MiB of the kernel's memory for each queue.
-fn with_large_frames(device: &str) -> String {
-    if takes_large_frames(device) {
-        format!("{device},framesz={},blocksz={LARGE_BLOCK}", LARGE_ROOM + 32)
-    } else {
-        device.to_owned()
-    }
-}
-
-/// Whether a device delivers frames larger than the MTU, and its arguments leave the size of places to us.
-fn takes_large_frames(device: &str) -> bool {
-    device.starts_with("net_af_packet") && !device.contains("framesz=") && !device.contains("blocksz=")
-}
-
 /// Large mbufs for the ports that need them. A burst of them is filled and emptied at a time; a few may be in use by
 /// the worker.
 fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig> {
@@ -341,14 +310,6 @@ fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig
         socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
     })
 }
-
-fn is_pci(device: &str) -> bool {
-    let address = device.split(',').next().unwrap_or(device);
-    !address.starts_with("net_") && address.contains(':')
-}
-
-/// Descriptors of each ring.
-const DESCRIPTORS: u16 = 1024;
 
 /// Enough mbufs for every place that can hold one at the same time, so that none of them starves another.
 fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
@@ -370,89 +331,6 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
         socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
         ..defaults
     }
-}
-
-/// The ports that were started.
-struct Started {
-    /// Indexed by worker, then by interface.
-    queues: Vec<Vec<DpdkQueue>>,
-    interfaces: Vec<InterfaceState>,
-    /// Indexed by interface, then by worker.
-    gates: Vec<Vec<Arc<Gate<QueuePair>>>>,
-    /// The configuration that each interface was started with.
-    configs: Vec<PortConfig>,
-}
-
-/// Starts every port, and distributes its queues to the workers.
-fn start_ports(
-    config: &DataplaneConfig,
-    ports: &mut [Port],
-    plan: &Plan,
-    pool: &PktPool,
-    large: Option<&PktPool>,
-) -> Result<Started, StartError> {
-    let mut by_worker: Vec<Vec<DpdkQueue>> = plan.workers.iter().map(|_| Vec::new()).collect();
-    let (mut interfaces, mut all_gates, mut configs) = (Vec::new(), Vec::new(), Vec::new());
-    for (one, port) in config.interfaces.iter().zip(ports) {
-        let failed = |source| StartError::Port { interface: one.name.clone(), source };
-        let port_config = PortConfig {
-            queues: plan.queues_per_port,
-            rx_descriptors: DESCRIPTORS,
-            tx_descriptors: DESCRIPTORS,
-            mtu: one.mtu,
-            mac: one.mac.map(|mac| mac.0),
-            ..PortConfig::default()
-        };
-        let large = large.filter(|_| takes_large_frames(&one.device));
-        let queues = open_port(port, &port_config, large.unwrap_or(pool)).map_err(failed)?;
-        let mtu = match one.mtu {
-            Some(mtu) => mtu,
-            None => port.mtu().map_err(failed)?,
-        };
-        let mut gates = Vec::new();
-        for (worker, queue) in by_worker.iter_mut().zip(queues) {
-            let gate = Arc::new(Gate::default());
-            let queue = DpdkQueue::behind(Arc::clone(&gate), queue, pool.clone());
-            worker.push(if large.is_some() { queue.with_large_frames(mtu) } else { queue });
-            gates.push(gate);
-        }
-        all_gates.push(gates);
-        configs.push(port_config);
-        interfaces.push(InterfaceState {
-            name: one.name.clone(),
-            device: port.info().name.clone(),
-            driver: port.info().driver.clone(),
-            mac: MacAddr(port.mac().map_err(failed)?),
-            mtu,
-            tap: None,
-        });
-    }
-    Ok(Started { queues: by_worker, interfaces, gates: all_gates, configs })
-}
-
-/// RSS, if every port hashes addresses and ports with the same key and table; otherwise ports are split.
-fn steering(config: &DataplaneConfig, ports: &[Port], workers: usize) -> Result<Steering, StartError> {
-    if workers == 1 {
-        return Ok(Steering::Single);
-    }
-    let mut common = None;
-    for (one, port) in config.interfaces.iter().zip(ports) {
-        let failed = |source| StartError::Port { interface: one.name.clone(), source };
-        let Some(rss) = port.rss().map_err(failed)? else { return Ok(Steering::Partition) };
-        if !rss.hash.contains(RssHash::TCP | RssHash::UDP)
-            || common.as_ref().is_some_and(|other| *other != rss)
-        {
-            return Ok(Steering::Partition);
-        }
-        common = Some(rss);
-    }
-    let Some(rss) = common else { return Ok(Steering::Partition) };
-    let sctp_ports = rss.hash.contains(RssHash::SCTP);
-    let queues: Result<Vec<u8>, _> = rss.table.iter().map(|&queue| u8::try_from(queue)).collect();
-    Ok(match queues {
-        Ok(queues) if !queues.is_empty() => Steering::Rss(Box::new(Rss { key: rss.key, queues, sctp_ports })),
-        _ => Steering::Partition,
-    })
 }
 
 fn open_taps(
@@ -488,43 +366,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn af_packet_gets_a_queue_pair_for_each_worker_unless_told() {
-        assert_eq!(with_queues("net_af_packet,iface=eth1", 2), "net_af_packet,iface=eth1,qpairs=2");
-        assert_eq!(
-            with_queues("net_af_packet0,iface=eth1,qpairs=4", 2),
-            "net_af_packet0,iface=eth1,qpairs=4"
-        );
-        assert_eq!(with_queues("net_null", 2), "net_null");
-        assert_eq!(with_queues("net_af_packet,iface=eth1", 1), "net_af_packet,iface=eth1");
-    }
-
-    #[test]
-    fn af_packet_gets_room_for_the_largest_datagram_unless_told() {
-        assert_eq!(
-            with_large_frames("net_af_packet,iface=eth1"),
-            "net_af_packet,iface=eth1,framesz=65408,blocksz=2093056"
-        );
-        for device in ["net_af_packet,iface=eth1,framesz=2048", "net_null", "0000:03:00.0"] {
-            assert_eq!(with_large_frames(device), device);
-        }
-    }
-
-    #[test]
     fn a_gateway_is_shared_between_control_threads() {
         fn shared<T: Send + Sync>() {}
         shared::<Dataplane>();
-    }
-
-    #[test]
-    fn devices_are_told_apart() {
-        assert!(
-            is_pci("0000:03:00.0") && is_pci("03:00.0,arg=1") && !is_pci("net_ring0,nodeaction=a:0:CREATE")
-        );
-        assert_eq!(
-            renamed("net_af_packet,iface=eth1,qpairs=2", "net_af_packet7"),
-            "net_af_packet7,iface=eth1,qpairs=2"
-        );
-        assert_eq!(renamed("net_null", "net_null0"), "net_null0");
     }
 
     #[test]

@@ -39,6 +39,10 @@ pub struct Stats {
     pub punts: Vec<(PuntReason, u64)>,
     /// Frames handed over between workers.
     pub hand_overs: u64,
+    /// Of a sample of packets, those that arrived at the worker that RSS computes. 0 where it is not computed.
+    pub arrivals_as_computed: u64,
+    /// Of the sample, those that arrived at another worker.
+    pub arrivals_elsewhere: u64,
     /// Indexed by worker.
     pub workers: Vec<WorkerStats>,
     /// The durations of the turns of each worker's loop that had work, in nanoseconds, indexed by worker.
@@ -191,6 +195,8 @@ impl<F> WorkerPool<F> {
                 .map(|&why| (why, sum(&|shared| shared.counters.punts(why))))
                 .collect(),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
+            arrivals_as_computed: sum(&|shared| shared.turns.arrivals_as_computed.value()),
+            arrivals_elsewhere: sum(&|shared| shared.turns.arrivals_elsewhere.value()),
             workers: handles
                 .iter()
                 .map(|handle| handle.stats(self.flow_memory().of_worker(handle.place.worker)))

@@ -125,6 +125,15 @@ impl InterfaceLink {
     }
 }
 
+/// What the driver of an open port reported last, at most a second or two ago.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PortReport {
+    /// The speed of the link in megabits per second, if known.
+    pub mbps: Option<u32>,
+    /// Its counters by name, at most [`dpdk::EXTENDED_STATS_MAX`]. They begin at 0 when the port is opened.
+    pub stats: Vec<(String, u64)>,
+}
+
 /// Called when a state has changed, on the thread that detected the change.
 pub type OnChange = Box<dyn Fn() + Send + Sync>;
 
@@ -132,6 +141,8 @@ pub type OnChange = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub struct Links {
     table: Mutex<Vec<InterfaceLink>>,
+    /// Indexed by interface.
+    reports: Mutex<Vec<PortReport>>,
     wants: Vec<Wants>,
     on_change: OnceLock<OnChange>,
 }
@@ -156,7 +167,8 @@ impl Links {
         };
         let table: Vec<_> = interfaces.into_iter().map(link).collect();
         let wants = table.iter().map(|_| Wants::default()).collect();
-        Self { table: Mutex::new(table), wants, on_change: OnceLock::new() }
+        let reports = Mutex::new(vec![PortReport::default(); table.len()]);
+        Self { table: Mutex::new(table), reports, wants, on_change: OnceLock::new() }
     }
 
     /// Sets the callback for changes. Only the first call has an effect.
@@ -174,6 +186,20 @@ impl Links {
     #[must_use]
     pub fn troubles(&self) -> Vec<(String, SystemTime)> {
         self.table().iter().flat_map(|link| link.troubles().collect::<Vec<_>>()).collect()
+    }
+
+    /// What the drivers reported last, indexed by interface.
+    #[must_use]
+    pub fn port_reports(&self) -> Vec<PortReport> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records what the driver of this interface's port reports.
+    pub(crate) fn set_port_report(&self, interface: usize, report: PortReport) {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = reports.get_mut(interface) {
+            *last = report;
+        }
     }
 
     /// Records the tap of this interface, which is up.

@@ -19,7 +19,7 @@ use tidegate_core::wire::MacAddr;
 
 use super::kernel::{Kernel, KernelLink};
 use super::lock::{DeviceLock, LockError};
-use super::{LinkState, Links};
+use super::{LinkState, Links, PortReport};
 use crate::drivers::dpdk::QueuePair;
 use crate::drivers::gate::Gate;
 use crate::punt::sysctl_guard::SysctlGuard;
@@ -192,6 +192,18 @@ impl WatchedPort {
                     }
                 }
             }
+        }
+    }
+
+    /// Asks the driver of an open port for its counters. If it fails, the last ones stay.
+    pub(crate) fn read_counters(&self, interface: usize, links: &Links) {
+        let Life::Open(port) = &self.life else { return };
+        match port.extended_stats() {
+            Ok(stats) => {
+                let mbps = port.link().ok().filter(|link| link.up).and_then(|link| link.mbps);
+                links.set_port_report(interface, PortReport { mbps, stats });
+            }
+            Err(error) => tracing::debug!(%error, "cannot read the counters of a port"),
         }
     }
 

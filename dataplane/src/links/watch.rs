@@ -33,6 +33,8 @@ pub(crate) struct Watched {
     pub(crate) taps: Vec<Option<String>>,
     pub(crate) links: Arc<Links>,
     pub(crate) resources: PortResources,
+    /// When the counters of the ports are read next.
+    pub(crate) counters_at: Instant,
 }
 
 /// The watching thread.
@@ -105,6 +107,12 @@ impl Watched {
         let mut soon = false;
         for (interface, port) in self.ports.iter_mut().enumerate() {
             soon |= port.turn(interface, kernel, &self.links, &self.resources, now);
+        }
+        if self.counters_at <= now {
+            self.counters_at = now + LOOK_EVERY;
+            for (interface, port) in self.ports.iter().enumerate() {
+                port.read_counters(interface, &self.links);
+            }
         }
         for (interface, tap) in self.taps.iter().enumerate() {
             if let Some(Ok(found)) = tap.as_ref().map(|tap| kernel.link(tap)) {

@@ -28,6 +28,10 @@ pub struct LoopCounters {
     pub injected: Counter,
     /// Injected frames dropped because the transmit queue was full.
     pub injected_dropped: Counter,
+    /// Packets of a sample that RSS brought to the computed worker.
+    pub arrivals_as_computed: Counter,
+    /// Packets of the sample that it brought to another one.
+    pub arrivals_elsewhere: Counter,
     /// Neighbour events lost because the resolver's queue was full.
     pub neighbor_events_lost: Counter,
     /// Frames for the kernel, by class.

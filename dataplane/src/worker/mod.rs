@@ -54,7 +54,7 @@ pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion}
 pub use sharing::Sharing;
 
 use fragment_room::FragmentRoom;
-use idle::Backoff;
+use idle::{Backoff, precise_sleeps};
 use news::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
 use rings::{HandedOver, Report, Rings};
@@ -111,6 +111,8 @@ pub struct Worker<Q: PortQueue> {
     /// What operators watch.
     watches: Watches,
     turn: u32,
+    /// Bursts received from ports.
+    bursts: u32,
     /// Whether known flows are being checked against changed source ranges.
     rechecking: bool,
 }
@@ -163,6 +165,7 @@ impl<Q: PortQueue> Worker<Q> {
             asked: None,
             watches: Watches::default(),
             turn: 0,
+            bursts: 0,
             rechecking: true,
         }
     }
@@ -170,6 +173,9 @@ impl<Q: PortQueue> Worker<Q> {
     /// Runs until `stop` is set, which it checks once per turn. Call it on the worker's own thread.
     pub fn run(&mut self, stop: &AtomicBool) {
         self.mailbox().belongs_to_this_thread();
+        if matches!(self.parts.idle, Idle::AdaptiveUpTo(_)) {
+            precise_sleeps();
+        }
         let mut backoff = Backoff::new(self.parts.idle);
         let mut started = cycles();
         while !stop.load(Ordering::Relaxed) {
@@ -267,8 +273,27 @@ impl<Q: PortQueue> Worker<Q> {
         counters.rx_packets.add((self.received.len() + unusable) as u64);
         counters.rx_bytes.add(self.received.iter().map(|frame| frame.bytes().len() as u64).sum());
         self.parts.shared.turns.frames.add(self.received.len() as u64);
+        self.bursts = self.bursts.wrapping_add(1);
+        if self.bursts.is_multiple_of(BURSTS_PER_ARRIVAL_CHECK) {
+            self.check_arrival();
+        }
         self.process(now, Arrival::Wire(interface), MayWait::Yes);
         true
+    }
+
+    /// Counts whether a packet of the burst has arrived at the worker that RSS computes, as the ports report it.
+    #[cold]
+    fn check_arrival(&mut self) {
+        if !self.parts.pipeline.computes_arrivals() {
+            return;
+        }
+        let arrived =
+            self.received.first().and_then(|frame| self.parts.pipeline.arrives_as_computed(frame.bytes()));
+        match arrived {
+            Some(true) => self.parts.shared.turns.arrivals_as_computed.add(1),
+            Some(false) => self.parts.shared.turns.arrivals_elsewhere.add(1),
+            None => {}
+        }
     }
 
     /// Runs the received batch through the pipeline, and passes each frame on to its destination.
@@ -705,6 +730,8 @@ fn punt<Q: PortQueue>(
     Ok(())
 }
 
+/// One packet in so many bursts is checked for its arrival, which costs as much as a tenth of its forwarding.
+const BURSTS_PER_ARRIVAL_CHECK: u32 = 64;
 /// The number of turns between two reports of the pipeline's own counts. A report costs a few cycles per turn.
 const TURNS_PER_REPORT: u32 = 64;
 

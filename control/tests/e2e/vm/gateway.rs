@@ -90,12 +90,13 @@ pub(super) fn ask_json(machine: &mut Machine, command: &str) -> Result<serde_jso
     serde_json::from_str(&text).with_context(|| format!("`{command}` answered {text}"))
 }
 
-/// The sum of the samples of a metric without labels, or with all of its labels.
-pub(super) fn metric(machine: &mut Machine, name: &str) -> Result<u64> {
+/// The sum of the samples of a metric whose labels contain this text.
+pub(super) fn metric(machine: &mut Machine, name: &str, label: &str) -> Result<u64> {
     let text = ask(machine, "metrics")?;
     let samples = text.lines().filter_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;
-        (series.split('{').next() == Some(name)).then(|| value.parse::<f64>().ok())?
+        (series.split('{').next() == Some(name) && series.contains(label))
+            .then(|| value.parse::<f64>().ok())?
     });
     Ok(samples.sum::<f64>() as u64)
 }

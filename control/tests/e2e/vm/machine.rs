@@ -38,6 +38,8 @@ pub(super) struct Nic {
     pub(super) queues: u8,
     /// DPDK's name of its driver.
     pub(super) driver: &'static str,
+    /// How it distributes packets, as `status` says.
+    pub(super) rss: &'static str,
 }
 
 impl Nic {

@@ -26,7 +26,7 @@ use crate::ids::WorkerIndex;
 use crate::service::Service;
 use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::verdict::{Refusal, Verdict};
-use crate::wire::{Addr, Family, Headers, ipv6, proto};
+use crate::wire::{Addr, Family, Headers, Parsed, ipv6, parse, proto};
 
 /// How a NIC with RSS assigns a packet to a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,6 +58,25 @@ pub(super) fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> W
 }
 
 impl Pipeline {
+    /// Whether packets arrive at the workers that RSS computes. Then a sample of them should be checked by
+    /// [`Self::arrives_as_computed`].
+    #[must_use]
+    pub fn computes_arrivals(&self) -> bool {
+        matches!(self.snat_ports.steering(), Steering::Rss(_))
+    }
+
+    /// Whether RSS, as the ports report it, brings this frame to this worker. `None` if that is not known: fragments,
+    /// packets without ports, and others that NICs distribute in different ways.
+    #[must_use]
+    pub fn arrives_as_computed(&self, frame: &[u8]) -> Option<bool> {
+        let steering = self.snat_ports.steering();
+        let Steering::Rss(rss) = steering else { return None };
+        let Ok(Parsed::Ip(h)) = parse(frame) else { return None };
+        let has_ports = matches!(h.proto, proto::TCP | proto::UDP | proto::SCTP);
+        (has_ports && Dealt::of(&h, steering) == Dealt::WithItsFlow)
+            .then(|| rss.queue((&h.src, h.src_port), (&h.dst, h.dst_port)) == self.worker)
+    }
+
     /// The worker that holds the flow of a client's packets to a VIP; `None` if it is the one that receives them.
     #[inline]
     pub(super) fn owner_of_request(

@@ -186,6 +186,29 @@ fn sctp_of_fullnat_finds_its_flow_from_any_worker_if_the_nic_does_not_hash_its_p
 }
 
 #[test]
+fn a_worker_knows_which_packets_the_nic_should_have_brought_to_it() {
+    let steering = Steering::Rss(Box::new(Rss { sctp_ports: false, ..rss() }));
+    let worker_pool = WorkerPool::new(ForwardingMode::FullNat, &steering);
+    for (n, vip) in (0..12).flat_map(|n| VIPS.map(|vip| (n, vip))) {
+        let vip: SocketAddr = vip.parse().unwrap();
+        let host = if vip.is_ipv4() { ip("198.51.100.7") } else { ip("2001:db8::7") };
+        let client = SocketAddr::new(host, 40_000 + n);
+        let whole = Builder::udp(client, vip).dont_fragment(false).payload_len(600).build();
+        let at = queue(&steering, client, vip, 0);
+        for (worker, lab) in worker_pool.labs.iter().enumerate() {
+            assert!(lab.pipeline.computes_arrivals());
+            assert_eq!(lab.pipeline.arrives_as_computed(&whole), Some(worker == at));
+            let unknown = [
+                builder::fragments(&whole, 7, 256).swap_remove(0),
+                Builder::sctp_init(client, vip, 7).build(),
+                Builder::icmp(host, vip.ip(), 8, 0, [0; 4]).build(),
+            ];
+            assert!(unknown.iter().all(|frame| lab.pipeline.arrives_as_computed(frame).is_none()));
+        }
+    }
+}
+
+#[test]
 fn fragments_at_different_workers_follow_their_first_in_every_mode() {
     for (steering, mode) in steerings().iter().flat_map(|s| ForwardingMode::ALL.map(|mode| (s, mode))) {
         for n in 0..12_usize {
