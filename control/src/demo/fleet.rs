@@ -8,7 +8,7 @@
 use super::report::print_table;
 use crate::netlab::fleet::addresses::{FleetService, SERVICES};
 use crate::netlab::fleet::connections::{Connections, Tally};
-use crate::netlab::fleet::{Fleet, FleetPlan};
+use crate::netlab::fleet::{Fleet, FleetPlan, missing_for_bgp};
 use crate::netlab::{cleanup, server};
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
@@ -26,6 +26,10 @@ const ROUTE_CHANGES: u64 = 6;
 pub struct FleetOptions {
     /// Connections of each Service that are open before the update.
     pub connections: usize,
+    /// The gateways announce by BGP to FRR. Otherwise the lab sets the routes.
+    pub bgp: bool,
+    /// The gateways share flows (`flowSharing: {mode: nat}`).
+    pub sharing: bool,
     /// The `tidegate` binary.
     pub tidegate: PathBuf,
 }
@@ -64,19 +68,12 @@ impl Outcome {
     }
 }
 
-/// Runs the demonstration and prints the table. The exit code is 0 if no connection of a DSR mode broke.
+/// Runs the demonstration, first with flows that the gateways share and then without, and prints both. The exit code is 0
+/// if no connection broke with them.
 pub(super) fn show(connections: usize) -> ExitCode {
-    let outcome = (|| -> Result<Outcome> {
-        cleanup::on_signals()?;
-        let tidegate = std::env::current_exe().context("the path of this binary")?;
-        run(&FleetOptions { connections, tidegate })
-    })();
-    match outcome {
-        Ok(outcome) => {
-            print(&outcome);
-            let broken: usize = dsr_broken(&outcome);
-            if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
+    match both(connections) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("\ndemo: {error:#}");
             ExitCode::FAILURE
@@ -84,9 +81,36 @@ pub(super) fn show(connections: usize) -> ExitCode {
     }
 }
 
-fn dsr_broken(outcome: &Outcome) -> usize {
-    let of_dsr = SERVICES.iter().zip(&outcome.tallies).filter(|(one, _)| one.forwarding.starts_with("dsr"));
-    of_dsr.map(|(_, tally)| tally.broken).sum()
+/// Runs it in both ways. Returns the number of connections that broke although the gateways shared flows.
+fn both(connections: usize) -> Result<usize> {
+    cleanup::on_signals()?;
+    let tidegate = std::env::current_exe().context("the path of this binary")?;
+    let missing = missing_for_bgp();
+    match &missing[..] {
+        [] => println!("Router: FRR, to which the gateways announce the VIPs by BGP, with BFD."),
+        missing => println!("Router: the lab sets its routes, without BGP: {}.", missing.join("; ")),
+    }
+    let mut outcomes = Vec::new();
+    for sharing in [true, false] {
+        println!("\nThe gateways {}:\n", if sharing { "share flows" } else { "share no flows" });
+        let options =
+            FleetOptions { connections, bgp: missing.is_empty(), sharing, tidegate: tidegate.clone() };
+        let outcome = run(&options)?;
+        print(&outcome);
+        outcomes.push(outcome);
+    }
+    println!("\nConnections to live or draining backends that broke in all:\n");
+    let rows: Vec<Vec<String>> = SERVICES
+        .iter()
+        .enumerate()
+        .map(|(place, service)| {
+            let counts = outcomes.iter().map(|outcome| outcome.tallies[place].broken.to_string());
+            let opened = outcomes[0].tallies[place].opened.to_string();
+            [service.name.to_owned(), opened].into_iter().chain(counts).collect()
+        })
+        .collect();
+    print_table(&["Service", "connections", "broken with sharing", "without"], &rows);
+    Ok(outcomes[0].tallies.iter().map(|tally| tally.broken).sum())
 }
 
 /// Builds the lab, runs the steps and removes the lab.
@@ -100,7 +124,8 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
         servers: 2 * BACKENDS,
         tidegate: options.tidegate.clone(),
         flow_entries: u32::try_from(entries).context("too many connections")?,
-        sharing: None,
+        bgp: options.bgp,
+        sharing: options.sharing.then_some(['a', 'a']),
     };
     allow_files(SERVICES.len() * options.connections * 2)?;
     let mut fleet = Fleet::start(plan, BACKENDS)?;

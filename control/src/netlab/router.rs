@@ -28,22 +28,30 @@ pub struct Frr {
 }
 
 impl Frr {
-    /// Starts FRR in `namespace` with this configuration of bgpd; `name` is that of its directory.
+    /// Starts FRR in `namespace` with this configuration of bgpd; `name` is that of its directory in that of the lab.
     ///
     /// # Errors
     /// Without the Debian package frr, or when a daemon does not start.
-    pub fn start(lab: &Lab, namespace: &Namespace, name: &str, zebra: &str, bgpd: &str) -> Result<Self> {
-        let directory = lab.directory().join(name);
+    pub fn start(lab: &Path, namespace: &Namespace, name: &str, zebra: &str, bgpd: &str) -> Result<Self> {
+        let directory = lab.join(name);
         fs::create_dir_all(&directory)?;
         for (file, text) in [("zebra", zebra), ("bgpd", bgpd), ("bfdd", "")] {
             fs::write(directory.join(format!("{file}.conf")), format!("hostname {name}\n{text}\n"))?;
         }
-        give_to_frr(lab.directory(), &directory)?;
+        give_to_frr(lab, &directory)?;
         let mut frr = Self { daemons: Vec::new(), namespace: namespace.clone(), directory };
         for daemon in ["zebra", "bfdd", "bgpd"] {
             frr.start_daemon(daemon)?;
         }
         Ok(frr)
+    }
+
+    /// What is missing to start FRR, with what to install.
+    #[must_use]
+    pub fn missing() -> Option<String> {
+        let program = Path::new(FRR).join("bgpd");
+        (!program.is_file())
+            .then(|| format!("there is no {}: install the Debian package frr", program.display()))
     }
 
     fn start_daemon(&mut self, daemon: &'static str) -> Result<()> {

@@ -11,7 +11,8 @@ use tidegate::netlab::fleet::addresses::SERVICES;
 fn a_rolling_update_of_a_fleet_breaks_no_connection_that_its_gateway_knows() {
     let _turn = alone();
     let connections = if long() { 10_000 } else { 1_000 };
-    let outcome = run(&FleetOptions { connections, tidegate: tidegate() }).expect("the fleet runs");
+    let outcome = run(&FleetOptions { connections, bgp: true, sharing: false, tidegate: tidegate() })
+        .expect("the fleet runs");
     print(&outcome);
     for (service, tally) in SERVICES.iter().zip(&outcome.tallies) {
         assert!(tally.opened >= connections, "{}: {tally:?}", service.name);

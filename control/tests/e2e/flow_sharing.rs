@@ -36,7 +36,7 @@ fn connections_live_when_their_gateway_is_killed_if_gateways_share_flows_and_bre
 /// Opens connections through both gateways, replaces a backend so that flows are in flux, and kills the first gateway.
 fn kill_a_gateway(is_shared: bool) -> Vec<Tally> {
     let sharing = Some(['a', if is_shared { 'a' } else { 'b' }]);
-    let plan = FleetPlan { servers: 4, tidegate: tidegate(), flow_entries: 65_536, sharing };
+    let plan = FleetPlan { servers: 4, tidegate: tidegate(), flow_entries: 65_536, bgp: false, sharing };
     let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");
     let (connections, vips) = (Connections::start(), SERVICES.map(|service| service.vip()));
     connections.open(fleet.client(), &vips, CONNECTIONS).expect("connections open");

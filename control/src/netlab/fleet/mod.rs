@@ -24,8 +24,9 @@ use super::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
 use super::namespace::{Namespace, lab_directory};
 use super::poll::wait_for;
 use super::process::LabProcess;
+use super::router::Frr;
 use super::server;
-use addresses::{HEALTHZ_PORT, ROUTER_FOR_CLIENTS, ROUTER_FOR_GATEWAYS, SERVICES};
+use addresses::{FleetService, HEALTHZ_PORT, ROUTER_FOR_CLIENTS, ROUTER_FOR_GATEWAYS, SERVICES};
 use anyhow::{Context, Result, ensure};
 use router::Router;
 use std::fmt::Write as _;
@@ -51,6 +52,8 @@ pub struct FleetPlan {
     pub flow_entries: u32,
     /// The hexadecimal digit that fills `flowSharing.key` of each gateway; `None` shares no flows.
     pub sharing: Option<[char; 2]>,
+    /// The gateways announce their VIPs by BGP to FRR. Otherwise the lab sets the routes.
+    pub bgp: bool,
 }
 
 /// A fleet. Dropping it removes all of it.
@@ -58,6 +61,7 @@ pub struct FleetPlan {
 pub struct Fleet {
     // Declared first, so that threads and processes end before their namespaces are removed.
     router: Router,
+    frr: Option<Frr>,
     gateways: [Option<Gateway>; 2],
     servers: Vec<Option<LabProcess>>,
     endpoints: Vec<(u8, EndpointState)>,
@@ -117,10 +121,18 @@ impl Fleet {
                 gateway_yaml(n, directory, &plan),
             )?;
         }
-        let router = Router::start(&router, gateway_hosts.clone(), server_hosts);
+        let frr = match plan.bgp {
+            true => Some(Frr::start(directory, &router, "router", "", &bgpd())?),
+            false => None,
+        };
+        let router = match plan.bgp {
+            true => Router::beside_a_daemon(&router, server_hosts),
+            false => Router::start(&router, gateway_hosts.clone(), server_hosts),
+        };
         let endpoints = (1..=serving).map(|n| (n, EndpointState::Ready)).collect();
         let mut fleet = Self {
             router,
+            frr,
             gateways: [None, None],
             servers,
             endpoints,
@@ -136,7 +148,7 @@ impl Fleet {
         for n in 1..=2 {
             fleet.gateway_mut(n).wait_until_ready()?;
         }
-        fleet.router.wait_until_used(&[1, 2])?;
+        fleet.router.wait_until_used(&[1, 2]).with_context(|| fleet.log_tails(15))?;
         Ok(fleet)
     }
 
@@ -215,7 +227,8 @@ impl Fleet {
         let tails = (1..)
             .zip(&self.gateways)
             .filter_map(|(n, gateway)| Some(format!("gateway {n}:\n{}", gateway.as_ref()?.log_tail(lines))));
-        tails.collect::<Vec<String>>().join("\n")
+        let frr = self.frr.as_ref().map(|frr| format!("FRR:\n{}", frr.log_tail()));
+        tails.chain(frr).collect::<Vec<String>>().join("\n")
     }
 
     /// Waits until gateway `n` sends new flows of every Service to exactly the servers that are ready.
@@ -343,12 +356,18 @@ dataplane:
   snatAddresses: ["{snat}"]
 source: {{directory: {{path: "{directory}/manifests", stateDirectory: "{directory}/gateway-{n}"}}}}
 services: {{defaults: {{drainTimeout: 1h}}}}
-pools: [{{name: routed, addresses: ["203.0.113.0/24"]}}]
+pools:
+  - {{name: everywhere, addresses: [{everywhere}]}}
+  - {{name: one-gateway, addresses: [{one_gateway}]{prepends}}}
 health: {{protocol: tcp, interval: 2s, timeout: 1s, healthyThreshold: 1, unhealthyThreshold: 3}}
 drain: {{quiet: 1s, stopTimeout: 15s}}
 admin: {{socket: "{directory}/gateway-{n}/tidegate.sock", listen: "", healthz: "127.0.0.1:{HEALTHZ_PORT}"}}
-{sharing}"#,
+{announce}{sharing}"#,
         sharing = plan.sharing.map_or_else(String::new, |keys| sharing_yaml(&keys[n - 1].to_string())),
+        everywhere = vips_of(|service| !service.is_nat()),
+        one_gateway = vips_of(FleetService::is_nat),
+        prepends = if plan.bgp { format!(", bgp: {{prepends: {}}}", 2 * (n - 1)) } else { String::new() },
+        announce = if plan.bgp { announce() } else { String::new() },
         core = n - 1,
         entries = plan.flow_entries,
         address = addresses::gateway(n),
@@ -362,6 +381,49 @@ fn sharing_yaml(digit: &str) -> String {
     format!("flowSharing: {{mode: nat, peers: [{peers}], key: {{value: \"{}\"}}}}\n", digit.repeat(64))
 }
 
+/// The VIPs of some of the Services, as items of a list.
+fn vips_of(chosen: impl Fn(&FleetService) -> bool) -> String {
+    let vips = SERVICES.iter().filter(|service| chosen(service));
+    vips.map(|service| service.vip().ip().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// The AS number of the gateways.
+const GATEWAY_AS: u32 = 64_512;
+/// The AS number of the router.
+const ROUTER_AS: u32 = 64_513;
+
+/// The gateways' BGP. The times are long enough for a busy machine.
+fn announce() -> String {
+    format!(
+        "announce: {{bgp: {{asn: {GATEWAY_AS}, bfdInterval: 500ms, bfdMultiplier: 6, peers: [{{address: \"{ROUTER_FOR_GATEWAYS}\", \
+         asn: {ROUTER_AS}, bfd: true, holdTime: 30s}}]}}}}\n"
+    )
+}
+
+/// FRR's configuration of BGP.
+fn bgpd() -> String {
+    let mut text = format!(
+        "router bgp {ROUTER_AS}\n bgp router-id {ROUTER_FOR_GATEWAYS}\n no bgp ebgp-requires-policy\n timers bgp 10 30\n"
+    );
+    for n in 1..=2 {
+        let peer = addresses::gateway(n);
+        text += &format!(
+            " neighbor {peer} remote-as {GATEWAY_AS}\n neighbor {peer} timers connect 1\n neighbor {peer} bfd 6 500 500\n"
+        );
+    }
+    text + " address-family ipv4 unicast\n  maximum-paths 2\n exit-address-family\n"
+}
+
+/// What is missing on this machine for [`FleetPlan::bgp`], with what to install.
+#[must_use]
+pub fn missing_for_bgp() -> Vec<String> {
+    let has_bird = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join("bird").is_file()));
+    let bird =
+        (!has_bird).then(|| "there is no `bird` in the PATH: install the Debian package bird2".to_owned());
+    Frr::missing().into_iter().chain(bird).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,7 +431,8 @@ mod tests {
     #[test]
     fn the_configuration_of_both_gateways_is_accepted_without_a_word() {
         let sharing = Some(['a', 'a']);
-        let plan = FleetPlan { servers: 4, tidegate: PathBuf::new(), flow_entries: 65_536, sharing };
+        let (tidegate, flow_entries) = (PathBuf::new(), 65_536);
+        let plan = FleetPlan { servers: 4, tidegate, flow_entries, bgp: true, sharing };
         for n in 1..=2 {
             let text = gateway_yaml(n, Path::new("/run/lab"), &plan);
             let loaded = tidegate_model::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);

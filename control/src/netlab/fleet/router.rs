@@ -1,17 +1,18 @@
-//! The routes of the router in front of the gateways: equal-cost routes to the VIPs over every gateway that is ready.
+//! The routes of the router in front of the gateways: equal-cost routes to the VIPs over the gateways that are in use.
 //!
-//! A thread stands for the routing protocol. It asks `/readyz` of each gateway, ten times a second, and gives the
-//! kernel of the router a route over those that answer 200, as BGP with BFD would. The kernel spreads flows by a hash of
-//! addresses and ports, without memory (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also
-//! between gateways that stay. That is the hard case; routers with resilient hashing move fewer.
+//! With BGP, FRR sets them, and a thread reads from the kernel of the router which gateways they lead to. Without, the
+//! thread stands for the routing protocol: it asks `/readyz` of each gateway, ten times a second, and sets routes over
+//! those that answer 200. The kernel spreads flows by a hash of addresses and ports, without memory
+//! (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also between gateways that stay. That is
+//! the hard case; routers with resilient hashing move fewer.
 //!
 //! The SNAT address of a gateway that is not ready leads to one that is.
 //!
 //! In mode `nat` the servers' default route must lead to the gateway that has their flows. So these VIPs, and the default
 //! route, are at one gateway at a time: at the first one that is ready.
 
-use super::addresses::{HEALTHZ_PORT, SERVICES, gateway, snat};
-use crate::netlab::namespace::Namespace;
+use super::addresses::{FleetService, HEALTHZ_PORT, SERVICES, gateway, snat};
+use crate::netlab::namespace::{Namespace, output_of};
 use crate::netlab::poll::wait_for;
 use anyhow::Result;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -44,20 +45,45 @@ pub struct Router {
 }
 
 impl Router {
-    /// Follows the gateways of these namespaces, in the kernel of `router` and in that of the `servers`.
+    /// Sets routes over those gateways of these namespaces that are ready, in the kernel of `router` and in that of the
+    /// `servers`.
     #[must_use]
     pub fn start(router: &Namespace, gateways: [Namespace; 2], servers: Vec<Namespace>) -> Self {
-        let (stop, used) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let changes = Arc::new(AtomicU64::new(0));
+        let stop = Arc::new(AtomicBool::new(false));
         let states = gateways.map(|namespace| follow(namespace, Arc::clone(&stop)));
-        let (flag, known, router) = (Arc::clone(&stop), Arc::clone(&used), router.clone());
-        let counted = Arc::clone(&changes);
+        let (ready, threads): (Vec<_>, Vec<_>) = states.into_iter().unzip();
+        let of_router = router.clone();
+        let probe = move || Some((1..=2).filter(|n| ready[n - 1].load(Ordering::Relaxed)).collect());
+        let set =
+            move |ready: &[usize]| set_vips(&of_router, ready).and_then(|()| set_servers(&servers, ready));
+        Self::run(stop, threads, probe, set)
+    }
+
+    /// Follows the routes that a routing daemon sets in the kernel of `router`, and sets those of the `servers`.
+    #[must_use]
+    pub fn beside_a_daemon(router: &Namespace, servers: Vec<Namespace>) -> Self {
+        let of_router = router.clone();
+        let probe = move || next_hops(&of_router);
+        let set = move |ready: &[usize]| set_servers(&servers, ready);
+        Self::run(Arc::new(AtomicBool::new(false)), Vec::new(), probe, set)
+    }
+
+    /// Starts the thread that calls `probe` for the gateways in use, and `set` when they have changed.
+    fn run(
+        stop: Arc<AtomicBool>,
+        followers: Vec<JoinHandle<()>>,
+        probe: impl Fn() -> Option<Vec<usize>> + Send + 'static,
+        set: impl Fn(&[usize]) -> Result<()> + Send + 'static,
+    ) -> Self {
+        let used = Arc::new(Mutex::new(Vec::new()));
+        let changes = Arc::new(AtomicU64::new(0));
+        let (flag, known, counted) = (Arc::clone(&stop), Arc::clone(&used), Arc::clone(&changes));
         let thread = thread::spawn(move || {
             while !flag.load(Ordering::Relaxed) {
-                let ready: Vec<usize> = (1..=2).filter(|n| states[n - 1].0.load(Ordering::Relaxed)).collect();
+                let ready = probe().unwrap_or_default();
                 let is_news = *known.lock().unwrap_or_else(PoisonError::into_inner) != ready;
                 if is_news && !ready.is_empty() {
-                    match set_routes(&router, &servers, &ready) {
+                    match set(&ready) {
                         Ok(()) => {
                             counted.fetch_add(1, Ordering::Relaxed);
                             *known.lock().unwrap_or_else(PoisonError::into_inner) = ready;
@@ -67,7 +93,7 @@ impl Router {
                 }
                 thread::sleep(INTERVAL / 2);
             }
-            for (_, thread) in states {
+            for thread in followers {
                 // Its panic was printed to standard error.
                 let _ = thread.join();
             }
@@ -139,24 +165,36 @@ fn status_of_readyz() -> io::Result<u16> {
     status.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no status"))
 }
 
-/// Sets the routes over these gateways.
-fn set_routes(router: &Namespace, servers: &[Namespace], ready: &[usize]) -> Result<()> {
+/// The gateways to which the router has a route for a VIP that both announce.
+fn next_hops(router: &Namespace) -> Option<Vec<usize>> {
+    let vip = format!("{}/32", SERVICES[0].vip().ip());
+    let text = output_of(router.command("ip").args(["-o", "route", "show", &vip])).ok()?;
+    let leads_to = |n: &usize| {
+        let hop = gateway(*n).to_string();
+        text.split_whitespace().zip(text.split_whitespace().skip(1)).any(|pair| pair == ("via", hop.as_str()))
+    };
+    Some((1..=2).filter(leads_to).collect())
+}
+
+/// Sets the router's routes over these gateways.
+fn set_vips(router: &Namespace, ready: &[usize]) -> Result<()> {
     let hops = |gateways: &[usize]| -> String {
         gateways.iter().map(|n| format!(" nexthop via {}", gateway(*n))).collect()
     };
-    let lines: Vec<String> = SERVICES
-        .iter()
-        .map(|service| {
-            let over = if service.is_nat() { &ready[..1] } else { ready };
-            format!("route replace {}/32{}", service.vip().ip(), hops(over))
-        })
-        .collect();
-    router.ip_batch(&lines.join("\n"))?;
-    // The SNAT address of a gateway that is gone is at one that is ready, as it is announced by those that hold its flows.
+    let route = |service: &FleetService| {
+        let over = if service.is_nat() { &ready[..1] } else { ready };
+        format!("route replace {}/32{}", service.vip().ip(), hops(over))
+    };
+    router.ip_batch(&SERVICES.iter().map(route).collect::<Vec<String>>().join("\n"))
+}
+
+/// Sets the servers' default route, for replies in mode `nat`, and their routes to the SNAT addresses: that of a gateway that
+/// is gone leads to one that is ready, which holds its flows if gateways share them.
+fn set_servers(servers: &[Namespace], ready: &[usize]) -> Result<()> {
     let owner = |n| if ready.contains(&n) { n } else { ready[0] };
-    let lines = [1, 2].map(|n| format!("route replace {}/32 via {}\n", snat(n), gateway(owner(n)))).concat();
-    for server in servers {
-        server.ip_batch(&format!("{lines}route replace default via {}", gateway(ready[0])))?;
-    }
-    Ok(())
+    let snats = [1, 2].map(|n| format!("route replace {}/32 via {}\n", snat(n), gateway(owner(n)))).concat();
+    let default = gateway(ready[0]);
+    servers
+        .iter()
+        .try_for_each(|server| server.ip_batch(&format!("{snats}route replace default via {default}")))
 }

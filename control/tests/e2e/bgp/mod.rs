@@ -55,7 +55,7 @@ fn frr_learns_the_vips_of_both_families_and_loses_those_without_endpoints() {
     edge.write(&edge.service(1, &[1]));
     edge.write(&edge.service(2, &[]));
     let more = ["bfd", "password ebb-and-flow"];
-    let frr = Frr::start(&edge.lab, &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
+    let frr = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
     let mut gateway = edge.gateway(1, &slow_bfd(&bgp(", bfd: true, passwordFile: password")));
     gateway.wait_until_established();
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
@@ -102,7 +102,8 @@ fn two_gateways_share_clients_and_a_killed_one_is_left_by_bfd() {
     let _turn = alone();
     let edge = Edge::build(2);
     edge.write(&edge.service(1, &[1, 2]));
-    let frr = Frr::start(&edge.lab, &edge.router, "router", "", &frr_bgpd(&[1, 2], &["bfd"])).unwrap();
+    let frr =
+        Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1, 2], &["bfd"])).unwrap();
     let mut gateways = [1, 2].map(|n| edge.gateway(n, &bgp(", bfd: true")));
     let [first, second] = &mut gateways;
     first.wait_until_established();
@@ -144,7 +145,8 @@ fn a_wrong_password_and_a_peer_that_flaps_are_told_and_recovered_from() {
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     let more = ["password another-one"];
-    let mut frr = Frr::start(&edge.lab, &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
+    let mut frr =
+        Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
     let mut gateway = edge.gateway(1, &bgp(", passwordFile: password, holdTime: 9s"));
     let told = gateway.wait_until("the status to say that the session is down", |gateway| {
         let text = gateway.ask(&["status"]).ok()?;
@@ -166,7 +168,7 @@ fn a_wrong_password_and_a_peer_that_flaps_are_told_and_recovered_from() {
     frr = {
         drop(frr);
         let more = ["password ebb-and-flow"];
-        Frr::start(&edge.lab, &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap()
+        Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap()
     };
     gateway.wait_until_established();
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
@@ -296,7 +298,7 @@ fn with_graceful_restart_the_router_keeps_the_routes_while_bird_restarts() {
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
     let more = ["graceful-restart-helper"];
-    let frr = Frr::start(&edge.lab, &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
+    let frr = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &more)).unwrap();
     let mut gateway = edge.gateway(1, &bgp(", gracefulRestart: true"));
     gateway.wait_until_established();
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
@@ -319,7 +321,7 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
     let _turn = alone();
     let edge = Edge::build(1);
     edge.write(&edge.service(1, &[1]));
-    let frr = Frr::start(&edge.lab, &edge.router, "router", "", &frr_bgpd(&[1], &[])).unwrap();
+    let frr = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &[])).unwrap();
     let stale = "route add blackhole 203.0.113.99/32 table 179 proto 179";
     let foreign = "route add blackhole 203.0.113.98/32 table 179 proto 4";
     edge.lab.gateway().ip_batch(&format!("{stale}\n{foreign}")).unwrap();
@@ -329,7 +331,8 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
          neighbor {router} timers connect 1\n address-family ipv4 unicast\n  redistribute table 179\n exit-address-family\n",
         router = ROUTER[0],
     );
-    let local = Frr::start(&edge.lab, &gateway.namespace, "local", "ip import-table 179", &bgpd).unwrap();
+    let local =
+        Frr::start(edge.lab.directory(), &gateway.namespace, "local", "ip import-table 179", &bgpd).unwrap();
     let learned = |number| frr.next_hops(&prefix(Family::V4, number)) == hops(&[1]);
     gateway.wait_until("the router to learn the VIP from FRR", |_| learned(1).then_some(()));
     connect(&edge, Family::V4, 1, 0).expect("clients have a way").ping().unwrap();
