@@ -164,7 +164,7 @@ pub(super) struct DrainArgs {
     target: Target,
     /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain goes on after it; the exit
     /// code is 3 then
-    #[arg(long, value_name = "DURATION", default_value = "300s", value_parser = wait, requires = "gateway")]
+    #[arg(long, value_name = "DURATION", default_value = "300s", value_parser = wait, conflicts_with = "target")]
     timeout: Duration,
 }
 

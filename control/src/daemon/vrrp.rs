@@ -13,17 +13,17 @@
 //! Invariant: lines that were written before a check began are applied before that check.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tidegate_core::ownership::{BootTime, Ownership};
 use tidegate_model::config::VrrpConfig;
 use tidegate_policy::reconcile::owner_key;
-use tokio::net::unix::pipe::{OpenOptions, Receiver};
 use tokio::task::AbortHandle;
 
 /// How long checks fail while no group's state is known.
@@ -149,7 +149,7 @@ struct Shared {
 /// The open FIFO, and the begin of a line that is not complete yet.
 #[derive(Debug, Default)]
 struct Lines {
-    fifo: Option<Receiver>,
+    fifo: Option<File>,
     begun: Vec<u8>,
     /// Whether no process has it open for writing.
     is_closed: bool,
@@ -243,7 +243,7 @@ async fn follow(shared: Arc<Shared>, path: std::path::PathBuf) {
 }
 
 /// Whether the open FIFO is the one at the path.
-fn is_at(fifo: Option<&Receiver>, path: &Path) -> bool {
+fn is_at(fifo: Option<&File>, path: &Path) -> bool {
     let open = fifo.and_then(|fifo| rustix::fs::fstat(fifo).ok());
     let there = rustix::fs::stat(path).ok();
     open.zip(there).is_some_and(|(open, there)| (open.st_dev, open.st_ino) == (there.st_dev, there.st_ino))
@@ -253,9 +253,9 @@ fn is_at(fifo: Option<&Receiver>, path: &Path) -> bool {
 fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
     let mut buffer = [0; 4096];
     loop {
-        let Some(fifo) = &lines.fifo else { return };
-        match fifo.try_read(&mut buffer) {
-            // All writers have closed it. A new descriptor waits for the next writer.
+        let Some(mut fifo) = lines.fifo.as_ref() else { return };
+        match fifo.read(&mut buffer) {
+            // No process has it open for writing.
             Ok(0) => {
                 if groups.closed(now) {
                     tracing::warn!(
@@ -271,6 +271,7 @@ fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
                 apply(groups, &mut lines.begun, &buffer[..read]);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot read the FIFO of keepalived");
                 groups.closed(now);
@@ -293,7 +294,7 @@ fn apply(groups: &mut Groups, begun: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Opens the FIFO for reading; creates it if there is nothing at the path.
-fn open(path: &Path) -> io::Result<Receiver> {
+fn open(path: &Path) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_fifo() => {}
         Ok(_) => {
@@ -307,7 +308,9 @@ fn open(path: &Path) -> io::Result<Receiver> {
             mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         }
     }
-    OpenOptions::new().open_receiver(path)
+    // Without this flag, opening would wait for a writer.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open(2)");
+    std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 #[cfg(test)]

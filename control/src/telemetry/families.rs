@@ -614,7 +614,8 @@ fn flow_sharing(page: &mut Exposition, sharing: &FlowSharingSample) {
     for (reason, count) in &sharing.rejected {
         rejected.sample([*reason], *count);
     }
-    let help = "Messages about flows from other gateways, by what became of them. Each worker counts those that it gets.";
+    let help =
+        "Messages about flows from other gateways, by their result. Each worker counts those that it gets.";
     let mut learned = page.counter("tidegate_flow_sharing_learned_total", help, ["result"]);
     for (result, count) in &sharing.learned {
         learned.sample([*result], *count);

@@ -590,7 +590,7 @@ fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_gr
         ..peer(name)
     };
     let pool = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: r2}\nspec: {addresses: \
-                [192.0.2.0/29], gatewaySelector: {matchLabels: {rack: r2}}}\n---\n";
+                [203.0.113.0/29], gatewaySelector: {matchLabels: {rack: r2}}}\n---\n";
     let mut both = Both::new(&(pool.to_owned() + &web("") + ENDPOINT)).with(|cluster| {
         cluster.settings.pools.clear();
         cluster.peers = vec![labelled("edge-2", "r1")];
@@ -599,7 +599,7 @@ fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_gr
     let why = "pool r2 selects gateways by rack=r2";
     let condition = both.condition("web", "Programmed");
     assert!(
-        condition.starts_with("False NoGateway: no live gateway announces 192.0.2."),
+        condition.starts_with("False NoGateway: no live gateway announces 203.0.113.5"),
         "{condition}; {}",
         both.condition("web", "Allocated")
     );

@@ -8,6 +8,7 @@
 
 mod changes;
 mod identity;
+mod limited;
 mod network;
 mod next_hop_shares;
 mod records;
@@ -24,14 +25,12 @@ use super::interface::Interface;
 use super::lineage::{Lineage, Problems, place};
 use super::network::Network;
 use super::problem::{CompileError, Problem};
-use super::spec::{NoEndpoints, ServiceKey, ServiceSpec, SnapshotSpec};
+use super::spec::{ServiceKey, SnapshotSpec};
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
-use crate::ids::ServiceId;
 use crate::limits;
 use crate::neighbors::{Hold, NeighborSlot, NeighborTable};
 use crate::service::Services;
-use crate::service_limits::LimitedServices;
 use crate::source_ranges::Sets;
 use crate::source_rates::SourceRates;
 use identity::Ids;
@@ -189,7 +188,7 @@ fn assemble(
         admission = spec.generation;
     }
     let ports = programmed.iter().map(|service| service.spec).zip(ids.services.iter().copied());
-    let limited = limited_services(spec.generation, previous, ports, ids.generations.services.len());
+    let limited = limited::limited_services(spec.generation, previous, ports, ids.generations.services.len());
     let lineage = Lineage {
         network: spec.network.clone(),
         ranks: ranks(spec, programmed),
@@ -224,24 +223,6 @@ fn source_rates(spec: &SnapshotSpec, previous: Option<&Snapshot>) -> Option<Arc<
     let kept =
         previous.and_then(|snapshot| snapshot.source_rates.as_ref()).filter(|rates| rates.rate == rate);
     Some(kept.map_or_else(|| Arc::new(SourceRates::new(rate)), Arc::clone))
-}
-
-/// The Services with limits, from the ports in the order of their keys. `indices` is the number of ids.
-fn limited_services<'a>(
-    generation: u64,
-    previous: Option<&Snapshot>,
-    ports: impl Iterator<Item = (&'a ServiceSpec, ServiceId)>,
-    indices: usize,
-) -> LimitedServices {
-    let limited = ports.filter(|(service, _)| !service.limits.is_none());
-    // The limits of the last port count. A port that only remains for its flows may have former ones.
-    let (left, served): (Vec<_>, Vec<_>) =
-        limited.partition(|(service, _)| service.no_endpoints == NoEndpoints::Unserved);
-    let ports = left
-        .into_iter()
-        .chain(served)
-        .map(|(service, id)| (id, (service.namespace.as_str(), service.name.as_str()), service.limits));
-    LimitedServices::build(ports, indices, generation, previous.map(|snapshot| &snapshot.limited))
 }
 
 /// The position of each service of the spec in the order of keys; `None` if that is the order of the spec.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::changes::Changes;
 use super::identity::same_kind_of_flow;
-use super::limited_services;
+use super::limited::limited_services;
 use super::records::finish;
 use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
@@ -115,6 +115,11 @@ pub(super) fn revise(
         !change.differs(|service| (service.layer2 != Layer2::Answered).then_some(service.layer2))
             && !change.any(|service| on_link(&network, service))
     });
+    // The next hops of a service that went are free for others at once.
+    let frees_next_hops = changes
+        .services
+        .iter()
+        .any(|change| change.new.is_none() && change.any(|service| on_link(&network, service)));
     let held = if changes.is_structural {
         spec.services.iter().cloned().collect()
     } else {
@@ -157,7 +162,7 @@ pub(super) fn revise(
             },
         },
     };
-    if snapshot.carried.holds.is_long() {
+    if frees_next_hops || snapshot.carried.holds.is_long() {
         hold_anew(&mut snapshot);
     }
     let problems = snapshot.carried.lineage.problems();
