@@ -40,6 +40,8 @@ pub struct Condition {
     pub forwarding: bool,
     /// The gateway is drained or draining.
     pub draining: bool,
+    /// It has just started, and has not got the flows of other gateways yet.
+    pub catching_up: bool,
 }
 
 /// Whether this gateway serves an address.
@@ -235,8 +237,8 @@ impl Worker {
                 return self.end();
             }
             let now = Instant::now();
-            let Condition { forwarding, draining } = (self.condition)();
-            let gateway = Gateway { forwarding, draining, leaving };
+            let Condition { forwarding, draining, catching_up } = (self.condition)();
+            let gateway = Gateway { forwarding, draining, catching_up, leaving };
             let mut is_applied = true;
             if let Some(setup) = &setup {
                 let announces = setup.config.bgp.is_some() || setup.config.kernel_routes.is_some();

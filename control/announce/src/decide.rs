@@ -24,6 +24,8 @@ pub enum Withheld {
     Draining,
     /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
     NotForwarding,
+    /// The gateway has just started, and has not got the flows of other gateways yet (`flowSharing`).
+    CatchingUp,
     /// Another gateway serves it.
     NotServed,
     /// None of its service ports is programmed.
@@ -38,10 +40,11 @@ pub enum Withheld {
 
 impl Withheld {
     /// Every reason.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Leaving,
         Self::Draining,
         Self::NotForwarding,
+        Self::CatchingUp,
         Self::NotServed,
         Self::NotProgrammed,
         Self::NotApplied,
@@ -56,6 +59,7 @@ impl Withheld {
             Self::Leaving => "leaving",
             Self::Draining => "draining",
             Self::NotForwarding => "not-forwarding",
+            Self::CatchingUp => "catching-up",
             Self::NotServed => "not-served",
             Self::NotProgrammed => "not-programmed",
             Self::NotApplied => "not-applied",
@@ -78,6 +82,8 @@ pub struct Gateway {
     pub forwarding: bool,
     /// The operator drains it.
     pub draining: bool,
+    /// It has just started, and has not got the flows of other gateways yet.
+    pub catching_up: bool,
     /// It is stopping.
     pub leaving: bool,
 }
@@ -90,6 +96,7 @@ impl Gateway {
             Self { leaving: true, .. } => Some(Withheld::Leaving),
             Self { draining: true, .. } => Some(Withheld::Draining),
             Self { forwarding: false, .. } => Some(Withheld::NotForwarding),
+            Self { catching_up: true, .. } => Some(Withheld::CatchingUp),
             Self { .. } => None,
         }
     }
@@ -241,7 +248,8 @@ mod tests {
     }
 
     const ACTIVE: (BackendViewState, BackendWhy) = (BackendViewState::Active, BackendWhy::Ready);
-    const FORWARDS: Gateway = Gateway { forwarding: true, draining: false, leaving: false };
+    const FORWARDS: Gateway =
+        Gateway { forwarding: true, draining: false, catching_up: false, leaving: false };
 
     fn decided(
         services: Vec<ServiceView>,
@@ -290,8 +298,9 @@ mod tests {
         let with = |gateway| decided(vec![web(&[ACTIVE])], gateway, true, true, true).unwrap();
         assert_eq!(with(Gateway { forwarding: false, ..FORWARDS }), Some(Withheld::NotForwarding));
         assert_eq!(with(Gateway { draining: true, ..FORWARDS }), Some(Withheld::Draining));
+        assert_eq!(with(Gateway { catching_up: true, ..FORWARDS }), Some(Withheld::CatchingUp));
         assert_eq!(
-            with(Gateway { leaving: true, forwarding: false, draining: true }),
+            with(Gateway { leaving: true, forwarding: false, draining: true, catching_up: true }),
             Some(Withheld::Leaving)
         );
         let other =

@@ -29,7 +29,7 @@ pub struct AnnounceStatus {
 pub struct WithheldVip {
     /// The VIP.
     pub vip: IpAddr,
-    /// `leaving`, `draining`, `not-forwarding`, `not-served`, `not-programmed`, `not-applied`, `no-endpoints` or
+    /// `leaving`, `draining`, `not-forwarding`, `catching-up`, `not-served`, `not-programmed`, `not-applied`, `no-endpoints` or
     /// `flapping`.
     pub reason: String,
 }

@@ -27,6 +27,7 @@ pub(super) fn start(config: &GatewayConfig, state: &Arc<State>) -> anyhow::Resul
     let announcer = Announcer::start(directory, move || Condition {
         forwarding: of_thread.can_forward(),
         draining: of_thread.drain.phase() != GatewayDrainState::Serving,
+        catching_up: of_thread.catches_up(),
     })
     .context("cannot start the thread of the announcements")?;
     let announcer = Arc::new(announcer);

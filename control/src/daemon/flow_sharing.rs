@@ -26,6 +26,7 @@ use tidegate_sharing::{
     limits::DATAGRAM_MAX,
 };
 
+use super::catch_up::CatchUp;
 use crate::telemetry::FlowSharingSample;
 
 /// The longest wait for a datagram: messages of workers wait at most this long.
@@ -56,6 +57,8 @@ pub(crate) struct Shown {
     pub(crate) outcomes: [u64; Learned::COUNT],
     /// Why datagrams cannot be sent or received, if so.
     pub(crate) trouble: Option<String>,
+    /// Whether the gateway has just started and has not got the flows of its peers yet.
+    pub(crate) catches_up: bool,
 }
 
 impl Shown {
@@ -116,8 +119,13 @@ pub(super) struct FlowExchange {
 }
 
 impl FlowExchange {
-    /// Opens the socket and starts the thread; `None` if the configuration shares no flows.
-    pub(super) fn start(config: &GatewayConfig, dataplane: &Dataplane) -> anyhow::Result<Option<Self>> {
+    /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` tells whether the
+    /// workers have the Services: until then, messages of peers wait.
+    pub(super) fn start(
+        config: &GatewayConfig,
+        dataplane: &Dataplane,
+        is_able: impl Fn() -> bool + Send + 'static,
+    ) -> anyhow::Result<Option<Self>> {
         let settings = &config.flow_sharing;
         let (mode, flows) = match settings.mode {
             FlowSharing::None => return Ok(None),
@@ -146,6 +154,7 @@ impl FlowExchange {
             lost_at_workers: 0,
             outcomes: [0; Learned::COUNT],
             trouble: None,
+            catches_up: true,
         }));
         let stop = Arc::new(AtomicBool::new(false));
         let exchange = Exchange {
@@ -157,6 +166,9 @@ impl FlowExchange {
             started: Instant::now(),
             lost: 0,
             trouble: None,
+            is_able: Box::new(is_able),
+            was_able: false,
+            catch_up: CatchUp::default(),
         };
         let thread = std::thread::Builder::new()
             .name("tg-sharing".to_owned())
@@ -201,6 +213,11 @@ fn open(listen: SocketAddr) -> std::io::Result<UdpSocket> {
 
 /// The state of the thread.
 struct Exchange {
+    /// Whether the workers have the Services.
+    is_able: Box<dyn Fn() -> bool + Send>,
+    /// Whether they had them once: they keep them from then on.
+    was_able: bool,
+    catch_up: CatchUp,
     socket: UdpSocket,
     is_v6: bool,
     hub: Hub,
@@ -240,8 +257,11 @@ impl Exchange {
         if lost != std::mem::replace(&mut self.lost, lost) {
             hub.was_told_too_little();
         }
-        let sharing = &self.sharing;
-        hub.pass_on(|news| sharing.learn(news));
+        self.was_able = self.was_able || (self.is_able)();
+        if self.was_able {
+            let sharing = &self.sharing;
+            hub.pass_on(|news| sharing.learn(news));
+        }
         let (socket, is_v6) = (&self.socket, self.is_v6);
         hub.poll(now, |to, datagram| send(socket, is_v6, to, datagram, &mut trouble));
         self.sharing.set_walks(hub.walks(), hub.has_room());
@@ -278,7 +298,9 @@ impl Exchange {
 
     /// Shows the state, and logs peers that have changed.
     fn show(&mut self) {
-        let peers = self.hub.status(self.started.elapsed());
+        let now = self.started.elapsed();
+        let peers = self.hub.status(now);
+        let catches_up = self.catch_up.waits(&peers, self.hub.counts().passed_on, self.was_able, now);
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
@@ -309,6 +331,7 @@ impl Exchange {
             lost_at_workers: self.lost,
             outcomes: self.sharing.outcomes(),
             trouble,
+            catches_up,
             mode: shown.mode,
             key: std::mem::take(&mut shown.key),
         };

@@ -9,6 +9,7 @@
 
 mod address_file;
 mod announcements;
+mod catch_up;
 mod cluster;
 mod configuration;
 mod controller;
@@ -214,7 +215,8 @@ impl Gateway {
         let state = Arc::new(state);
         state.configure(&config);
         let (operator, commands) = mpsc::channel(16);
-        let flow_exchange = FlowExchange::start(&config, dataplane)?;
+        let of_exchange = Arc::clone(&state);
+        let flow_exchange = FlowExchange::start(&config, dataplane, move || of_exchange.forwards())?;
         if let Some(exchange) = &flow_exchange {
             state.share_flows(exchange.shown());
         }

@@ -176,6 +176,12 @@ impl State {
         Some(self.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
+    /// Whether the gateway has just started and has not got the flows of other gateways yet.
+    pub(super) fn catches_up(&self) -> bool {
+        let shown = self.flow_sharing.get();
+        shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).catches_up)
+    }
+
     /// The other gateway with the same name.
     pub(super) fn name_taken(&self) -> Option<String> {
         self.cluster.get()?.name_taken.borrow().clone()

@@ -1,0 +1,129 @@
+//! Whether a gateway that has just started has the flows of its peers.
+//!
+//! Routers send packets of open connections to a gateway as soon as it announces its addresses. If it has not got the flows
+//! in flux and the NAT flows of its peers by then, it breaks these connections. So it announces nothing until then, or
+//! until waiting would take too long. Nothing here reads a clock.
+//!
+//! Invariant: a gateway that has caught up once never waits again while it runs.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_sharing::{PeerState, PeerStatus};
+
+/// How long there must be a session with a peer: it walks through its tables when the session begins.
+const SESSION: Duration = Duration::from_secs(2);
+/// A peer without a session after this time is taken for absent.
+const ABSENT: Duration = Duration::from_secs(4);
+/// The longest wait.
+const WAIT_MAX: Duration = Duration::from_secs(15);
+/// More messages than this between two looks are those of a walk, and not of flows that begin.
+const OF_A_WALK: u64 = 500;
+
+/// The progress.
+#[derive(Debug, Default)]
+pub(super) struct CatchUp {
+    /// When the gateway could first use the flows of peers.
+    began: Option<Duration>,
+    up_since: BTreeMap<SocketAddr, Duration>,
+    passed_on: u64,
+    is_over: bool,
+}
+
+impl CatchUp {
+    /// Whether the gateway still waits. `passed_on` messages of peers have reached the workers so far; `is_able`: the workers
+    /// have the Services, so that they can use them.
+    pub(super) fn waits(
+        &mut self,
+        peers: &[PeerStatus],
+        passed_on: u64,
+        is_able: bool,
+        now: Duration,
+    ) -> bool {
+        if self.is_over {
+            return false;
+        }
+        let news = passed_on - std::mem::replace(&mut self.passed_on, passed_on);
+        if !is_able {
+            return true;
+        }
+        let waited = now.saturating_sub(*self.began.get_or_insert(now));
+        let others = peers.iter().filter(|peer| peer.state != PeerState::Itself);
+        let mut has_all = true;
+        for peer in others {
+            if matches!(peer.state, PeerState::Up | PeerState::Behind) {
+                let since = *self.up_since.entry(peer.address).or_insert(now);
+                has_all &= now.saturating_sub(since) >= SESSION;
+            } else {
+                self.up_since.remove(&peer.address);
+                has_all &= waited >= ABSENT;
+            }
+        }
+        self.is_over = has_all && news < OF_A_WALK || waited >= WAIT_MAX;
+        if self.is_over {
+            tracing::info!(
+                ?waited,
+                messages = passed_on,
+                "the flows of other gateways are known, as far as they answer"
+            );
+        }
+        !self.is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(n: u16, state: PeerState) -> PeerStatus {
+        PeerStatus {
+            address: ([192, 0, 2, 1], n).into(),
+            name: None,
+            state,
+            heard_ago: None,
+            waiting: 0,
+            under_way: 0,
+            last_rejection: None,
+        }
+    }
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_gateway_waits_for_the_walks_of_its_peers_and_never_again() {
+        let mut catch_up = CatchUp::default();
+        let up = [peer(1, PeerState::Itself), peer(2, PeerState::Up)];
+        assert!(catch_up.waits(&up, 0, false, at(0)), "the workers have no Services");
+        assert!(catch_up.waits(&up, 0, false, at(60_000)));
+        assert!(catch_up.waits(&up, 0, true, at(61_000)));
+        assert!(catch_up.waits(&up, 10_000, true, at(62_900)));
+        assert!(catch_up.waits(&up, 20_000, true, at(63_100)), "the walk goes on");
+        assert!(!catch_up.waits(&up, 20_100, true, at(63_300)));
+        let down = [peer(2, PeerState::Connecting)];
+        assert!(!catch_up.waits(&down, 90_000, false, at(63_500)));
+    }
+
+    #[test]
+    fn absent_peers_and_endless_walks_do_not_keep_it_waiting() {
+        let mut catch_up = CatchUp::default();
+        let peers = [peer(1, PeerState::Connecting), peer(2, PeerState::OtherVersion(7, 9))];
+        assert!(catch_up.waits(&peers, 0, true, at(0)));
+        assert!(catch_up.waits(&peers, 0, true, at(3_900)));
+        assert!(!catch_up.waits(&peers, 0, true, at(4_000)));
+
+        let mut catch_up = CatchUp::default();
+        let up = [peer(1, PeerState::Up)];
+        for turn in 0..75 {
+            assert!(catch_up.waits(&up, turn * 1_000, true, at(turn * 200)), "turn {turn}");
+        }
+        assert!(!catch_up.waits(&up, 75_000, true, at(15_000)));
+    }
+
+    #[test]
+    fn a_gateway_without_peers_does_not_wait() {
+        assert!(!CatchUp::default().waits(&[], 0, true, at(0)));
+    }
+}
