@@ -9,6 +9,7 @@ packages=(
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux nftables # the namespaces lab, and what kube-proxy does on its nodes
   curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
+  keepalived                          # the owner of VIPs by VRRP
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
   valgrind                            # instructions per packet
@@ -62,7 +63,7 @@ install_missing() {
   drop_policy
   policy_is_ours=no
   local package service
-  for package in nginx-light haproxy bird2 frr gobgpd; do
+  for package in nginx-light haproxy bird2 frr gobgpd keepalived; do
     [[ " ${missing[*]} " == *" $package "* ]] || continue
     # This script installed it, so it neither runs now nor starts at the next boot.
     service=${package%-light}

@@ -3,7 +3,7 @@
 //! `tidegate demo` and the end-to-end tests use it to run real programs (curl, nginx, iperf3, the kernel's own TCP)
 //! against a real gateway. The modules are the network ([`Lab`]), its addresses ([`addresses`]), the programs in it
 //! ([`server`], [`gateway`], [`tools`]), the actions of clients ([`client`]), the gateway's manifests ([`manifests`]),
-//! an attacking host ([`flood`]) and a bad wire ([`wire`]). Only the gateway under test forwards packets between client and server.
+//! an attacking host ([`flood`]), a bad wire ([`wire`]) and a station that watches who answers for VIPs ([`arp_watch`]). Only the gateway under test forwards packets between client and server.
 //!
 //! All names begin with `tg<pid>-<n>`. The lab is removed when the [`Lab`] is dropped, on SIGINT and SIGTERM after
 //! [`cleanup::on_signals`], and by the next lab if the process died in another way ([`cleanup::sweep`]).
@@ -11,6 +11,7 @@
 //! Invariant: nothing outside the namespaces and one directory under the temporary directory is changed.
 
 pub mod addresses;
+pub mod arp_watch;
 pub mod cleanup;
 pub mod client;
 pub mod envelope;

@@ -46,5 +46,6 @@ mod toa;
 mod trace;
 mod tunnel_peers;
 mod vm;
+mod vrrp;
 mod workers;
 mod world;

@@ -12,6 +12,7 @@ mod faulty_pool;
 mod gateway_drain;
 mod install;
 mod json_log;
+mod layer2;
 mod lifecycle;
 mod node;
 mod odd_objects;

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Options;
 use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, LabPlan, cleanup, wait_for};
+use tidegate::netlab::{Lab, LabPlan, Namespace, cleanup, wait_for};
 
 use crate::api::{Api, needs};
 
@@ -65,6 +65,8 @@ pub(crate) struct Setting {
     pub(crate) starter: Vec<String>,
     /// The `metadata.name`, if it differs from the test's name of the gateway.
     pub(crate) called: Option<String>,
+    /// The device of its port, with `mac` and other keys; empty for one without a network.
+    pub(crate) device: String,
 }
 
 impl World {
@@ -160,7 +162,11 @@ impl World {
         let config = directory.join("gateway.yaml");
         let number = self.gateways.len() + 1;
         let socket = directory.join("tidegate.sock");
-        let Setting { source, document, drain, .. } = setting;
+        let Setting { source, document, drain, device, .. } = setting;
+        let device = match device.as_str() {
+            "" => format!("\"net_null{number},no-rx=1\""),
+            device => device.to_owned(),
+        };
         let called = setting.called.as_deref().unwrap_or(name);
         let drain = if drain.is_empty() { "1h" } else { drain };
         let document = if document.contains("pools:") {
@@ -180,7 +186,7 @@ dataplane:
   memory: {{hugepages: false, sizeMiB: 64}}
   flowTable: {{entriesPerCore: 4096, directory: ""}}
   interfaces:
-    - {{name: up{number}, device: "net_null{number},no-rx=1", addresses: ["192.0.2.{number}/24"]}}
+    - {{name: up{number}, device: {device}, addresses: ["192.0.2.{number}/24"]}}
   routes: [{{to: "0.0.0.0/0", via: "192.0.2.254"}}]
   neighbors: [{{ip: "192.0.2.254", mac: "02:00:00:00:00:01"}}]
   snatAddresses: ["192.0.2.{snat}"]
@@ -299,6 +305,17 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
     pub(crate) fn has_state(&self, name: &str) -> bool {
         let state = self.lab.directory().join(name).join("state");
         std::fs::read_dir(state).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// The gateways' namespace.
+    pub(crate) fn namespace(&self) -> &Namespace {
+        self.lab.gateway()
+    }
+
+    /// Sends a signal to a gateway, which stays one of this story.
+    pub(crate) fn signal(&mut self, name: &str, signal: Signal) {
+        let at = self.gateways.iter_mut().find(|gateway| gateway.name == name);
+        at.expect("a gateway of this story").process.signal(signal);
     }
 
     /// The same for tests that describe the failure themselves.

@@ -1,0 +1,335 @@
+//! Owners of VIPs by VRRP: two gateways in namespaces of their own on one link, each with Debian's keepalived on its tap,
+//! and a station that asks all the time and records who answers.
+//!
+//! The short form kills the master twice. `TIDEGATE_FAILOVERS=20 cargo test -p tidegate --test e2e vrrp` is the form of the
+//! figures in `benches/results`.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tidegate::netlab::arp_watch::ArpWatch;
+use tidegate::netlab::manifests::put;
+use tidegate::netlab::namespace::output_of;
+use tidegate::netlab::process::LabProcess;
+use tidegate::netlab::{Lab, LabPlan, Namespace, wait_for};
+use tidegate_core::wire::MacAddr;
+
+use crate::world::{alone, tidegate};
+
+const VIP: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+/// `announce.l2.vrrp.heartbeatTimeout`.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long anything may take on a machine that does other work: these tests prove bounds on overlap, not speed.
+const BOUND: Duration = Duration::from_secs(60);
+
+const OBJECTS: &str = "\
+{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {type: LoadBalancer, ports: [{name: http, port: 80}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: web-1, labels: {kubernetes.io/service-name: web}},
+ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [192.0.2.50]}]}
+";
+
+fn mac(n: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 3, n])
+}
+
+/// One gateway with its keepalived.
+struct Edge {
+    n: u8,
+    // Declared first, so that they end before the namespace.
+    keepalived: Option<LabProcess>,
+    gateway: Option<LabProcess>,
+    namespace: Namespace,
+    directory: PathBuf,
+}
+
+impl Edge {
+    fn new(lab: &Lab, n: u8) -> Self {
+        let namespace = Namespace::create(&format!("{}-edge{n}", lab.id())).expect("a namespace");
+        let switch = lab.switch();
+        let lines = format!(
+            "link add p-edge{n} type veth peer name eth0 address {} netns {}\nlink set p-edge{n} master br0 up",
+            mac(n),
+            namespace.name()
+        );
+        switch.ip_batch(&lines).expect("a link");
+        switch.turn_off_offloads(&format!("p-edge{n}")).expect("ethtool");
+        namespace.turn_off_offloads("eth0").expect("ethtool");
+        namespace
+            .sysctls(&[("ipv4/conf/eth0/rp_filter", "1"), ("ipv6/conf/eth0/disable_ipv6", "1")])
+            .expect("sysctls");
+        namespace.ip_batch("link set eth0 arp off up").expect("it is up");
+        let directory = lab.directory().join(format!("edge{n}"));
+        std::fs::create_dir_all(directory.join("manifests")).expect("a directory");
+        put(&directory.join("manifests"), "objects.yaml", OBJECTS).expect("objects written");
+        let edge = Self { n, keepalived: None, gateway: None, namespace, directory };
+        std::fs::write(edge.directory.join("gateway.yaml"), edge.gateway_yaml())
+            .expect("configuration written");
+        std::fs::write(edge.directory.join("keepalived.conf"), edge.keepalived_conf())
+            .expect("configuration written");
+        edge
+    }
+
+    fn gateway_yaml(&self) -> String {
+        let Self { n, directory, .. } = self;
+        format!(
+            r#"apiVersion: tidegate.dev/v1alpha1
+kind: GatewayConfig
+metadata: {{name: edge-{n}}}
+dataplane:
+  cores: [1]
+  idle: adaptive
+  memory: {{hugepages: false, sizeMiB: 64}}
+  flowTable: {{entriesPerCore: 4096}}
+  interfaces:
+    - {{name: uplink, device: "net_af_packet{n},iface=eth0", mac: "{mac}", addresses: ["192.0.2.{n}/24"]}}
+  snatAddresses: ["192.0.2.10{n}"]
+source: {{directory: {{path: manifests, stateDirectory: ""}}}}
+pools: [{{name: public, addresses: ["{VIP}/32"]}}]
+health: {{protocol: none}}
+announce:
+  l2: {{mode: vrrp, vrrp: {{fifo: {fifo}, heartbeatTimeout: {timeout}s}}}}
+admin: {{socket: {socket}, listen: "", healthz: ""}}
+"#,
+            mac = mac(*n),
+            fifo = directory.join("vrrp.fifo").display(),
+            timeout = HEARTBEAT_TIMEOUT.as_secs(),
+            socket = directory.join("tidegate.sock").display(),
+        )
+    }
+
+    /// As in docs/layer2.md, with shorter times.
+    fn keepalived_conf(&self) -> String {
+        format!(
+            r#"global_defs {{
+    router_id edge-{n}
+    script_user root
+    vrrp_notify_fifo {fifo}
+    dynamic_interfaces
+}}
+vrrp_script tidegate {{
+    script "{program} vrrp-check --socket {socket}"
+    interval 1
+    timeout 1
+    fall 1
+    rise 1
+    init_fail
+}}
+vrrp_instance tidegate {{
+    state BACKUP
+    nopreempt
+    interface tg-uplink
+    virtual_router_id 51
+    version 3
+    priority {priority}
+    advert_int 0.2
+    virtual_ipaddress {{
+        169.254.51.1/32 dev lo
+    }}
+    track_script {{
+        tidegate
+    }}
+}}
+"#,
+            n = self.n,
+            fifo = self.directory.join("vrrp.fifo").display(),
+            program = tidegate().display(),
+            socket = self.directory.join("tidegate.sock").display(),
+            priority = 100 + 10 * u32::from(self.n),
+        )
+    }
+
+    fn start(&mut self) {
+        let config = self.directory.join("gateway.yaml").display().to_string();
+        let run = ["run", "-c", &config];
+        let gateway = LabProcess::start(&self.namespace, &self.directory, "gateway", tidegate(), &run);
+        self.gateway = Some(gateway.expect("it starts"));
+        self.wait("the gateway to be ready", |status| status["ready"] == true);
+        self.start_keepalived();
+    }
+
+    fn start_keepalived(&mut self) {
+        let path = |name: &str| self.directory.join(name).display().to_string();
+        let (config, pid, vrrp_pid) = (path("keepalived.conf"), path("keepalived.pid"), path("vrrp.pid"));
+        // keepalived does not start while a process of an earlier one runs. Its child ends a moment after it.
+        if let Ok(text) = std::fs::read_to_string(&vrrp_pid) {
+            let process = format!("/proc/{}", text.trim());
+            wait_for("the end of the earlier keepalived", BOUND, || {
+                (!std::path::Path::new(&process).exists()).then_some(())
+            })
+            .expect("it was killed");
+        }
+        let words = [
+            "-f",
+            &config,
+            "-p",
+            &pid,
+            "-r",
+            &vrrp_pid,
+            "--vrrp",
+            "--dont-fork",
+            "--log-console",
+            "--log-detail",
+        ];
+        let keepalived =
+            LabProcess::start(&self.namespace, &self.directory, "keepalived", "keepalived", &words);
+        self.keepalived = Some(keepalived.expect("keepalived starts (apt-get install keepalived)"));
+    }
+
+    fn wait(&self, what: &str, holds: impl Fn(&serde_json::Value) -> bool) {
+        let socket = self.directory.join("tidegate.sock");
+        let waited = wait_for(what, BOUND, || {
+            let mut ask = self.namespace.command(tidegate());
+            let text = output_of(ask.args(["status", "-o", "json", "--socket"]).arg(&socket)).ok()?;
+            holds(&serde_json::from_str(&text).ok()?).then_some(())
+        });
+        waited.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+    }
+
+    fn wait_for_state(&self, state: &str) {
+        self.wait(&format!("edge {} to be {state}", self.n), |status| status["layer2"]["tidegate"] == state);
+    }
+
+    fn logs(&self) -> String {
+        let log =
+            |process: &Option<LabProcess>| process.as_ref().map_or_else(String::new, |one| one.log_tail(30));
+        format!("edge {}:\n{}\n{}", self.n, log(&self.gateway), log(&self.keepalived))
+    }
+
+    /// Ends everything in its namespace at once, as when the machine dies.
+    fn die(&mut self) {
+        self.to_all(Signal::KILL, |_| true);
+        (self.gateway, self.keepalived) = (None, None);
+    }
+
+    /// Sends a signal to the processes of its namespace whose command contains this.
+    fn to_all(&self, signal: Signal, is_one: impl Fn(&str) -> bool) {
+        let pids = output_of(std::process::Command::new("ip").args(["netns", "pids", self.namespace.name()]));
+        for pid in pids.expect("ip").lines().filter_map(|line| line.trim().parse().ok()) {
+            let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if let Some(pid) = Pid::from_raw(pid).filter(|_| is_one(command.trim())) {
+                // It may have ended.
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+/// Two edges on a link, and who watches them.
+struct Pair {
+    edges: [Edge; 2],
+    watch: ArpWatch,
+    _lab: Lab,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: tidegate() });
+        let lab = lab.expect("the lab stands (needs root)");
+        let mut edges = [Edge::new(&lab, 1), Edge::new(&lab, 2)];
+        let watch =
+            ArpWatch::start(lab.switch(), "br0", Ipv4Addr::new(192, 0, 2, 200), &[VIP]).expect("it watches");
+        edges.iter_mut().for_each(Edge::start);
+        let pair = Self { edges, watch, _lab: lab };
+        let owner = pair.owner();
+        pair.edges[1 - owner].wait_for_state("backup");
+        pair
+    }
+
+    /// The position of the edge that answers now.
+    fn owner(&self) -> usize {
+        let since = Instant::now();
+        let found = wait_for("an answer", BOUND, || self.watch.owner(VIP, since));
+        let found = found
+            .unwrap_or_else(|error| panic!("{error:#}\n{}{}", self.edges[0].logs(), self.edges[1].logs()));
+        usize::from(found != mac(1))
+    }
+
+    /// Waits until the other edge answers. Returns how long after `since` it began, and how long the former owner still
+    /// answered then, seen until `settle` later.
+    fn taken_over(&self, former: usize, since: Instant, settle: Duration) -> (Duration, Duration) {
+        let former_mac = mac(self.edges[former].n);
+        let first =
+            wait_for("the other gateway to answer", BOUND, || self.watch.first_other(VIP, former_mac, since));
+        let first = first.unwrap_or_else(|error| panic!("{error:#}\n{}", self.edges[1 - former].logs()));
+        pause_until(first.at + settle);
+        (first.at - since, self.watch.overlap(VIP, former_mac, first.at))
+    }
+}
+
+/// Observes for a while: the record of the station is the result.
+fn pause_until(end: Instant) {
+    wait_for("some time", BOUND, || (Instant::now() >= end).then_some(())).expect("time goes on");
+}
+
+#[test]
+fn of_two_gateways_the_master_of_vrrp_answers_and_when_it_dies_the_other_one() {
+    let _turn = alone();
+    let failovers: usize = std::env::var("TIDEGATE_FAILOVERS").map_or(2, |n| n.parse().expect("a number"));
+    let mut pair = Pair::new();
+    let mut took: Vec<Duration> = Vec::new();
+    for _ in 0..failovers {
+        let owner = pair.owner();
+        let died = Instant::now();
+        pair.edges[owner].die();
+        let (after, overlap) = pair.taken_over(owner, died, Duration::from_millis(500));
+        assert_eq!(overlap, Duration::ZERO);
+        took.push(after);
+        pair.edges[owner].start();
+        pair.edges[owner].wait_for_state("backup");
+    }
+    took.sort_unstable();
+    let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
+    eprintln!(
+        "VRRP, advert_int 0.2: {failovers} masters died: median {median:.2?}, worst {worst:.2?}; overlap of owners: none"
+    );
+}
+
+#[test]
+fn a_master_whose_gateway_was_stopped_is_silent_when_it_wakes_up() {
+    let _turn = alone();
+    let pair = Pair::new();
+    let owner = pair.owner();
+    let edge = &pair.edges[owner];
+    let stopped = Instant::now();
+    edge.to_all(Signal::STOP, |command| command == "tidegate");
+    let (after, _) = pair.taken_over(owner, stopped, HEARTBEAT_TIMEOUT);
+    let woken = Instant::now();
+    edge.to_all(Signal::CONT, |command| command == "tidegate");
+    edge.wait_for_state("backup");
+    pause_until(woken + Duration::from_secs(2));
+    assert_eq!(pair.watch.overlap(VIP, mac(edge.n), woken), Duration::ZERO, "it answered after it woke up");
+    assert_eq!(pair.owner(), 1 - owner);
+    eprintln!("stopped (SIGSTOP): the other gateway answers after {after:.2?}; no answer after SIGCONT");
+}
+
+#[test]
+fn a_gateway_whose_keepalived_hangs_or_ends_answers_no_longer_than_the_heartbeat_timeout() {
+    let _turn = alone();
+    let mut pair = Pair::new();
+    let owner = pair.owner();
+    let hung = Instant::now();
+    pair.edges[owner].to_all(Signal::STOP, |command| command.contains("keepalived"));
+    let (after, overlap) = pair.taken_over(owner, hung, HEARTBEAT_TIMEOUT + Duration::from_secs(1));
+    // An answer may be on its way for a moment.
+    assert!(overlap <= HEARTBEAT_TIMEOUT + Duration::from_millis(100), "{overlap:?}");
+    eprintln!(
+        "keepalived hung (SIGSTOP): two owners for {overlap:.2?}, bound {HEARTBEAT_TIMEOUT:?}; takeover after {after:.2?}"
+    );
+    // A keepalived that ends closes the FIFO, which the gateway sees at once.
+    let owner = 1 - owner;
+    let ended = Instant::now();
+    pair.edges[owner].to_all(Signal::KILL, |command| command.contains("keepalived"));
+    pair.edges[owner].keepalived = None;
+    pair.edges[owner].wait_for_state("unknown");
+    pause_until(ended + Duration::from_secs(1));
+    let said = pair.watch.said();
+    let last = said.iter().filter(|one| one.is_answer && one.mac == mac(pair.edges[owner].n)).next_back();
+    let answered = last.expect("it answered").at.saturating_duration_since(ended);
+    eprintln!("keepalived killed: the gateway answered for another {answered:.2?}");
+    assert!(answered < Duration::from_secs(1), "{answered:?}");
+    pair.edges[owner].start_keepalived();
+    pair.edges[owner].wait("its state to be known again", |status| status["layer2"]["tidegate"] != "unknown");
+}

@@ -1,0 +1,256 @@
+//! Owners of VIPs by Leases: two gateways on one link, and a station on it that asks all the time and records who
+//! answers.
+//!
+//! The short form kills the owner twice. `TIDEGATE_FAILOVERS=20 cargo test -p tidegate --test kubernetes layer2` is the
+//! form of the figures in `benches/results`.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tidegate::netlab::arp_watch::ArpWatch;
+use tidegate_core::wire::MacAddr;
+
+use crate::world::{SEEN, Setting, World, service, slice, text};
+
+/// `announce.l2.lease.takeover`.
+const TAKEOVER: Duration = Duration::from_secs(8);
+/// The time in which an owner that no longer renews answers, at most: the Lease of 6 s less the margin.
+const ANSWERS_MAX: Duration = Duration::from_secs(5);
+/// Slack for a machine that does other work: these tests prove bounds on overlap, not speed.
+const SLACK: Duration = Duration::from_secs(30);
+
+fn mac(gateway: usize) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 2, u8::try_from(gateway).expect("a small number")])
+}
+
+fn name(gateway: usize) -> String {
+    format!("edge-{gateway}")
+}
+
+/// Two gateways on a link in front of a Service, and who watches them.
+struct Link {
+    watch: ArpWatch,
+    vip: Ipv4Addr,
+    world: World,
+}
+
+/// The setting of a gateway on the link.
+fn setting(gateway: usize, hand_back: &str) -> Setting {
+    let takeover = TAKEOVER.as_secs();
+    Setting {
+        device: format!("\"net_af_packet{gateway},iface=e{gateway}\", mac: \"{}\"", mac(gateway)),
+        document: format!(
+            "announce: {{l2: {{mode: lease, lease: {{takeover: {takeover}s, handBackDelay: {hand_back}}}}}}}"
+        ),
+        ..Setting::default()
+    }
+}
+
+impl Link {
+    /// The link, and gateway 1 with this kubeconfig (`None` for the usual one), then gateway 2.
+    fn new(hand_back: &str, kubeconfig: impl FnOnce(&World) -> Option<String>) -> Self {
+        let mut world = World::new();
+        world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+        let namespace = world.namespace();
+        let mut lines =
+            "link add l2 type bridge mcast_snooping 0 forward_delay 0\nlink set l2 up\n".to_owned();
+        for n in [1, 2] {
+            lines += &format!(
+                "link add e{n} type veth peer name p{n}\nlink set p{n} master l2 up\nlink set e{n} arp off up\n"
+            );
+        }
+        namespace.ip_batch(&lines).expect("the link stands");
+        for n in [1, 2] {
+            // The kernel does not take part.
+            let rp_filter = format!("ipv4/conf/e{n}/rp_filter");
+            let ipv6 = format!("ipv6/conf/e{n}/disable_ipv6");
+            namespace.sysctls(&[(&rp_filter, "1"), (&ipv6, "1")]).expect("sysctls");
+            namespace.turn_off_offloads(&format!("e{n}")).expect("ethtool");
+        }
+        let kubeconfig = kubeconfig(&world);
+        world.start_with("edge-1", &Setting { kubeconfig, ..setting(1, hand_back) });
+        let vip = world.until("the address", || {
+            let vips = world.gateway("edge-1").vips("web");
+            vips.first().and_then(|vip| vip.parse().ok())
+        });
+        let asker = Ipv4Addr::new(192, 0, 2, 200);
+        let watch = ArpWatch::start(world.namespace(), "l2", asker, &[vip]).expect("it watches");
+        let mut link = Self { watch, vip, world };
+        link.wait_for_owner(1, Instant::now());
+        link.world.start_with("edge-2", &setting(2, hand_back));
+        link.wait_until_served(2);
+        link
+    }
+
+    fn wait_until_served(&self, gateway: usize) {
+        let gateway = self.world.gateway(&name(gateway));
+        self.world.until("the Service on the gateway", || {
+            (gateway.ask("status")?["ready"] == true && !gateway.vips("web").is_empty()).then_some(())
+        });
+    }
+
+    /// Waits until this gateway answers, after this moment.
+    fn wait_for_owner(&self, gateway: usize, after: Instant) {
+        let what = format!("an answer of gateway {gateway}");
+        self.world.within(TAKEOVER + SLACK, &what, || {
+            (self.watch.owner(self.vip, after)? == mac(gateway)).then_some(())
+        });
+    }
+
+    /// The gateway that answers now.
+    fn owner(&self) -> usize {
+        let since = Instant::now();
+        let owner = self.world.within(SLACK, "an answer", || self.watch.owner(self.vip, since));
+        if owner == mac(1) { 1 } else { 2 }
+    }
+
+    /// Waits until the other gateway answers. Returns how long after `since` it began, and how long the former owner still
+    /// answered then, seen until `settle` later.
+    fn taken_over(&self, former: usize, since: Instant, settle: Duration) -> (Duration, Duration) {
+        let first = self.world.within(TAKEOVER + SLACK, "the other gateway to answer", || {
+            self.watch.first_other(self.vip, mac(former), since)
+        });
+        assert_eq!(first.mac, mac(3 - former));
+        let end = first.at + settle;
+        self.world.within(settle + SLACK, "some more time", || (Instant::now() >= end).then_some(()));
+        (first.at - since, self.watch.overlap(self.vip, mac(former), first.at))
+    }
+}
+
+#[test]
+fn of_two_gateways_the_holder_of_the_lease_answers_and_when_it_dies_the_other_one() {
+    let failovers: usize = std::env::var("TIDEGATE_FAILOVERS").map_or(2, |n| n.parse().expect("a number"));
+    let mut link = Link::new("1h", |_| None);
+    let mut took: Vec<Duration> = Vec::new();
+    for _ in 0..failovers {
+        let owner = link.owner();
+        let shown = link.world.gateway(&name(3 - owner)).service("web");
+        let edge = &shown["vips"][0]["edge"];
+        link.world.until("the other gateway to name the owner", || {
+            let shown = link.world.gateway(&name(3 - owner)).service("web");
+            (text(&shown["vips"][0]["edge"]["ownedBy"]) == name(owner)).then_some(())
+        });
+        assert!(text(&edge["owner"]).starts_with("tidegate-l2-all-"), "{edge}");
+        let killed = Instant::now();
+        link.world.end(&name(owner), Signal::KILL, SEEN).expect("it ends");
+        let (after, overlap) = link.taken_over(owner, killed, Duration::from_secs(1));
+        assert_eq!(overlap, Duration::ZERO);
+        assert!(after < TAKEOVER + SLACK, "{after:?}");
+        took.push(after);
+        link.world.start_again(&name(owner));
+        link.wait_until_served(owner);
+    }
+    took.sort_unstable();
+    let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
+    eprintln!(
+        "Leases, takeover: {TAKEOVER:?}; {failovers} owners killed: median {median:.2?}, worst {worst:.2?}; overlap of owners: none"
+    );
+    // A normal end gives the Lease back: nobody waits for its end.
+    let owner = link.owner();
+    let ended = Instant::now();
+    link.world.end(&name(owner), Signal::TERM, SEEN).expect("it ends");
+    let (after, overlap) = link.taken_over(owner, ended, Duration::from_secs(1));
+    eprintln!("an owner that was stopped normally: {after:.2?}");
+    assert_eq!(overlap, Duration::ZERO);
+}
+
+#[test]
+fn an_owner_that_was_stopped_for_longer_than_its_lease_is_silent_when_it_wakes_up() {
+    let mut link = Link::new("1h", |_| None);
+    let owner = link.owner();
+    let stopped = Instant::now();
+    link.world.signal(&name(owner), Signal::STOP);
+    // Requests wait in its receive ring meanwhile.
+    let (after, overlap) = link.taken_over(owner, stopped, Duration::from_secs(2));
+    assert_eq!(overlap, Duration::ZERO);
+    let woken = Instant::now();
+    link.world.signal(&name(owner), Signal::CONT);
+    link.wait_until_served(owner);
+    let end = woken + Duration::from_secs(3);
+    link.world.within(SLACK, "some time", || (Instant::now() >= end).then_some(()));
+    assert_eq!(
+        link.watch.overlap(link.vip, mac(owner), woken),
+        Duration::ZERO,
+        "it answered after it woke up"
+    );
+    assert_eq!(link.owner(), 3 - owner);
+    eprintln!("stopped (SIGSTOP): the other gateway answers after {after:.2?}; no answer after SIGCONT");
+}
+
+#[test]
+fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() {
+    let cut = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&cut);
+    let link = Link::new("1h", move |world| {
+        let server = world.api.address();
+        let way = world.enter_gateway(|| relay(server, flag)).expect("a relay");
+        let text = world.api.kubeconfig_text(&world.api.token());
+        let (host, port) = (server.ip(), server.port());
+        let text = text.replace(&format!("{host}:{port}"), &format!("{host}:{}", way.port()));
+        Some(text)
+    });
+    // Gateway 1 started first, and has the way that can be cut.
+    assert_eq!(link.owner(), 1);
+    let since = Instant::now();
+    cut.store(true, Ordering::Relaxed);
+    let (after, overlap) = link.taken_over(1, since, Duration::from_secs(2));
+    assert_eq!(overlap, Duration::ZERO);
+    let said = link.watch.said();
+    let last = said.iter().filter(|one| one.is_answer && one.mac == mac(1)).next_back().expect("it answered");
+    let answered = last.at.saturating_duration_since(since);
+    // A request that was sent before the cut may still have arrived.
+    assert!(answered <= ANSWERS_MAX + Duration::from_secs(1), "it answered for {answered:?}");
+    eprintln!(
+        "cut off from the API server: silent after {answered:.2?}, the other gateway answers after {after:.2?}"
+    );
+    assert_eq!(link.owner(), 2);
+    let status = link.world.gateway("edge-1").ask("status").expect("it answers its operator");
+    assert_eq!(status["ready"], true, "it still forwards what arrives");
+    cut.store(false, Ordering::Relaxed);
+}
+
+/// A way to the API server that can be cut: connections through it then end, and new ones are refused.
+fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind((server.ip(), 0))?;
+    let address = listener.local_addr()?;
+    let at = std::path::PathBuf::from("/proc/thread-self/ns/net");
+    let namespace = std::fs::File::open(at)?;
+    std::thread::spawn(move || {
+        use std::os::fd::AsFd;
+        // Sockets of this thread are in the namespace of the gateways.
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).expect("the namespace exists");
+        for client in listener.incoming().flatten() {
+            if cut.load(Ordering::Relaxed) {
+                continue;
+            }
+            let Ok(upstream) = TcpStream::connect(server) else { continue };
+            for (from, to) in [(&client, &upstream), (&upstream, &client)] {
+                let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { continue };
+                let cut = Arc::clone(&cut);
+                std::thread::spawn(move || carry(from, to, &cut));
+            }
+        }
+    });
+    Ok(address)
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, cut: &AtomicBool) {
+    use std::io::{Read, Write};
+    let _ = from.set_read_timeout(Some(Duration::from_millis(100)));
+    let mut buffer = [0; 16 * 1024];
+    while !cut.load(Ordering::Relaxed) {
+        match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) if to.write_all(&buffer[..read]).is_ok() => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            _ => break,
+        }
+    }
+    let _ = from.shutdown(std::net::Shutdown::Both);
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
