@@ -80,8 +80,8 @@ impl ArpWatch {
     #[must_use]
     pub fn owner(&self, vip: Ipv4Addr, after: Instant) -> Option<MacAddr> {
         let said = self.said();
-        let answers = said.iter().filter(|one| one.is_answer && one.vip == vip && one.at > after);
-        answers.last().map(|one| one.mac)
+        let mut answers = said.iter().filter(|one| one.is_answer && one.vip == vip && one.at > after);
+        answers.next_back().map(|one| one.mac)
     }
 
     /// The first answer for a VIP by another station than `except`, after this moment.
@@ -96,7 +96,7 @@ impl ArpWatch {
     #[must_use]
     pub fn overlap(&self, vip: Ipv4Addr, former: MacAddr, begun: Instant) -> Duration {
         let is_late = |one: &&Said| one.is_answer && one.vip == vip && one.mac == former && one.at >= begun;
-        self.said().iter().filter(is_late).next_back().map_or(Duration::ZERO, |one| one.at - begun)
+        self.said().iter().rfind(is_late).map_or(Duration::ZERO, |one| one.at - begun)
     }
 }
 
