@@ -326,7 +326,7 @@ fn a_gateway_whose_keepalived_hangs_or_ends_answers_no_longer_than_the_heartbeat
     pair.edges[owner].wait_for_state("unknown");
     pause_until(ended + Duration::from_secs(1));
     let said = pair.watch.said();
-    let last = said.iter().filter(|one| one.is_answer && one.mac == mac(pair.edges[owner].n)).next_back();
+    let last = said.iter().rfind(|one| one.is_answer && one.mac == mac(pair.edges[owner].n));
     let answered = last.expect("it answered").at.saturating_duration_since(ended);
     eprintln!("keepalived killed: the gateway answered for another {answered:.2?}");
     assert!(answered < Duration::from_secs(1), "{answered:?}");

@@ -200,7 +200,7 @@ fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() 
     let (after, overlap) = link.taken_over(1, since, Duration::from_secs(2));
     assert_eq!(overlap, Duration::ZERO);
     let said = link.watch.said();
-    let last = said.iter().filter(|one| one.is_answer && one.mac == mac(1)).next_back().expect("it answered");
+    let last = said.iter().rfind(|one| one.is_answer && one.mac == mac(1)).expect("it answered");
     let answered = last.at.saturating_duration_since(since);
     // A request that was sent before the cut may still have arrived.
     assert!(answered <= ANSWERS_MAX + Duration::from_secs(1), "it answered for {answered:?}");
