@@ -152,7 +152,7 @@ impl Pipeline {
     }
 
     /// Learns how many frames of a burst took the fast path. If most did not, as in a flood of new flows, the next bursts
-    /// do not try it: a packet that tries in vain costs an eighth more.
+    /// do not try it: a packet that tries it and is not taken costs an eighth more.
     #[inline]
     pub(super) fn note_fast_path(&mut self, taken: u32, frames: usize) {
         if taken.count_ones() as usize * FAST_PATH_SHARE < frames && self.fast_path_may_rest {
