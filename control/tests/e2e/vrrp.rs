@@ -82,7 +82,7 @@ dataplane:
   cores: [1]
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: 64}}
-  flowTable: {{entriesPerCore: 4096}}
+  flowTable: {{entriesPerCore: 4096, directory: ""}}
   interfaces:
     - {{name: uplink, device: "net_af_packet{n},iface=eth0", mac: "{mac}", addresses: ["192.0.2.{n}/24"]}}
   snatAddresses: ["192.0.2.10{n}"]

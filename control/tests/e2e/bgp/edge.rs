@@ -156,7 +156,7 @@ dataplane:
   cores: [1]
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: 192}}
-  flowTable: {{entriesPerCore: 65536}}
+  flowTable: {{entriesPerCore: 65536, directory: ""}}
   interfaces:
     - name: uplink
       device: "net_af_packet0,iface=eth0,qpairs=1"
