@@ -32,8 +32,9 @@ stage "end to end, in network namespaces"
 stage "kubectl against the test API server"
 "$cargo" test --workspace --test kubectl --locked
 
+# These tests mostly wait: for leases, timeouts and grace periods.
 stage "with an API server"
-"$cargo" test --workspace --test kubernetes --locked
+"$cargo" test --workspace --test kubernetes --locked -- --test-threads 4
 
 stage "lock-free code under loom"
 deploy/scripts/loom.sh

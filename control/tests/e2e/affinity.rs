@@ -1,7 +1,7 @@
 //! `sessionAffinity: ClientIP` in traffic: a client has one backend for all its ports, and keeps it while other
 //! backends are added and removed.
 
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use std::collections::{BTreeMap, BTreeSet};
 use tidegate::netlab::addresses::CLIENT_ADDRESSES;
 use tidegate::netlab::manifests::Manifest;
@@ -13,7 +13,7 @@ const EARLY: u8 = CLIENT_ADDRESSES / 2;
 
 #[test]
 fn a_client_keeps_its_backend_over_a_change_of_backends_and_loses_it_only_with_the_backend() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(6, GatewayOptions::default(), &affine(&[1, 2, 3]));
     for path in all_paths() {
         world.wait_until_active(path, &[1, 2, 3]);

@@ -1,6 +1,6 @@
 //! Manifests change while connections are open: no connection to a living backend breaks.
 
-use crate::world::{APPLIED, World, alone, assert_alive};
+use crate::world::{APPLIED, World, assert_alive, beside_others};
 use std::fs;
 use tidegate::netlab::addresses::{self as plan, Family};
 use tidegate::netlab::gateway::manifests_of;
@@ -13,7 +13,7 @@ const OLD: [u8; 3] = [1, 2, 3];
 
 #[test]
 fn rolling_change_of_every_backend_breaks_no_established_connection() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut services = manifests(&OLD);
     let world = World::start(6, GatewayOptions::default(), &services);
     let mut open = Vec::new();
@@ -48,7 +48,7 @@ fn rolling_change_of_every_backend_breaks_no_established_connection() {
 
 #[test]
 fn bad_manifest_keeps_the_last_good_state_and_is_named() {
-    let _turn = alone();
+    let _turn = beside_others();
     let services = manifests(&[1]);
     let world = World::start(2, GatewayOptions::default(), &services);
     let directory = manifests_of(&world.lab);
@@ -75,7 +75,7 @@ fn bad_manifest_keeps_the_last_good_state_and_is_named() {
 
 #[test]
 fn removed_service_is_gone_and_others_go_on() {
-    let _turn = alone();
+    let _turn = beside_others();
     let services = manifests(&[1]);
     let world = World::start(1, GatewayOptions::default(), &services);
     let (gone, stays) = (all_paths()[4], all_paths()[6]);

@@ -2,7 +2,7 @@
 //! as the traffic.
 
 use crate::lab::checksum;
-use crate::world::{World, alone, tidegate};
+use crate::world::{World, beside_others, tidegate};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ const WEIGHTS: [u32; 3] = [1, 2, 5];
 
 #[test]
 fn a_thousand_connections_land_as_the_offline_tools_say() {
-    let _turn = alone();
+    let _turn = beside_others();
     let vip = plan::routed_vip(Family::V4, 9);
     let ports = vec![
         PortSpec::tcp("http", HTTP_PORT),

@@ -7,7 +7,7 @@ use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{Family, client};
 use tidegate::netlab::modes::{all_paths, manifests};
 
-use crate::world::{World, alone, lab};
+use crate::world::{World, beside_others, lab};
 
 /// The numbers of a client that the list denies, and of one that it does not.
 const DENIED: u8 = 1;
@@ -19,7 +19,7 @@ fn refused(world: &World) -> bool {
 
 #[test]
 fn a_start_with_a_broken_deny_list_uses_its_last_good_copy_and_says_so_until_it_is_right() {
-    let _turn = alone();
+    let _turn = beside_others();
     let lab = lab(1);
     let list = lab.directory().join("deny.txt");
     let good = format!("# of the test\n{}\n{}\n", client(Family::V4, DENIED), client(Family::V6, DENIED));

@@ -10,7 +10,7 @@ use tidegate::netlab::gateway::manifests_of;
 use tidegate::netlab::manifests::put;
 use tidegate::netlab::{GatewayOptions, wait_for};
 
-use crate::world::{World, alone, lab};
+use crate::world::{World, beside_others, lab};
 
 /// A failed save is retried every ten seconds.
 const SAVED: Duration = Duration::from_secs(40);
@@ -57,7 +57,7 @@ fn state_file(world: &World) -> PathBuf {
 
 #[test]
 fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gateway_ends() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("s0"));
     let directory = manifests_of(&world.lab);
     // Add the Services one after the other, in an order that no restart repeats. Kill the gateway as soon as each is

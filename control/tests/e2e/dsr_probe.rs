@@ -1,7 +1,7 @@
 //! DSR backends are checked at the VIP, on the path of client packets. A backend without the VIP takes no new flow, and
 //! the gateway reports the reason.
 
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use std::collections::BTreeSet;
 use tidegate::netlab::addresses::{self as plan, Family};
 use tidegate::netlab::gateway::config_of;
@@ -12,7 +12,7 @@ const NOT_ON_VIP: &str = "answers on its own address, not on the VIP";
 
 #[test]
 fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     let paths: Vec<ModePath> =
         all_paths().into_iter().filter(|path| path.forwarding.starts_with("dsr")).collect();

@@ -1,6 +1,6 @@
 //! A failed backend is removed as fast as its health checks allow, and other connections are not affected.
 
-use crate::world::{World, alone, assert_alive};
+use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tidegate::netlab::addresses::client;
@@ -13,7 +13,7 @@ const SLACK: Duration = Duration::from_secs(5);
 
 #[test]
 fn killed_backend_is_out_within_its_health_checks_and_other_connections_live_on() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     let paths = all_paths();
     for path in &paths {
@@ -54,7 +54,7 @@ fn killed_backend_is_out_within_its_health_checks_and_other_connections_live_on(
 
 #[test]
 fn udp_flow_of_a_dead_backend_goes_to_a_live_one() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let paths = all_paths();
     let mut flows = Vec::new();
@@ -79,7 +79,7 @@ fn udp_flow_of_a_dead_backend_goes_to_a_live_one() {
 
 #[test]
 fn a_reload_changes_the_check_and_a_check_that_all_fail_removes_no_backend() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let paths = all_paths();
     let mut open: Vec<_> = paths.iter().map(|path| (*path, world.wait_until_served(*path))).collect();

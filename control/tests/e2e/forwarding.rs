@@ -1,7 +1,7 @@
 //! Every mode and both families: which backend answers, which address the backend sees, and bulk data in both
 //! directions.
 
-use crate::world::{World, alone, lab_with};
+use crate::world::{World, beside_others, lab_with};
 use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::client;
@@ -35,7 +35,7 @@ fn assert_envelopes(world: &World, servers: &[u8]) {
 
 #[test]
 fn curl_udp_and_tcp_reach_every_backend_in_every_mode_and_family() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = world_of_every_path(&[1, 2, 3]);
     for path in every_path() {
         let name = format!("{} {}", path.label(), path.family);
@@ -69,9 +69,9 @@ fn curl_udp_and_tcp_reach_every_backend_in_every_mode_and_family() {
 
 #[test]
 fn a_udp_flow_stays_with_its_backend() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
-    for (port, path) in (41_000..).zip(all_paths()) {
+    for (port, path) in (21_000..).zip(all_paths()) {
         let source = SocketAddr::new(client(path.family, 7), port);
         world.wait_until_served(path);
         let told: Vec<_> = (0..10)
@@ -84,7 +84,7 @@ fn a_udp_flow_stays_with_its_backend() {
 
 #[test]
 fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = world_of_every_path(&[1, 2]);
     let body = world.lab.directory().join("body");
     std::fs::write(&body, vec![b'x'; 3 << 20]).unwrap();
@@ -106,7 +106,7 @@ fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
 
 #[test]
 fn iperf3_runs_over_every_mode_and_family() {
-    let _turn = alone();
+    let _turn = beside_others();
     // The control and data connections must go to the same server, so each Service has one endpoint.
     let world = World::start(1, GatewayOptions::default(), &manifests_for_bulk(&[1]));
     for path in all_paths() {
@@ -128,7 +128,7 @@ fn iperf3_runs_over_every_mode_and_family() {
 
 #[test]
 fn a_service_without_endpoints_refuses_tcp_and_udp() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(1, GatewayOptions::default(), &manifests(&[]));
     for path in all_paths() {
         let vip = path.vip.to_string();

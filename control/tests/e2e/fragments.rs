@@ -2,7 +2,7 @@
 //! order of their fragments.
 
 use crate::lab::checksum;
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -20,14 +20,14 @@ const STEP: usize = 1352;
 
 #[test]
 fn datagrams_larger_than_a_frame_arrive_whole_in_every_mode_and_order() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     through_every_mode(&world);
 }
 
 #[test]
 fn datagrams_larger_than_a_frame_arrive_whole_over_two_workers() {
-    let _turn = alone();
+    let _turn = beside_others();
     let options = GatewayOptions { cores: vec![0, 1], ..GatewayOptions::default() };
     let world = World::start(2, options, &manifests(&[1, 2]));
     through_every_mode(&world);

@@ -2,7 +2,7 @@
 //! drain survives a restart; that of SIGTERM does not.
 
 use crate::restart::{Ports, Stream};
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use std::time::Duration;
 use tidegate::netlab::addresses::{Family, client};
 use tidegate::netlab::gateway::config_of;
@@ -35,7 +35,7 @@ fn stream(world: &World, path: ModePath) -> Stream {
 
 #[test]
 fn a_drained_gateway_forwards_what_still_comes_and_says_when_nothing_does() {
-    let _turn = alone();
+    let _turn = beside_others();
     let (mut world, path) = world("quiet: 1s");
     let packets = stream(&world, path);
     let error = world.gateway().ask(&["drain", "--gateway", "--timeout", "2s"]).expect_err("packets come");
@@ -88,7 +88,7 @@ fn a_drained_gateway_forwards_what_still_comes_and_says_when_nothing_does() {
 
 #[test]
 fn sigterm_waits_until_nothing_comes_or_until_the_timeout_and_is_forgotten_by_the_next_process() {
-    let _turn = alone();
+    let _turn = beside_others();
     let (mut world, path) = world("quiet: 1s, stopTimeout: 10s");
     let packets = stream(&world, path);
     let gateway = world.take_gateway();

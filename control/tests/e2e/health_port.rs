@@ -1,7 +1,7 @@
 //! Health-check node ports: their answers are those of kube-proxy, byte for byte, and change at the right times.
 
 use crate::http::{self, Answer};
-use crate::world::{APPLIED, World, alone, assert_alive};
+use crate::world::{APPLIED, World, assert_alive, beside_others};
 use tidegate::netlab::addresses::{self as plan, Family};
 use tidegate::netlab::manifests::EndpointState;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
@@ -11,7 +11,7 @@ const PORT: u16 = 31_111;
 
 #[test]
 fn health_check_node_port_turns_503_when_the_last_ready_endpoint_terminates_and_its_connections_go_on() {
-    let _turn = alone();
+    let _turn = beside_others();
     let path: ModePath = all_paths().into_iter().find(|path| path.forwarding == "fullnat").unwrap();
     let mut services = manifests(&[1, 2]);
     let service = services.iter_mut().find(|service| service.name == path.service).unwrap();

@@ -1,14 +1,17 @@
 //! A file is truncated for longer than `lossGrace` and then written again: its Services are removed and return, and
 //! their flows survive.
 
-use crate::world::{World, alone, assert_alive};
+use crate::world::{World, assert_alive, beside_others};
+use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::client;
+use tidegate::netlab::client::{SILENCE, Tell};
 use tidegate::netlab::gateway::{config_of, manifests_of};
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
 #[test]
 fn a_file_that_is_truncated_beyond_its_grace_and_written_again_loses_no_nat_flow() {
-    let _turn = alone();
+    let _turn = beside_others();
     let services = manifests(&[1, 2, 3]);
     let mut world = World::start(3, GatewayOptions::default(), &services);
     world.take_gateway().stop().expect("the gateway stops");
@@ -38,7 +41,9 @@ fn a_file_that_is_truncated_beyond_its_grace_and_written_again_loses_no_nat_flow
     }
     assert_alive("while their file is empty", &mut open);
     for path in &paths {
-        assert!(world.connect(*path, 15).is_err(), "{} {}: no new flow", path.label(), path.family);
+        let source = SocketAddr::new(client(path.family, 15), 0);
+        let begun = world.lab.client().enter(|| Tell::connect_within(SILENCE, source, path.tell()));
+        assert!(begun.is_err(), "{} {}: no new flow", path.label(), path.family);
     }
     world.write(&services);
     for path in &paths {

@@ -1,6 +1,6 @@
 //! The daemon is killed and restarted, reloaded, and stopped.
 
-use crate::world::{World, alone, assert_alive};
+use crate::world::{World, assert_alive, beside_others};
 use std::time::{Duration, Instant};
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, server, wait_for};
@@ -10,7 +10,7 @@ const BACK: Duration = Duration::from_secs(15);
 
 #[test]
 fn traffic_goes_on_after_kill_9_and_dsr_connections_survive() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     let mut open = Vec::new();
     for path in all_paths() {
@@ -36,7 +36,7 @@ fn traffic_goes_on_after_kill_9_and_dsr_connections_survive() {
 
 #[test]
 fn sighup_reloads_and_sigterm_ends_cleanly() {
-    let _turn = alone();
+    let _turn = beside_others();
     let options = GatewayOptions { watch: false, ..GatewayOptions::default() };
     let mut world = World::start(2, options, &manifests(&[1]));
     let mut open: Vec<_> =
@@ -60,7 +60,7 @@ fn sighup_reloads_and_sigterm_ends_cleanly() {
 
 #[test]
 fn probes_and_metrics_tell_of_a_gateway_that_serves() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     for path in all_paths() {
         world.wait_until_served(path);

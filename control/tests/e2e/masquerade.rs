@@ -5,7 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use tidegate::netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TELL_PORT};
 use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate::netlab::{Gateway, GatewayOptions};
@@ -13,12 +13,15 @@ use tidegate::netlab::{Gateway, GatewayOptions};
 /// How long one exchange may take. It only ends a test that fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long an exchange may take that is tried again.
+const RETRY: Duration = Duration::from_millis(500);
+
 /// Bytes that TCP sends in each direction.
 const BYTES: usize = 1 << 18;
 
 #[test]
 fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_on() {
-    let _turn = alone();
+    let _turn = beside_others();
     for cores in [vec![1], vec![0, 1]] {
         let options = GatewayOptions { cores: cores.clone(), ..GatewayOptions::default() };
         let vips = Family::BOTH.map(|family| plan::routed_vip(family, 7));
@@ -36,9 +39,10 @@ fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_o
             let name = format!("{family}, {} workers", cores.len());
             let snat: IpAddr = SNAT[family as usize].parse().unwrap();
             let outside = plan::client(family, 0);
-            world.wait_until(&name, || datagram(&world, outside).ok().filter(|seen| seen.ip() == snat));
+            let first = || datagram(&world, outside, RETRY).ok().filter(|seen| seen.ip() == snat);
+            world.wait_until(&name, first);
             for _ in 0..8 {
-                assert_eq!(datagram(&world, outside).unwrap().ip(), snat, "{name}: UDP");
+                assert_eq!(datagram(&world, outside, PATIENCE).unwrap().ip(), snat, "{name}: UDP");
                 assert_eq!(stream(&world, outside).ip(), snat, "{name}: TCP");
             }
         }
@@ -64,14 +68,14 @@ fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_o
 }
 
 /// Sends a datagram from the backend to the host outside and back. Returns the source that the host outside saw.
-fn datagram(world: &World, outside: IpAddr) -> std::io::Result<SocketAddr> {
+fn datagram(world: &World, outside: IpAddr, patience: Duration) -> std::io::Result<SocketAddr> {
     let socket = world.lab.client().enter(|| UdpSocket::bind((outside, 0)))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(patience))?;
     let to = socket.local_addr()?;
     let asker = world.lab.server(1).namespace().enter(|| {
         let asker = UdpSocket::bind((plan::server(Family::of(outside), 1), 0))?;
         asker.connect(to)?;
-        asker.set_read_timeout(Some(PATIENCE))?;
+        asker.set_read_timeout(Some(patience))?;
         asker.send(b"question").map(|_| asker)
     })?;
     let mut bytes = [0; 64];

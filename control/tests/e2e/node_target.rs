@@ -6,7 +6,7 @@ use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait
 use crate::nodes::health::{HealthPort, Says};
 use crate::nodes::proxy::{Policy, ProxyPort, program};
 use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
-use crate::world::{World, alone, assert_alive, lab_with};
+use crate::world::{World, assert_alive, beside_others, lab_with};
 use std::net::{IpAddr, SocketAddr};
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
 use tidegate::netlab::client::{BackendAnswer, Tell, spread, udp_ask};
@@ -98,7 +98,7 @@ impl Cluster {
 
 #[test]
 fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
-    let _turn = alone();
+    let _turn = beside_others();
     for (modes, back) in BY_RETURN {
         let cluster = Cluster::start(modes, Policy::Cluster, back);
         let mut open = Vec::new();
@@ -134,7 +134,7 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
 
 #[test]
 fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
-    let _turn = alone();
+    let _turn = beside_others();
     for (modes, back) in BY_RETURN {
         let cluster = Cluster::start(modes, Policy::Local, back);
         let mut open = Vec::new();
@@ -204,7 +204,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
 
 #[test]
 fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_new_ones() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut cluster = Cluster::start(&["dsr-l2", "dsr-ipip"], Policy::Local, Return::Direct);
     let mut open: Vec<(ModePath, Tell)> = Vec::new();
     for path in cluster.paths() {
@@ -251,7 +251,7 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
 
 #[test]
 fn full_frames_fit_the_tunnel_to_a_node() {
-    let _turn = alone();
+    let _turn = beside_others();
     let cluster = Cluster::start(&["dsr-ipip"], Policy::Local, Return::Direct);
     for path in cluster.paths() {
         // Frames of 1,500 bytes do not fit beside an outer header, so the client must be informed.

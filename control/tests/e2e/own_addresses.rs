@@ -1,6 +1,6 @@
 //! Services on addresses that are not from a pool: node ports on the gateway's own addresses, and cluster IPs.
 
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use std::net::{IpAddr, SocketAddr};
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{
@@ -20,7 +20,7 @@ const SERVICE_CIDR: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
 
 #[test]
 fn node_ports_are_served_on_the_gateways_own_addresses_that_are_allowed_and_on_no_other() {
-    let _turn = alone();
+    let _turn = beside_others();
     for forwarding in ["nat", "fullnat"] {
         let options = GatewayOptions {
             node_port_addresses: plan::CLIENT_PREFIX.map(str::to_owned).to_vec(),
@@ -67,7 +67,7 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_are_allowed_and_on_n
 
 #[test]
 fn own_cluster_ips_are_served_and_follow_the_internal_traffic_policy() {
-    let _turn = alone();
+    let _turn = beside_others();
     for forwarding in ["nat", "fullnat"] {
         let options = GatewayOptions { own_cluster_ips: true, ..GatewayOptions::default() };
         let vips = CLUSTER_IPS.map(|text| text.parse::<IpAddr>().unwrap());

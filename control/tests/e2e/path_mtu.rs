@@ -1,7 +1,7 @@
 //! A router between gateway and backend has a link with a smaller MTU: its ICMP messages are shown to the operator.
 
 use crate::lab::checksum;
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tidegate::netlab::GatewayOptions;
@@ -36,7 +36,7 @@ fn too_big(backend: Ipv4Addr, vip: Ipv4Addr, mtu: u16) -> Vec<u8> {
 
 #[test]
 fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let is_tunnel = |path: &tidegate::netlab::modes::ModePath| {
         path.forwarding == "dsr-ipip" && path.family == Family::V4 && path.backends == Family::V4

@@ -4,7 +4,7 @@
 //!
 //! `make test` opens some hundred connections. `TIDEGATE_PROXY_CONNECTIONS` is another number.
 
-use crate::world::{World, alone, lab_with};
+use crate::world::{World, beside_others, lab_with};
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,7 +40,7 @@ pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 #[test]
 fn nginx_and_haproxy_learn_every_client_and_no_byte_is_lost_on_a_bad_wire() {
-    let _turn = alone();
+    let _turn = beside_others();
     let wanted = std::env::var("TIDEGATE_PROXY_CONNECTIONS").ok();
     let count = wanted.map_or(CONNECTIONS, |text| text.parse().expect("a number of connections"));
     let options = GatewayOptions {

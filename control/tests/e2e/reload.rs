@@ -1,7 +1,7 @@
 //! SIGHUP changes routes: traffic and health checks use the new next hop, and refused routes change nothing.
 
 use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
-use crate::world::{World, alone, assert_alive, lab_with};
+use crate::world::{World, assert_alive, beside_others, lab_with};
 use std::fs;
 use std::net::SocketAddr;
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
@@ -18,7 +18,7 @@ const SECOND: u8 = 2;
 
 #[test]
 fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change_nothing() {
-    let _turn = alone();
+    let _turn = beside_others();
     let lab = lab_with(3, Vec::new());
     let pods = nodes::start(&lab, &[0, 0, 1], Return::Gateway);
     let services: Vec<Manifest> = ["nat", "fullnat"].map(|mode| service(mode, &pods[0])).into();

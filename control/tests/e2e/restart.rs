@@ -1,7 +1,7 @@
 //! A planned restart and a crash under traffic: packets are forwarded until the grace period ends, and old and new flows
 //! are served again after each restart.
 
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ const AFTER_SIGTERM: Duration = Duration::from_millis(250);
 
 #[test]
 fn packets_are_forwarded_during_the_grace_period_and_after_every_restart_for_old_and_new_flows() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let path = all_paths().into_iter().find(|path| path.forwarding == "nat" && path.family == Family::V4);
     let path = path.expect("there is a path in mode nat");
@@ -73,7 +73,7 @@ fn restart(world: &mut World, is_planned: bool) -> (Instant, Instant) {
 
 #[test]
 fn what_an_operator_has_drained_stays_drained_after_kill_9() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let drained = world.lab.server(2).address(Family::V4).to_string();
     let path =

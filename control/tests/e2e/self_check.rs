@@ -1,6 +1,6 @@
 //! The running gateway compares its incremental results with results from scratch.
 
-use crate::world::{World, alone};
+use crate::world::{World, beside_others};
 use std::time::Duration;
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{Gateway, GatewayOptions, server};
@@ -23,7 +23,7 @@ fn wait_for_comparisons(world: &World, count: f64) {
 
 #[test]
 fn a_gateway_compares_every_layer_finds_no_difference_and_stops_where_it_is_switched_off() {
-    let _turn = alone();
+    let _turn = beside_others();
     let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
     // Backends are added and removed during the comparisons.
     for servers in [&[1][..], &[1, 2], &[2, 3], &[1, 2, 3]] {

@@ -1,7 +1,7 @@
 //! `loadBalancerSourceRanges` in traffic: packets of other clients are dropped and counted, and a change of the ranges
 //! affects known flows.
 
-use crate::world::{World, alone, assert_alive};
+use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{self as plan, Family};
@@ -17,7 +17,7 @@ const NONE: u8 = 4;
 
 #[test]
 fn clients_outside_the_source_ranges_get_nothing_and_are_counted() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &ranged(&[FIRST, BOTH]));
     for path in all_paths() {
         let name = format!("{} {}", path.label(), path.family);
@@ -40,7 +40,7 @@ fn clients_outside_the_source_ranges_get_nothing_and_are_counted() {
 
 #[test]
 fn a_change_of_the_source_ranges_ends_only_the_flows_of_excluded_clients() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &ranged(&[FIRST, BOTH]));
     let (mut left_out, mut stay) = (Vec::new(), Vec::new());
     for path in all_paths() {

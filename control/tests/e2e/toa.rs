@@ -2,7 +2,7 @@
 //! connection has the client's address and port, no other segment claims another one, and every byte arrives.
 
 use crate::proxy_protocol::{is_gateway, open_many, start_upstream, wait_until_served};
-use crate::world::{World, alone, lab_with};
+use crate::world::{World, beside_others, lab_with};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -31,7 +31,7 @@ struct Heard {
 
 #[test]
 fn a_backend_is_told_each_client_in_the_segment_that_ends_the_handshake() {
-    let _turn = alone();
+    let _turn = beside_others();
     let lab = lab_with(1, Vec::new());
     let _upstream = start_upstream(&lab, 1);
     let vips = Family::BOTH.map(|family| plan::routed_vip(family, 45));

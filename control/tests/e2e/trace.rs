@@ -8,7 +8,7 @@ use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, wait_for};
 use tidegate_core::capture::Reader;
 
-use crate::world::{APPLIED, World, alone, tidegate};
+use crate::world::{APPLIED, World, beside_others, tidegate};
 
 /// The number of the client whose packets are watched, and of another one.
 const WATCHED: u8 = 3;
@@ -16,7 +16,7 @@ const OTHER: u8 = 4;
 
 #[test]
 fn trace_and_capture_show_the_packets_of_one_client_with_what_became_of_them() {
-    let _turn = alone();
+    let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
     let path = all_paths()[0];
     world.wait_until("a connection", || world.connect(path, OTHER).ok());
@@ -25,7 +25,7 @@ fn trace_and_capture_show_the_packets_of_one_client_with_what_became_of_them() {
     let socket = world.lab.directory().join("tidegate.sock");
     let start = |arguments: &[&str]| {
         let mut command = world.lab.gateway().command(tidegate());
-        command.args(arguments).args(["--host", &host, "--count", "3", "--seconds", "60"]);
+        command.args(arguments).args(["--host", &host, "--proto", "tcp", "--count", "3", "--seconds", "60"]);
         command.arg("--socket").arg(&socket).stdout(Stdio::piped()).spawn().expect("the binary runs")
     };
     let mut trace = start(&["trace", "-o", "json"]);

@@ -13,7 +13,7 @@ use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, Lab};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use crate::world::{World, alone, lab};
+use crate::world::{World, beside_others, lab};
 
 /// Protocol numbers of IPv4 in IP, IPv6 in IP, and GRE.
 const RAW: [u8; 3] = [4, 41, 47];
@@ -91,7 +91,7 @@ fn forward(device: &SyncDevice, [v4, v6, gre]: [&Socket; 3], gue: &UdpSocket, co
 
 #[test]
 fn connections_whose_packets_another_gateway_hands_over_are_served_in_every_mode() {
-    let _turn = alone();
+    let _turn = beside_others();
     let paths = all_paths();
     let options = GatewayOptions { tunnel_peers: vec![Peer::address()], ..GatewayOptions::default() };
     let world = World::over(lab(2), options, &manifests(&[1, 2]), "");

@@ -1,12 +1,12 @@
-//! The base of the end-to-end tests: they run one at a time, each with a lab with running servers, and a gateway with
-//! its log.
+//! The base of the end-to-end tests: each has a lab with running servers, and a gateway with its log. Some of them run
+//! alone.
 //!
 //! Invariant: a test that cannot run here (no root, no DPDK) fails.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tidegate::netlab::addresses::{self as plan, Family, client, on_link_vip, routed_vip};
 use tidegate::netlab::client::Tell;
@@ -23,13 +23,25 @@ const ON_LINK: u8 = 4;
 /// speed is measured elsewhere.
 pub(crate) const APPLIED: Duration = Duration::from_secs(60);
 
-/// Waits until no other test runs: labs share two cores and would disturb each other.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
+/// Whose turn it is: one test that needs the machine for itself, or several others.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// Waits until no other test runs. Tests that load the processors, count losses or use short timers need this.
+pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
+    clean_up_on_signals();
+    // A failed test has dropped its lab, so the next one starts without it.
+    TURN.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until no test runs that must be alone. Others may run at the same time: most tests wait more than they compute.
+pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
+    clean_up_on_signals();
+    TURN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn clean_up_on_signals() {
     static SIGNALS: std::sync::Once = std::sync::Once::new();
     SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
-    // A failed test has dropped its lab, so the next one starts without it.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The binary under test, the one that users run.

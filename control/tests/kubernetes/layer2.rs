@@ -53,7 +53,7 @@ fn setting(gateway: usize, hand_back: &str) -> Setting {
 impl Link {
     /// The link, and gateway 1 with this kubeconfig (`None` for the usual one), then gateway 2.
     fn new(hand_back: &str, kubeconfig: impl FnOnce(&World) -> Option<String>) -> Self {
-        let mut world = World::new();
+        let mut world = World::alone();
         world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
         let namespace = world.namespace();
         let mut lines =

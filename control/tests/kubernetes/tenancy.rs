@@ -18,7 +18,7 @@ const HOSTILE: &str = "aaa";
 #[test]
 fn a_namespace_with_thousands_of_services_does_not_delay_address_and_event_of_another() {
     needs!(Needs::Faults);
-    let mut world = World::new();
+    let mut world = World::alone();
     let document = "pools: [{name: public, addresses: [\"198.18.0.0/16\"]}]".into();
     world.start_with("edge-1", &Setting { document, ..Setting::default() });
     // Simulates a busy API server, so that the gateway keeps to its lowest rate.

@@ -8,7 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -40,7 +40,17 @@ pub(crate) struct World {
     gateways: Vec<Gateway>,
     pub(crate) api: Api,
     lab: Lab,
-    _alone: MutexGuard<'static, ()>,
+    _turn: Turn,
+}
+
+/// Whose turn it is: one test that must be alone, or several others.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// The turn of a test, held until its cluster is gone.
+#[expect(dead_code, reason = "the guards are held, not used")]
+enum Turn {
+    Alone(RwLockWriteGuard<'static, ()>),
+    BesideOthers(RwLockReadGuard<'static, ()>),
 }
 
 /// One process of `tidegate run`.
@@ -87,6 +97,14 @@ impl World {
         Self::installed(&[address], Options { listen, ..Options::default() })
     }
 
+    /// The same as [`World::new`], for tests that compare times: no other test runs meanwhile.
+    pub(crate) fn alone() -> Self {
+        let turn = Turn::Alone(TURN.write().unwrap_or_else(PoisonError::into_inner));
+        let world = Self::in_turn(turn, &[], Options::default());
+        world.install();
+        world
+    }
+
     fn installed(addresses: &[IpAddr], options: Options) -> Self {
         let world = Self::empty_with(addresses, options);
         world.install();
@@ -99,10 +117,18 @@ impl World {
     }
 
     fn empty_with(addresses: &[IpAddr], options: Options) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
+        // A real server is one cluster for all tests, or needs the memory and processors of this machine.
+        let turn = if Api::is_in_process() {
+            Turn::BesideOthers(TURN.read().unwrap_or_else(PoisonError::into_inner))
+        } else {
+            Turn::Alone(TURN.write().unwrap_or_else(PoisonError::into_inner))
+        };
+        Self::in_turn(turn, addresses, options)
+    }
+
+    fn in_turn(turn: Turn, addresses: &[IpAddr], options: Options) -> Self {
         static SIGNALS: std::sync::Once = std::sync::Once::new();
         SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
-        let alone = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = LabPlan { servers: 0, vips: Vec::new(), tidegate: env!("CARGO_BIN_EXE_tidegate").into() };
         let lab = Lab::build(&plan).expect("the lab stands (needs root)");
         for address in addresses {
@@ -112,7 +138,7 @@ impl World {
         // than SEEN here.
         let options = Options { bookmark_interval: BOOKMARKS, ..options };
         let api = Api::start(&lab, options);
-        Self { gateways: Vec::new(), api, lab, _alone: alone }
+        Self { gateways: Vec::new(), api, lab, _turn: turn }
     }
 
     /// Installs the manifests of `deploy/kubernetes`.

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -125,6 +125,10 @@ fn receiver(protocol: u8, own: IpAddr) -> Result<Receiver> {
     }
     socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
     socket.set_recv_buffer_size(4 << 20)?;
+    // What came before the filter and the address were set may be anything.
+    socket.set_nonblocking(true)?;
+    while (&socket).read(&mut [0; 16]).is_ok() {}
+    socket.set_nonblocking(false)?;
     // For its `recv_from`, which socket2 offers for uninitialised memory only.
     Ok(Receiver { protocol, own, socket: socket.into() })
 }

@@ -6,7 +6,7 @@
 
 mod paths;
 
-use crate::world::{APPLIED, World, alone, lab_with};
+use crate::world::{APPLIED, World, beside_others, lab_with};
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -116,7 +116,7 @@ fn flows(world: &World) -> String {
 #[test]
 fn sctp_associations_begin_carry_data_and_end_over_a_bad_wire() {
     const ASSOCIATIONS: usize = 24;
-    let _turn = alone();
+    let _turn = beside_others();
     let is_tested = |path: &ModePath| path.family == path.backends && path.proxy_version().is_none();
     let paths: Vec<ModePath> = demo_paths().into_iter().filter(is_tested).collect();
     let lab = lab_with(2, vips_on_servers());

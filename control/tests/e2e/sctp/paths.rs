@@ -18,7 +18,7 @@ use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::{GatewayOptions, Lab, Namespace, wait_for};
 
 use super::compile;
-use crate::world::{APPLIED, World, alone, lab_with};
+use crate::world::{APPLIED, World, beside_others, lab_with};
 
 const MODES: [&str; 3] = ["dsr-l2", "nat", "fullnat"];
 
@@ -204,7 +204,7 @@ fn service(n: usize, mode: &'static str) -> Manifest {
 
 #[test]
 fn a_multihomed_association_lives_on_when_a_path_is_cut() {
-    let _turn = alone();
+    let _turn = beside_others();
     let hosts = Hosts::start();
     let host = hosts.world.lab.client();
     // The path to the first VIP.
