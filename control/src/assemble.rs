@@ -30,7 +30,7 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         taps: true,
         announce: true,
         on_failure: None,
-        on_link_change: None,
+        on_change: None,
     }
 }
 

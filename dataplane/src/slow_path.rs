@@ -60,6 +60,8 @@ const FRAME_MAX: usize = 65_535 + 18;
 /// The counters of this thread. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct SlowPathCounters {
+    /// Turns of the loop.
+    pub turns: Counter,
     /// How long frames for the kernel waited in their queue, in nanoseconds.
     pub punt_queue: Recorder,
     /// Frames written to the kernel.
@@ -182,6 +184,7 @@ impl<S: FrameSource> SlowPath<S> {
         let mut wait = WAIT_FIRST;
         while !stop.load(Ordering::Relaxed) {
             let worked = self.turn(&mut memory, self.clock.now());
+            self.counters.turns.add(1);
             if worked {
                 wait = WAIT_FIRST;
             } else {
@@ -455,7 +458,8 @@ impl<S: FrameSource> SlowPath<S> {
         refused
     }
 
-    /// The worker that sends a frame. All frames to one address are sent by one worker, so that they stay in order.
+    /// The worker that sends a frame. All frames to one address are sent by one worker, so that they stay in order, unless it
+    /// hangs.
     fn mailbox_for(&self, bytes: &[u8]) -> Option<&Mailbox<S::Frame>> {
         let mailboxes = &self.exchange.mailboxes;
         let worker = match parse(bytes) {
@@ -464,7 +468,7 @@ impl<S: FrameSource> SlowPath<S> {
             }
             _ => 0,
         };
-        mailboxes.get(worker)
+        self.exchange.mailbox_or_next(worker)
     }
 
     /// Passes a frame to a worker.

@@ -129,7 +129,7 @@ impl Running {
     fn restored(&self) -> (u64, [u64; NotRestored::ALL.len()]) {
         let restoration = self.pool.restoration().unwrap();
         wait_until("flows are restored", || restoration.is_done());
-        let counts = restoration.counts();
+        let counts = restoration.found().counts;
         (counts.restored, counts.not_restored)
     }
 

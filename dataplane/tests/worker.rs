@@ -6,8 +6,9 @@
 mod common;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::bench::Bench;
 use common::*;
@@ -22,7 +23,7 @@ use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{MacAddr, Parsed, arp, ethernet, parse, tcp};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
-use tidegate_dataplane::gateway::{OnFailure, WorkerPool, WorkerPoolConfig, WorkerState};
+use tidegate_dataplane::gateway::{OnFailure, OnHang, WorkerPool, WorkerPoolConfig, WorkerState};
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
@@ -587,6 +588,56 @@ impl PortQueue for Broken {
     fn spare(&mut self, _len: usize) -> Option<MemoryFrame> {
         None
     }
+}
+
+/// A device whose driver does not return while it is stuck.
+struct Sticky(Arc<AtomicBool>);
+
+impl PortQueue for Sticky {
+    type Frame = MemoryFrame;
+
+    fn rx(&mut self, _batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        while self.0.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        0
+    }
+
+    fn tx(&mut self, _batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        0
+    }
+
+    fn spare(&mut self, _len: usize) -> Option<MemoryFrame> {
+        None
+    }
+}
+
+#[test]
+fn a_worker_that_hangs_is_noticed_passed_over_and_given_up_and_may_go_on() {
+    let (told, heard) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let stuck = [false, false].map(|one| Arc::new(AtomicBool::new(one)));
+    let mut worker_pool = start(2, stuck.iter().map(|one| vec![Sticky(Arc::clone(one))]).collect(), None);
+    let (count, listener) = (Arc::clone(&told), Arc::clone(&heard));
+    let on_hang: OnHang = Arc::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let on_failure: OnFailure = Arc::new(move |failure| listener.lock().unwrap().push(failure.clone()));
+    worker_pool.watch_threads(Vec::new(), on_hang, Some(on_failure)).unwrap();
+    assert!(worker_pool.healthy() && worker_pool.hung().is_empty());
+    stuck[0].store(true, Ordering::Relaxed);
+    wait_until("noticed", || !worker_pool.healthy() && told.load(Ordering::Relaxed) == 1);
+    let states = |pool: &WorkerPool<MemoryFrame>| pool.worker_states().collect::<Vec<_>>();
+    assert_eq!(states(&worker_pool), [WorkerState::Hung, WorkerState::Running]);
+    assert!(worker_pool.hung()[0].0.contains("worker 0 hangs"), "{:?}", worker_pool.hung());
+    let exchange = worker_pool.exchange();
+    let of_first = exchange.mailbox_or_next(0).unwrap();
+    assert!(std::ptr::eq(of_first, &exchange.mailboxes[1]), "the kernel's frames go by the other worker");
+    wait_until("given up", || !heard.lock().unwrap().is_empty());
+    assert_eq!(heard.lock().unwrap()[0].thread, "worker 0");
+    stuck[0].store(false, Ordering::Relaxed);
+    wait_until("healthy again", || worker_pool.healthy() && told.load(Ordering::Relaxed) == 2);
+    assert_eq!(worker_pool.stats().workers.iter().map(|one| one.hangs).collect::<Vec<_>>(), [1, 0]);
+    worker_pool.stop();
 }
 
 #[test]

@@ -159,6 +159,7 @@ impl Cluster {
                             publish_failure: None,
                             ready: true,
                             links_lost: Vec::new(),
+                            hung: Vec::new(),
                             drain: DrainPhase::Serving,
                             drain_message: String::new(),
                         },

@@ -36,7 +36,7 @@ pub struct Status {
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
     /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and
-    /// taps that cannot carry packets; BGP sessions that are down; state that is not on disk and would be lost in a restart. Each with its time.
+    /// taps that cannot carry packets; threads that hang; BGP sessions that are down; state that is not on disk and would be lost in a restart. Each with its time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// The fingerprint of `selectionKey`; absent without a key.
@@ -45,6 +45,9 @@ pub struct Status {
     /// The exchange of flows with other gateways; absent without `flowSharing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow_sharing: Option<FlowSharingStatus>,
+    /// What became of the flows of earlier processes; absent if flow tables end with the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<RestoredStatus>,
     /// Generation of the newest desired state.
     pub generation_desired: u64,
     /// Generation that every worker has.
@@ -89,6 +92,23 @@ pub struct Status {
     /// Objects that are refused because of their errors, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
+}
+
+/// What became of the flows of earlier processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RestoredStatus {
+    /// Whether all workers have restored theirs.
+    pub done: bool,
+    /// Flows that continue.
+    pub flows: u64,
+    /// The others, by the reason why not.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub not_restored: BTreeMap<String, u64>,
+    /// Processes whose tables are refused as a whole: of another version, damaged, or from before a boot.
+    pub refused_tables: u64,
+    /// The longest time that a worker needed, in which it forwarded nothing.
+    pub milliseconds: u64,
 }
 
 /// The exchange of flows with other gateways.
@@ -180,7 +200,7 @@ pub struct WorkerStatus {
     pub worker: u8,
     /// Its core.
     pub core: usize,
-    /// `running`, or the reason why it is not running.
+    /// `running`; `hung` if it makes no progress; else the reason why it does not run.
     pub state: String,
     /// The share of time in which it had work, 0 to 1.
     pub busy_ratio: f64,

@@ -17,7 +17,7 @@ use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
     BackendRow, BackendViewState, BackendWhy, DropsAnswer, FindingView, FlowRow, FlowRowKind, FlowsAnswer,
     GatewayDrainState, GatewayDrainStatus, HealthState, HealthView, InterfaceStatus, LatencyStatus,
-    NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status, WorkerStatus,
+    NeighborsStatus, PoolView, PortView, RestoredStatus, ServiceView, SourceStatus, Status, WorkerStatus,
 };
 
 /// The table of `services`. Ages are counted up to `now`.
@@ -435,6 +435,9 @@ fn facts(status: &Status) -> String {
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
     status.refused.iter().for_each(|object| fact("Refused", object.clone()));
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
+    if let Some(restored) = &status.restored {
+        fact("Restored", restored_flows(restored));
+    }
     if let Some(announce) = &status.announce {
         announce_tables::facts(announce).into_iter().for_each(|(key, value)| fact(key, value));
     }
@@ -446,6 +449,24 @@ fn facts(status: &Status) -> String {
         let since = since.as_deref().unwrap_or("now");
         let progress = drain_progress(&status.drain);
         fact("Gateway", format!("{} since {since} (by {}): {progress}", state.as_str(), by.join(", ")));
+    }
+    text
+}
+
+/// What became of the flows of earlier processes, as text for display.
+fn restored_flows(restored: &RestoredStatus) -> String {
+    let RestoredStatus { done, flows, not_restored, refused_tables, milliseconds } = restored;
+    let mut text = format!("{flows} flows of the earlier process");
+    if !done {
+        text.push_str(", not finished");
+    } else if flows + not_restored.values().sum::<u64>() > 0 {
+        text.push_str(&format!(" in {milliseconds} ms"));
+    }
+    for (why, count) in not_restored {
+        text.push_str(&format!(", {count} not ({why})"));
+    }
+    if *refused_tables > 0 {
+        text.push_str(&format!("; tables of {refused_tables} processes are refused, see the log"));
     }
     text
 }

@@ -373,6 +373,7 @@ impl Controller {
                     drain: drain_phase(&self.state),
                     drain_message,
                     links_lost: self.state.link_troubles(),
+                    hung: self.state.hung(),
                 },
                 source_connected: true,
                 own_findings,

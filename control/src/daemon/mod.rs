@@ -4,8 +4,8 @@
 //! the operator, signals. It lets changes settle, and has the [`Controller`] reconcile and publish. [`State`] holds
 //! what other tasks read: the admin socket, metrics, health ports.
 //!
-//! Invariant: after any failure at run time the last good state keeps forwarding. Only a dead worker or a signal ends
-//! the process.
+//! Invariant: after any failure at run time the last good state keeps forwarding. Only a signal, or a worker or slow path that
+//! has ended or hangs for good, ends the process.
 
 mod address_file;
 mod announcements;
@@ -82,6 +82,8 @@ const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The maximum pause, which follows a round of at least this duration.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The maximum time for the threads of the dataplane to end. Each of them ends at the end of its turn, unless it hangs.
+const THREADS_END: Duration = Duration::from_secs(3);
 /// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
 /// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
@@ -98,7 +100,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
     };
     let lists = Lists { read: loaded.lists, copied: loaded.copied };
     let (failed, failures) = watch::channel(None);
-    let (changed, links) = watch::channel(());
+    let (changed, changes) = watch::channel(());
     let dataplane = start::dataplane(&config, failed, changed)?;
     // The threads of the runtime inherit this, and so keep off the workers' cores.
     start::confine_to(dataplane.main_cpus());
@@ -108,7 +110,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let code = runtime.block_on(serve(path, config, lists, Arc::new(dataplane), failures, links));
+    let code = runtime.block_on(serve(path, config, lists, Arc::new(dataplane), failures, changes));
     // Only checks and connections may still be in progress, and nothing waits for them.
     runtime.shutdown_timeout(Duration::from_millis(200));
     code
@@ -131,8 +133,9 @@ struct Inputs {
     kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
-    /// Signals that an interface has changed its state, which may affect the gateway's readiness.
-    links: watch::Receiver<()>,
+    /// Signals that an interface has changed its state, or a worker hangs or goes on, which may affect the gateway's
+    /// readiness.
+    changes: watch::Receiver<()>,
     /// Signals that a comparison of incremental results has ended.
     comparisons: watch::Receiver<()>,
     hangup: Signal,
@@ -154,7 +157,7 @@ enum Wake {
     Read(Box<Read>),
     /// SIGTERM or SIGINT.
     End,
-    /// A worker has failed.
+    /// A worker or the slow path has failed.
     Failed(String),
     /// Another gateway has this gateway's name.
     NameTaken,
@@ -166,9 +169,9 @@ async fn serve(
     lists: Lists,
     dataplane: Arc<Dataplane>,
     failures: watch::Receiver<Option<String>>,
-    links: watch::Receiver<()>,
+    changes: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
-    let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, links).await?;
+    let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, changes).await?;
     let End { code, grace } = gateway.run().await;
     // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
     gateway.shut_down(grace).await;
@@ -205,7 +208,7 @@ impl Gateway {
         lists: Lists,
         dataplane: &Arc<Dataplane>,
         failures: watch::Receiver<Option<String>>,
-        links: watch::Receiver<()>,
+        changes: watch::Receiver<()>,
     ) -> anyhow::Result<Self> {
         let source = Source::open(&config)?;
         let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
@@ -271,7 +274,7 @@ impl Gateway {
             kube_proxy,
             commands,
             failures,
-            links,
+            changes,
             comparisons: controller.comparisons_end(),
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
@@ -437,7 +440,7 @@ impl Gateway {
 /// Why the gateway does not forward yet, as text for people.
 fn waits_for(source: &SourceState, degraded: &[String]) -> String {
     if !degraded.is_empty() {
-        return format!("waiting for links: {}", degraded.join("; "));
+        return format!("cannot forward: {}", degraded.join("; "));
     }
     match &source.last_error {
         Some(why) => format!("waiting for the initial objects: {why}"),
@@ -445,9 +448,22 @@ fn waits_for(source: &SourceState, degraded: &[String]) -> String {
     }
 }
 
+/// Ends the process although threads of the dataplane have not ended in time: nobody can wait for one that hangs.
+fn exit_if_threads_hang() {
+    let exit = || {
+        std::thread::sleep(THREADS_END);
+        tracing::error!("a thread of the dataplane hangs: exiting without its end");
+        std::process::exit(1);
+    };
+    if let Err(error) = std::thread::Builder::new().name("tg-exit".to_owned()).spawn(exit) {
+        tracing::warn!(%error, "if a thread of the dataplane hangs, so will the exit");
+    }
+}
+
 /// Ends the threads of the dataplane. If other tasks still hold it for an answer in progress, they drop it when the
 /// runtime ends, with the same effect.
 async fn stop(dataplane: Arc<Dataplane>) {
+    exit_if_threads_hang();
     if let Ok(dataplane) = Arc::try_unwrap(dataplane) {
         let stopped = tokio::task::spawn_blocking(move || dataplane.stop()).await;
         if let Err(error) = stopped {
@@ -492,7 +508,7 @@ impl Inputs {
             }
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
-            Ok(()) = self.links.changed() => Wake::Changed,
+            Ok(()) = self.changes.changed() => Wake::Changed,
             Ok(()) = self.comparisons.changed() => Wake::Compared,
             Ok(()) = self.peer_releases.changed() => Wake::Changed,
             Ok(()) = self.kube_proxy.changed() => Wake::Changed,

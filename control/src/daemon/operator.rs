@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tidegate_cluster::DRAIN_ANNOTATION;
+use tidegate_core::conntrack::NotRestored;
 use tidegate_core::ownership::BootTime;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
-    InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, WorkerState,
+    InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, Restored, WorkerState,
 };
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
@@ -138,6 +139,7 @@ impl AdminBackend for Operator {
                     .collect()
             },
             flow_sharing: sharing.as_ref().map(flow_sharing),
+            restored: stats.restored.as_ref().map(restored),
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
             layer2: self.state.layer2().map(Layer2View::groups).unwrap_or_default(),
             generation_desired: generations.desired,
@@ -460,6 +462,7 @@ fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatu
         WorkerState::Running => "running",
         WorkerState::Stopped => "stopped",
         WorkerState::Failed => "failed",
+        WorkerState::Hung => "hung",
     };
     api::WorkerStatus {
         worker: worker.worker,
@@ -470,6 +473,17 @@ fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatu
         flows: worker.flows,
         flow_table_pages: worker.flow_memory.pages.as_str().to_owned(),
         flow_table_bytes: worker.flow_memory.bytes as u64,
+    }
+}
+
+fn restored(found: &Restored) -> api::RestoredStatus {
+    let reasons = NotRestored::ALL.iter().zip(found.counts.not_restored).filter(|(_, count)| *count > 0);
+    api::RestoredStatus {
+        done: found.is_done,
+        flows: found.counts.restored,
+        not_restored: reasons.map(|(why, count)| (why.as_str().to_owned(), count)).collect(),
+        refused_tables: found.refused_tables,
+        milliseconds: u64::try_from(found.took.as_millis()).unwrap_or(u64::MAX),
     }
 }
 

@@ -26,19 +26,19 @@ use crate::telemetry::{self, Listener};
 /// The maximum wait for the disk at shutdown.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
 
-/// Starts ports and workers. `failed` is called when a worker fails, and `links` for every change of an interface's
-/// state.
+/// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface has changed its
+/// state, or a worker hangs or goes on.
 pub(super) fn dataplane(
     config: &GatewayConfig,
     failed: watch::Sender<Option<String>>,
-    links: watch::Sender<()>,
+    changed: watch::Sender<()>,
 ) -> anyhow::Result<Dataplane> {
     let on_failure = move |failure: &tidegate_dataplane::gateway::WorkerFailure| {
-        failed.send_replace(Some(format!("worker {} died: {}", failure.worker, failure.message)));
+        failed.send_replace(Some(format!("{} failed: {}", failure.thread, failure.message)));
     };
     let config = DataplaneConfig {
         on_failure: Some(Arc::new(on_failure)),
-        on_link_change: Some(Arc::new(move || links.send_replace(()))),
+        on_change: Some(Arc::new(move || changed.send_replace(()))),
         ..assemble::dataplane_config(config)
     };
     let dataplane = Dataplane::start(&config).context("the dataplane does not start")?;

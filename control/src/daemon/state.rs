@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use tidegate_announce::Announcer;
@@ -315,7 +315,7 @@ impl State {
         let Generations { desired, applied } = self.generations();
         let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
         let is_draining = self.drain.phase() != GatewayDrainState::Serving;
-        self.readiness.report(is_applied, self.dataplane.healthy(), is_draining, self.link_troubles())
+        self.readiness.report(is_applied, self.dataplane.healthy(), is_draining, self.troubles())
     }
 
     /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness this
@@ -323,13 +323,22 @@ impl State {
     pub(super) fn forwards(&self) -> bool {
         let Generations { desired, applied } = self.generations();
         let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
-        self.readiness.report(is_applied, self.dataplane.healthy(), false, self.link_troubles()).ready
+        self.readiness.report(is_applied, self.dataplane.healthy(), false, self.troubles()).ready
+    }
+
+    /// Interfaces that cannot carry packets, and threads that hang, as text for display.
+    fn troubles(&self) -> Vec<String> {
+        self.link_troubles().into_iter().chain(self.hung()).collect()
     }
 
     /// Interfaces that cannot carry packets, as text for display.
     pub(super) fn link_troubles(&self) -> Vec<String> {
-        let troubles = self.dataplane.links().troubles();
-        troubles.into_iter().map(|(what, since)| format!("{what}, since {}", timestamp(since))).collect()
+        with_times(self.dataplane.links().troubles())
+    }
+
+    /// Workers and slow path, if they hang, as text for display.
+    pub(super) fn hung(&self) -> Vec<String> {
+        with_times(self.dataplane.hung())
     }
 
     /// The page of `/metrics`.
@@ -394,7 +403,11 @@ impl State {
     }
 }
 
+fn with_times(troubles: Vec<(String, SystemTime)>) -> Vec<String> {
+    troubles.into_iter().map(|(what, since)| format!("{what}, since {}", timestamp(since))).collect()
+}
+
 /// The time in whole seconds, as in conditions.
-pub(super) fn timestamp(at: std::time::SystemTime) -> Timestamp {
+pub(super) fn timestamp(at: SystemTime) -> Timestamp {
     whole_seconds(Timestamp::try_from(at).unwrap_or_default())
 }

@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
 use jiff::Timestamp;
+use tidegate_core::conntrack::NotRestored;
 use tidegate_core::ids::BackendId;
 use tidegate_core::limits::SNAT_PORT_MIN;
 use tidegate_core::pipeline::CookieCounts;
 use tidegate_core::service_limits::{LimitDrop, LimitedService};
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
-    InterfaceLink, LinkState, PortReport, ServiceStats, SnatPortStats, Stats, WorkerState,
+    InterfaceLink, LinkState, PortReport, Restored, ServiceStats, SnatPortStats, Stats, WorkerState,
 };
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
@@ -177,10 +178,19 @@ pub(super) fn kernel(page: &mut Exposition, stats: &Stats) {
 /// Workers and their flows.
 pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     let workers: Vec<_> = stats.workers.iter().map(|one| (one.worker.to_string(), one)).collect();
-    let mut gauge = page.gauge("tidegate_worker_up", "1 while the worker runs, else 0.", ["worker"]);
+    let mut gauge =
+        page.gauge("tidegate_worker_up", "1 while the worker runs and makes progress, else 0.", ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.state == WorkerState::Running);
     }
+    let help = "1 while the thread for the kernel's packets and for neighbour resolution runs, else 0.";
+    page.gauge("tidegate_slow_path_up", help, []).sample([], stats.slow_path.is_well);
+    let help = "How often a thread of the packet path has begun to hang: it was alive and made no progress.";
+    let mut counter = page.counter("tidegate_thread_hangs_total", help, ["thread"]);
+    for (worker, one) in &workers {
+        counter.sample([&format!("worker {worker}")], one.hangs);
+    }
+    counter.sample(["slow path"], stats.slow_path.hangs);
     let help = "Share of time in which the worker had work, from 0 to 1, over the last second or longer.";
     let mut gauge = page.gauge("tidegate_worker_busy_ratio", help, ["worker"]);
     for (worker, one) in &workers {
@@ -240,6 +250,20 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     }
     let help = "ICMP errors that reduced the path MTU of a tunnel.";
     page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_learnt);
+}
+
+/// What the start found of flows of earlier processes.
+pub(super) fn restored(page: &mut Exposition, restored: &Restored) {
+    let help = "Flows that this process found in the flow tables of earlier ones, by result: restored, or the reason why not.";
+    let mut gauge = page.gauge("tidegate_restored_flows", help, ["result"]);
+    gauge.sample(["restored"], restored.counts.restored);
+    for (why, count) in NotRestored::ALL.iter().zip(restored.counts.not_restored) {
+        gauge.sample([why.as_str()], count);
+    }
+    let help = "Earlier processes whose flow tables this process refused as a whole: of another version, damaged, or from before a boot.";
+    page.gauge("tidegate_restored_refused_tables", help, []).sample([], restored.refused_tables);
+    let help = "Time in which a worker restored flows at the start, and forwarded nothing; the longest of all workers.";
+    page.gauge("tidegate_restored_seconds", help, []).sample([], restored.took.as_secs_f64());
 }
 
 /// Durations that workers, the slow path, the health checks and the daemon's loop recorded.

@@ -45,6 +45,9 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::links(&mut page, sample.dataplane.links);
     families::ports(&mut page, sample.dataplane.links, sample.dataplane.ports);
     families::workers(&mut page, stats);
+    if let Some(restored) = &stats.restored {
+        families::restored(&mut page, restored);
+    }
     families::latencies(&mut page, sample.latencies);
     families::services(&mut page, services);
     families::limits(&mut page, sample.dataplane.limited);

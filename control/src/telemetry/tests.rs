@@ -13,14 +13,14 @@ use tidegate_announce::decide::Withheld;
 use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::pipeline::CookieCounts;
+use tidegate_core::pipeline::{CookieCounts, RestoreCounts};
 use tidegate_core::service_limits::LimitedService;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
     BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, Pages, PortReport,
-    PuntClassStats, ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats, WorkerState,
-    WorkerStats,
+    PuntClassStats, Restored, ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats,
+    WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
@@ -241,6 +241,7 @@ fn worker(worker: u8, state: WorkerState) -> WorkerStats {
         neighbor_events_lost: 3,
         syn_cookies: CookieCounts { sent: 61, accepted: 62, refused: 63 },
         services_under_flood: 2,
+        hangs: 5,
     }
 }
 
@@ -336,6 +337,12 @@ fn stats() -> Stats {
                 (class, PuntClassStats { passed: n, rate_limited: n + 1, queue_full: n + 2 })
             })
             .into(),
+        restored: Some(Restored {
+            counts: RestoreCounts { restored: 55, not_restored: std::array::from_fn(|n| 500 + n as u64) },
+            refused_tables: 56,
+            took: Duration::from_millis(250),
+            is_done: true,
+        }),
         neighbors: NeighborUsage { next_hops: 51, next_hops_max: 52, on_demand: 53, on_demand_max: 54 },
         path_mtus_learnt: 33,
         slow_path: SlowPathStats {
@@ -348,6 +355,8 @@ fn stats() -> Stats {
             neighbors_evicted: 49,
             injected: 46,
             injected_dropped: 47,
+            is_well: false,
+            hangs: 57,
         },
     }
 }
@@ -536,6 +545,13 @@ fn values_of_the_dataplane_are_those_of_the_sample() {
     check("address_conflicts_total", &[("interface", "uplink")], 14.0);
     check("injected_packets_total", &[], 46.0);
     check("injected_drops_total", &[], 47.0);
+    check("slow_path_up", &[], 0.0);
+    check("thread_hangs_total", &[("thread", "worker 0")], 5.0);
+    check("thread_hangs_total", &[("thread", "slow path")], 57.0);
+    check("restored_flows", &[("result", "restored")], 55.0);
+    check("restored_flows", &[("result", "expired")], 501.0);
+    check("restored_refused_tables", &[], 56.0);
+    check("restored_seconds", &[], 0.25);
     check("worker_up", &[("worker", "0")], 1.0);
     check("worker_up", &[("worker", "1")], 0.0);
     check("worker_busy_ratio", &[("worker", "0")], 0.25);

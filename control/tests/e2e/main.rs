@@ -21,6 +21,7 @@ mod fragments;
 mod gateway_drain;
 mod health_port;
 mod http;
+mod hung;
 mod kube_proxy;
 mod lab;
 mod leaving;

@@ -21,7 +21,7 @@ use tidegate_core::conntrack::{Part, TableKind, TableMemory};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::wire::Family;
 
-pub use restoration::{Outliving, Restoration};
+pub use restoration::{Outliving, Restoration, Restored};
 pub use store::{Shape, Store, StoreError};
 
 /// The pages of a table.
@@ -156,8 +156,8 @@ impl FlowMemory {
 
     /// What earlier processes have left.
     pub(crate) fn restoration(&mut self, shape: Shape) -> Option<Arc<Restoration>> {
-        let earlier = std::mem::take(&mut self.store.as_mut()?.earlier);
-        let new = Restoration::new(earlier, shape);
+        let store = self.store.as_mut()?;
+        let new = Restoration::new(std::mem::take(&mut store.earlier), store.refused, shape);
         new.inspect_err(|error| tracing::warn!(%error, "cannot restore flows: there is no thread")).ok()
     }
 }

@@ -19,6 +19,19 @@ use tidegate_core::snapshot::Snapshot;
 use super::identities;
 use super::store::{Earlier, Shape, clock_difference, remove};
 
+/// What became of the flows of earlier processes, as far as workers have restored theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Restored {
+    /// Their flows.
+    pub counts: RestoreCounts,
+    /// Processes whose tables are refused as a whole: another version's, damaged, or from before a boot.
+    pub refused_tables: u64,
+    /// The longest time that a worker has needed, in which it forwarded nothing.
+    pub took: Duration,
+    /// Whether all workers have restored theirs.
+    pub is_done: bool,
+}
+
 /// The flows of earlier processes.
 #[derive(Debug)]
 pub struct Restoration {
@@ -29,16 +42,16 @@ pub struct Restoration {
     known: OnceLock<(u64, Vec<KnownIds>)>,
     /// Whether the counts have been collected and the files removed.
     is_done: AtomicBool,
-    counts: Mutex<RestoreCounts>,
+    found: Mutex<Restored>,
     results: Mutex<Option<Sender<(RestoreCounts, Duration)>>>,
 }
 
 impl Restoration {
-    /// The flows of these processes, for workers of this shape.
+    /// The flows of these processes, for workers of this shape. The tables of `refused` more are not read.
     ///
     /// # Errors
     /// The thread that removes the files cannot be started.
-    pub(super) fn new(earlier: Vec<Earlier>, shape: Shape) -> std::io::Result<Arc<Self>> {
+    pub(super) fn new(earlier: Vec<Earlier>, refused: u64, shape: Shape) -> std::io::Result<Arc<Self>> {
         let (results, collected) = channel();
         let workers = shape.workers;
         let is_done = earlier.is_empty();
@@ -47,7 +60,7 @@ impl Restoration {
             shape,
             known: OnceLock::new(),
             is_done: AtomicBool::new(is_done),
-            counts: Mutex::default(),
+            found: Mutex::new(Restored { refused_tables: refused, is_done, ..Restored::default() }),
             results: Mutex::new((!is_done).then_some(results)),
         });
         if !is_done {
@@ -67,8 +80,8 @@ impl Restoration {
 
     /// What became of the flows, as far as workers have restored theirs.
     #[must_use]
-    pub fn counts(&self) -> RestoreCounts {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn found(&self) -> Restored {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Translates the ids of earlier processes, if this is the first snapshot with Services. Call it before workers get
@@ -119,12 +132,12 @@ impl Restoration {
     }
 
     fn collect(&self, results: &Receiver<(RestoreCounts, Duration)>, workers: usize) {
-        let (mut sum, mut longest) = (RestoreCounts::default(), Duration::ZERO);
         for _ in 0..workers {
             let Ok((counts, took)) = results.recv() else { return };
-            (sum, longest) = (sum.plus(&counts), longest.max(took));
-            *self.counts.lock().unwrap_or_else(PoisonError::into_inner) = sum;
+            let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+            (found.counts, found.took) = (found.counts.plus(&counts), found.took.max(took));
         }
+        let Restored { counts: sum, took: longest, .. } = self.found();
         let not_restored: Vec<String> = NotRestored::ALL
             .iter()
             .zip(sum.not_restored)
@@ -141,6 +154,7 @@ impl Restoration {
         let earlier = std::mem::take(&mut *self.earlier.write().unwrap_or_else(PoisonError::into_inner));
         earlier.iter().for_each(|one| remove(&one.path));
         drop(earlier);
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).is_done = true;
         self.is_done.store(true, Ordering::Release);
     }
 }

@@ -104,6 +104,8 @@ pub struct Store {
     identities: Mutex<Option<Identities>>,
     /// The tables of earlier processes, the newest first.
     pub(super) earlier: Vec<Earlier>,
+    /// Earlier processes whose tables are refused as a whole.
+    pub(super) refused: u64,
 }
 
 /// The tables of an earlier process.
@@ -145,7 +147,7 @@ impl Store {
         })?;
         let mut runs = runs(directory).map_err(fault(directory))?;
         let number = runs.first().map_or(1, |(number, _)| number + 1);
-        let mut earlier = Vec::new();
+        let (mut earlier, mut refused) = (Vec::new(), 0);
         for (at, (_, path)) in runs.drain(..).enumerate() {
             let opened =
                 if at < RUNS_MAX { Earlier::open(&path) } else { Err("too many restarts since".to_owned()) };
@@ -154,6 +156,7 @@ impl Store {
                 Ok(None) => remove(&path),
                 Err(why) => {
                     tracing::warn!(path = %path.display(), reason = why, "the flows of an earlier process are not restored");
+                    refused += 1;
                     remove(&path);
                 }
             }
@@ -164,7 +167,7 @@ impl Store {
         let about = About::of(shape, now).text();
         let (new, path) = (run.join("about.new"), run.join("about"));
         write(&new, about.as_bytes()).and_then(|()| fs::rename(&new, &path)).map_err(fault(&path))?;
-        Ok(Self { run, _lock: lock, identities: Mutex::new(Some(identities)), earlier })
+        Ok(Self { run, _lock: lock, identities: Mutex::new(Some(identities)), earlier, refused })
     }
 
     /// Records the ids of a snapshot. Call it before workers get the snapshot.

@@ -10,7 +10,7 @@ use tidegate_core::snapshot::RouteSpec;
 use tidegate_core::wire::MacAddr;
 
 use super::error::WorkerPoolError;
-use super::worker_handle::OnFailure;
+use super::threads::OnFailure;
 use crate::links::lock::LockError;
 use crate::punt::sysctl_guard::SysctlGuardError;
 use crate::punt::tap::TapError;
@@ -39,10 +39,10 @@ pub struct DataplaneConfig {
     pub taps: bool,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// Called, on the failing thread, when a worker ends unexpectedly.
+    /// Called when a worker or the slow path ends unexpectedly, or hangs for good.
     pub on_failure: Option<OnFailure>,
-    /// Called when an interface or its tap changes its state.
-    pub on_link_change: Option<Arc<dyn Fn() + Send + Sync>>,
+    /// Called when what affects readiness has changed: the state of an interface or its tap, or a thread hangs or goes on.
+    pub on_change: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for DataplaneConfig {
@@ -70,7 +70,7 @@ impl Default for DataplaneConfig {
             taps: true,
             announce: true,
             on_failure: None,
-            on_link_change: None,
+            on_change: None,
         }
     }
 }
@@ -194,8 +194,8 @@ pub enum StartError {
         /// The reason, with the holder if it is known.
         why: LockError,
     },
-    /// Changes of the kernel's interfaces cannot be watched.
-    #[error("cannot watch the links: {0}")]
+    /// Changes of the kernel's interfaces, or the workers, cannot be watched.
+    #[error("cannot watch links and workers: {0}")]
     Watch(io::Error),
     /// An 802.1Q tag is invalid.
     #[error("interface {interface:?}: vlan {vlan}; accepted: 1 to 4094")]

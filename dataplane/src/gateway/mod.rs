@@ -38,24 +38,28 @@ pub mod error;
 pub mod kept_snapshot;
 mod ledger;
 mod ports;
+mod pulse;
 mod slow_path_handle;
 pub mod snat_usage;
 pub mod stats;
+pub mod threads;
 mod window;
 pub mod worker_handle;
 pub mod worker_pool;
 
-pub use crate::flow_memory::{Pages, TableMemoryStats};
+pub use crate::flow_memory::{Pages, Restored, TableMemoryStats};
 pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links, PortReport};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, NegotiatedPort, RssReport, StartError};
 pub use dpdk::Memory;
 pub use error::{PublishError, WorkerPoolError};
 pub use kept_snapshot::KeptSnapshot;
+pub use pulse::OnHang;
 pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
 };
-pub use worker_handle::{OnFailure, WorkerFailure, WorkerState, WorkerStats};
+pub use threads::{OnFailure, WorkerFailure};
+pub use worker_handle::{WorkerState, WorkerStats};
 pub use worker_pool::{Published, WorkerPool, WorkerPoolConfig};
 
 /// A running gateway. It dereferences to its [`WorkerPool`].
@@ -155,7 +159,7 @@ impl Dataplane {
             }
         };
         let source = DpdkSource(pool.clone());
-        let worker_pool =
+        let mut worker_pool =
             WorkerPool::start(&crew_config, queues, source, taps, &first, enter, config.on_failure.as_ref())?;
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
@@ -164,9 +168,11 @@ impl Dataplane {
             tracing::warn!("{warning}");
         }
         let (warnings, main_cpus) = ([plan.warnings, warnings].concat(), plan.main_cpus);
-        if let Some(tell) = config.on_link_change.clone() {
-            worker_pool.links().on_change(Box::new(move || tell()));
-        }
+        let tell: OnHang = config.on_change.clone().unwrap_or_else(|| Arc::new(|| ()));
+        worker_pool
+            .watch_threads(main_cpus.clone(), Arc::clone(&tell), config.on_failure.clone())
+            .map_err(StartError::Watch)?;
+        worker_pool.links().on_change(Box::new(move || tell()));
         let resources = PortResources { eal: eal.clone() };
         let links = Arc::clone(worker_pool.links());
         let watched =

@@ -20,6 +20,7 @@ use tidegate_core::wire::{Addr, Family};
 use super::snat_usage::{Answer, SnatPortStats};
 use super::worker_handle::WorkerStats;
 use super::worker_pool::WorkerPool;
+use crate::flow_memory::{Restoration, Restored};
 use crate::punt::class::{ClassCounters, PuntClass};
 use crate::worker::{Question, SnatQuestion};
 
@@ -67,6 +68,8 @@ pub struct Stats {
     pub punt_classes: Vec<(PuntClass, PuntClassStats)>,
     /// The usage of the table of next hops.
     pub neighbors: NeighborUsage,
+    /// The flows of earlier processes; `None` if flow tables end with the process.
+    pub restored: Option<Restored>,
 }
 
 /// One interface, as counted by its workers.
@@ -116,6 +119,10 @@ pub struct SlowPathStats {
     pub injected: u64,
     /// Frames of the kernel and of the resolver that were dropped because the transmit queue was full.
     pub injected_dropped: u64,
+    /// Whether its thread runs and does not hang.
+    pub is_well: bool,
+    /// How often its thread has begun to hang.
+    pub hangs: u64,
 }
 
 /// One service port.
@@ -216,6 +223,7 @@ impl<F> WorkerPool<F> {
                 .collect(),
             punt_classes: PuntClass::ALL.map(|class| (class, of_class(class))).into(),
             neighbors: self.neighbors().usage(),
+            restored: self.restoration().map(Restoration::found),
             path_mtus_learnt: self.neighbors().path_mtus().learnt(),
             slow_path: SlowPathStats {
                 to_kernel: slow.to_kernel.value(),
@@ -227,6 +235,8 @@ impl<F> WorkerPool<F> {
                 neighbors_evicted: slow.neighbors_evicted.value(),
                 injected: sum(&|shared| shared.turns.injected.value()),
                 injected_dropped: sum(&|shared| shared.turns.injected_dropped.value()),
+                is_well: self.slow_path().is_well(),
+                hangs: self.slow_path().hangs(),
             },
         }
     }

@@ -6,36 +6,24 @@
 //! Invariant: if a thread ends unexpectedly, the state is `Failed` and the callback has been called.
 
 use std::any::Any;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::pipeline::CookieCounts;
 
 use super::error::WorkerPoolError;
+use super::pulse::{Pulse, WORKER_HANGS, Watched};
+use super::threads::{OnFailure, WorkerFailure, join, spawn};
 use super::window::{Reading, Window};
 use crate::drivers::PortQueue;
 use crate::flow_memory::TableMemoryStats;
 use crate::topology::WorkerPlace;
 use crate::worker::{Shared, Worker};
-
-/// The failure of a worker that ended unexpectedly.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerFailure {
-    /// The worker.
-    pub worker: WorkerIndex,
-    /// The message of its panic.
-    pub message: String,
-}
-
-/// Called, on the failing thread, when a worker ends unexpectedly.
-pub type OnFailure = Arc<dyn Fn(&WorkerFailure) + Send + Sync>;
 
 /// The state of a worker's thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +37,8 @@ pub enum WorkerState {
     Stopped = 2,
     /// It ended by a panic, or never entered its loop.
     Failed = 3,
+    /// It is in its loop, and makes no progress.
+    Hung = 4,
 }
 
 /// The figures of one worker.
@@ -76,6 +66,8 @@ pub struct WorkerStats {
     pub syn_cookies: CookieCounts,
     /// Services that use SYN cookies on it because they are under flood.
     pub services_under_flood: u64,
+    /// How often it has begun to hang.
+    pub hangs: u64,
 }
 
 /// One worker as seen by other threads.
@@ -83,6 +75,7 @@ pub(super) struct WorkerHandle {
     pub(super) place: WorkerPlace,
     pub(super) shared: Arc<Shared>,
     state: Arc<AtomicU8>,
+    pulse: Arc<Pulse>,
     window: Window,
     thread: Option<JoinHandle<()>>,
 }
@@ -112,8 +105,32 @@ impl WorkerHandle {
         let (tell, answer) = sync_channel(1);
         let body = move || life.live(&tell, enter, make, &stop);
         let thread = spawn(&format!("tg-worker-{}", place.worker), body)?;
-        let handle = Self { place, shared, state, window: Window::default(), thread: Some(thread) };
+        let (pulse, window) = (Arc::default(), Window::default());
+        let handle = Self { place, shared, state, pulse, window, thread: Some(thread) };
         Ok((handle, Readiness { worker: place.worker, answer }))
+    }
+
+    /// What the watch over hanging threads needs. `tell` is called with whether the worker hangs, when that changes.
+    pub(super) fn watched(&self, tell: Box<dyn Fn(bool) + Send>) -> Watched {
+        let (state, shared) = (Arc::clone(&self.state), Arc::clone(&self.shared));
+        let turns = move || {
+            let is_in_loop = state.load(Ordering::Acquire) == WorkerState::Running as u8;
+            // It restores millions of flows in one turn.
+            let is_expected = is_in_loop && shared.turns.restoring.value() == 0;
+            is_expected.then(|| shared.turns.turns.value())
+        };
+        Watched {
+            name: format!("worker {}", self.place.worker),
+            pulse: Arc::clone(&self.pulse),
+            turns: Box::new(turns),
+            hangs_after: WORKER_HANGS,
+            tell,
+        }
+    }
+
+    /// Since when it hangs, if it does.
+    pub(super) fn hung_since(&self) -> Option<SystemTime> {
+        self.pulse.hung_since()
     }
 
     /// Waits for the end of the worker, which was asked to stop.
@@ -140,12 +157,14 @@ impl WorkerHandle {
             neighbor_events_lost: turns.neighbor_events_lost.value(),
             syn_cookies: CookieCounts { sent, accepted, refused },
             services_under_flood: turns.services_under_flood.value(),
+            hangs: self.pulse.hangs(),
         }
     }
 
     pub(super) fn state(&self) -> WorkerState {
         match self.state.load(Ordering::Acquire) {
             0 => WorkerState::Starting,
+            1 if self.pulse.is_hung() => WorkerState::Hung,
             1 => WorkerState::Running,
             2 => WorkerState::Stopped,
             _ => WorkerState::Failed,
@@ -214,8 +233,11 @@ impl Life {
             .downcast_ref::<&str>()
             .copied()
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let failure = WorkerFailure { worker: self.worker, message: text.unwrap_or("no message").to_owned() };
-        tracing::error!(worker = failure.worker, message = failure.message, "worker failed");
+        let failure = WorkerFailure {
+            thread: format!("worker {}", self.worker),
+            message: text.unwrap_or("no message").to_owned(),
+        };
+        tracing::error!(worker = self.worker, message = failure.message, "worker failed");
         if let Some(on_failure) = &self.on_failure {
             on_failure(&failure);
         }
@@ -223,32 +245,5 @@ impl Life {
 
     fn set(&self, state: WorkerState) {
         self.state.store(state as u8, Ordering::Release);
-    }
-}
-
-/// Restricts this thread to these CPUs. With an empty list, nothing changes.
-pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
-    if cpus.is_empty() {
-        return Ok(());
-    }
-    let mut set = CpuSet::new();
-    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
-    Ok(sched_setaffinity(None, &set)?)
-}
-
-pub(super) fn spawn(
-    name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> Result<JoinHandle<()>, WorkerPoolError> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(body)
-        .map_err(|source| WorkerPoolError::Thread { name: name.to_owned(), source })
-}
-
-pub(super) fn join(thread: Option<JoinHandle<()>>) {
-    if let Some(thread) = thread {
-        // Panics of the worker are caught and reported; a panic that arrives here is from the callback.
-        let _ = thread.join();
     }
 }

@@ -4,14 +4,15 @@
 //! from any thread; only the control plane takes its lock, workers never do.
 //!
 //! Invariant: a worker that ends unexpectedly is noticed: its state is `Failed`, [`WorkerPool::healthy`] is false,
-//! and the callback has been called with its message. Invariant: after [`WorkerPool::stop`] no thread is left and
+//! and the callback has been called with its message. One that hangs is noticed after [`WorkerPool::watch_threads`]. Invariant: after [`WorkerPool::stop`] no thread is left and
 //! every frame has been returned to its pool.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tidegate_core::affinities::Affinities;
 use tidegate_core::associations::Associations;
@@ -29,9 +30,11 @@ use tidegate_probe::Probes;
 
 use super::error::{PublishError, WorkerPoolError};
 use super::ledger::Ledger;
+use super::pulse::{OnHang, PulseThread};
 use super::slow_path_handle::SlowPathHandle;
 use super::snat_usage::SnatUsage;
-use super::worker_handle::{OnFailure, WorkerHandle, WorkerState};
+use super::threads::OnFailure;
+use super::worker_handle::{WorkerHandle, WorkerState};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
@@ -151,6 +154,7 @@ pub struct WorkerPool<F> {
     flow_memory: Arc<FlowMemory>,
     restoration: Option<Arc<Restoration>>,
     clock: Clock,
+    pulse: Option<PulseThread>,
 }
 
 /// The state that a publication changes.
@@ -238,6 +242,7 @@ impl<F> WorkerPool<F> {
             flow_memory: Arc::new(flow_memory),
             restoration,
             clock,
+            pulse: None,
         };
         let ends = queues.into_iter().zip(Rings::between(config.places.len()));
         for (place, ends) in config.places.iter().zip(ends) {
@@ -245,7 +250,7 @@ impl<F> WorkerPool<F> {
         }
         worker_pool.prepare_flows(&worker_pool.control().publisher.current().snapshot);
         let mtu = first.network.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
-        worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
+        worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone(), on_failure.cloned())?;
         Ok(worker_pool)
     }
 
@@ -312,6 +317,7 @@ impl<F> WorkerPool<F> {
         taps: Vec<Option<Tap>>,
         mtu: u16,
         cpus: Vec<usize>,
+        on_failure: Option<OnFailure>,
     ) -> Result<(), WorkerPoolError>
     where
         S: FrameSource<Frame = F> + 'static,
@@ -343,7 +349,7 @@ impl<F> WorkerPool<F> {
             counters: self.slow_path.shared_counters(),
             clock: self.clock,
         };
-        self.slow_path.start(slow_path, cpus)?;
+        self.slow_path.start(slow_path, cpus, on_failure)?;
         Ok(())
     }
 
@@ -441,10 +447,49 @@ impl<F> WorkerPool<F> {
         self.control().publisher.generation()
     }
 
-    /// Whether every worker is in its loop and the slow path is running.
+    /// Whether every worker is in its loop, the slow path is running, and none of them hangs.
     #[must_use]
     pub fn healthy(&self) -> bool {
-        self.handles.iter().all(|handle| handle.state() == WorkerState::Running) && self.slow_path.is_alive()
+        self.handles.iter().all(|handle| handle.state() == WorkerState::Running) && self.slow_path.is_well()
+    }
+
+    /// Notices from now on that a worker or the slow path hangs, by a thread on these CPUs. `on_hang` is called when one
+    /// begins or ceases to hang, `on_failure` when one has hung for so long that only a new process helps.
+    ///
+    /// # Errors
+    /// The thread cannot be created.
+    pub fn watch_threads(
+        &mut self,
+        cpus: Vec<usize>,
+        on_hang: OnHang,
+        on_failure: Option<OnFailure>,
+    ) -> io::Result<()>
+    where
+        F: Send + 'static,
+    {
+        let workers = self.handles.iter().enumerate().map(|(n, handle)| {
+            let exchange = Arc::clone(&self.exchange);
+            handle.watched(Box::new(move |hangs| exchange.hung[n].store(hangs, Ordering::Relaxed)))
+        });
+        let watched = workers.chain([self.slow_path.watched()]).collect();
+        self.pulse = Some(PulseThread::start(watched, cpus, on_hang, on_failure)?);
+        Ok(())
+    }
+
+    /// The threads that hang, as texts for people, each with the time of its last turn.
+    #[must_use]
+    pub fn hung(&self) -> Vec<(String, SystemTime)> {
+        let workers = self.handles.iter().filter_map(|handle| {
+            let what = format!("worker {} hangs: its packets are lost", handle.place.worker);
+            Some((what, handle.hung_since()?))
+        });
+        let slow_path = self.slow_path.hung_since().map(|since| {
+            (
+                "the slow path hangs: the kernel gets no packets, and no neighbours are resolved".to_owned(),
+                since,
+            )
+        });
+        workers.chain(slow_path).collect()
     }
 
     /// The state of each worker.
@@ -553,6 +598,9 @@ impl<F> WorkerPool<F> {
 
     /// Ends all threads and waits for them: first the workers, each at the end of its turn, then the slow path.
     pub fn stop(&mut self) {
+        if let Some(pulse) = self.pulse.take() {
+            pulse.end();
+        }
         self.stop.store(true, Ordering::Release);
         for (handle, mailbox) in self.handles.iter_mut().zip(&self.exchange.mailboxes) {
             mailbox.wake();
@@ -565,6 +613,10 @@ impl<F> WorkerPool<F> {
 
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn slow_path(&self) -> &SlowPathHandle {
+        &self.slow_path
     }
 
     pub(super) fn flow_memory(&self) -> &FlowMemory {

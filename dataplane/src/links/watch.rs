@@ -1,6 +1,6 @@
 //! The thread that watches ports and taps.
 //!
-//! It sleeps until the kernel reports a change of any interface, or for a second (for drivers that must be polled,
+//! It sleeps until the kernel reports a change of any interface, or for half a second (for drivers that must be polled,
 //! and for retries), and then checks everything.
 //!
 //! Invariant: it owns all ports while it runs, and returns them at its end: nothing else opens or closes one.
@@ -17,10 +17,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::kernel::{Events, Kernel};
 use super::port::{PortResources, WatchedPort};
 use super::{LinkState, Links};
-use crate::gateway::worker_handle::confine;
+use crate::gateway::threads::confine;
 
-/// The longest time that it sleeps.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The longest time that it sleeps. Announcements are withdrawn a moment after a lost link is seen.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often the counters of the drivers are read.
+const COUNTERS_EVERY: Duration = Duration::from_secs(1);
 /// How long it sleeps while a worker must still release or accept a queue of a port.
 const LOOK_SOON: Duration = Duration::from_millis(1);
 /// Changes within this time are handled together: other interfaces of the host may change all the time.
@@ -109,7 +111,7 @@ impl Watched {
             soon |= port.turn(interface, kernel, &self.links, &self.resources, now);
         }
         if self.counters_at <= now {
-            self.counters_at = now + LOOK_EVERY;
+            self.counters_at = now + COUNTERS_EVERY;
             for (interface, port) in self.ports.iter().enumerate() {
                 port.read_counters(interface, &self.links);
             }

@@ -22,6 +22,8 @@ pub struct LoopCounters {
     pub idle_cycles: Counter,
     /// Turns of the loop.
     pub turns: Counter,
+    /// 1 while the worker restores the flows of an earlier process, which takes one turn, however many there are.
+    pub restoring: Gauge,
     /// Frames that passed through the pipeline.
     pub frames: Counter,
     /// Frames sent for the kernel and the resolver.

@@ -1,5 +1,6 @@
 //! What a worker has in common with other threads: the published state, the queues, and the counters.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tidegate_core::counters::{Tallies, WorkerCounters};
@@ -27,6 +28,8 @@ pub struct Forwarding {
 pub struct Exchange<F> {
     /// One for each worker.
     pub mailboxes: Vec<Mailbox<F>>,
+    /// Whether each worker hangs. The watch over the threads writes it.
+    pub hung: Vec<AtomicBool>,
     /// Frames for the kernel.
     pub punts: Punts<F>,
     /// The host's own connections. The slow path writes them.
@@ -43,11 +46,20 @@ impl<F> Exchange<F> {
     pub fn new(workers: usize) -> Self {
         Self {
             mailboxes: (0..workers).map(|_| Mailbox::new()).collect(),
+            hung: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             punts: Punts::default(),
             own: OwnConnections::default(),
             news: News::default(),
             sharing: OnceLock::new(),
         }
+    }
+
+    /// The mailbox of a worker; if it hangs, that of the next one that does not.
+    #[must_use]
+    pub fn mailbox_or_next(&self, worker: usize) -> Option<&Mailbox<F>> {
+        let mut workers = (worker..self.mailboxes.len()).chain(0..worker);
+        let is_well = |&n: &usize| self.hung.get(n).is_some_and(|hung| !hung.load(Ordering::Relaxed));
+        self.mailboxes.get(workers.find(is_well).unwrap_or(worker))
     }
 
     /// Frees all waiting frames, after the threads have ended.

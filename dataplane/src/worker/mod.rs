@@ -208,7 +208,10 @@ impl<Q: PortQueue> Worker<Q> {
         let mut worked = false;
         if self.parts.outliving.is_waiting() {
             let Forwarding { snapshot, .. } = self.parts.forwarding.get();
+            let restoring = &self.parts.shared.turns.restoring;
+            restoring.set(1);
             self.parts.outliving.restore(self.parts.worker, &mut self.parts.pipeline, snapshot, now);
+            restoring.set(0);
         }
         if self.rechecking {
             let Forwarding { snapshot, .. } = self.parts.forwarding.get();

@@ -97,8 +97,10 @@ fn lacks_backends(service: &ServiceView) -> bool {
 /// The conditions; `before` are the previous ones.
 fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::Condition> {
     let Situation { observation, namesake, hindrance, now, .. } = situation;
-    let Forwarding { ready, publish_failure, links_lost, drain, drain_message, .. } = &observation.forwarding;
+    let Forwarding { ready, publish_failure, links_lost, hung, drain, drain_message, .. } =
+        &observation.forwarding;
     let lost = links_lost.join("; ");
+    let troubles = [links_lost.as_slice(), hung].concat().join("; ");
     let unique = match namesake {
         Some(who) => format!("another process has the name of this gateway: {who}"),
         None => String::new(),
@@ -113,7 +115,7 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
         DrainPhase::Draining | DrainPhase::Drained => condition_reason::DRAINING,
     };
     let rows: [(ConditionType, bool, [ConditionReason; 2], &str); 7] = [
-        (condition_type::READY, *ready, [condition_reason::FORWARDING, not_ready], &lost),
+        (condition_type::READY, *ready, [condition_reason::FORWARDING, not_ready], &troubles),
         (
             condition_type::SOURCE_CONNECTED,
             observation.source_connected,

@@ -60,6 +60,8 @@ pub struct Forwarding {
     pub ready: bool,
     /// Interfaces that cannot carry packets.
     pub links_lost: Vec<String>,
+    /// Workers and slow path, if they hang.
+    pub hung: Vec<String>,
     /// The drain of the gateway.
     pub drain: DrainPhase,
     /// Who requested the drain, and what is wrong with a request; empty if there is nothing to say.

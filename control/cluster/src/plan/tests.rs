@@ -186,6 +186,7 @@ impl Cluster {
                 publish_failure: None,
                 ready: true,
                 links_lost: Vec::new(),
+                hung: Vec::new(),
                 drain: DrainPhase::Serving,
                 drain_message: String::new(),
             },

@@ -75,8 +75,13 @@ impl Edge {
         service.write(&manifests_of(&self.lab)).expect("a manifest");
     }
 
-    /// Starts gateway `number` (1 or 2) with this `announce` section, and waits until it forwards.
+    /// Starts gateway `number` (1 or 2) with this `announce` section and one worker, and waits until it forwards.
     pub(super) fn gateway(&self, number: u8, announce: &str) -> EdgeGateway {
+        self.gateway_with(number, 1, announce)
+    }
+
+    /// The same with up to two workers.
+    pub(super) fn gateway_with(&self, number: u8, workers: u8, announce: &str) -> EdgeGateway {
         let namespace = match number {
             1 => self.lab.gateway().clone(),
             _ => self.lab.add_gateway(&format!("gateway{number}"), &mac(number)).expect("a namespace"),
@@ -84,7 +89,7 @@ impl Edge {
         let directory = self.lab.directory().join(format!("gateway-{number}"));
         fs::create_dir_all(&directory).expect("a directory");
         fs::write(directory.join("password"), "ebb-and-flow\n").expect("a password");
-        let mut gateway = EdgeGateway { process: None, namespace, directory, number };
+        let mut gateway = EdgeGateway { process: None, namespace, directory, number, workers };
         gateway.configure(announce, "");
         gateway.launch();
         gateway.wait_until_ready();
@@ -140,6 +145,7 @@ pub(super) struct EdgeGateway {
     pub(super) namespace: Namespace,
     pub(super) directory: PathBuf,
     number: u8,
+    workers: u8,
 }
 
 impl EdgeGateway {
@@ -153,13 +159,13 @@ impl EdgeGateway {
 kind: GatewayConfig
 metadata: {{name: edge-{n}}}
 dataplane:
-  cores: [1]
+  cores: {cores}
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: 192}}
   flowTable: {{entriesPerCore: 65536, directory: ""}}
   interfaces:
     - name: uplink
-      device: "net_af_packet0,iface=eth0,qpairs=1"
+      device: "net_af_packet0,iface=eth0,qpairs={workers}"
       addresses: ["{v4}/24", "{v6}/64", "192.0.2.{own}/24", "2001:db8::{own}/64"]
       mac: "{mac}"
   snatAddresses: ["192.0.2.{snat}", "2001:db8::{snat}"]
@@ -173,6 +179,8 @@ announce: {announce}
             ROUTED_VIPS[1],
             self.directory.display(),
             mac = mac(n),
+            cores = if self.workers == 1 { "[1]" } else { "[0, 1]" },
+            workers = self.workers,
         );
         fs::write(self.directory.join("gateway.yaml"), text).expect("a configuration");
     }
@@ -223,6 +231,11 @@ announce: {announce}
         self.process.take().expect("it runs").kill();
     }
 
+    /// Its pid.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.as_ref().expect("it runs").pid()
+    }
+
     /// The pid of its BIRD.
     pub(super) fn bird_pid(&self) -> Option<u32> {
         fs::read_to_string(self.directory.join("tidegate.sock.bird/pid")).ok()?.trim().parse().ok()
@@ -242,6 +255,13 @@ announce: {announce}
     pub(super) fn ask(&self, args: &[&str]) -> anyhow::Result<String> {
         let socket = self.directory.join("tidegate.sock");
         output_of(self.namespace.command(tidegate()).args(args).arg("--socket").arg(socket))
+    }
+
+    /// The text of `/metrics`.
+    pub(super) fn metrics(&self) -> String {
+        let url = "http://127.0.0.1:9469/metrics";
+        output_of(self.namespace.command("curl").args(["-sS", "--fail", "--max-time", "5", url]))
+            .expect("metrics")
     }
 
     /// Its log.

@@ -4,6 +4,7 @@ mod edge;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Instant;
 
 use edge::{Edge, EdgeGateway, GATEWAY_AS, ROUTER, ROUTER_AS, bgp, frr_bgpd, gateway_address};
 use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT};
@@ -12,6 +13,7 @@ use tidegate::netlab::gateway::manifests_of;
 use tidegate::netlab::manifests::put;
 use tidegate::netlab::router::{BirdRouter, Frr, GoBgp};
 
+use crate::hung::StoppedThread;
 use crate::world::alone;
 
 /// The prefix of a VIP.
@@ -137,6 +139,46 @@ fn two_gateways_share_clients_and_a_killed_one_is_left_by_bfd() {
     first.wait_until_ready();
     first.wait_until_established();
     wait_for_hops(first, &frr, 1, &[1, 2]);
+}
+
+#[test]
+fn a_gateway_whose_worker_hangs_withdraws_and_announces_again_or_ends_if_it_hangs_for_good() {
+    let _turn = alone();
+    let edge = Edge::build(1);
+    edge.write(&edge.service(1, &[1]));
+    // Without BFD, so that the router learns of it by the withdrawal alone.
+    let frr = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &[])).unwrap();
+    let mut gateway = edge.gateway_with(1, 2, &bgp(""));
+    gateway.wait_until_established();
+    wait_for_hops(&mut gateway, &frr, 1, &[1]);
+    // The session may be at either worker.
+    for worker in ["tg-worker-0", "tg-worker-1"] {
+        let stopped = StoppedThread::stop(gateway.pid(), worker);
+        let since = Instant::now();
+        wait_for_hops(&mut gateway, &frr, 1, &[]);
+        println!("{worker} stopped: the router has no route {:?} later", since.elapsed());
+        let status = gateway.status().expect("the daemon answers");
+        let number = usize::from(worker.ends_with('1'));
+        assert_eq!((&status["ready"], &status["workers"][number]["state"]), (&false.into(), &"hung".into()));
+        let text = gateway.ask(&["status"]).unwrap();
+        let told = format!("worker {number} hangs: its packets are lost, since ");
+        assert!(text.contains(&told) && text.contains("not-forwarding: "), "{text}");
+        drop(stopped);
+        wait_for_hops(&mut gateway, &frr, 1, &[1]);
+    }
+    let metrics = gateway.metrics();
+    assert!(metrics.contains("tidegate_thread_hangs_total{thread=\"worker 0\"} 1\n"), "{metrics}");
+    assert_eq!(gateway.peer().unwrap()["established"], 1, "withdrawn within the session");
+    let stopped = StoppedThread::stop(gateway.pid(), "tg-worker-1");
+    let status = format!("/proc/{}/status", gateway.pid());
+    gateway.wait_until("its end", |_| {
+        std::fs::read_to_string(&status).is_ok_and(|text| text.contains("State:\tZ")).then_some(())
+    });
+    // The thread has ended, too, and the process goes when nobody traces it.
+    drop(stopped);
+    assert!(!gateway.wait().success(), "a supervisor starts it anew");
+    let log = gateway.log();
+    assert!(log.contains("worker 1 failed: it has made no progress for 5 s"), "{log}");
 }
 
 #[test]

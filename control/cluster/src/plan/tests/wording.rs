@@ -62,6 +62,7 @@ fn reword(observation: &mut Observation, words: &str) {
         .publish_failure
         .iter_mut()
         .chain(&mut observation.forwarding.links_lost)
+        .chain(&mut observation.forwarding.hung)
         .for_each(change);
 }
 
@@ -97,6 +98,7 @@ fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
     if fails {
         observation.forwarding.publish_failure = Some("table full".to_owned());
         observation.forwarding.links_lost = vec!["uplink: the link is down".to_owned()];
+        observation.forwarding.hung = vec!["worker 0 hangs".to_owned()];
         let of_ours = observation.outcome.findings.iter().filter(|f| f.kind == ObjectKind::Service);
         let of_ours = of_ours.take(1).cloned();
         let reason = Reason::FailedToStartServiceHealthcheck;
