@@ -96,8 +96,9 @@ pub struct Metadata {
     pub labels: Labels,
     /// Annotations.
     pub annotations: Labels,
-    /// The parts of the object that cannot be used, each with its field. Only a Service, an EndpointSlice or a Node of
-    /// an API server has any, if it was stored under laxer rules; an object of a file would have been refused.
+    /// The parts of the object that cannot be used, each with its field. A Service, an EndpointSlice or a Node of an API
+    /// server has some if it was stored under laxer rules. Of the objects of a file, only an EndpointSlice has any:
+    /// others would have been refused.
     pub faults: Vec<Diagnostic>,
     /// The place where it was written.
     pub origin: Origin,

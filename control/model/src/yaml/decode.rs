@@ -22,7 +22,7 @@ use crate::objects::{Labels, Origin, Port};
 pub struct Sheet {
     file: Arc<str>,
     report: RefCell<Report>,
-    /// Errors in the order found.
+    /// Errors in the order found, without those that were taken.
     errors: RefCell<Vec<Diagnostic>>,
     is_stored: bool,
 }
@@ -91,6 +91,14 @@ impl Sheet {
     /// The errors after the first `before`.
     pub fn errors_since(&self, before: usize) -> Vec<Diagnostic> {
         self.errors.borrow().iter().skip(before).cloned().collect()
+    }
+
+    /// Takes the errors after the first `before`. They stay in the report, but [`Self::errors`] no longer counts them: the
+    /// part with these errors is left out, and what contains it stays valid.
+    pub fn take_errors_since(&self, before: usize) -> Vec<Diagnostic> {
+        let mut errors = self.errors.borrow_mut();
+        let before = before.min(errors.len());
+        errors.split_off(before)
     }
 
     /// The report of all faults.

@@ -9,9 +9,11 @@
 //! time. If the name is gone, the file was deleted, and its objects are removed at once. It is lost as well if what is
 //! left of its path is on another device: the file system was unmounted.
 //!
-//! Invariant: a file with an error in its text keeps the objects of its last valid version, if there was one.
+//! Invariants: an object with an error keeps its last valid version, if there was one, and the other objects of its file
+//! are read as usual. A file with an error in its text loses no object, because what looks like a deletion may be a file
+//! that is being written: objects that are no longer in it are kept until it has no error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tidegate_model::bounded_file::{self, FILE_BYTES_MAX};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
-use tidegate_model::objects::Objects;
+use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::{self, Sheet};
 
 use super::assemble::assemble;
@@ -30,6 +32,8 @@ use crate::{RefusedObject, StaleFile};
 
 /// The age from which a file's metadata reliably show its next change.
 const SETTLED: Duration = Duration::from_secs(2);
+
+const BROKEN_LINK: &str = "it is a broken symbolic link";
 
 /// The state of the directory.
 #[derive(Debug)]
@@ -50,14 +54,14 @@ struct FileState {
     signature: Option<Signature>,
     /// The hash of the text that was last read.
     text_hash: Option<u64>,
-    /// The objects of the last valid reading. If there never was one, the valid objects of the last reading.
+    /// The valid objects of the last reading.
     objects: Vec<Object>,
+    /// The last valid versions of objects that are not among these. Empty if the last reading had no errors.
+    earlier: Vec<Object>,
     /// The objects of the last reading that are refused.
     refused: Vec<RefusedObject>,
     /// Faults of the last reading.
     report: Report,
-    /// Whether a reading without errors has succeeded.
-    was_good: bool,
     /// When the last reading first had errors.
     bad_since: Option<SystemTime>,
     /// Set if the file is lost and still has objects.
@@ -86,22 +90,26 @@ impl Files {
     pub(super) fn refresh(&mut self) -> bool {
         let mut listing = Listing::of(&self.root);
         for (path, state) in &self.files {
-            if !listing.found.contains_key(path) && !state.objects.is_empty() && state.is_unmounted(path) {
+            if !listing.found.contains_key(path) && state.has_objects() && state.is_unmounted(path) {
                 listing
                     .found
                     .insert(path.clone(), Found::NoFile("its file system is no longer mounted there"));
             }
         }
-        let mut changed = listing.report != self.listing;
         let unreadable = listing.unreadable;
         let before = self.files.len();
         self.files.retain(|path, _| {
             listing.found.contains_key(path) || unreadable.iter().any(|dir| path.starts_with(dir))
         });
-        changed |= self.files.len() != before;
+        let mut changed = self.files.len() != before;
         for (path, found) in listing.found {
-            // A name that has never been a file is ignored.
-            if matches!(found, Found::NoFile(_)) && !self.files.contains_key(&path) {
+            // A name that has never been a file is ignored, except a link, which somebody meant to be one.
+            if !matches!(found, Found::File(_)) && !self.files.contains_key(&path) {
+                if matches!(found, Found::BrokenLink) {
+                    let place = Location::start_of(path.to_string_lossy().as_ref());
+                    let fault = Diagnostic::error(format!("cannot be read: {BROKEN_LINK}"));
+                    listing.report.push(fault.accepting("a link to a file").at(place));
+                }
                 continue;
             }
             let state = self.files.entry(path.clone()).or_default();
@@ -111,6 +119,7 @@ impl Files {
             changed |= state.refresh(&path, &found);
         }
         changed |= self.expire();
+        changed |= listing.report != self.listing;
         self.listing = listing.report;
         changed
     }
@@ -132,9 +141,15 @@ impl Files {
             let what = if let Some(lost) = &state.lost {
                 let until = shown(lost.since.checked_add(self.loss_grace));
                 format!("{}; its previous objects are kept until {until}", lost.why)
-            } else if let Some(since) = state.bad_since.filter(|_| state.was_good) {
+            } else if let (Some(since), Some(first)) = (state.bad_since, state.earlier.first()) {
+                let others = match state.earlier.len() - 1 {
+                    0 => String::new(),
+                    others => format!(" and {others} more"),
+                };
                 format!(
-                    "the file has errors; the last good state, from before {}, stays in use",
+                    "the file has errors; the last good state of {} {}{others}, from before {}, stays in use",
+                    first.kind(),
+                    first.meta().key,
                     shown(Some(since))
                 )
             } else {
@@ -143,7 +158,7 @@ impl Files {
             let place = Location::start_of(path.to_string_lossy().as_ref());
             report.push(Diagnostic::warning(what).accepting("the file without its errors").at(place));
         }
-        let objects = assemble(self.files.values().flat_map(|f| &f.objects), &mut report);
+        let objects = assemble(self.objects(), &mut report);
         let is_in_use = |refused: &RefusedObject| match refused.kind {
             "Service" => objects.services.contains_key(&refused.key),
             "EndpointSlice" => objects.endpoint_slices.contains_key(&refused.key),
@@ -158,10 +173,24 @@ impl Files {
         (objects, refused, report)
     }
 
-    /// The files whose objects are from an older version.
+    /// The objects of all files, in the order of the files. An earlier version of an object is not among them if another
+    /// file now has the object.
+    fn objects(&self) -> impl Iterator<Item = &Object> {
+        let mut present = HashSet::new();
+        if self.files.values().any(|file| !file.earlier.is_empty()) {
+            present.extend(self.files.values().flat_map(|file| &file.objects).map(identity));
+        }
+        self.files.values().flat_map(move |file| {
+            let earlier: Vec<&Object> =
+                file.earlier.iter().filter(|object| !present.contains(&identity(object))).collect();
+            file.objects.iter().chain(earlier)
+        })
+    }
+
+    /// The files that have objects of an older version.
     pub(super) fn stale(&self) -> Vec<StaleFile> {
         let stale = |(path, state): (&PathBuf, &FileState)| {
-            let bad = state.bad_since.filter(|_| state.was_good);
+            let bad = state.bad_since.filter(|_| !state.earlier.is_empty());
             let since = state.lost.as_ref().map(|lost| lost.since).or(bad)?;
             Some(StaleFile { path: path.clone(), since })
         };
@@ -170,6 +199,10 @@ impl Files {
 }
 
 impl FileState {
+    fn has_objects(&self) -> bool {
+        !self.objects.is_empty() || !self.earlier.is_empty()
+    }
+
     /// Whether what is left of the path is on another device than the file was. A deleted file leaves a directory on its
     /// own device.
     fn is_unmounted(&self, path: &Path) -> bool {
@@ -183,6 +216,7 @@ impl FileState {
             Found::File(signature) if self.signature == Some(*signature) => return false,
             Found::File(signature) => (Some(*signature), read(path)),
             Found::NoFile(what) => (None, Err((*what).to_owned())),
+            Found::BrokenLink => (None, Err(BROKEN_LINK.to_owned())),
         };
         let shown = path.to_string_lossy();
         let now = SystemTime::now();
@@ -236,23 +270,24 @@ impl FileState {
         }
         self.report = sheet.into_report();
         self.refused = refused;
-        if let Some(why) = lost.filter(|_| !self.objects.is_empty()) {
+        if let Some(why) = lost.filter(|_| self.has_objects()) {
             let (since, seen) =
                 self.lost.take().map_or((now, Instant::now()), |before| (before.since, before.seen));
             self.lost = Some(Lost { since, seen, why });
             return true;
         }
         self.lost = None;
-        if !self.report.has_errors() {
-            self.objects = objects;
-            self.was_good = true;
-            self.bad_since = None;
-        } else {
+        if self.report.has_errors() {
+            let present: HashSet<_> = objects.iter().map(identity).collect();
+            let before = self.objects.drain(..).chain(self.earlier.drain(..));
+            let earlier = before.filter(|object| !present.contains(&identity(object))).collect();
             self.bad_since = self.bad_since.or(Some(now));
-            if !self.was_good {
-                self.objects = objects;
-            }
+            self.earlier = earlier;
+        } else {
+            self.bad_since = None;
+            self.earlier.clear();
         }
+        self.objects = objects;
         true
     }
 
@@ -261,11 +296,16 @@ impl FileState {
         let over = self.lost.take_if(|lost| lost.seen.elapsed() >= grace).is_some();
         if over {
             self.objects.clear();
-            self.was_good = false;
+            self.earlier.clear();
             self.bad_since = None;
         }
         over
     }
+}
+
+/// What distinguishes an object from all others.
+fn identity(object: &Object) -> (&'static str, &ObjectKey) {
+    (object.kind(), &object.meta().key)
 }
 
 /// A time as text for a message.

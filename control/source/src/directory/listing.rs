@@ -48,6 +48,8 @@ pub(super) enum Found {
     File(Signature),
     /// Something else, described for messages.
     NoFile(&'static str),
+    /// A symbolic link to a path that does not exist.
+    BrokenLink,
 }
 
 /// A walk over the directory.
@@ -128,7 +130,7 @@ impl Listing {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 // The entry was removed after the listing, unless it is a broken symbolic link.
                 if wanted && path.is_symlink() {
-                    self.found.insert(path, Found::NoFile("it is a broken symbolic link"));
+                    self.found.insert(path, Found::BrokenLink);
                 }
             }
             Err(error) if wanted => self.fault(&path, format!("cannot be read: {error}")),

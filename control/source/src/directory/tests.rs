@@ -391,7 +391,8 @@ fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
     assert_eq!(port_of(&bad.objects, "a"), Some(80));
     let stale: Vec<&PathBuf> = bad.stale.iter().map(|s| &s.path).collect();
     assert_eq!(stale, [&a]);
-    assert!(bad.report.to_string().contains("the last good state, from before 20"), "{}", bad.report);
+    let told = "the file has errors; the last good state of Service default/a, from before 20";
+    assert!(bad.report.to_string().contains(told), "{}", bad.report);
 
     write(&b, &service("b", 81));
     let other = wait(&watch, "the other file", |u| port_of(&u.objects, "b") == Some(81));
@@ -401,6 +402,55 @@ fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
     write(&a, &service("a", 82));
     let good = wait(&watch, "the repair", |u| port_of(&u.objects, "a") == Some(82));
     assert!(good.report.is_empty() && good.stale.is_empty(), "{}", good.report);
+}
+
+#[test]
+fn an_object_with_an_error_does_not_hold_back_the_others_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    let all = |ports: [u16; 3]| -> String {
+        let one = |(name, port)| format!("---\n{}", service(name, port));
+        ["front", "middle", "rear"].into_iter().zip(ports).map(one).collect()
+    };
+    write(&a, &all([80, 80, 80]));
+    let watch = follow(dir.path()).unwrap();
+    write(&a, &all([81, 0, 81]));
+    let ports = |u: &SourceUpdate| ["front", "middle", "rear"].map(|name| port_of(&u.objects, name));
+    let bad = wait(&watch, "the fault", |u| u.report.has_errors());
+    assert_eq!(ports(&bad), [Some(81), Some(80), Some(81)], "only the middle one keeps its last good state");
+    assert_eq!((bad.stale.len(), bad.refused.len()), (1, 0));
+
+    // Text that is not YAML hides its object, and a file that is being written lacks the ones after it.
+    write(&a, &format!("---\n{}---\nkind: [Service\n", service("front", 82)));
+    let cut = wait(&watch, "the cut file", |u| port_of(&u.objects, "front") == Some(82));
+    assert_eq!(ports(&cut), [Some(82), Some(80), Some(81)]);
+    let told = "the last good state of Service default/rear and 1 more, from before 20";
+    assert!(cut.report.to_string().contains(told), "{}", cut.report);
+
+    // An object that another file has now is not kept from the old one.
+    write(&dir.path().join("b.yaml"), &service("rear", 90));
+    let moved = wait(&watch, "the other file", |u| port_of(&u.objects, "rear") == Some(90));
+    assert!(!moved.report.to_string().contains("also defined"), "{}", moved.report);
+
+    write(&a, &service("front", 83));
+    let good = wait(&watch, "a file without errors", |u| port_of(&u.objects, "front") == Some(83));
+    assert_eq!(ports(&good), [Some(83), None, Some(90)], "what is not in it is deleted");
+    assert!(good.report.is_empty() && good.stale.is_empty(), "{}", good.report);
+}
+
+#[test]
+fn a_broken_link_is_reported_even_if_it_never_led_to_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    symlink("..data/a.yaml", &a).unwrap();
+    let watch = follow(dir.path()).unwrap();
+    let told = format!("{}:1:1: error: cannot be read: it is a broken symbolic link", a.display());
+    let first = watch.updates().borrow().clone();
+    assert!(first.report.to_string().contains(&told), "{}", first.report);
+    write(&dir.path().join("..data/a.yaml"), &service("a", 80));
+    watch.reload();
+    let good = wait(&watch, "the file", |u| port_of(&u.objects, "a") == Some(80));
+    assert!(good.report.is_empty(), "{}", good.report);
 }
 
 #[test]

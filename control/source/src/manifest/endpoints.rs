@@ -1,20 +1,23 @@
 //! `EndpointSlice` (discovery.k8s.io/v1) and legacy `Endpoints` (v1).
 //!
-//! Addresses that cannot be endpoints (loopback and the like) are kept here. The merge refuses and reports them one
-//! by one, while an API server would refuse the whole object.
+//! An endpoint or a port with an error is not used, and the others are, while an API server would refuse the whole
+//! object. The result does not depend on what was read before, so a gateway that starts serves the same endpoints as
+//! one that has run for long. Addresses that cannot be endpoints (loopback and the like) are kept here: the merge refuses
+//! and reports them one by one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, IpFamily,
     Metadata, ObjectKey, ObjectRef, Port, Protocol, SERVICE_NAME_LABEL, Subset,
 };
-use tidegate_model::yaml::{Field, Fields, Unknown, text};
+use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, text};
 
 use super::meta;
-use super::object::Object;
+use super::object::{Object, first_faults};
 use super::service::PROTOCOLS;
 
 /// The limits that an API server applies to a slice (discovery.k8s.io validation).
@@ -39,10 +42,15 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
         return None;
     }
     belongs_to_a_service(object, &meta);
-    let ports = ports(&limited(object, "ports", PORTS_MAX));
+    let mut faults = Vec::new();
+    let ports = ports(&limited(object, "ports", PORTS_MAX), &mut faults);
     let namespace = meta.key.namespace.clone();
     let items = limited(object, "endpoints", ENDPOINTS_MAX);
-    let endpoints = items.iter().filter_map(|item| endpoint(item, address_type, &namespace)).collect();
+    let endpoints = items
+        .iter()
+        .filter_map(|item| part(item.sheet, &mut faults, || endpoint(item, address_type, &namespace)))
+        .collect();
+    let meta = Metadata { faults: first_faults(faults.iter(), faults.len(), "EndpointSlice"), ..meta };
     Some(Object::EndpointSlice(Arc::new(EndpointSlice {
         meta,
         address_type,
@@ -50,6 +58,16 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
         endpoints,
         left_out: None,
     })))
+}
+
+/// What `read` reads. In a file, its errors are added to `faults`, and the object that contains the item stays valid.
+fn part<T>(sheet: &Sheet, faults: &mut Vec<Diagnostic>, read: impl FnOnce() -> T) -> T {
+    let before = sheet.errors();
+    let value = read();
+    if !sheet.is_stored() {
+        faults.extend(sheet.take_errors_since(before));
+    }
+    value
 }
 
 /// Warns if a slice names no Service, because its endpoints are then unused.
@@ -81,6 +99,7 @@ fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>>
 }
 
 fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Option<Endpoint> {
+    let errors_before = item.sheet.errors();
     let fields = item.fields()?;
     let list = fields.required("addresses", "1 to 100 addresses");
     let mut addresses = list.as_ref().map(Field::list).unwrap_or_default();
@@ -114,7 +133,9 @@ fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Opt
     let target_ref = target_ref(&fields, namespace);
     fields.allow(&["hostname", "deprecatedTopology"]);
     fields.finish(Unknown::Warned);
-    let address = parsed.first().copied().flatten();
+    // Without an address it is not used. It keeps its place in the list, which messages name.
+    let is_usable = is_stored || item.sheet.errors() == errors_before;
+    let address = parsed.first().copied().flatten().filter(|_| is_usable);
     Some(Endpoint { address, conditions, node_name, zone, hint_zones, hint_nodes, target_ref })
 }
 
@@ -150,41 +171,41 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
 }
 
 /// Ports of a slice or of a subset; names are unique.
-fn ports(items: &[Field<'_>]) -> Vec<EndpointPort> {
+fn ports(items: &[Field<'_>], faults: &mut Vec<Diagnostic>) -> Vec<EndpointPort> {
     let mut names = BTreeMap::new();
-    let mut ports = Vec::new();
-    for item in items {
-        let Some(fields) = item.fields() else { continue };
-        let name = fields.get("name").filter(|f| !meta::is_empty(f));
-        let name = name.and_then(|f| {
-            let check = |name: &str| f.sheet.is_stored() || text::is_rfc1123_label(name);
-            f.string_where(check, "the name of a Service port")
-        });
-        let name = name.unwrap_or_default();
-        let mut is_another = true;
-        if let Some(first) = names.get(name) {
-            item.error(
-                format_args!("the name {name:?} is already used by {first}"),
-                "a different name for each port",
-            );
-            is_another = false;
-        }
-        names.entry(name).or_insert_with(|| item.path.clone());
-        let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
-        let port = fields.get("port").and_then(|f| {
-            let port = f.integer(0..=65535).and_then(|n| u16::try_from(n).ok())?;
-            if port == 0 {
-                f.warning("port 0 is ignored", "a port number from 1 to 65535");
-            }
-            Port::new(port)
-        });
-        let app_protocol = fields.get("appProtocol").and_then(|f| f.string()).map(str::to_owned);
-        fields.finish(Unknown::Warned);
-        if let (Some(protocol), true) = (protocol, is_another) {
-            ports.push(EndpointPort { name: name.to_owned(), protocol, port, app_protocol });
-        }
+    items.iter().filter_map(|item| part(item.sheet, faults, || port(item, &mut names))).collect()
+}
+
+/// A port, if no other before it has its name. `names` are those of the ports before, each with its path.
+fn port<'a>(item: &Field<'a>, names: &mut BTreeMap<&'a str, String>) -> Option<EndpointPort> {
+    let fields = item.fields()?;
+    let name = match fields.get("name").filter(|f| !meta::is_empty(f)) {
+        Some(f) if f.sheet.is_stored() => f.string().unwrap_or_default(),
+        // Without its name it would be the unnamed port, which is another one.
+        Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
+        None => "",
+    };
+    let mut is_another = true;
+    if let Some(first) = names.get(name) {
+        item.error(
+            format_args!("the name {name:?} is already used by {first}"),
+            "a different name for each port",
+        );
+        is_another = false;
     }
-    ports
+    names.entry(name).or_insert_with(|| item.path.clone());
+    let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+    let port = fields.get("port").and_then(|f| {
+        let port = f.integer(0..=65535).and_then(|n| u16::try_from(n).ok())?;
+        if port == 0 {
+            f.warning("port 0 is ignored", "a port number from 1 to 65535");
+        }
+        Port::new(port)
+    });
+    let app_protocol = fields.get("appProtocol").and_then(|f| f.string()).map(str::to_owned);
+    fields.finish(Unknown::Warned);
+    let protocol = protocol.filter(|_| is_another)?;
+    Some(EndpointPort { name: name.to_owned(), protocol, port, app_protocol })
 }
 
 fn node_name(fields: &Fields<'_>) -> Option<String> {
@@ -202,18 +223,19 @@ fn target_ref(fields: &Fields<'_>, namespace: &str) -> Option<ObjectRef> {
 }
 
 pub(super) fn read_legacy(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
+    // They are in the report of the file.
+    let mut faults = Vec::new();
     let mut subsets = Vec::new();
     for item in object.items("subsets") {
         let Some(fields) = item.fields() else { continue };
-        let addresses = |key| {
+        let mut addresses = |key| {
             let items: Vec<Field<'_>> = fields.items(key);
-            items.iter().filter_map(|f| legacy_address(f, &meta.key.namespace)).collect()
+            let namespace = &meta.key.namespace;
+            items.iter().filter_map(|f| part(f.sheet, &mut faults, || legacy_address(f, namespace))).collect()
         };
-        let subset = Subset {
-            addresses: addresses("addresses"),
-            not_ready_addresses: addresses("notReadyAddresses"),
-            ports: ports(&fields.items("ports")),
-        };
+        let (addresses, not_ready_addresses) = (addresses("addresses"), addresses("notReadyAddresses"));
+        let ports = ports(&fields.items("ports"), &mut faults);
+        let subset = Subset { addresses, not_ready_addresses, ports };
         fields.finish(Unknown::Warned);
         subsets.push(subset);
     }

@@ -1,11 +1,11 @@
 //! Decodes Kubernetes objects from YAML trees, with the defaults and validation of an API server.
 //!
 //! [`decode`] takes one document and returns the objects in it (several for a `List`). An object with an error is
-//! refused, the others stay. Unknown fields cause warnings, as with an API server's strict validation, and so do
+//! refused, the others stay; an EndpointSlice or Endpoints loses only the endpoint or port with the error. Unknown fields cause warnings, as with an API server's strict validation, and so do
 //! kinds that the gateway does not use. [`decode_stored`] takes an object that an API server has stored, and never
 //! refuses it: only an invalid field is not used. Pure: no file is read here.
 //!
-//! Invariant: [`decode_stored`] reads every object that [`decode`] accepts, with the same result.
+//! Invariant: [`decode_stored`] reads every object that [`decode`] reads without an error, with the same result.
 
 mod endpoints;
 mod meta;

@@ -49,14 +49,18 @@ impl Object {
     }
 }
 
-/// The maximum number of faults of one stored object that are reported one by one, each as an event.
+/// The maximum number of faults of one object that are reported one by one, each as an event.
 const FAULTS_MAX: usize = 8;
 
-/// The faults of a stored object that are reported.
-fn sorted_diagnostics(report: &Report, name: &str) -> Vec<Diagnostic> {
-    let mut faults: Vec<Diagnostic> = report.iter().take(FAULTS_MAX).cloned().collect();
-    if report.len() > FAULTS_MAX {
-        let what = format!("{name} has {} errors; the first {FAULTS_MAX} are reported", report.len());
+/// The faults of an object that are reported; it has `count`.
+pub(super) fn first_faults<'a>(
+    all: impl Iterator<Item = &'a Diagnostic>,
+    count: usize,
+    name: &str,
+) -> Vec<Diagnostic> {
+    let mut faults: Vec<Diagnostic> = all.take(FAULTS_MAX).cloned().collect();
+    if count > FAULTS_MAX {
+        let what = format!("{name} has {count} errors; the first {FAULTS_MAX} are reported");
         let location = faults.first().and_then(|fault| fault.location.clone());
         faults.push(Diagnostic::error(what).accepting("an object without errors").at(location));
     }
@@ -76,7 +80,7 @@ impl Object {
         if report.is_empty() {
             return (Some(self), report);
         }
-        let all = sorted_diagnostics(&report, self.kind());
+        let all = first_faults(report.iter(), report.len(), self.kind());
         const NEW: &str = "the object was read just now, nobody else has it";
         let left = match &mut self {
             Self::Service(service) => {

@@ -122,8 +122,14 @@ pub(super) fn refused(yaml: &str) -> Vec<String> {
     for (key, service) in &directory.services {
         assert_eq!(api.services.get(key), Some(service));
     }
+    let without_places = |slice: &EndpointSlice| {
+        let mut slice = slice.clone();
+        slice.meta.faults.iter_mut().for_each(|fault| fault.location = None);
+        slice
+    };
     for (key, slice) in &directory.endpoint_slices {
-        assert_eq!(api.endpoint_slices.get(key), Some(slice));
+        let of_api = api.endpoint_slices.get(key).map(|slice| without_places(slice));
+        assert_eq!(of_api, Some(without_places(slice)));
     }
     let written = |kind: &str| yaml.matches(&format!("kind: {kind}\n")).count();
     assert_eq!(
