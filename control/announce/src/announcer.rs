@@ -283,7 +283,7 @@ impl Worker {
             serves: &*round.serves,
             gateway,
             announced: &|vip| announced.contains(&vip),
-            pools: &setup.config.pools,
+            pools: &round.outcome.pools,
         });
         self.decide_at = None;
         for (&address, vip) in &mut vips {
@@ -316,7 +316,7 @@ impl Worker {
         self.damping.forget(now);
         self.announced = next;
         self.decisions += 1;
-        self.routes = routes(&vips, &setup.config);
+        self.routes = routes(&vips, &setup.config, &round.outcome.pools);
         self.vips = vips;
     }
 

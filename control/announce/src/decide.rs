@@ -11,8 +11,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_model::config::{PoolAnnounce, RouteAttributes};
-use tidegate_model::objects::ObjectKey;
+use tidegate_model::objects::{ObjectKey, RouteAttributes};
+use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView, ServiceView};
 
 /// Why a VIP is not announced.
@@ -115,8 +115,8 @@ pub struct Input<'a> {
     pub gateway: Gateway,
     /// Whether a VIP is announced now: one whose Service changes stays announced until the workers have the change.
     pub announced: &'a dyn Fn(IpAddr) -> bool,
-    /// `pools[].bgp`.
-    pub pools: &'a BTreeMap<String, PoolAnnounce>,
+    /// The pools.
+    pub pools: &'a [PoolUsage],
 }
 
 /// The decision about one VIP.
@@ -135,10 +135,12 @@ pub struct Vip {
 pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let of_gateway = input.gateway.withheld();
+    let pools: BTreeMap<&str, &RouteAttributes> =
+        input.pools.iter().map(|usage| (usage.pool.as_str(), &usage.routes.attributes)).collect();
     for service in input.services {
         for vip in service.vips.iter().filter(|vip| vip.is_of_pool()) {
             let withheld = of_gateway.or_else(|| withheld(input, service, vip.address));
-            let pool = input.pools.get(&vip.pool).map(|pool| &pool.attributes);
+            let pool = pools.get(vip.pool.as_str());
             let attributes = pool.map_or_else(|| service.bgp.clone(), |pool| service.bgp.or(pool));
             let one = Vip { withheld, pool: vip.pool.clone(), attributes };
             match vips.get_mut(&vip.address) {
@@ -267,7 +269,7 @@ mod tests {
             serves: &|_| serves,
             gateway,
             announced: &|_| was,
-            pools: &BTreeMap::new(),
+            pools: &[],
         });
         vips.get(&VIP.parse().unwrap()).map(|vip| vip.withheld)
     }

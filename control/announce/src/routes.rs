@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_model::config::{AnnounceConfig, RouteAttributes};
+use tidegate_model::config::AnnounceConfig;
+use tidegate_model::objects::{PoolRoutes, RouteAttributes};
+use tidegate_policy::pools::PoolUsage;
 
 use crate::decide::Vip;
 
@@ -16,12 +18,14 @@ pub type Routes = BTreeMap<IpNet, RouteAttributes>;
 
 /// The prefixes of the VIPs that are not withheld.
 #[must_use]
-pub fn routes(vips: &BTreeMap<IpAddr, Vip>, config: &AnnounceConfig) -> Routes {
+pub fn routes(vips: &BTreeMap<IpAddr, Vip>, config: &AnnounceConfig, pools: &[PoolUsage]) -> Routes {
+    let pools: BTreeMap<&str, &PoolRoutes> =
+        pools.iter().map(|usage| (usage.pool.as_str(), &usage.routes)).collect();
     let aggregates = config.bgp.as_ref().map_or(&[][..], |bgp| &bgp.aggregates);
     let mut routes = Routes::new();
     for (&address, vip) in vips.iter().filter(|(_, vip)| vip.withheld.is_none()) {
         let host = IpNet::from(address);
-        let pool = config.pools.get(&vip.pool);
+        let pool = pools.get(vip.pool.as_str());
         let of_config = aggregates.iter().find(|net| net.contains(&address)).copied();
         let of_pool = || {
             let length = pool
@@ -45,8 +49,6 @@ pub fn routes(vips: &BTreeMap<IpAddr, Vip>, config: &AnnounceConfig) -> Routes {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_model::config::PoolAnnounce;
-
     use super::*;
     use crate::decide::Withheld;
 
@@ -61,11 +63,17 @@ mod tests {
 
     #[test]
     fn an_aggregate_stands_while_one_of_its_vips_is_announced() {
-        let pool = PoolAnnounce { aggregation_v4: Some(28), ..PoolAnnounce::default() };
-        let config =
-            AnnounceConfig { pools: [("public".to_owned(), pool)].into(), ..AnnounceConfig::default() };
+        let pool = PoolUsage {
+            pool: "public".to_owned(),
+            routes: PoolRoutes { aggregation_v4: Some(28), ..PoolRoutes::default() },
+            ..PoolUsage::default()
+        };
+        let (config, pools) = (AnnounceConfig::default(), [pool]);
         let shown = |list: &[(&str, Option<Withheld>)]| -> Vec<(String, Option<u32>)> {
-            routes(&vips(list), &config).into_iter().map(|(net, with)| (net.to_string(), with.med)).collect()
+            routes(&vips(list), &config, &pools)
+                .into_iter()
+                .map(|(net, with)| (net.to_string(), with.med))
+                .collect()
         };
         let out = Some(Withheld::NoEndpoints);
         let one_out =

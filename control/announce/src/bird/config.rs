@@ -13,7 +13,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use tidegate_model::config::{BgpConfig, Community, PREPENDS_MAX, Peer, RouteAttributes};
+use tidegate_model::config::{BgpConfig, Peer};
+use tidegate_model::objects::{Community, PREPENDS_MAX, RouteAttributes};
 
 use crate::routes::Routes;
 

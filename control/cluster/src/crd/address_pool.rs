@@ -91,7 +91,48 @@ pub struct AddressPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2), inner(length(max = 3), regex(pattern = "^(l2|bgp)$")), extend("x-kubernetes-list-type" = "set"))]
     pub announce: Option<Vec<String>>,
+    /// BGP attributes of the routes to the addresses, and aggregation. Annotations of Services override the attributes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bgp: Option<PoolRoutes>,
 }
+
+/// What the routes to the addresses of a pool carry.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolRoutes {
+    /// Communities such as 64512:100, large ones such as 64512:1:2, no-export, no-advertise, no-export-subconfed,
+    /// graceful-shutdown; in addition to those of peers and Services.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        inner(length(max = 32), regex(pattern = COMMUNITY)),
+        extend("x-kubernetes-list-type" = "set")
+    )]
+    pub communities: Vec<String>,
+    /// Local preference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4294967295_i64))]
+    pub local_pref: Option<i64>,
+    /// MED.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4294967295_i64))]
+    pub med: Option<i64>,
+    /// Number of times that the AS number of the gateway is prepended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 10))]
+    pub prepends: Option<i64>,
+    /// Length of the prefixes that are announced instead of the IPv4 addresses in them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 8, max = 32))]
+    pub aggregation_length: Option<i64>,
+    /// Length of the prefixes that are announced instead of the IPv6 addresses in them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 128))]
+    pub aggregation_length_v6: Option<i64>,
+}
+
+/// What a community may be: numbers are checked by the gateway.
+const COMMUNITY: &str = "^([0-9]{1,5}:[0-9]{1,5}|[0-9]{1,10}:[0-9]{1,10}:[0-9]{1,10}|no-export|no-advertise|no-export-subconfed|graceful-shutdown)$";
 
 fn yes() -> bool {
     true

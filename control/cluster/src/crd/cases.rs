@@ -82,6 +82,17 @@ fn of_a_pool_with_a_faulty_entry_the_sound_ones_are_offered() {
 }
 
 #[test]
+fn a_pool_whose_bgp_cannot_be_read_is_not_announced_by_bgp() {
+    let of_bgp = |case: &Case| case.found.iter().any(|found| found.starts_with("spec.bgp"));
+    let cases: Vec<Case> = of_kind("AddressPool").into_iter().filter(of_bgp).collect();
+    assert!(cases.len() >= 3, "{}", cases.len());
+    for case in &cases {
+        let ways = judge(case).0.pool.announce;
+        assert!(ways.l2 && !ways.bgp, "{}", case.name);
+    }
+}
+
+#[test]
 fn what_an_api_server_takes_of_a_gateway_its_peers_can_read() {
     for case in of_kind("GatewayStatus").iter().filter(|case| !case.is_refused) {
         let json = serde_json::to_value(&case.object).expect("a node is JSON");

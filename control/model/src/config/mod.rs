@@ -35,10 +35,7 @@ mod tunnels;
 mod tests;
 
 pub use admin::AdminConfig;
-pub use announce::{
-    AnnounceConfig, BgpConfig, COMMUNITY_ACCEPTED, Community, KernelRoutes, LOCAL_PREF_ACCEPTED,
-    MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX, Peer, PoolAnnounce, RouteAttributes, Secret, communities,
-};
+pub use announce::{AnnounceConfig, BgpConfig, KernelRoutes, Peer, Secret};
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
@@ -250,7 +247,7 @@ fn decode(
     dataplane.network.source_rate = protection.new_connections;
     dataplane.network.policy.syn_cookies = protection.syn_cookies;
     dataplane.network.policy.selection_key = selection_key::decode(&fields, files);
-    let (pools, pools_announced) = pools::decode(&fields);
+    let pools = pools::decode(&fields);
     let config = GatewayConfig {
         name,
         labels,
@@ -262,7 +259,7 @@ fn decode(
         protection,
         pools,
         health: health::decode(&fields),
-        announce: AnnounceConfig { pools: pools_announced, ..announce::decode(&fields, files) },
+        announce: announce::decode(&fields, files),
         drain: drain::decode(&fields),
         admin: admin::decode(&fields),
         self_check: self_check::decode(&fields),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::announce::{self, PoolAnnounce};
+use super::announce;
 use super::dataplane::once;
 use crate::objects::{AddressRange, AnnounceWays, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
@@ -16,14 +16,11 @@ use crate::yaml::{Field, Fields, Unknown, text};
 /// one sharing key; default false), `forceRelease` (take addresses back that the pool would not assign now; default
 /// false: a Service keeps its addresses), `labels` (which annotations use to choose among pools: `scope: internal`;
 /// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all), `announce`
-/// (how: `l2`, `bgp`; default both).
-///
-/// `bgp` ([`PoolAnnounce`]) is returned separately, by pool: what is assigned does not depend on it.
-pub(super) fn decode(parent: &Fields<'_>) -> (Vec<Pool>, BTreeMap<String, PoolAnnounce>) {
+/// (how: `l2`, `bgp`; default both), `bgp` (what their routes carry, and aggregation; default nothing).
+pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
     let mut decoded = Vec::new();
-    let mut announced = BTreeMap::new();
     for item in parent.items("pools") {
         let Some(fields) = item.fields() else { continue };
         let name = fields.required("name", NAME).and_then(|f| {
@@ -32,13 +29,10 @@ pub(super) fn decode(parent: &Fields<'_>) -> (Vec<Pool>, BTreeMap<String, PoolAn
         });
         let mut pool = pool(&fields, name.unwrap_or_default(), &mut seen);
         pool.labels = fields.get("labels").map(|f| f.labels()).unwrap_or_default();
-        if let Some(announce) = announce::of_pool(&fields) {
-            announced.insert(pool.name.clone(), announce);
-        }
         fields.finish(Unknown::Refused);
         decoded.push(pool);
     }
-    (decoded, announced)
+    decoded
 }
 
 /// Reads the keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read
@@ -48,6 +42,12 @@ pub(super) fn decode(parent: &Fields<'_>) -> (Vec<Pool>, BTreeMap<String, PoolAn
 /// more than intended.
 pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
     let flag = |key, absent, broken| fields.get(key).map_or(absent, |f| f.boolean().unwrap_or(broken));
+    let ways = announce_ways(fields.get("announce"));
+    let sheet = fields.itself().sheet;
+    let before = sheet.errors();
+    let routes = announce::of_pool(fields);
+    // A community that is left out may be the one that keeps a route within a network.
+    let is_readable = sheet.errors() == before;
     Pool {
         name,
         ranges: addresses(fields, seen),
@@ -62,7 +62,8 @@ pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, Str
         shared_across_namespaces: flag("shareAcrossNamespaces", false, false),
         force_release: flag("forceRelease", false, false),
         gateway_selector: selector(fields.get("gatewaySelector")),
-        announce: announce(fields.get("announce")),
+        announce: AnnounceWays { bgp: ways.bgp && is_readable, ..ways },
+        routes,
         labels: Labels::new(),
     }
 }
@@ -161,7 +162,7 @@ pub(super) fn valid_labels(field: &Field<'_>) -> Labels {
 }
 
 /// `[l2, bgp]`; if absent, both. A list with a fault announces nothing.
-fn announce(field: Option<Field<'_>>) -> AnnounceWays {
+fn announce_ways(field: Option<Field<'_>>) -> AnnounceWays {
     let Some(field) = field else { return AnnounceWays::default() };
     let before = field.sheet.errors();
     let ways: Vec<_> =

@@ -15,6 +15,7 @@ mod origin;
 mod pod;
 mod pool;
 mod resolve;
+mod route;
 mod selector;
 mod service;
 mod stored;
@@ -35,6 +36,10 @@ pub use pool::{AddressPool, AddressPoolStatus, AnnounceWays, Pool};
 pub use resolve::{
     ENDPOINTS_MAX, EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex,
     places_of_endpoints, refused_endpoint,
+};
+pub use route::{
+    COMMUNITY_ACCEPTED, Community, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX,
+    PoolRoutes, RouteAttributes, communities,
 };
 pub use selector::{Expression, Operator, Selector};
 pub use service::{

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use super::{AddressRange, Condition, IpFamily, Labels, Metadata, Selector};
+use super::{AddressRange, Condition, IpFamily, Labels, Metadata, PoolRoutes, Selector};
 use crate::diagnostic::Diagnostic;
 
 /// A pool of addresses, validated.
@@ -34,6 +34,8 @@ pub struct Pool {
     pub gateway_selector: Selector,
     /// How its addresses are announced.
     pub announce: AnnounceWays,
+    /// `bgp`: what the routes to its addresses carry, and aggregation.
+    pub routes: PoolRoutes,
     /// Its labels. Annotations that request an internal address select pools with `scope: internal`.
     pub labels: Labels,
 }
@@ -55,6 +57,7 @@ impl Pool {
             force_release: false,
             gateway_selector: Selector::default(),
             announce: AnnounceWays::default(),
+            routes: PoolRoutes::default(),
             labels: Labels::new(),
         }
     }

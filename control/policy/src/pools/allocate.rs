@@ -150,6 +150,7 @@ impl Allocation {
             disabled: pool.disabled,
             gateway_selector: pool.gateway_selector.clone(),
             announce: pool.announce,
+            routes: pool.routes.clone(),
             ..PoolUsage::default()
         };
         let usage = pools.iter().zip(&spans).map(usage).collect();

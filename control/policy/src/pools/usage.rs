@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, Selector};
+use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, PoolRoutes, Selector};
 
 use super::Held;
 
@@ -29,6 +29,8 @@ pub struct PoolUsage {
     pub gateway_selector: Selector,
     /// How they announce them.
     pub announce: AnnounceWays,
+    /// What the routes to them carry, and aggregation.
+    pub routes: PoolRoutes,
     /// Addresses that are no longer in the pool but that Services still hold.
     pub outside: u128,
     /// Services that hold an address from it.

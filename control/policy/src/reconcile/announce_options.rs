@@ -3,7 +3,7 @@
 //! They have an effect with `announce.bgp`. Without it they are read all the same, so that a Service is valid at every
 //! gateway or at none.
 
-use tidegate_model::config::{
+use tidegate_model::objects::{
     COMMUNITY_ACCEPTED, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX, RouteAttributes,
     communities,
 };

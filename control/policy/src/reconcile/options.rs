@@ -19,7 +19,7 @@ use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
-use tidegate_model::objects::{Labels, Protocol, Selector, Service};
+use tidegate_model::objects::{Labels, Protocol, RouteAttributes, Selector, Service};
 use tidegate_model::yaml::text;
 
 use super::address_request::AddressRequest;
@@ -89,7 +89,7 @@ pub(super) struct Options {
     health: HealthOptions,
     pub(super) checks: Checks,
     /// What the routes to its addresses carry.
-    pub(super) bgp: config::RouteAttributes,
+    pub(super) bgp: RouteAttributes,
     /// Which addresses the Service asks for.
     pub(super) addresses: AddressRequest,
     /// Why no port is programmed, if none is.
@@ -265,7 +265,7 @@ fn defaults(settings: &Settings) -> Options {
         vpce_id: VpceId::default(),
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
-        bgp: config::RouteAttributes::default(),
+        bgp: RouteAttributes::default(),
         addresses: AddressRequest::default(),
         refused: Vec::new(),
     }

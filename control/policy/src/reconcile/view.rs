@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
-use tidegate_model::config::RouteAttributes;
+use tidegate_model::objects::RouteAttributes;
 use tidegate_model::objects::ServiceType;
 
 /// A Service that requests an address from the gateway.

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::attributes::{self, RouteAttributes};
+use super::attributes;
 use crate::bounded_file;
 use crate::config::dataplane::once;
 use crate::config::files::Files;
 use crate::config::section::section;
+use crate::objects::RouteAttributes;
 use crate::yaml::{Field, Fields, Unknown};
 
 /// The largest number of peers.

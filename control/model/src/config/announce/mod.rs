@@ -1,18 +1,12 @@
 //! `announce`: how the network learns that this gateway has the VIPs.
 //!
-//! [`bgp`] has the peers, [`attributes`] what a route can carry. The keys `bgp` of pools are read here too, because they
-//! have the same form.
+//! [`bgp`] has the peers, [`attributes`] reads what a route can carry, for pools too.
 
 mod attributes;
 mod bgp;
 mod check;
 
-use std::collections::BTreeMap;
-
-pub use attributes::{
-    COMMUNITY_ACCEPTED, Community, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX,
-    RouteAttributes, communities,
-};
+pub(super) use attributes::of_pool;
 pub use bgp::{BgpConfig, Peer, Secret};
 pub(super) use check::check;
 
@@ -30,8 +24,6 @@ pub struct AnnounceConfig {
     pub kernel_routes: Option<KernelRoutes>,
     /// `bgp`: a BIRD of the gateway's own announces the VIPs. Default none.
     pub bgp: Option<BgpConfig>,
-    /// `pools[].bgp`, by the name of the pool. Only pools that have it.
-    pub pools: BTreeMap<String, PoolAnnounce>,
 }
 
 impl AnnounceConfig {
@@ -53,17 +45,6 @@ pub struct KernelRoutes {
     pub protocol: u8,
 }
 
-/// `pools[].bgp`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PoolAnnounce {
-    /// What the routes of the pool's VIPs carry.
-    pub attributes: RouteAttributes,
-    /// `aggregationLength`: IPv4 VIPs are announced as the prefixes of this length that contain them.
-    pub aggregation_v4: Option<u8>,
-    /// `aggregationLengthV6`: the same for IPv6.
-    pub aggregation_v6: Option<u8>,
-}
-
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AnnounceConfig {
     let mut config = AnnounceConfig::default();
     section(parent, "announce", |announce| {
@@ -82,17 +63,4 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AnnounceConfig {
         Some(())
     });
     config
-}
-
-/// Reads the key `bgp` of a pool.
-pub(super) fn of_pool(pool: &Fields<'_>) -> Option<PoolAnnounce> {
-    section(pool, "bgp", |fields| {
-        let length =
-            |key, range| fields.get(key).and_then(|f| f.integer(range)).and_then(|n| u8::try_from(n).ok());
-        Some(PoolAnnounce {
-            attributes: attributes::decode(fields),
-            aggregation_v4: length("aggregationLength", 8..=32),
-            aggregation_v6: length("aggregationLengthV6", 16..=128),
-        })
-    })
 }

@@ -110,6 +110,21 @@ fn auto_assign_says_whether_services_that_name_no_pool_get_addresses() {
 }
 
 #[test]
+fn what_routes_carry_is_said_by_the_pool_and_a_change_of_it_alone_arrives() {
+    let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
+    assert!(pooled.step().pools[0].routes.attributes.is_empty());
+    let keys = "addresses: [203.0.113.0/28], bgp: {communities: ['64512:1', no-export], med: 5, aggregationLength: 28}";
+    pooled.pools_are(&[("public", "", keys)]);
+    let routes = pooled.step().pools[0].routes.clone();
+    let communities: Vec<String> = routes.attributes.communities.iter().map(ToString::to_string).collect();
+    assert_eq!(communities, ["64512:1", "65535:65281"]);
+    assert_eq!(
+        (routes.attributes.med, routes.aggregation_v4, routes.aggregation_v6),
+        (Some(5), Some(28), None)
+    );
+}
+
+#[test]
 fn the_gateway_selector_and_announce_say_who_announces_and_every_gateway_forwards() {
     use tidegate_core::ownership::Layer2;
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
