@@ -154,6 +154,12 @@ impl Addresses {
         Some(self.records[at].1)
     }
 
+    /// Whether the address means anything, so that it is no client's.
+    #[inline(always)]
+    pub(crate) fn has_meaning(&self, addr: &Addr) -> bool {
+        self.index.find(hash(addr), |at| self.records[at].0 == *addr).is_some()
+    }
+
     #[inline]
     pub(crate) fn find(&self, addr: &Addr) -> Option<AddressKind> {
         match self.meaning(addr)? {

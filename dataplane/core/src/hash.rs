@@ -29,7 +29,7 @@ const K: [u64; 10] = [
 ///
 /// Both addresses, then the ports beside the destination, go through two rounds, so that sequential ports and
 /// addresses spread evenly over tables of any size.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn selection_hash(src: &Addr, src_port: u16, dst: &Addr, dst_port: u16, proto: u8) -> u64 {
     let (s0, s1) = words(src);

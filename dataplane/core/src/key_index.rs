@@ -78,7 +78,7 @@ impl KeyIndex {
     }
 
     /// The first position with this hash for which `matches` is true. `matches` compares the whole key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, hash: u64, mut matches: impl FnMut(usize) -> bool) -> Option<usize> {
         let (tag, lines) = (tag(hash), &self.lines[..]);
         let mut at = self.start(hash);

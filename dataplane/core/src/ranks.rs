@@ -35,6 +35,9 @@ pub(crate) trait Number: Copy + Ord {
 
     /// The next number, if there is one.
     fn successor(self) -> Option<Self>;
+
+    /// The number before one that is not the first.
+    fn predecessor(self) -> Self;
 }
 
 impl Number for u32 {
@@ -43,6 +46,10 @@ impl Number for u32 {
     fn successor(self) -> Option<Self> {
         self.checked_add(1)
     }
+
+    fn predecessor(self) -> Self {
+        self - 1
+    }
 }
 
 impl Number for u128 {
@@ -50,6 +57,10 @@ impl Number for u128 {
 
     fn successor(self) -> Option<Self> {
         self.checked_add(1)
+    }
+
+    fn predecessor(self) -> Self {
+        self - 1
     }
 }
 
@@ -88,6 +99,13 @@ impl<T: Number, const N: usize> Ranks<T, N> {
             found = Some(last.min(level.len - 1));
         }
         found
+    }
+
+    /// The key at a position, if there are so many.
+    #[inline]
+    pub(crate) fn key(&self, at: usize) -> Option<T> {
+        let level = self.levels.last().filter(|level| at < level.len)?;
+        Some(level.nodes[at / N].0[at % N])
     }
 
     /// All keys, ascending.

@@ -81,6 +81,18 @@ impl Routes {
             self.v6.find(u128::from_be_bytes(*dst.bytes()))
         }
     }
+
+    /// The next hop of an IPv4 destination, and the first and last of the addresses around it that have the same one.
+    #[inline]
+    pub(crate) fn find_v4(&self, dst: u32) -> Option<(NextHop, (u32, u32))> {
+        self.v4.find_interval(dst)
+    }
+
+    /// The same for IPv6.
+    #[cfg(test)]
+    pub(crate) fn find_v6(&self, dst: u128) -> Option<(NextHop, (u128, u128))> {
+        self.v6.find_interval(dst)
+    }
 }
 
 /// A prefix as numbers, both ends included.
@@ -141,6 +153,15 @@ impl<T: Number, const N: usize> Intervals<T, N> {
     #[inline]
     fn find(&self, addr: T) -> Option<NextHop> {
         self.hops[self.firsts.last_up_to(addr)?]
+    }
+
+    /// The next hop, and both ends of the interval.
+    #[inline]
+    fn find_interval(&self, addr: T) -> Option<(NextHop, (T, T))> {
+        let at = self.firsts.last_up_to(addr)?;
+        let first = self.firsts.key(at)?;
+        let last = self.firsts.key(at + 1).map_or(T::MAX, T::predecessor);
+        Some((self.hops[at]?, (first, last)))
     }
 }
 
@@ -228,6 +249,29 @@ mod tests {
                 let longest = nets.iter().filter(|net| net.contains(&dst)).map(IpNet::prefix_len).max();
                 let expected = nets.iter().position(|net| net.contains(&dst) && Some(net.prefix_len()) == longest);
                 prop_assert_eq!(routes.find(&dst.into()).map(|hop| usize::from(hop.interface)), expected);
+                // Both ends of its interval agree with a search for each.
+                match dst {
+                    IpAddr::V4(dst) => {
+                        let found = routes.find_v4(dst.into());
+                        prop_assert_eq!(found.map(|(hop, _)| hop), routes.find(&IpAddr::from(dst).into()));
+                        if let Some((hop, (first, last))) = found {
+                            prop_assert!((first..=last).contains(&dst.into()));
+                            for end in [first, last] {
+                                prop_assert_eq!(routes.find(&IpAddr::from(Ipv4Addr::from(end)).into()), Some(hop));
+                            }
+                        }
+                    }
+                    IpAddr::V6(dst) => {
+                        let found = routes.find_v6(dst.into());
+                        prop_assert_eq!(found.map(|(hop, _)| hop), routes.find(&IpAddr::from(dst).into()));
+                        if let Some((hop, (first, last))) = found {
+                            prop_assert!((first..=last).contains(&dst.into()));
+                            for end in [first, last] {
+                                prop_assert_eq!(routes.find(&IpAddr::from(Ipv6Addr::from(end)).into()), Some(hop));
+                            }
+                        }
+                    }
+                }
             }
         }
     }

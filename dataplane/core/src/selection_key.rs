@@ -120,7 +120,7 @@ fn round(v: &mut [u64; 4]) {
 }
 
 /// The hash by which a flow chooses its backend: of the 5-tuple, ports in host order.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn flow_choice(
     key: Option<&SelectionKey>,

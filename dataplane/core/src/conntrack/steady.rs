@@ -41,6 +41,17 @@ pub(crate) struct SteadyHit {
 }
 
 impl DsrTable {
+    /// Whether the service of a key has any entry.
+    #[inline(always)]
+    pub(crate) fn has_steady_flows_of(&self, key: &SteadyKey) -> bool {
+        self.v4.has_flows_of(key.0.owner)
+    }
+
+    /// Whether a key has an entry, in any state.
+    pub(crate) fn has_steady_entry(&self, key: &SteadyKey, hash: u64) -> bool {
+        self.v4.find(&key.0, FlowHash(hash)).is_some()
+    }
+
     /// Prefetches the first bucket of a key.
     #[inline(always)]
     pub(crate) fn prefetch_steady(&self, hash: u64) {
@@ -55,6 +66,7 @@ impl DsrTable {
         let entry = self.v4.steady(bucket, &key.0, tcp, now)?;
         Some(BackendId::from_raw(dsr::V4::value_in(entry)))
     }
+
     /// Prefetches the second bucket of a key.
     #[inline(always)]
     pub(crate) fn prefetch_steady_second(&self, hash: u64) {

@@ -3,7 +3,8 @@
 //!
 //! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
 //! untagged interface, a service that does nothing but forward, an entry of an established flow in use, a backend that takes
-//! packets, a next hop that is known, and room on its path. Such a packet changes nothing but the time of its flow.
+//! packets, a next hop that is known, and room on its path. Such a packet changes nothing but the time of its flow. With
+//! `flowTracking: on-change`, a flow without an entry whose backend is settled takes it too, and then nothing changes at all.
 //!
 //! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
 //! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
@@ -21,9 +22,11 @@ use super::state::Pipeline;
 use super::view::View;
 use crate::conntrack::{FlowTables, SteadyHit, SteadyKey};
 use crate::frame::Frame;
+use crate::ids::ServiceId;
 use crate::limits::BURST;
 use crate::now::Now;
-use crate::service::Entries;
+use crate::selector::Selector;
+use crate::service::{Entries, Service};
 use crate::snapshot::{Interface, Snapshot};
 use crate::wire::proto;
 use crate::wire::usual::{self, Usual, station_bits};
@@ -67,8 +70,11 @@ impl Pipeline {
         let Self { items: Items(items), flows, .. } = self;
         let count = check(interface, frames, items);
         let items = &mut items[..count];
-        seek(view.snapshot, flows, items);
+        let any_on_change = seek(view.snapshot, flows, items);
         find(view.snapshot, flows, now, items);
+        if any_on_change {
+            choose(view.snapshot, items);
+        }
         send::send(&view, frames, items, out)
     }
 }
@@ -101,12 +107,13 @@ fn check<F: Frame>(interface: &Interface, frames: &[F], items: &mut [Item; BURST
     count.min(BURST)
 }
 
-/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow.
+/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns whether any service tracks on
+/// change.
 #[inline(never)]
-fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) {
+fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) -> bool {
     // Flows whose bytes are counted have more to do for each packet.
     let translates = !flows.nat.has_streams();
-    let mut any_from_backends = false;
+    let (mut any_from_backends, mut any_on_change) = (false, false);
     for item in items.iter_mut() {
         let packet = &item.packet;
         let Some(service) = snapshot.service(item.hash, &addr(packet.dst), packet.proto, packet.dst_port())
@@ -129,12 +136,63 @@ fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) {
                 flows.nat.prefetch_steady(item.hash);
                 item.way = Way::ToBackend;
             }
+            Entries::InFlux if !service.limited.of_bandwidth() => {
+                any_on_change = true;
+                seek_on_change(snapshot, flows, service, item);
+            }
             _ => continue,
         }
         item.id = service.id.raw();
     }
     if any_from_backends {
         seek_replies(snapshot, flows, translates, items);
+    }
+    any_on_change
+}
+
+/// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one.
+#[inline(never)]
+fn seek_on_change(snapshot: &Snapshot, flows: &FlowTables, service: &Service, item: &mut Item) {
+    let key = SteadyKey::flow(service.id, item.packet.src, item.packet.src_port());
+    if flows.dsr.has_steady_flows_of(&key) {
+        item.hash = flows.steady_hash(&key);
+        flows.dsr.prefetch_steady(item.hash);
+        item.way = Way::Dsr;
+    } else {
+        prepare_choice(snapshot, service, item);
+    }
+}
+
+/// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
+/// client's. The packet begins no connection.
+#[inline(always)]
+fn prepare_choice(snapshot: &Snapshot, service: &Service, item: &mut Item) {
+    let packet = &item.packet;
+    // With any other selector, something is in flux or warms up.
+    let Selector::Rendezvous(seats) = service.selector() else { return };
+    let (src, dst) = (addr(packet.src), addr(packet.dst));
+    if snapshot.admits(service, &src) && snapshot.is_client_of_any(packet.src) {
+        let (from, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
+        item.hash = snapshot.choice_hash(service, from, to, packet.proto);
+        seats.prefetch();
+        item.way = Way::Settled;
+    }
+}
+
+/// Pass 3 for packets without an entry: stores the backend that the hash selects.
+#[inline(never)]
+fn choose(snapshot: &Snapshot, items: &mut [Item]) {
+    for item in items.iter_mut().filter(|item| item.way == Way::Settled) {
+        let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
+        let backend = match service.map(Service::selector) {
+            Some(Selector::Rendezvous(seats)) => seats.owner(item.hash),
+            _ => None,
+        };
+        item.way = Way::Stages;
+        if let Some(backend) = backend {
+            snapshot.prefetch_backend(backend);
+            (item.id, item.service, item.way) = (backend.raw(), Item::WITHOUT_ENTRY, Way::Dsr);
+        }
     }
 }
 
@@ -163,7 +221,7 @@ fn find(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item
     for (n, item) in items.iter_mut().enumerate() {
         let is_tcp = item.packet.proto == proto::TCP;
         let found = match item.way {
-            Way::Stages => continue,
+            Way::Stages | Way::Settled => continue,
             Way::Dsr => match flows.dsr.steady(&item.key(), item.hash, is_tcp, now) {
                 Some(backend) => {
                     snapshot.prefetch_backend(backend);
@@ -210,7 +268,7 @@ fn find_elsewhere(
                     snapshot.prefetch_backend(backend);
                     item.id = backend.raw();
                 }
-                None => item.way = Way::Stages,
+                None => prepare_without_entry(snapshot, flows, item),
             }
         } else {
             match flows.nat.steady_second(&item.key(), item.hash, is_tcp, now) {
@@ -218,6 +276,17 @@ fn find_elsewhere(
                 None => item.way = Way::Stages,
             }
         }
+    }
+}
+
+/// Prepares the choice for a packet whose flow was not found, if its service has entries for flows in flux only, and none for
+/// this one.
+fn prepare_without_entry(snapshot: &Snapshot, flows: &FlowTables, item: &mut Item) {
+    let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
+    let has_entry = flows.dsr.has_steady_entry(&item.key(), item.hash);
+    item.way = Way::Stages;
+    if let Some(service) = service.filter(|service| service.on_change() && !has_entry) {
+        prepare_choice(snapshot, service, item);
     }
 }
 

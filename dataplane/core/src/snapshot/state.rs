@@ -251,6 +251,18 @@ impl Snapshot {
         self.network.addresses.source_fault(src).or_else(tunnel)
     }
 
+    /// Whether an IPv4 address can be a client's of any service. False for link-local addresses too, which are clients of
+    /// some. The address is the number that its bytes are in little-endian order.
+    #[inline(always)]
+    pub(crate) fn is_client_of_any(&self, src: u32) -> bool {
+        let [a, b, ..] = src.to_le_bytes();
+        let is_one_host = !(matches!(a, 0 | 127 | 224..) || (a, b) == (169, 254));
+        let tunnel = self.network.tunnel_source_v4.as_ref();
+        is_one_host
+            && !self.network.addresses.has_meaning(&Addr::v4(src.to_le_bytes()))
+            && !tunnel.is_some_and(|tunnel| tunnel.contains_v4(src))
+    }
+
     /// Whether answers to a link-local client stay on its link. With DSR a backend sends them. Otherwise the gateway
     /// sends them, and must be connected to the client's network.
     #[must_use]

@@ -72,6 +72,13 @@ impl TunnelPrefix {
         offset.is_some_and(|offset| offset < u128::from(self.count))
     }
 
+    /// [`Self::contains`] for an IPv4 address in a prefix of IPv4. The address is the number that its bytes are in
+    /// little-endian order.
+    #[inline(always)]
+    pub(crate) fn contains_v4(&self, addr: u32) -> bool {
+        u32::from_be(addr).wrapping_sub(u32::from_be_bytes(self.first.v4_bytes())) < self.count
+    }
+
     /// The prefix as it was given.
     #[must_use]
     pub fn net(&self) -> IpNet {

@@ -11,12 +11,12 @@ use crate::wire::usual::Usual;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Item {
     pub(super) packet: Usual,
-    /// The hash for the look-up of the service or endpoint, then that of the flow, then the address and port (from bit 32)
-    /// of the flow's other side.
+    /// The hash for the look-up of the service or endpoint, then that of the flow or of the choice, then the address and port
+    /// (from bit 32) of the flow's other side.
     pub(super) hash: u64,
     /// The service or endpoint whose flow it is, then the backend.
     pub(super) id: u32,
-    /// The service, of a reply whose flow is known.
+    /// The service, of a reply whose flow is known; [`Self::WITHOUT_ENTRY`] for a packet whose flow has none.
     pub(super) service: u32,
     /// The position of the frame.
     pub(super) at: u8,
@@ -32,7 +32,9 @@ pub(super) enum Way {
     /// Nothing: the stages process it.
     #[default]
     Stages,
-    /// To the backend of a DSR flow.
+    /// To the backend that its hash selects, since its flow has no entry. When the backend is known, [`Self::Dsr`].
+    Settled,
+    /// To a backend without translation.
     Dsr,
     /// To the backend of a NAT flow.
     ToBackend,
@@ -45,6 +47,9 @@ pub(super) enum Way {
 pub(in crate::pipeline) struct Items(pub(super) [Item; BURST]);
 
 impl Item {
+    /// Marks a packet whose flow needs no entry.
+    pub(super) const WITHOUT_ENTRY: u32 = 1;
+
     /// The key of the packet's flow, before its backend is known.
     #[inline(always)]
     pub(super) fn key(&self) -> SteadyKey {

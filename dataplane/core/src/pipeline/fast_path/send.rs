@@ -12,7 +12,7 @@ use crate::ids::{BackendId, InterfaceIndex, ServiceId};
 use crate::limits::BURST;
 use crate::neighbors::NeighborSlot;
 use crate::path_mtu;
-use crate::pipeline::output::{BurstOutput, FlowNote};
+use crate::pipeline::output::{BurstOutput, FlowNote, Note};
 use crate::pipeline::view::View;
 use crate::snapshot::{BackendState, ForwardingMode, Interface};
 use crate::verdict::{TransmitReason, Verdict};
@@ -34,6 +34,14 @@ impl Hop<'_> {
     }
 }
 
+/// The next hop of the last reply of the burst, and the clients that have the same one: replies to them need no search for a
+/// route. It lives no longer than the burst, so it has no older route or link address than the burst.
+struct LastHop<'s> {
+    /// The first and last of these clients, as numbers in host order. At first there are none.
+    clients: (u32, u32),
+    hop: Option<Hop<'s>>,
+}
+
 /// Pass 4: rewrites the packets and sets their verdicts. Returns the frames that are sent.
 #[inline(never)]
 pub(super) fn send<F: Frame>(
@@ -42,27 +50,62 @@ pub(super) fn send<F: Frame>(
     items: &[Item],
     out: &mut BurstOutput,
 ) -> u32 {
-    let mut sent = 0_u32;
+    let (mut sent, mut any_to_clients) = (0_u32, false);
     for item in items {
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
         let done = match item.way {
-            Way::Stages => continue,
+            Way::Stages | Way::Settled => continue,
             Way::Dsr => to_backend(view, frame, item),
             Way::ToBackend => translate_to_backend(view, frame, item),
-            Way::ToClient => translate_to_client(view, frame, item),
+            Way::ToClient => {
+                any_to_clients = true;
+                continue;
+            }
         };
-        let Some((interface, service)) = done else { continue };
-        let why = if item.way == Way::ToClient { TransmitReason::Reply } else { TransmitReason::Forward };
-        view.tallies.forwarded(service, usize::from(item.packet.ip_len));
-        out.verdicts[usize::from(item.at)] = Verdict::Transmit { interface, why };
-        if out.takes_notes() {
-            let note = &mut out.notes[usize::from(item.at)];
-            (note.service, note.backend, note.flow) =
-                (Some(service), Some(BackendId::from_raw(item.id)), FlowNote::Known);
+        let Some(to) = done else { continue };
+        sent |= note_sent(view, item, to, TransmitReason::Forward, out);
+    }
+    if any_to_clients { sent | send_to_clients(view, frames, items, out) } else { sent }
+}
+
+/// Pass 4 for replies.
+#[inline(never)]
+fn send_to_clients<F: Frame>(
+    view: &View<'_>,
+    frames: &mut [F],
+    items: &[Item],
+    out: &mut BurstOutput,
+) -> u32 {
+    let mut sent = 0_u32;
+    let mut last = LastHop { clients: (1, 0), hop: None };
+    for item in items.iter().filter(|item| item.way == Way::ToClient) {
+        if let Some(frame) = frames.get_mut(usize::from(item.at))
+            && let Some(to) = translate_to_client(view, frame, item, &mut last)
+        {
+            sent |= note_sent(view, item, to, TransmitReason::Reply, out);
         }
-        sent |= 1 << (usize::from(item.at) % BURST);
     }
     sent
+}
+
+/// Counts a packet that was rewritten, and sets its verdict. Returns its frame.
+#[inline(always)]
+fn note_sent(
+    view: &View<'_>,
+    item: &Item,
+    (interface, service): (InterfaceIndex, ServiceId),
+    why: TransmitReason,
+    out: &mut BurstOutput,
+) -> u32 {
+    let at = usize::from(item.at);
+    view.tallies.forwarded(service, usize::from(item.packet.ip_len));
+    out.verdicts[at] = Verdict::Transmit { interface, why };
+    if out.takes_notes() {
+        let without_entry = item.way == Way::Dsr && item.service == Item::WITHOUT_ENTRY;
+        let flow = if without_entry { FlowNote::None } else { FlowNote::Known };
+        out.notes[at] = Note { service: Some(service), backend: Some(BackendId::from_raw(item.id)), flow };
+    }
+    1 << (at % BURST)
 }
 
 /// The backend, if it takes packets.
@@ -149,14 +192,19 @@ fn translate_to_backend<F: Frame>(
 
 /// Replies of `nat` and `fullnat`.
 #[inline(always)]
-fn translate_to_client<F: Frame>(
-    view: &View<'_>,
+fn translate_to_client<'s, F: Frame>(
+    view: &View<'s>,
     frame: &mut F,
     item: &Item,
+    last: &mut LastHop<'s>,
 ) -> Option<(InterfaceIndex, ServiceId)> {
     let service = view.snapshot.service_by_id(ServiceId::from_raw(item.service))?;
     let client = other_side(item);
-    let hop = hop_to(view, &addr(client.0))?;
+    let number = u32::from_be(client.0);
+    if number < last.clients.0 || number > last.clients.1 {
+        *last = hop_to(view, number)?;
+    }
+    let hop = last.hop.as_ref()?;
     if item.packet.ip_len > hop.interface.mtu || !service.is_plain {
         return None;
     }
@@ -178,20 +226,20 @@ fn hop_by_slot<'s>(view: &View<'s>, index: InterfaceIndex, slot: NeighborSlot) -
     Some(Hop { index, interface, destination })
 }
 
-/// The next hop to a client.
-#[inline(always)]
-fn hop_to<'s>(view: &View<'s>, client: &Addr) -> Option<Hop<'s>> {
-    let route = view.snapshot.route(client)?;
-    match route.neighbor {
-        Some(slot) => hop_by_slot(view, route.interface, slot),
-        None => {
-            let addr = route.via.unwrap_or(*client);
-            let interface =
-                view.snapshot.interface(route.interface).filter(|interface| interface.vlan.is_none())?;
-            let destination = view.neighbors.resolve(route.interface, &addr)?;
-            Some(Hop { index: route.interface, interface, destination })
-        }
+/// The next hop to a client, whose address is given as a number in host order.
+#[inline(never)]
+fn hop_to<'s>(view: &View<'s>, client: u32) -> Option<LastHop<'s>> {
+    let (route, clients) = view.snapshot.routes().find_v4(client)?;
+    if let Some(slot) = route.neighbor {
+        return Some(LastHop { clients, hop: hop_by_slot(view, route.interface, slot) });
     }
+    // Each client on the link is its own next hop, and the resolver wants to know which ones are in use.
+    let destination = view.neighbors.resolve(route.interface, &addr(client.to_be()))?;
+    let interface = view.snapshot.interface(route.interface).filter(|interface| interface.vlan.is_none())?;
+    Some(LastHop {
+        clients: (client, client),
+        hop: Some(Hop { index: route.interface, interface, destination }),
+    })
 }
 
 /// An IPv4 address in the form of [`Usual`].
