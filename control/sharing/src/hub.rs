@@ -12,21 +12,25 @@
 //! than this gateway's present challenge.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::flow_record::FlowNews;
 use tidegate_core::pipeline::Walks;
+use tidegate_core::rendezvous::MovedSeat;
+use tidegate_core::snapshot::ServiceKey;
 
 use crate::crypt::{Entropy, Random, SharedKey, Side};
 use crate::handshake::{HELLO, Hello, MAGIC};
 use crate::limits::{
     FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX,
-    REFRESH_EVERY, SILENCE_MAX,
+    REFRESH_EVERY, SEATS_MAX, SILENCE_MAX,
 };
+use crate::record::{Message, SEATS_SINCE};
 use crate::session::{DATA, Session, Unread};
 
 /// The versions of the protocol that this program speaks, the oldest and the newest.
-pub const VERSIONS: (u8, u8) = (1, 1);
+pub const VERSIONS: (u8, u8) = (1, SEATS_SINCE);
 /// A session that is younger than this gets the flows that this gateway has only from others.
 const YOUNG: Duration = Duration::from_secs(60);
 
@@ -41,6 +45,15 @@ pub struct HubConfig {
     pub rate_max: u32,
     /// The versions to speak: [`VERSIONS`], except in tests.
     pub versions: (u8, u8),
+}
+
+/// The backends whose weights changed lately, of all Services that track flows on change.
+#[derive(Debug, Clone, Default)]
+pub struct Seats {
+    /// The changes, by service port.
+    pub moved: Arc<[(ServiceKey, MovedSeat)]>,
+    /// When the rests of their windows were these.
+    pub as_of: Duration,
 }
 
 /// Why a datagram was not used.
@@ -100,7 +113,7 @@ pub struct HubCounts {
     pub sent_again: u64,
     /// Datagrams that were used.
     pub received: u64,
-    /// Messages about flows that were passed to the workers.
+    /// Messages of peers that were passed on.
     pub passed_on: u64,
     /// Messages that were lost because too many waited for a peer.
     pub lost: u64,
@@ -179,6 +192,7 @@ pub struct Hub {
     epoch: Random,
     entropy: Box<dyn Entropy>,
     peers: Vec<Peer>,
+    seats: Seats,
     walks: Walks,
     refreshed: Duration,
     batches: Allowance,
@@ -203,6 +217,7 @@ impl Hub {
             config,
             entropy,
             peers: Vec::new(),
+            seats: Seats::default(),
             walks: Walks::default(),
             refreshed: Duration::ZERO,
             batches: Allowance::default(),
@@ -231,6 +246,12 @@ impl Hub {
                 });
             }
         }
+    }
+
+    /// Sets what a peer is told of changes of weights when a session with it begins: it may have just started, and not have
+    /// seen them.
+    pub fn set_seats(&mut self, seats: Seats) {
+        self.seats = seats;
     }
 
     /// Handles a datagram. Times are since any moment that stays the same.
@@ -327,7 +348,11 @@ impl Hub {
         if answers && speaks_it {
             // The challenge has served: a copy of this message finds another one.
             own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
-            peer.session = Some(Session::new(&config.key, own, theirs, version, now));
+            let mut session = Session::new(&config.key, own, theirs, version, now);
+            if version >= SEATS_SINCE {
+                self.seats.of(now).for_each(|message| session.tell(&message));
+            }
+            peer.session = Some(session);
             (peer.heard, peer.last_rejection) = (Some(now), None);
             self.counts.sessions += 1;
             self.walks.complete += 1;
@@ -353,7 +378,7 @@ impl Hub {
         let is_relayed = matches!(news, FlowNews::Is(record) if record.is_relayed);
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             if !is_relayed || now.saturating_sub(session.began) < YOUNG {
-                session.tell(news);
+                session.tell(&Message::Flow(*news));
             }
         }
     }
@@ -442,7 +467,7 @@ impl Hub {
     }
 
     /// Passes the messages of peers on, in the order of each peer, while `accept` takes them.
-    pub fn pass_on(&mut self, mut accept: impl FnMut(&FlowNews) -> bool) {
+    pub fn pass_on(&mut self, mut accept: impl FnMut(&Message) -> bool) {
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
             self.counts.passed_on += session.receiver.pass_on(&mut accept);
         }
@@ -460,6 +485,15 @@ impl Hub {
         let mut all: Vec<PeerStatus> = self.peers.iter().map(|peer| peer.status(&self.config, now)).collect();
         all.sort_by_key(|peer| peer.address);
         all
+    }
+}
+
+impl Seats {
+    /// The messages for a peer, with the rests of the windows at this time.
+    fn of(&self, now: Duration) -> impl Iterator<Item = Message> + '_ {
+        let passed = now.saturating_sub(self.as_of);
+        let moved = self.moved.iter().filter(move |(_, seat)| seat.left > passed).take(SEATS_MAX);
+        moved.map(move |(key, seat)| Message::Seat(*key, MovedSeat { left: seat.left - passed, ..*seat }))
     }
 }
 

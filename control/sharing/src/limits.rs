@@ -11,6 +11,8 @@ pub const PEERS_MAX: usize = 64;
 /// Messages about flows that wait for one peer. When it is full, the oldest is lost, counted, and a walk of the tables
 /// repairs it.
 pub const QUEUE_MAX: usize = 65_536;
+/// Changes of weights that a peer is told when a session with it begins. Of more, it does not learn the others.
+pub const SEATS_MAX: usize = 16_384;
 /// Batches that are under way to one peer, and that the peer keeps when one before them is missing.
 pub const WINDOW: usize = 256;
 /// A handshake message is repeated after this time.

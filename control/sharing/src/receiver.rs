@@ -8,10 +8,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use tidegate_core::flow_record::FlowNews;
-
 use crate::limits::WINDOW;
-use crate::record;
+use crate::record::{self, Message};
 
 /// Datagrams that may be overtaken by others and still count as new.
 const REORDERED: u64 = 1_024;
@@ -25,7 +23,7 @@ pub(crate) struct Receiver {
     seen: [u64; REORDERED as usize / 64],
     /// The batch that is passed on next.
     next: u64,
-    batches: BTreeMap<u64, VecDeque<FlowNews>>,
+    batches: BTreeMap<u64, VecDeque<Message>>,
     /// A batch has arrived since the last acknowledgement, or the peer may not know what has.
     pub(crate) must_acknowledge: bool,
 }
@@ -71,19 +69,19 @@ impl Receiver {
         }
         let mut batch = VecDeque::new();
         while !bytes.is_empty() {
-            let Some(news) = record::read(&mut bytes) else { return false };
-            batch.push_back(news);
+            let Some(message) = record::read(&mut bytes) else { return false };
+            batch.push_back(message);
         }
         self.batches.insert(number, batch);
         true
     }
 
     /// Passes the messages on, in order, while `accept` takes them. Returns how many it took.
-    pub(crate) fn pass_on(&mut self, accept: &mut impl FnMut(&FlowNews) -> bool) -> u64 {
+    pub(crate) fn pass_on(&mut self, accept: &mut impl FnMut(&Message) -> bool) -> u64 {
         let mut passed = 0;
         while let Some(batch) = self.batches.get_mut(&self.next) {
-            while let Some(news) = batch.front() {
-                if !accept(news) {
+            while let Some(message) = batch.front() {
+                if !accept(message) {
                     return passed;
                 }
                 batch.pop_front();

@@ -1,18 +1,34 @@
-//! A message about one flow in bytes.
+//! A message in bytes.
 //!
-//! A message is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint of
-//! its backend, the state of the client's side, the translation of a NAT flow, and the age. Numbers are in network order.
-//! An IPv4 flow takes 25 or 32 bytes.
+//! One about a flow is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint
+//! of its backend, the state of the client's side, the translation of a NAT flow, and the age. Numbers are in network order.
+//! An IPv4 flow takes 25 or 32 bytes. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
+//! its former weight, and how many milliseconds the change still matters.
 //!
 //! Invariant: reading checks every value. What was read is what was written.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use tidegate_core::conntrack::{SideState, Splice, Stream};
 use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
+use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::wire::Addr;
 use tidegate_core::wire::rewrite::Endpoint;
+
+/// A message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// About a flow.
+    Flow(FlowNews),
+    /// About a backend of a Service that tracks flows on change, whose weight changed lately. Only for peers of version
+    /// [`SEATS_SINCE`] and later.
+    Seat(ServiceKey, MovedSeat),
+}
+
+/// The first version of the protocol with [`Message::Seat`].
+pub const SEATS_SINCE: u8 = 2;
 
 /// Bytes of the longest message.
 pub const RECORD_MAX: usize = 2 + 3 * 18 + 1 + 18 + 1 + 8 + 16 + 4;
@@ -25,9 +41,27 @@ const TRANSLATED: u8 = 16;
 const RELAYED: u8 = 32;
 const STREAM: u8 = 64;
 const SPLICE: u8 = 128;
+/// The flags of a seat: a flow that is gone is not relayed.
+const SEAT: u8 = GONE | RELAYED;
 
 /// Appends a message.
-pub fn write(news: &FlowNews, out: &mut Vec<u8>) {
+pub fn write(message: &Message, out: &mut Vec<u8>) {
+    match message {
+        Message::Flow(news) => write_flow(news, out),
+        Message::Seat(service, seat) => {
+            let vip = Endpoint { addr: service.vip.into(), port: service.port };
+            let backend = Endpoint { addr: seat.backend.ip().into(), port: seat.backend.port() };
+            let families = flag(!vip.addr.is_v4(), VIP_V6) | flag(!backend.addr.is_v4(), BACKEND_V6);
+            out.extend([SEAT | families, service.protocol.number()]);
+            endpoint(&vip, out);
+            endpoint(&backend, out);
+            out.extend(seat.former.to_be_bytes());
+            out.extend(u32::try_from(seat.left.as_millis()).unwrap_or(u32::MAX).to_be_bytes());
+        }
+    }
+}
+
+fn write_flow(news: &FlowNews, out: &mut Vec<u8>) {
     let name = news.name();
     let vip = Endpoint { addr: name.service.vip.into(), port: name.service.port };
     let mut flags = flag(!vip.addr.is_v4(), VIP_V6) | flag(!name.client.addr.is_v4(), CLIENT_V6);
@@ -74,10 +108,26 @@ fn endpoint(endpoint: &Endpoint, out: &mut Vec<u8>) {
 }
 
 /// Reads a message from the beginning of `bytes`, which then begin behind it; `None` if there is no valid one.
-pub fn read(bytes: &mut &[u8]) -> Option<FlowNews> {
+pub fn read(bytes: &mut &[u8]) -> Option<Message> {
     let [flags, protocol] = take(bytes)?;
     let protocol = Protocol::from_number(protocol)?;
     let vip = read_endpoint(bytes, flags & VIP_V6 != 0)?;
+    if flags & SEAT == SEAT {
+        if flags & !(SEAT | VIP_V6 | BACKEND_V6) != 0 {
+            return None;
+        }
+        let backend = read_endpoint(bytes, flags & BACKEND_V6 != 0)?;
+        let former = u16::from_be_bytes(take(bytes)?);
+        let left = Duration::from_millis(u32::from_be_bytes(take(bytes)?).into());
+        let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
+        let backend = SocketAddr::new(backend.addr.ip(), backend.port);
+        return Some(Message::Seat(service, MovedSeat { backend, former, left }));
+    }
+    read_flow(bytes, flags, protocol, vip).map(Message::Flow)
+}
+
+/// Reads what follows the VIP.
+fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) -> Option<FlowNews> {
     let client = read_endpoint(bytes, flags & CLIENT_V6 != 0)?;
     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
     let name = FlowName { service, client };
@@ -141,11 +191,11 @@ pub(crate) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    pub(crate) fn addr(is_v6: bool) -> impl Strategy<Value = Addr> {
+    fn addr(is_v6: bool) -> impl Strategy<Value = Addr> {
         any::<[u8; 16]>().prop_map(move |bytes| {
             let [a, b, c, d, ..] = bytes;
             if is_v6 {
@@ -175,7 +225,25 @@ pub(crate) mod tests {
         })
     }
 
-    pub(crate) fn news() -> impl Strategy<Value = FlowNews> {
+    fn seat() -> impl Strategy<Value = Message> {
+        any::<[bool; 2]>().prop_flat_map(|[vip, backend]| {
+            let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
+            (endpoint(vip), endpoint(backend), protocol, any::<u16>(), any::<u32>()).prop_map(
+                |(vip, backend, protocol, former, left)| {
+                    let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
+                    let backend = SocketAddr::new(backend.addr.ip(), backend.port);
+                    let left = Duration::from_millis(left.into());
+                    Message::Seat(service, MovedSeat { backend, former, left })
+                },
+            )
+        })
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        prop_oneof![4 => news().prop_map(Message::Flow), 1 => seat()]
+    }
+
+    fn news() -> impl Strategy<Value = FlowNews> {
         any::<[bool; 4]>().prop_flat_map(|[vip, client, backend, translated]| {
             let name =
                 (endpoint(vip), endpoint(client), prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)]);
@@ -218,7 +286,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_message_is_read_as_it_was_written(news in prop::collection::vec(news(), 0..5)) {
+        fn a_message_is_read_as_it_was_written(news in prop::collection::vec(message(), 0..5)) {
             let mut bytes = Vec::new();
             for one in &news {
                 let before = bytes.len();
@@ -234,7 +302,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn a_message_that_is_cut_off_is_none(news in news(), cut in any::<prop::sample::Index>()) {
+        fn a_message_that_is_cut_off_is_none(news in message(), cut in any::<prop::sample::Index>()) {
             let mut bytes = Vec::new();
             write(&news, &mut bytes);
             prop_assert_eq!(read(&mut &bytes[..cut.index(bytes.len())]), None);

@@ -9,10 +9,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tidegate_core::flow_record::FlowNews;
-
 use crate::limits::{QUEUE_MAX, RESEND_AFTER, RESEND_AFTER_MAX, WINDOW};
-use crate::record::{self, RECORD_MAX};
+use crate::record::{self, Message, RECORD_MAX};
 
 /// A batch that is under way.
 #[derive(Debug)]
@@ -27,7 +25,7 @@ struct Batch {
 /// The sending half of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
-    queue: VecDeque<FlowNews>,
+    queue: VecDeque<Message>,
     under_way: VecDeque<Batch>,
     /// The number of the next new batch.
     next: u64,
@@ -41,13 +39,13 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// Adds a message.
-    pub(crate) fn push(&mut self, news: &FlowNews) {
+    pub(crate) fn push(&mut self, message: &Message) {
         if self.queue.len() >= QUEUE_MAX {
             self.queue.pop_front();
             self.lost += 1;
             self.is_behind = true;
         }
-        self.queue.push_back(*news);
+        self.queue.push_back(*message);
     }
 
     /// The messages that wait.
@@ -74,9 +72,9 @@ impl Sender {
         }
         let mut bytes = Vec::with_capacity(room);
         while bytes.len() + RECORD_MAX <= room
-            && let Some(news) = self.queue.pop_front()
+            && let Some(message) = self.queue.pop_front()
         {
-            record::write(&news, &mut bytes);
+            record::write(&message, &mut bytes);
         }
         let number = self.next;
         self.next += 1;

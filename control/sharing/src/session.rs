@@ -9,13 +9,11 @@
 
 use std::time::Duration;
 
-use tidegate_core::flow_record::FlowNews;
-
 use crate::crypt::{SessionKeys, SharedKey, Side, TAG};
 use crate::handshake::MAGIC;
 use crate::limits::{DATAGRAM_MAX, KEEP_ALIVE};
 use crate::receiver::Receiver;
-use crate::record::take;
+use crate::record::{Message, take};
 use crate::sender::Sender;
 
 /// The kind of a datagram of a session.
@@ -172,7 +170,7 @@ impl Session {
     }
 
     /// Adds a message for the peer.
-    pub(crate) fn tell(&mut self, news: &FlowNews) {
-        self.sender.push(news);
+    pub(crate) fn tell(&mut self, message: &Message) {
+        self.sender.push(message);
     }
 }

@@ -9,13 +9,15 @@ use proptest::prelude::*;
 use tidegate_core::conntrack::SideState;
 use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord};
 use tidegate_core::pipeline::Walks;
+use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::wire::Addr;
 use tidegate_core::wire::rewrite::Endpoint;
 
 use crate::crypt::{Entropy, Random, SharedKey};
-use crate::hub::{Hub, HubConfig, PeerState, Rejection, VERSIONS};
-use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SILENCE_MAX};
+use crate::hub::{Hub, HubConfig, PeerState, Rejection, Seats, VERSIONS};
+use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SEATS_MAX, SILENCE_MAX};
+use crate::record::Message;
 
 /// Numbers that are all different.
 struct Counted(u64);
@@ -53,6 +55,8 @@ struct Gateway {
     hub: Hub,
     flows: BTreeMap<u16, u16>,
     learnt: HashMap<u16, u16>,
+    /// What was learnt of changes of weights.
+    seats: Vec<(ServiceKey, MovedSeat)>,
     walks: Walks,
     life: u32,
     /// The life of the other gateway from which something was learnt last.
@@ -106,7 +110,16 @@ impl World {
         let (flows, learnt) = (BTreeMap::new(), HashMap::new());
         // Clocks differ by an hour from gateway to gateway, and from life to life.
         let offset = Duration::from_secs(3600) * life;
-        Gateway { hub, flows, learnt, walks: Walks::default(), life, learnt_from: 0, offset }
+        Gateway {
+            hub,
+            flows,
+            learnt,
+            seats: Vec::new(),
+            walks: Walks::default(),
+            life,
+            learnt_from: 0,
+            offset,
+        }
     }
 
     fn restart(&mut self, n: usize) {
@@ -148,8 +161,16 @@ impl World {
             }
             gateway.hub.poll(now, &mut send);
             let (learnt, learnt_from) = (&mut gateway.learnt, &mut gateway.learnt_from);
-            gateway.hub.pass_on(|news| {
-                let FlowNews::Is(record) = news else { return true };
+            let seats = &mut gateway.seats;
+            gateway.hub.pass_on(|message| {
+                let record = match message {
+                    Message::Flow(FlowNews::Is(record)) => record,
+                    Message::Flow(FlowNews::Gone(_)) => return true,
+                    Message::Seat(service, seat) => {
+                        seats.push((*service, *seat));
+                        return true;
+                    }
+                };
                 assert!(record.idle_ms >= *learnt_from, "something was said in a life before the last one");
                 *learnt_from = record.idle_ms;
                 learnt.insert(record.name.client.port, record.backend.port);
@@ -323,6 +344,39 @@ fn peers_speak_the_newest_common_version_or_say_which_they_have() {
 }
 
 #[test]
+fn a_peer_learns_the_changes_of_weights_when_its_session_begins_unless_it_speaks_only_the_first_version() {
+    let mut world = World::new(2);
+    let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
+    let seat = |n: usize, seconds| {
+        let at = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));
+        (service, MovedSeat { backend: at, former: 1, left: Duration::from_secs(seconds) })
+    };
+    for versions in [(1, 1), VERSIONS] {
+        world.versions = vec![VERSIONS, versions];
+        world.restart(1);
+        let as_of = world.now + world.gateways[0].offset;
+        // A minute later the first window is over.
+        let moved = [seat(1, 60), seat(2, 100)].into_iter().chain((3..3 + SEATS_MAX).map(|n| seat(n, 3_600)));
+        world.gateways[0].hub.set_seats(Seats { moved: moved.collect(), as_of });
+        world.now += Duration::from_secs(60);
+        world.run(Duration::from_secs(10));
+        assert_eq!(world.state(0, 1), PeerState::Up);
+        world.tell(0, 1, 1);
+        world.run(Duration::from_secs(1));
+        let learnt = &world.gateways[1];
+        assert!(learnt.learnt.contains_key(&1));
+        if versions == VERSIONS {
+            assert_eq!(learnt.seats.len(), SEATS_MAX, "there is a limit");
+            let (_, first) = learnt.seats[0];
+            assert_eq!(first.backend, seat(2, 0).1.backend);
+            assert!((30..=40).contains(&first.left.as_secs()), "{first:?}");
+        } else {
+            assert_eq!(learnt.seats, []);
+        }
+    }
+}
+
+#[test]
 fn gateway_that_is_its_own_peer_recognises_itself() {
     let mut world = World::new(1);
     world.gateways[0].hub.set_peers(&[address(0)]);
@@ -430,8 +484,8 @@ fn workers_that_are_busy_hold_the_peer_back_and_lose_nothing() {
             let now = world.now + world.gateways[1 - from].offset;
             world.gateways[1 - from].hub.receive(address(from), &mut datagram, now, |_, _| ());
         }
-        world.gateways[1].hub.pass_on(|news| {
-            let FlowNews::Is(record) = news else { return true };
+        world.gateways[1].hub.pass_on(|message| {
+            let Message::Flow(FlowNews::Is(record)) = message else { return true };
             if room > 0 {
                 learnt.insert(record.name.client.port, record.backend.port);
                 room -= 1;

@@ -32,6 +32,11 @@ pub(super) struct CatchUp {
 }
 
 impl CatchUp {
+    /// Whether the gateway has caught up.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// Whether the gateway still waits. `passed_on` messages of peers have reached the workers so far; `is_able`: the workers
     /// have the Services, so that they can use them.
     pub(super) fn waits(

@@ -36,6 +36,7 @@ use super::drains::Drains;
 use super::layer2::Layer2;
 use super::left_out::Completion;
 use super::list_copies::{ListCopies, Lists};
+use super::moved_seats::Moved;
 use super::node_ports::{NodePorts, unopened};
 use super::publisher::Publisher;
 use super::round_log::RoundLog;
@@ -43,7 +44,7 @@ use super::self_check::Layer;
 use super::state::{Round, State};
 use crate::admin::api::{DrainRequester, GatewayDrainState, ReloadAnswer};
 
-/// A request of the operator that changes the desired state. The answer is sent when it is decided.
+/// A request of the operator or of another thread that changes the desired state. The answer is sent when it is decided.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Drain a backend, or all backends of a node. The answer is the list of everything that is drained.
@@ -56,6 +57,8 @@ pub(super) enum Command {
     UndrainGateway(oneshot::Sender<Option<Option<String>>>),
     /// Read the configuration again.
     Reload(oneshot::Sender<ReloadAnswer>),
+    /// Learn which backends changed before this gateway started. The answer says that the workers know it.
+    LearnSeats(Moved, oneshot::Sender<()>),
 }
 
 /// The result of a drain or undrain.
@@ -87,6 +90,8 @@ pub(super) struct Controller {
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
     desired: Desired,
+    /// Who waits until the workers know what [`Command::LearnSeats`] has brought.
+    seats_learnt: Vec<oneshot::Sender<()>>,
     completion: Completion,
     publisher: Publisher,
     cluster: Cluster,
@@ -129,6 +134,7 @@ impl Controller {
             verdicts: Verdicts::default(),
             addresses: None,
             desired: Desired::new(Arc::clone(&state.comparisons)),
+            seats_learnt: Vec::new(),
             completion: Completion::default(),
             publisher: Publisher::new(Arc::clone(&dataplane), Arc::clone(&state)),
             cluster: Cluster::new(cluster),
@@ -254,6 +260,14 @@ impl Controller {
                 let _ = answer.send(was_drained.then(|| self.drained.trouble().map(str::to_owned)));
             }
             Command::Reload(answer) => self.reader.request(Some(answer)),
+            Command::LearnSeats(moved, answer) => {
+                tracing::info!(
+                    changes = moved.len(),
+                    "other gateways have told which backends changed lately"
+                );
+                self.desired.learn_seats(&moved);
+                self.seats_learnt.push(answer);
+            }
         }
     }
 
@@ -301,6 +315,7 @@ impl Controller {
             self.drained.targets(),
             self.publisher.next_generation(),
         );
+        self.desired.leave_seats(&self.state.moved_seats);
         if let Some(addresses) = &mut self.addresses {
             // Before anybody can use one of them: a restart gives them to the same Services.
             addresses.save(&self.desired.memory.allocations).await;
@@ -310,6 +325,10 @@ impl Controller {
         let drained = self.drained.trouble().map(str::to_owned);
         self.state.leave_unsaved([addresses, drained, self.copies.trouble()]);
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
+        for answer in self.seats_learnt.drain(..) {
+            // Nobody waits if the exchange has ended.
+            let _ = answer.send(());
+        }
         let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
         let outcome = self.completion.complete(outcome, &problems, &manifests.objects);
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));

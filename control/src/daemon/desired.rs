@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::configuration::Configuration;
+use super::moved_seats::{Moved, MovedSeats};
 use super::self_check::{Comparisons, Layer, SelfCheck, Subject};
 
 /// The computation of the desired state.
@@ -98,6 +99,16 @@ impl Desired {
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
         (outcome, subject)
+    }
+
+    /// Leaves which backends changed lately for other gateways.
+    pub(super) fn leave_seats(&self, seats: &MovedSeats) {
+        seats.leave(&self.memory.drains, self.started.elapsed());
+    }
+
+    /// Adds changes of backends that another gateway has seen before this one started. The next round uses them.
+    pub(super) fn learn_seats(&mut self, moved: &Moved) {
+        self.memory.drains.learn_seats(moved, self.started.elapsed());
     }
 
     /// Begins a comparison in the background.

@@ -1,5 +1,5 @@
-//! The thread that exchanges messages about flows with other gateways: a UDP socket of the host, the protocol
-//! ([`Hub`]), and the queues of the workers.
+//! The thread that exchanges messages with other gateways: a UDP socket of the host, the protocol ([`Hub`]), the queues of the
+//! workers for messages about flows, and the controller for changes of backends that this gateway has not seen.
 //!
 //! The socket belongs to the kernel: its packets pass through the tap like those of any other program of the host. The
 //! thread waits for datagrams at most [`TURN`] at a time, and then serves both sides.
@@ -17,16 +17,22 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_core::pipeline::{Learned, SharedFlows};
+use tidegate_core::rendezvous::MovedSeat;
+use tidegate_core::snapshot::ServiceKey;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, GatewayConfig};
-use tidegate_sharing::hub::VERSIONS;
+use tidegate_sharing::hub::{Seats, VERSIONS};
+use tidegate_sharing::limits::SEATS_MAX;
+use tidegate_sharing::record::Message;
 use tidegate_sharing::{
     Hub, HubConfig, HubCounts, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
+use tokio::sync::oneshot;
 
 use super::catch_up::CatchUp;
+use super::moved_seats::{Moved, MovedSeats};
 use crate::telemetry::FlowSharingSample;
 
 /// The longest wait for a datagram: messages of workers wait at most this long.
@@ -120,11 +126,13 @@ pub(super) struct FlowExchange {
 
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` tells whether the
-    /// workers have the Services: until then, messages of peers wait.
+    /// workers have the Services: until then, messages of peers wait. `seats` are the controller's, and `teach` gives
+    /// it those of others.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
         is_able: impl Fn() -> bool + Send + 'static,
+        (seats, teach): (&Arc<MovedSeats>, Teach),
     ) -> anyhow::Result<Option<Self>> {
         let settings = &config.flow_sharing;
         let (mode, flows) = match settings.mode {
@@ -169,6 +177,8 @@ impl FlowExchange {
             is_able: Box::new(is_able),
             was_able: false,
             catch_up: CatchUp::default(),
+            seats: Arc::clone(seats),
+            learning: Learning { teach, learnt: Vec::new(), applied: None },
         };
         let thread = std::thread::Builder::new()
             .name("tg-sharing".to_owned())
@@ -218,6 +228,9 @@ struct Exchange {
     /// Whether they had them once: they keep them from then on.
     was_able: bool,
     catch_up: CatchUp,
+    /// Changes of backends that peers are told.
+    seats: Arc<MovedSeats>,
+    learning: Learning,
     socket: UdpSocket,
     is_v6: bool,
     hub: Hub,
@@ -259,8 +272,15 @@ impl Exchange {
         }
         self.was_able = self.was_able || (self.is_able)();
         if self.was_able {
-            let sharing = &self.sharing;
-            hub.pass_on(|news| sharing.learn(news));
+            let (sharing, learning) = (&self.sharing, &mut self.learning);
+            let has_caught_up = self.catch_up.is_over();
+            hub.pass_on(|message| match message {
+                Message::Flow(news) => sharing.learn(news),
+                // This gateway has already sent flows by what it knew, and stays with that.
+                Message::Seat(..) if has_caught_up => true,
+                Message::Seat(service, seat) => learning.learn(*service, *seat),
+            });
+            learning.pass_on();
         }
         let (socket, is_v6) = (&self.socket, self.is_v6);
         hub.poll(now, |to, datagram| send(socket, is_v6, to, datagram, &mut trouble));
@@ -299,8 +319,13 @@ impl Exchange {
     /// Shows the state, and logs peers that have changed.
     fn show(&mut self) {
         let now = self.started.elapsed();
+        if let Some((moved, at)) = self.seats.take() {
+            let as_of = at.saturating_duration_since(self.started);
+            self.hub.set_seats(Seats { moved: moved.into(), as_of });
+        }
         let peers = self.hub.status(now);
-        let catches_up = self.catch_up.waits(&peers, self.hub.counts().passed_on, self.was_able, now);
+        let is_able = self.was_able && !self.learning.is_under_way();
+        let catches_up = self.catch_up.waits(&peers, self.hub.counts().passed_on, is_able, now);
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
@@ -335,6 +360,53 @@ impl Exchange {
             mode: shown.mode,
             key: std::mem::take(&mut shown.key),
         };
+    }
+}
+
+/// Gives the controller changes of backends, and how to answer when the workers know them. Returns them if there is no room
+/// at present.
+pub(super) type Teach = Box<dyn Fn(Moved, oneshot::Sender<()>) -> Option<Moved> + Send>;
+
+/// Changes of backends that peers have told, on their way to the controller.
+struct Learning {
+    teach: Teach,
+    learnt: Moved,
+    /// Answers when the workers know what the controller was told last.
+    applied: Option<oneshot::Receiver<()>>,
+}
+
+impl Learning {
+    /// Keeps a change for the controller. Returns false if there is no room.
+    fn learn(&mut self, service: ServiceKey, seat: MovedSeat) -> bool {
+        let has_room = self.learnt.len() < SEATS_MAX;
+        if has_room {
+            self.learnt.push((service, seat));
+        }
+        has_room
+    }
+
+    /// Tells the controller, if it has finished with what it was told before.
+    fn pass_on(&mut self) {
+        if let Some(applied) = &mut self.applied {
+            if matches!(applied.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+                return;
+            }
+            self.applied = None;
+        }
+        if self.learnt.is_empty() {
+            return;
+        }
+        let (answer, applied) = oneshot::channel();
+        match (self.teach)(std::mem::take(&mut self.learnt), answer) {
+            None => self.applied = Some(applied),
+            // It is tried again in the next turn.
+            Some(refused) => self.learnt = refused,
+        }
+    }
+
+    /// Whether the workers do not know everything yet.
+    fn is_under_way(&self) -> bool {
+        self.applied.is_some() || !self.learnt.is_empty()
     }
 }
 

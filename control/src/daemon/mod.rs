@@ -25,6 +25,7 @@ mod kube_proxy;
 mod layer2;
 mod left_out;
 mod list_copies;
+mod moved_seats;
 mod node_ports;
 mod operator;
 mod publications;
@@ -62,7 +63,7 @@ use crate::admin::api::{DrainRequester, GatewayDrainState};
 use configuration::Read;
 use controller::{Command, Controller};
 use drain_watch::DrainWatch;
-use flow_sharing::FlowExchange;
+use flow_sharing::{FlowExchange, Teach};
 use layer2::Layer2;
 use list_copies::Lists;
 use start::{Listeners, Source};
@@ -180,6 +181,15 @@ async fn serve(
     Ok(code)
 }
 
+/// How the exchange with other gateways gives the controller changes of backends that it has not seen.
+fn teach(commands: mpsc::Sender<Command>) -> Teach {
+    Box::new(move |moved, answer| match commands.try_send(Command::LearnSeats(moved, answer)) {
+        Err(mpsc::error::TrySendError::Full(Command::LearnSeats(moved, _))) => Some(moved),
+        // Otherwise the controller has them, or the gateway stops.
+        _ => None,
+    })
+}
+
 /// A running gateway, without its dataplane.
 struct Gateway {
     _listeners: Listeners,
@@ -219,7 +229,9 @@ impl Gateway {
         state.configure(&config);
         let (operator, commands) = mpsc::channel(16);
         let of_exchange = Arc::clone(&state);
-        let flow_exchange = FlowExchange::start(&config, dataplane, move || of_exchange.forwards())?;
+        let is_able = move || of_exchange.forwards();
+        let flow_exchange =
+            FlowExchange::start(&config, dataplane, is_able, (&state.moved_seats, teach(operator.clone())))?;
         if let Some(exchange) = &flow_exchange {
             state.share_flows(exchange.shown());
         }

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use super::flow_sharing::Shown;
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::layer2::Layer2View;
+use super::moved_seats::MovedSeats;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
@@ -66,6 +67,8 @@ pub(super) struct State {
     pub(super) comparisons: Arc<Comparisons>,
     /// The drain of the gateway itself.
     pub(super) drain: GatewayDrain,
+    /// Which backends changed lately, for other gateways.
+    pub(super) moved_seats: Arc<MovedSeats>,
     timings: Timings,
     readiness: Readiness,
     publications: Publications,
@@ -111,6 +114,7 @@ impl State {
             checks,
             comparisons: Arc::default(),
             drain: GatewayDrain::default(),
+            moved_seats: Arc::default(),
             timings: Timings::default(),
             readiness: Readiness::new(started),
             publications: Publications::default(),

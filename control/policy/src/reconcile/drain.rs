@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::rendezvous::SeatHistory;
+use tidegate_core::rendezvous::{MovedSeat, SeatHistory};
 use tidegate_core::snapshot::{ServiceKey, Warming};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
@@ -124,6 +124,24 @@ impl Drains {
         let memory = PortMemory { seats: Some(Seats { history, until }), ..PortMemory::clone(memory) };
         self.ports.insert(*key, Arc::new(memory));
         former
+    }
+
+    /// The recent changes of weights, for a gateway that has just started.
+    pub fn moved_seats(&self, now: Duration) -> impl Iterator<Item = (ServiceKey, MovedSeat)> + '_ {
+        let followed = self.ports.iter().filter_map(|(key, port)| Some((*key, port.seats.as_ref()?)));
+        followed.flat_map(move |(key, seats)| seats.history.moved(now).map(move |seat| (key, seat)))
+    }
+
+    /// Adds changes of weights that another gateway has seen before this one started. Those of service ports whose seats
+    /// are not followed here are left out.
+    pub fn learn_seats(&mut self, seats: &[(ServiceKey, MovedSeat)], now: Duration) {
+        for (key, seat) in seats {
+            let Some(memory) = self.ports.get(key) else { continue };
+            let mut memory = PortMemory::clone(memory);
+            let Some(followed) = &mut memory.seats else { continue };
+            followed.history.learn(seat, memory.drain_timeout, now);
+            self.ports.insert(*key, Arc::new(memory));
+        }
     }
 
     /// Whether the seats of a service port are followed.

@@ -13,6 +13,17 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// A backend whose weight changed lately, as gateways tell it each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovedSeat {
+    /// The backend.
+    pub backend: SocketAddr,
+    /// Its weight at the beginning of the window; 0 if it took no new flows.
+    pub former: u16,
+    /// The rest of the window.
+    pub left: Duration,
+}
+
 /// The recent changes of one service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SeatHistory {
@@ -62,6 +73,28 @@ impl SeatHistory {
         self.moved.iter().map(|(backend, moved)| (*backend, moved.former))
     }
 
+    /// The backends that changed, for a gateway that has not seen the changes.
+    pub fn moved(&self, now: Duration) -> impl Iterator<Item = MovedSeat> + '_ {
+        let seats = self.moved.iter().map(move |(backend, moved)| MovedSeat {
+            backend: *backend,
+            former: moved.former,
+            left: moved.until.saturating_sub(now),
+        });
+        seats.filter(|seat| !seat.left.is_zero())
+    }
+
+    /// Adds a change that another gateway has seen, and that is older than everything that this one has seen: it has just
+    /// started. The window is at most `window`.
+    pub fn learn(&mut self, seat: &MovedSeat, window: Duration, now: Duration) {
+        let until = now + seat.left.min(window);
+        let known = self.moved.entry(seat.backend).or_insert(Moved { former: seat.former, until });
+        (known.former, known.until) = (seat.former, known.until.max(until));
+        let present = self.weights.get(&seat.backend).copied().unwrap_or(0);
+        if known.former == present || known.until <= now {
+            self.moved.remove(&seat.backend);
+        }
+    }
+
     /// When the next window ends.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
@@ -102,6 +135,28 @@ mod tests {
         assert_eq!(third, second, "no change prolongs no window");
         let over = SeatHistory::next(Some(&third), same, window, seconds(310));
         assert_eq!((former(&over), over.next_deadline()), (vec![], None));
+    }
+
+    #[test]
+    fn a_gateway_that_has_just_started_learns_the_changes_that_another_one_has_seen() {
+        let window = seconds(100);
+        let old = SeatHistory::next(None, weights(&[(1, 1), (2, 1)]), window, seconds(500));
+        let old = SeatHistory::next(Some(&old), weights(&[(2, 1), (3, 5)]), window, seconds(510));
+        let mut new = SeatHistory::next(None, weights(&[(2, 1), (3, 5)]), window, seconds(0));
+        // It sees a later change of the same backend itself.
+        let now = seconds(30);
+        new = SeatHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, now);
+        old.moved(seconds(540)).for_each(|seat| new.learn(&seat, window, now));
+        assert_eq!(former(&new), [(at(1), 1), (at(3), 0)], "what the older one knows is older");
+        assert_eq!(new.next_deadline(), Some(seconds(100)), "the change was 30 s ago");
+        assert_eq!(old.moved(seconds(610)).count(), 0, "the window is over");
+        // A backend that has its former weight here has not moved.
+        new.learn(&MovedSeat { backend: at(2), former: 1, left: window }, window, now);
+        // A window is never longer than that of the Service.
+        new.learn(&MovedSeat { backend: at(4), former: 9, left: Duration::MAX }, window, now);
+        assert_eq!(former(&new), [(at(1), 1), (at(3), 0), (at(4), 9)]);
+        let over = SeatHistory::next(Some(&new), weights(&[(2, 1), (3, 7)]), window, seconds(130));
+        assert_eq!(former(&over), []);
     }
 
     #[test]

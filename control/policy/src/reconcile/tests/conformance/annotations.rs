@@ -476,6 +476,39 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
 }
 
 #[test]
+fn a_gateway_that_has_just_started_takes_the_former_weights_of_one_that_has_seen_the_change() {
+    let service = annotated_web(&[
+        (key::FORWARDING, "dsr-ipip"),
+        (key::FLOW_TRACKING, "on-change"),
+        (key::DRAIN_TIMEOUT, "60s"),
+    ]);
+    let service = service.replace("port: 80,", "port: 8080,");
+    let joined = service.replace("10.0.1.1", "10.0.1.2");
+    let mut old = Both::new(&service);
+    old.step();
+    old.now_is(&joined);
+    let seen = old.step();
+    let begun = old.directory.now;
+    let mut new = Both::new(&joined);
+    assert_eq!(only(&new.step()).flow_tracking, FlowTracking::OnChange([].into()));
+    // The clocks of gateways begin with them.
+    let now = new.directory.now;
+    let moved: Vec<_> = seen.memory.drains.moved_seats(begun + Duration::from_secs(20)).collect();
+    assert_eq!(moved.len(), 2);
+    new.both(|world| world.memory.drains.learn_seats(&moved, now));
+    let outcome = new.step();
+    assert_eq!(only(&outcome).flow_tracking, only(&seen).flow_tracking);
+    assert_eq!(outcome.reconcile_at, Some(now + Duration::from_secs(40)), "the rest of the window");
+    new.both(|world| world.now = now + Duration::from_secs(40));
+    assert_eq!(only(&new.step()).flow_tracking, FlowTracking::OnChange([].into()));
+    // Seats of a Service that this gateway does not have, or that tracks always, are of no use.
+    let mut always = Both::new(&joined.replace("on-change", "always"));
+    always.step();
+    always.both(|world| world.memory.drains.learn_seats(&moved, now));
+    assert_eq!(only(&always.step()).flow_tracking, FlowTracking::Always);
+}
+
+#[test]
 fn passive_health_is_that_of_the_operator_unless_the_service_has_none() {
     let rules = tidegate_model::config::HealthConfig::default().passive;
     assert_eq!(only(&plain()).passive_health, Some(rules));

@@ -1,0 +1,46 @@
+//! Which backends changed lately, between the controller, which follows them, and the exchange with other gateways, which
+//! tells gateways that have just started.
+//!
+//! With `flowTracking: on-change` a gateway finds the backend of a flow in flux by the changes that it has seen. One that has
+//! started since then would send flows that move to it elsewhere.
+//!
+//! Invariant: the controller never waits here for long: it only leaves a copy of its memory, which shares everything.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_core::rendezvous::MovedSeat;
+use tidegate_core::snapshot::ServiceKey;
+use tidegate_policy::reconcile::Drains;
+
+/// Changes of weights, by service port.
+pub(super) type Moved = Vec<(ServiceKey, MovedSeat)>;
+
+/// The memory of the controller after its last round.
+#[derive(Debug, Default)]
+pub(super) struct MovedSeats {
+    last: Mutex<Option<Left>>,
+}
+
+#[derive(Debug)]
+struct Left {
+    drains: Drains,
+    /// When that was, by the clock of the controller and by that of the system.
+    at: (Duration, Instant),
+}
+
+impl MovedSeats {
+    /// Leaves the memory of a round that ended at `now`.
+    pub(super) fn leave(&self, drains: &Drains, now: Duration) {
+        let left = Left { drains: drains.clone(), at: (now, Instant::now()) };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
+    }
+
+    /// The changes whose windows are not over, if there was a round since the last call, and when the rests of the windows
+    /// were these.
+    pub(super) fn take(&self) -> Option<(Moved, Instant)> {
+        let left = self.last.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let (now, at) = left.at;
+        Some((left.drains.moved_seats(now).collect(), at))
+    }
+}
