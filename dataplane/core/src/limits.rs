@@ -224,6 +224,12 @@ pub const FLOW_JOURNAL_MAX: usize = 1024;
 /// others never shorten the timeouts of the gateway's own ([`FLOW_PRESSURE`]).
 pub const ADOPTED_FILL_PERCENT: usize = 75;
 
+/// The same for flows that are not known to be established: a flood at another gateway takes no room from those that are.
+pub const ADOPTED_OPENING_FILL_PERCENT: usize = 50;
+
+/// Flows that a worker tells in a turn because another gateway has told of an earlier connection of the same client port.
+pub const SHARING_CONTRADICTED_MAX: usize = 32;
+
 /// Buckets of flow tables that a worker examines in a turn for flows that other gateways need.
 pub const SHARING_BUCKETS_PER_TURN: u64 = 32;
 

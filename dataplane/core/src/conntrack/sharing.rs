@@ -6,7 +6,8 @@
 //! here is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and lets the other one
 //! change it.
 //!
-//! Invariant: an adopted flow takes the place of no flow that has had a packet here, and evicts none.
+//! Invariant: an adopted flow evicts no flow, and takes the place of none that has had a packet here, except that of an
+//! earlier connection of the same client port.
 
 use super::dsr::by_family;
 use super::eviction::EvictionReason;
@@ -17,8 +18,12 @@ use super::stream::Stream;
 use super::table::{Entry, Place, Table};
 use super::{DsrTable, FlowTables, NatTable};
 use crate::ids::BackendId;
-use crate::limits::ADOPTED_FILL_PERCENT;
+use crate::limits::{ADOPTED_FILL_PERCENT, ADOPTED_OPENING_FILL_PERCENT};
 use crate::now::Now;
+
+/// A connection of a client port is newer than another one if its last packet is later by this. Messages are under way for
+/// less.
+const NEWER_BY_MS: u32 = 1_000;
 
 /// The state of one side of a flow, as gateways tell it each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +68,8 @@ pub struct SharedFlow {
     pub reply: Option<SharedReply>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// Nothing shows yet that it is established. Only DSR flows are shown before.
+    /// Its beginning was seen, and nothing shows yet that it is established. Only DSR flows are shown before. A flow whose
+    /// beginning was not seen is not opening: it came from another gateway, which may have had it for hours.
     pub is_opening: bool,
     /// It came from another gateway and has had no packet here.
     pub is_untouched: bool,
@@ -91,6 +97,9 @@ pub enum Adoption {
     Known,
     /// Another flow that has had packets here has its key.
     Conflict,
+    /// A connection of the same client port that has had packets here since has its key: the other gateway has one that is
+    /// over.
+    Outdated,
     /// The table, or the share of its service, is too full for flows of others.
     Full,
 }
@@ -174,6 +183,19 @@ impl FlowTables {
                 let reply_hash = self.hash(&reply.key);
                 self.nat.adopt(flow, hash, reply, reply_hash, idle, now)
             }
+        }
+    }
+
+    /// The flow with this key of its client, if it may be shared.
+    #[must_use]
+    pub fn shared_flow(&self, key: &FlowKey, is_dsr: bool, now: Now) -> Option<SharedFlow> {
+        let hash = self.hash(key);
+        if is_dsr {
+            let this = &self.dsr;
+            by_family!(this, key, |table, packed| shared(table, table.find(&packed, hash)?, now))
+        } else {
+            let this = &self.nat;
+            by_family!(this, key, |table, packed| shared(table, table.find(&packed, hash)?, now))
         }
     }
 
@@ -314,14 +336,15 @@ fn shared<const A: usize, const W: usize, const K: usize, const B: usize>(
             })
         }
     };
+    let state = table.state(place)?;
     let peer_is_untouched = table.peer(place).is_none_or(|peer| table.is_untouched(peer));
     Some(SharedFlow {
         key: FlowKey { owner: key.owner, tag: key.tag, addr: addr_of(key.addr) },
         backend: BackendId::from_raw(table.value(place)),
-        client: SideState(table.state(place)?),
+        client: SideState(state),
         reply,
         idle_ms: vitality.idle_ms,
-        is_opening,
+        is_opening: is_opening && state != State::TcpStray,
         is_untouched: table.is_untouched(place) && peer_is_untouched,
     })
 }
@@ -348,14 +371,16 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
             }
             return Ok(Adoption::Known);
         }
-        make_way(table, place, flow.idle_ms, now)?;
+        make_way(table, place, flow, now).or_else(|refused| succeed(table, place, flow, refused, now))?;
     }
     if let Some((reply, reply_hash, _)) = other
         && let Some(place) = table.find(&reply, reply_hash)
     {
-        make_way(table, place, flow.idle_ms, now)?;
+        make_way(table, place, flow, now)?;
     }
-    if table.live * 100 >= table.bound * ADOPTED_FILL_PERCENT || table.is_over_share(key.owner) {
+    let percent =
+        if flow.client.0.is_opening() { ADOPTED_OPENING_FILL_PERCENT } else { ADOPTED_FILL_PERCENT };
+    if table.live * 100 >= table.bound * percent || table.is_over_share(key.owner) {
         return Err(Adoption::Full);
     }
     let entry = Entry {
@@ -387,7 +412,7 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
 }
 
 /// Gives an entry what another gateway says of its side. An entry that has had packets here only learns that the flow is in
-/// use, and that the side has ended it.
+/// use, that it is established, and that the side has ended it.
 fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     place: Place,
@@ -405,6 +430,9 @@ fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
     } else if is_news {
         let state = if own.is_opening() || state.is_ended() { state } else { own };
         table.touch_at(place, state, seen);
+    } else if own == State::TcpStray && state == State::TcpEstablished {
+        // The other gateway has seen its beginning.
+        table.touch_at(place, state, table.seen(place));
     }
 }
 
@@ -413,20 +441,39 @@ fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
 fn make_way<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     place: Place,
-    idle_ms: u32,
+    flow: &SharedFlow,
     now: Now,
 ) -> Result<(), Adoption> {
     let vitality = table.vitality(place, now);
     let is_over = vitality.is_none_or(|flow| flow.expired() || flow.standing.is_over());
     let untouched =
         table.is_untouched(place) && table.peer(place).is_none_or(|peer| table.is_untouched(peer));
-    let is_older = vitality.is_none_or(|flow| flow.idle_ms >= idle_ms);
+    let is_older = vitality.is_none_or(|own| own.idle_ms >= flow.idle_ms);
     if is_over || untouched && is_older {
         table.remove(place, EvictionReason::Removed);
         Ok(())
     } else {
         Err(Adoption::Conflict)
     }
+}
+
+/// Decides between two connections of the same client port with different backends, of which `place` has had packets here:
+/// the one whose last packet is later is the one that exists, if it is established.
+fn succeed<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    place: Place,
+    flow: &SharedFlow,
+    refused: Adoption,
+    now: Now,
+) -> Result<(), Adoption> {
+    let Some(own) = table.vitality(place, now) else { return Err(refused) };
+    if flow.client.is_established() && own.idle_ms >= flow.idle_ms.saturating_add(NEWER_BY_MS) {
+        table.remove(place, EvictionReason::Removed);
+        return Ok(());
+    }
+    let is_newer =
+        own.standing.worth == Worth::Established && flow.idle_ms >= own.idle_ms.saturating_add(NEWER_BY_MS);
+    Err(if is_newer { Adoption::Outdated } else { refused })
 }
 
 fn give_up<const A: usize, const W: usize, const K: usize, const B: usize>(

@@ -17,6 +17,7 @@ use crate::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
 use crate::ids::BackendId;
 use crate::limits::SHARING_BUCKETS_PER_TURN;
 use crate::now::Now;
+use crate::selector::Selector;
 use crate::service::Service;
 use crate::snapshot::{Protocol, Snapshot};
 use crate::wire::rewrite::Endpoint;
@@ -106,17 +107,16 @@ impl Pipeline {
         if self.flows.has_changes() {
             self.flows.take_changes(now, |change| match change {
                 SharedChange::Is(flow) => {
-                    // The flows of other DSR services agree with the tables when they begin.
-                    let is_wanted = flow.reply.is_some()
-                        || snapshot.service_by_id(flow.key.service()).is_some_and(Service::on_change);
-                    if is_wanted {
-                        record(snapshot, shared, &flow)
-                            .into_iter()
-                            .for_each(|record| tell(FlowNews::Is(record)));
-                    }
+                    record(snapshot, shared, &flow).into_iter().for_each(|record| tell(FlowNews::Is(record)));
                 }
                 SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut tell),
             });
+        }
+        for key in std::mem::take(&mut self.sharing.contradicted) {
+            let is_dsr = snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
+            let flow = self.flows.shared_flow(&key, is_dsr, now);
+            let record = flow.and_then(|flow| record_of(snapshot, shared, &flow, Agreement::Contradicted));
+            record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
         }
         let sharing = &mut self.sharing;
         if sharing.walk.is_none() {
@@ -202,6 +202,10 @@ impl Pipeline {
             Adoption::New => Learned::New,
             Adoption::Known => Learned::Known,
             Adoption::Conflict => Learned::Conflict,
+            Adoption::Outdated => {
+                self.sharing.contradict(key);
+                Learned::Conflict
+            }
             Adoption::Full => Learned::Full,
         }
     }
@@ -230,8 +234,26 @@ fn is_host(endpoint: &Endpoint) -> bool {
     endpoint.addr.is_single_host() && endpoint.port != 0
 }
 
+/// What other gateways know of a flow, as far as this one can say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Agreement {
+    /// They find its backend by themselves if it is not in flux.
+    Presumed,
+    /// One of them has told of an earlier connection.
+    Contradicted,
+}
+
 /// The record of a flow; `None` if other gateways do not need it, or cannot use it.
 fn record(snapshot: &Snapshot, shared: SharedFlows, flow: &SharedFlow) -> Option<FlowRecord> {
+    record_of(snapshot, shared, flow, Agreement::Presumed)
+}
+
+fn record_of(
+    snapshot: &Snapshot,
+    shared: SharedFlows,
+    flow: &SharedFlow,
+    agreement: Agreement,
+) -> Option<FlowRecord> {
     let service = snapshot.service_by_id(flow.key.service())?;
     // The verification tags of an association are not part of a record.
     if service.protocol == Protocol::Sctp || service.mode.is_dsr() != flow.reply.is_none() {
@@ -240,9 +262,10 @@ fn record(snapshot: &Snapshot, shared: SharedFlows, flow: &SharedFlow) -> Option
     let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
     if service.mode.is_dsr() {
         // Services that track on change remember only flows that were in flux. The others share no flow that has only
-        // begun: it agrees with the tables.
-        let is_shared =
-            service.on_change() || !flow.is_opening && is_in_flux(snapshot, service, &client, flow.backend);
+        // begun: it is told when it is established, if it is in flux then.
+        let is_shared = service.on_change()
+            || agreement == Agreement::Contradicted
+            || !flow.is_opening && is_in_flux(snapshot, service, &client, flow.backend);
         if !is_shared {
             return None;
         }
@@ -278,8 +301,8 @@ fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowN
     (is_shared && service.protocol != Protocol::Sctp).then_some(FlowNews::Gone(name))
 }
 
-/// Whether a gateway without an entry would send the next packet of this flow to another backend. The service tracks
-/// always.
+/// Whether a gateway without an entry may send the next packet of this flow to another backend, be it one that has seen the
+/// same changes as this one or one that has started since. The service tracks always.
 fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend: BackendId) -> bool {
     let (src, vip) = ((&client.addr, client.port), (&service.vip, service.port));
     let hash = snapshot.choice_hash(service, src, vip, service.protocol.number());
@@ -287,5 +310,10 @@ fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend
         Protocol::Tcp => on_change::former(snapshot, service, hash).map(|backend| backend.id),
         Protocol::Udp | Protocol::Sctp => None,
     };
-    former.or_else(|| service.select(hash)) != Some(backend)
+    // While a backend warms up, a gateway that began to use it at another time may choose another one.
+    let warms_up = match service.selector() {
+        Selector::WarmUp(both) => both.all().owner(hash).is_some_and(|owner| both.step(owner).is_some()),
+        _ => false,
+    };
+    service.select(hash) != Some(backend) || former.is_some_and(|former| former != backend) || warms_up
 }

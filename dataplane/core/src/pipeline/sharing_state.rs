@@ -4,6 +4,10 @@
 //!
 //! Invariant: a walk that is asked for while another one is in progress is made after it.
 
+use arrayvec::ArrayVec;
+
+use crate::conntrack::FlowKey;
+use crate::limits::SHARING_CONTRADICTED_MAX;
 use crate::snapshot::Snapshot;
 
 /// Which flows are shared.
@@ -29,6 +33,8 @@ pub struct Walks {
 pub(super) struct Sharing {
     pub(super) flows: Option<SharedFlows>,
     pub(super) walk: Option<Walk>,
+    /// Flows of which another gateway has an earlier connection of the same client port, to be told in the next turn.
+    pub(super) contradicted: ArrayVec<FlowKey, SHARING_CONTRADICTED_MAX>,
     /// The walks that were done or are in progress.
     done: Walks,
     /// The snapshot of the last walk for flows in flux.
@@ -48,7 +54,12 @@ pub(super) struct Walk {
 impl Sharing {
     /// Nothing is told yet. Walks that were asked for before do not count.
     pub(super) fn new(flows: Option<SharedFlows>, walks: Walks) -> Self {
-        Self { flows, walk: None, done: walks, generation: 0 }
+        Self { flows, done: walks, ..Self::default() }
+    }
+
+    /// Tells of a flow in the next turn. If too many wait, the next walk of the other gateway brings it here again.
+    pub(super) fn contradict(&mut self, key: FlowKey) {
+        let _ = self.contradicted.try_push(key);
     }
 
     /// The walk that is due.

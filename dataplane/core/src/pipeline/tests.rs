@@ -15,6 +15,7 @@ mod dsr_dscp;
 mod endings;
 mod fast_path;
 mod faults;
+mod fleet;
 mod fragments;
 mod hairpin;
 mod leavings;

@@ -244,6 +244,67 @@ fn flow_in_use_is_never_displaced_by_a_record() {
 }
 
 #[test]
+fn earlier_connection_of_a_client_port_gives_way_to_the_one_that_has_packets_elsewhere() {
+    for mode in [ForwardingMode::DsrL2, ForwardingMode::Nat, ForwardingMode::FullNat] {
+        let spec = spec_of(mode, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80"]);
+        let [client, vip, _] = SIDES[0].map(addr);
+        let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
+        let gateways = [&mut first, &mut second];
+        let mut chosen = None;
+        for gateway in gateways {
+            // Only one backend is there when a connection begins, a different one at each gateway.
+            let other = |at: &str| chosen.is_none_or(|chosen: SocketAddr| chosen != addr(at));
+            let all = ["10.0.0.1:80", "10.0.0.2:80"];
+            let state = |at: &str| if other(at) { BackendState::Active } else { BackendState::Draining };
+            let backends: Vec<_> = all.iter().map(|at| backend(at, state(at))).collect();
+            gateway.labs[0].change(|spec| {
+                let mut service = (*spec.services[0]).clone();
+                service.backends = backends;
+                spec.services = vec![service.into()];
+            });
+            let syn = gateway.send(client, vip, SYN);
+            let to = SocketAddr::new(gateway.labs[0].backend_of(&syn), 80);
+            if !mode.is_dsr() {
+                let (local, to) = sent(&syn);
+                gateway.send(to, local, SYN | ACK);
+            }
+            gateway.send(client, vip, ACK);
+            gateway.news();
+            chosen = Some(to);
+        }
+        let newest = chosen.expect("the second gateway has chosen");
+        first.wait(30);
+        second.wait(30);
+        second.send(client, vip, ACK);
+        // The first one tells of its connection, which is over, and the other one contradicts.
+        first.walks.complete += 1;
+        let outdated = first.news();
+        if mode.is_dsr() {
+            // It agrees with the tables of this gateway.
+            assert_eq!(outdated, []);
+            first.labs[0].change(|spec| {
+                let mut service = (*spec.services[0]).clone();
+                service.backends.iter_mut().for_each(|backend| backend.state = BackendState::Active);
+                service.backends.retain(|backend| SocketAddr::new(backend.address, 80) == newest);
+                service.backends.push(self::backend(
+                    if newest == addr("10.0.0.1:80") { "10.0.0.2:80" } else { "10.0.0.1:80" },
+                    BackendState::Draining,
+                ));
+                spec.services = vec![service.into()];
+            });
+        }
+        let outdated = if mode.is_dsr() { first.news() } else { outdated };
+        assert_eq!(outdated.len(), 1, "{mode:?}");
+        assert_eq!(second.adopt(&outdated), [Learned::Conflict]);
+        let contradiction = second.news();
+        assert_eq!(contradiction.len(), 1, "{mode:?}");
+        assert_eq!(first.adopt(&contradiction), [Learned::New], "{mode:?}");
+        let fate = first.send(client, vip, ACK);
+        assert_eq!(SocketAddr::new(first.labs[0].backend_of(&fate), 80), newest, "{mode:?}");
+    }
+}
+
+#[test]
 fn record_without_meaning_here_is_refused_with_its_reason() {
     let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
     let mut first = Gateway::new(&spec, 1, SharedFlows::Nat);
