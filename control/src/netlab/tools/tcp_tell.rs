@@ -1,25 +1,26 @@
 //! A TCP line server that reports its own name and the client's address, and then keeps the connection.
 //!
 //! On accept it writes `NAME client=ADDRESS:PORT`. It returns each line that follows as `NAME LINE`. So a client can
-//! check at any moment that its connection still ends at the same backend.
+//! check at any moment that its connection still ends at the same backend. One thread serves all connections, so that
+//! there can be tens of thousands.
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::thread;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
 
 /// Serves `port` on every address of both families until accepting fails.
 ///
 /// # Errors
 /// When the port is taken, or accepting fails.
 pub fn serve(name: &str, port: u16) -> Result<()> {
-    let v4 = listen((Ipv4Addr::UNSPECIFIED, port).into())?;
-    let v6 = listen((Ipv6Addr::UNSPECIFIED, port).into())?;
-    thread::scope(|scope| {
-        let other = scope.spawn(|| accept(name, &v4));
-        accept(name, &v6)?;
-        other.join().expect("accept does not panic")
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let v4 = listen((Ipv4Addr::UNSPECIFIED, port).into())?;
+        let v6 = listen((Ipv6Addr::UNSPECIFIED, port).into())?;
+        tokio::try_join!(accept(name, &v4), accept(name, &v6))?;
+        Ok(())
     })
 }
 
@@ -30,29 +31,30 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
         socket.set_only_v6(true)?;
     }
     socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::from(address)).with_context(|| format!("tcp-tell: {address}"))?;
     socket.listen(4096)?;
-    Ok(socket.into())
+    Ok(TcpListener::from_std(socket.into())?)
 }
 
-fn accept(name: &str, listener: &TcpListener) -> Result<()> {
+async fn accept(name: &str, listener: &TcpListener) -> Result<()> {
     loop {
-        let (stream, client) = listener.accept().context("tcp-tell: accepting")?;
+        let (stream, client) = listener.accept().await.context("tcp-tell: accepting")?;
         let name = name.to_owned();
-        // If a connection breaks, the client notices it.
-        let spawned = thread::Builder::new().stack_size(64 << 10).spawn(move || {
-            let _ = tell(&name, &stream, client);
+        tokio::spawn(async move {
+            // If a connection breaks, the client notices it.
+            let _ = tell(&name, stream, client).await;
         });
-        spawned.context("tcp-tell: a thread for the connection")?;
     }
 }
 
-fn tell(name: &str, stream: &TcpStream, client: SocketAddr) -> std::io::Result<()> {
+async fn tell(name: &str, stream: TcpStream, client: SocketAddr) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut writer = stream;
-    writer.write_all(format!("{name} client={client}\n").as_bytes())?;
-    for line in BufReader::new(stream).lines() {
-        writer.write_all(format!("{name} {}\n", line?).as_bytes())?;
+    let (reader, mut writer) = stream.into_split();
+    writer.write_all(format!("{name} client={client}\n").as_bytes()).await?;
+    let mut lines = BufReader::new(reader).lines();
+    while let Some(line) = lines.next_line().await? {
+        writer.write_all(format!("{name} {line}\n").as_bytes()).await?;
     }
     Ok(())
 }
