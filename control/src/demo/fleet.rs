@@ -58,16 +58,6 @@ pub struct Outcome {
     pub took: Duration,
 }
 
-impl Outcome {
-    /// The connections of a Service that broke in a step whose name begins with `step`.
-    #[must_use]
-    pub fn broken_in(&self, step: &str, service: &str) -> usize {
-        let place = SERVICES.iter().position(|one| one.name == service);
-        let steps = self.steps.iter().filter(|one| one.name.starts_with(step));
-        place.map_or(0, |place| steps.map(|one| one.broken[place]).sum())
-    }
-}
-
 /// Runs the demonstration, first with flows that the gateways share and then without, and prints both. The exit code is 0
 /// if no connection broke with them.
 pub(super) fn show(connections: usize) -> ExitCode {
