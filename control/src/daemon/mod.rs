@@ -84,7 +84,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The maximum pause, which follows a round of at least this duration.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The maximum time for the threads of the dataplane to end. Each of them ends at the end of its turn, unless it hangs.
-const THREADS_END: Duration = Duration::from_secs(3);
+const THREADS_END: Duration = Duration::from_secs(10);
 /// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
 /// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);

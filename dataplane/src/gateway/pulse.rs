@@ -8,7 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -19,9 +19,11 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// A worker without a turn in so many checks hangs. A worker makes a turn at least every few milliseconds, and even a busy
 /// machine runs it many times in this time.
 pub(super) const WORKER_HANGS: u32 = 4;
+/// The same if the kernel does not let the worker run, because others use its core. It forwards too little then, but goes on.
+const STARVED_HANGS: u32 = 20;
 /// The same for the slow path, which may wait for the kernel to take thousands of routes.
 pub(super) const SLOW_PATH_HANGS: u32 = 30;
-/// After so many checks without a turn the thread is given up.
+/// After so many checks without a turn the thread is given up, unless it waits for a core.
 const GIVEN_UP: u32 = 50;
 
 /// What is known of one thread.
@@ -57,6 +59,8 @@ pub(super) struct Watched {
     pub(super) pulse: Arc<Pulse>,
     /// The number of its turns; `None` while none is expected: it starts, restores flows, or has ended.
     pub(super) turns: Box<dyn Fn() -> Option<u64> + Send>,
+    /// Its number in the kernel, where waiting for a core does not count at once; 0 elsewhere and before it runs.
+    pub(super) thread: Arc<AtomicU32>,
     /// The number of checks without a turn after which it hangs.
     pub(super) hangs_after: u32,
     /// Called with whether it hangs, when that changes.
@@ -131,6 +135,10 @@ struct Check {
     turns: Option<u64>,
     /// Checks since it made a turn.
     without: u32,
+    /// Its CPU time at the first of them.
+    cpu_time: Option<Duration>,
+    is_hung: bool,
+    is_given_up: bool,
 }
 
 /// The result of one check.
@@ -145,35 +153,74 @@ enum Found {
 
 impl Check {
     fn new(of: Watched) -> Self {
-        Self { of, turns: None, without: 0 }
+        Self { of, turns: None, without: 0, cpu_time: None, is_hung: false, is_given_up: false }
     }
 
     fn look(&mut self) -> Found {
         let turns = (self.of.turns)();
         let goes_on = turns.is_none() || turns != self.turns;
         self.turns = turns;
-        let Watched { name, pulse, hangs_after, tell, .. } = &self.of;
         if goes_on {
-            self.without = 0;
-            let was_hung = pulse.since.swap(0, Ordering::AcqRel) != 0;
-            if was_hung {
-                tell(false);
-                tracing::info!(thread = name, "the thread goes on");
-            }
-            return if was_hung { Found::Changed } else { Found::Nothing };
+            (self.without, self.is_given_up) = (0, false);
+            return self.change(false);
         }
         self.without = self.without.saturating_add(1);
-        if self.without == *hangs_after {
-            let since = SystemTime::now() - CHECK_EVERY * *hangs_after;
+        if self.without == 1 {
+            self.cpu_time = usage(self.of.thread.load(Ordering::Relaxed)).map(|(time, _)| time);
+        }
+        if !self.is_hung
+            && self.without >= self.of.hangs_after
+            && (self.without >= STARVED_HANGS || !self.is_starved())
+        {
+            return self.change(true);
+        }
+        // A new process would not get a core either.
+        if self.without >= GIVEN_UP && !self.is_given_up && !self.is_starved() {
+            self.is_given_up = true;
+            return Found::GivenUp;
+        }
+        Found::Nothing
+    }
+
+    /// Whether it would go on if it had a core.
+    fn is_starved(&self) -> bool {
+        let usage = usage(self.of.thread.load(Ordering::Relaxed));
+        let Some((before, (time, is_runnable))) = self.cpu_time.zip(usage) else { return false };
+        let enough = CHECK_EVERY * (self.without - 1) / 4;
+        is_runnable && time.saturating_sub(before) < enough
+    }
+
+    fn change(&mut self, is_hung: bool) -> Found {
+        if self.is_hung == is_hung {
+            return Found::Nothing;
+        }
+        self.is_hung = is_hung;
+        let Watched { name, pulse, tell, .. } = &self.of;
+        if is_hung {
+            let since = SystemTime::now() - CHECK_EVERY * self.without;
             let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             pulse.since.store(u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1), Ordering::Release);
             pulse.hangs.fetch_add(1, Ordering::Relaxed);
-            tell(true);
             tracing::error!(thread = name, "the thread hangs: the gateway is not ready");
-            return Found::Changed;
+        } else {
+            pulse.since.store(0, Ordering::Release);
+            tracing::info!(thread = name, "the thread goes on");
         }
-        if self.without == GIVEN_UP { Found::GivenUp } else { Found::Nothing }
+        tell(is_hung);
+        Found::Changed
     }
+}
+
+/// The CPU time of a thread of this process, and whether it runs or would run if it had a core.
+fn usage(thread: u32) -> Option<(Duration, bool)> {
+    if thread == 0 {
+        return None;
+    }
+    let read = |file| std::fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
+    let nanos = read("schedstat")?.split(' ').next()?.parse().ok()?;
+    // The name in parentheses may contain anything.
+    let is_runnable = read("stat")?.rsplit(')').next()?.trim_start().starts_with('R');
+    Some((Duration::from_nanos(nanos), is_runnable))
 }
 
 #[cfg(test)]
@@ -188,6 +235,7 @@ mod tests {
             name: "worker 0".into(),
             pulse: Arc::clone(&pulse),
             turns: Box::new(read),
+            thread: Arc::default(),
             hangs_after: WORKER_HANGS,
             tell: Box::new(|_| ()),
         };
@@ -217,5 +265,35 @@ mod tests {
         turns.store(1, Ordering::Relaxed);
         let looks = (0..WORKER_HANGS).filter(|_| check.look() != Found::Nothing).count();
         assert_eq!(looks, 0, "its time begins with the first turn that is expected");
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_a_core_hangs_later_than_one_that_sleeps_or_spins() {
+        let turns = Arc::new(AtomicU64::new(7));
+        let hangs_at = |thread: u32, cpu_time: Duration| {
+            let (mut check, _) = check(&turns);
+            check.of.thread.store(thread, Ordering::Relaxed);
+            (0..2 * STARVED_HANGS).find(|_| {
+                let found = check.look();
+                check.cpu_time = check.cpu_time.map(|_| cpu_time);
+                found == Found::Changed
+            })
+        };
+        // This thread runs. Its CPU time is compared with one that it had before, or will not have soon.
+        let this = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        assert_eq!(hangs_at(this, Duration::MAX), Some(STARVED_HANGS), "it has not used the core");
+        let (stop, sleeping) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let sleeper = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).expect("it is heard");
+            sleeping.recv().expect_err("nothing is sent");
+        });
+        let thread = told.recv().expect("its number");
+        while usage(thread).is_none_or(|(_, is_runnable)| is_runnable) {
+            std::thread::yield_now();
+        }
+        assert_eq!(hangs_at(thread, Duration::MAX), Some(WORKER_HANGS), "it sleeps");
+        drop(stop);
+        sleeper.join().expect("it ends");
     }
 }

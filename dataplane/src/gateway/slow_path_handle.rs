@@ -121,6 +121,7 @@ impl SlowPathHandle {
             name: NAME.to_owned(),
             pulse: Arc::clone(&self.pulse),
             turns: Box::new(turns),
+            thread: Arc::default(),
             hangs_after: SLOW_PATH_HANGS,
             tell: Box::new(|_| ()),
         }

@@ -8,11 +8,12 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::thread::gettid;
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::pipeline::CookieCounts;
 
@@ -76,6 +77,8 @@ pub(super) struct WorkerHandle {
     pub(super) shared: Arc<Shared>,
     state: Arc<AtomicU8>,
     pulse: Arc<Pulse>,
+    /// The number of the thread in the kernel; 0 until it runs.
+    tid: Arc<AtomicU32>,
     window: Window,
     thread: Option<JoinHandle<()>>,
 }
@@ -101,12 +104,17 @@ impl WorkerHandle {
         on_failure: Option<OnFailure>,
     ) -> Result<(Self, Readiness), WorkerPoolError> {
         let state = Arc::new(AtomicU8::new(WorkerState::Starting as u8));
+        let tid: Arc<AtomicU32> = Arc::default();
+        let number = Arc::clone(&tid);
         let life = Life { worker: place.worker, state: Arc::clone(&state), on_failure };
         let (tell, answer) = sync_channel(1);
-        let body = move || life.live(&tell, enter, make, &stop);
+        let body = move || {
+            number.store(gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
+            life.live(&tell, enter, make, &stop);
+        };
         let thread = spawn(&format!("tg-worker-{}", place.worker), body)?;
         let (pulse, window) = (Arc::default(), Window::default());
-        let handle = Self { place, shared, state, pulse, window, thread: Some(thread) };
+        let handle = Self { place, shared, state, pulse, tid, window, thread: Some(thread) };
         Ok((handle, Readiness { worker: place.worker, answer }))
     }
 
@@ -123,6 +131,7 @@ impl WorkerHandle {
             name: format!("worker {}", self.place.worker),
             pulse: Arc::clone(&self.pulse),
             turns: Box::new(turns),
+            thread: Arc::clone(&self.tid),
             hangs_after: WORKER_HANGS,
             tell,
         }
