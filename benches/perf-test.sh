@@ -11,6 +11,7 @@ for wire in memif veth; do
   "$bench" run "short-$wire" --no-hugepages --out "$work/$wire.json" >"$work/$wire.txt"
   cat "$work/$wire.txt"
 done
+"$bench" restart short-restart --no-hugepages --rate 2000
 "$bench" report "$work"/{memif,veth}.json --out "$work/report.html"
 "$bench" compare "$work/memif.json" "$work/memif.json" >"$work/compare.txt"
 python3 - "$work" <<'PY'

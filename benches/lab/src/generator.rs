@@ -7,6 +7,8 @@
 //! is lost, and the time in a frame is the one at which it was due, so that a forwarder that stops for a moment is charged
 //! with the delay of all frames of that moment (no coordinated omission).
 
+mod stream;
+
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,6 +26,8 @@ use crate::packets::{Random, Replies, Requests, Seen, read_mark};
 use crate::scenario::{Direction, Scenario};
 use crate::search::{Found, Trial, search};
 
+pub(crate) use stream::{Stream, Window, stream};
+
 /// What to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
@@ -38,6 +42,8 @@ pub(crate) struct Job {
     pub(crate) listening: PathBuf,
     /// Sends at this rate for this time instead of searching: a soak.
     pub(crate) soak: Option<Soak>,
+    /// Streams while the forwarder is restarted, instead of searching.
+    pub(crate) stream: Option<Stream>,
 }
 
 /// A soak.
@@ -119,6 +125,17 @@ const CONNECTED: Duration = Duration::from_secs(60);
 /// # Errors
 /// A port cannot be opened, the forwarder does not connect, or flows cannot be established.
 pub(crate) fn run(job: &Job) -> Result<Measured> {
+    with_generator(job, |generator| {
+        generator.establish()?;
+        generator.measure()
+    })
+}
+
+/// Opens the ports, and calls `work` on the generator's CPU.
+fn with_generator<T: Send>(
+    job: &Job,
+    work: impl FnOnce(&mut Generator<'_>) -> Result<T> + Send,
+) -> Result<T> {
     let memory = if job.hugepages { Memory::Hugepages { mib: 96 } } else { Memory::NoHuge { mib: 192 } };
     let eal = Eal::init(&EalConfig { memory, main_cpus: vec![job.cpu], ..EalConfig::default() })?;
     let pool = PktPool::new(&eal, &PoolConfig { mbufs: 32_767, ..PoolConfig::default() })?;
@@ -149,9 +166,7 @@ pub(crate) fn run(job: &Job) -> Result<Measured> {
     std::thread::scope(|scope| {
         let generate = || {
             let _lcore = Lcore::register_on(&eal, job.cpu)?;
-            let mut generator = Generator::new(job, pool, client_side, backend_side);
-            generator.establish()?;
-            generator.measure()
+            work(&mut Generator::new(job, pool, client_side, backend_side))
         };
         scope.spawn(generate).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })

@@ -20,8 +20,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use tidegate::netlab::cleanup;
 
-use crate::dut::{Round, Setup};
-use crate::generator::{Job, Soak};
+use crate::dut::{Restarted, Round, Setup};
+use crate::generator::{Job, Soak, Stream};
 use crate::results::{Machine, Results, Row};
 use crate::scenario::Scenario;
 
@@ -56,6 +56,27 @@ enum Command {
         /// How long.
         #[arg(long, default_value_t = 3_600.0)]
         seconds: f64,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Restart a gateway in each way while packets of established connections stream through it, and print what was lost and
+    /// what broke (root).
+    Restart {
+        /// A TOML file, or a name of a file in benches/scenarios.
+        #[arg(default_value = "restarts")]
+        scenario: String,
+        /// Packets per second.
+        #[arg(long, default_value_t = 100_000.0)]
+        rate: f64,
+        /// Connections, instead of those of the file.
+        #[arg(long)]
+        connections: Option<u32>,
+        /// The tidegate binary of another build; by default the same one.
+        #[arg(long)]
+        next: Option<PathBuf>,
+        /// How often each way is taken.
+        #[arg(long, default_value_t = 1)]
+        rounds: u32,
         #[command(flatten)]
         place: Place,
     },
@@ -121,6 +142,9 @@ fn do_command(command: Command) -> Result<()> {
     match command {
         Command::Run { scenarios, out, rounds, place } => run(&scenarios, out.as_deref(), rounds, &place),
         Command::Soak { scenario, seconds, place } => soak(&scenario, seconds, &place),
+        Command::Restart { scenario, rate, connections, next, rounds, place } => {
+            restart(&scenario, rate, connections, next.as_deref(), rounds, &place)
+        }
         Command::List => list(),
         Command::Table { results } => {
             print!("{}", table::table(&Results::read(&results)?));
@@ -142,6 +166,9 @@ fn do_command(command: Command) -> Result<()> {
         }
         Command::Generate { job } => {
             let job: Job = serde_json::from_str(&std::fs::read_to_string(&job)?)?;
+            if let Some(of) = job.stream {
+                return generator::stream(&job, of);
+            }
             println!("{}", serde_json::to_string(&generator::run(&job)?)?);
             Ok(())
         }
@@ -250,6 +277,55 @@ fn soak(name: &str, seconds: f64, place: &Place) -> Result<()> {
     );
     ensure!(last >= first * RATE_MIN, "the rate fell from {first:.0} to {last:.0} frames a second");
     println!("no leak, and no fall of the rate");
+    Ok(())
+}
+
+fn restart(
+    name: &str,
+    rate: f64,
+    connections: Option<u32>,
+    next: Option<&Path>,
+    rounds: u32,
+    place: &Place,
+) -> Result<()> {
+    cleanup::on_signals()?;
+    ensure!((1.0..=10e6).contains(&rate), "--rate {rate}; accepted: 1 to 10000000");
+    let setup = place.setup()?;
+    let next = next.map(Path::canonicalize).transpose().context("--next")?;
+    let next = next.as_ref().unwrap_or(&setup.tidegate);
+    println!(
+        "| mode | way | packets sent | lost | longest gap | connections | broken | ready again | restored |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let mut broken = 0;
+    for mut scenario in Scenario::read(&file_of(name)?)? {
+        scenario.flows = connections.unwrap_or(scenario.flows);
+        ensure!(scenario.flows > 0, "{}: flows = 0; accepted: established connections", scenario.name());
+        let mode = scenario.mode.context("a scenario of Tidegate is needed; accepted: modes")?.as_str();
+        dut::restarts(
+            &scenario,
+            &setup,
+            next,
+            Stream { rate },
+            rounds,
+            |way, Restarted { window, ready_ms, restored }| {
+                broken += window.broken;
+                let lost = window.offered.saturating_sub(window.received);
+                let ready = if ready_ms == 0.0 { String::new() } else { format!("{ready_ms:.0} ms") };
+                let restored =
+                    restored.map(|(flows, ms)| format!("{flows} in {ms:.0} ms")).unwrap_or_default();
+                println!(
+                    "| `{mode}` | {} | {} | {lost} | {:.1} ms | {} | {} | {ready} | {restored} |",
+                    way.as_str(),
+                    window.offered,
+                    window.gap_ms,
+                    window.connections,
+                    window.broken,
+                );
+            },
+        )?;
+    }
+    ensure!(broken == 0, "{broken} connections broke");
     Ok(())
 }
 

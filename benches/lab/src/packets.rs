@@ -69,6 +69,12 @@ pub(crate) fn backend(family: Family, n: u32) -> IpAddr {
     planned(family, 20, n + 1)
 }
 
+/// The link address of a backend, where each has its own.
+pub(crate) fn backend_mac(n: u32) -> MacAddr {
+    let [_, _, high, low] = (n + 1).to_be_bytes();
+    MacAddr([2, 0, 0, 1, high, low])
+}
+
 /// The prefix of a network of the plan.
 pub(crate) fn prefix(family: Family, network: u8) -> String {
     match family {

@@ -9,11 +9,12 @@
 //! The namespaces are those of the end-to-end tests, so that whatever happens, they are removed.
 
 mod kernel;
+mod restarts;
 mod testpmd;
 mod tidegate;
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use ::tidegate::netlab::process::LabProcess;
@@ -21,10 +22,11 @@ use ::tidegate::netlab::{Lab, LabPlan, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use tidegate_core::wire::MacAddr;
 
-use crate::generator::{Job, Measured, Soak};
+use crate::generator::{Job, Measured, Soak, Stream};
 use crate::packets::{BACKEND_SIDE_MAC, CLIENT_SIDE_MAC, GENERATOR_MAC};
 use crate::scenario::{Forwarder, Mode, Scenario, Wire};
 
+pub(crate) use restarts::{Restarted, restarts};
 pub(crate) use tidegate::Sample;
 
 /// What all rounds have in common.
@@ -55,47 +57,9 @@ const LISTENING: Duration = Duration::from_secs(30);
 /// # Errors
 /// The lab or a program does not start, or the generator fails; the message has the end of the forwarder's log.
 pub(crate) fn round(scenario: &Scenario, setup: &Setup, soak: Option<Soak>) -> Result<Round> {
-    let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: setup.tidegate.clone() })?;
-    let devices = match scenario.wire {
-        Wire::Memif => [0, 1].map(|n| memif(lab.directory(), n, "server", GENERATOR_MAC)),
-        Wire::Veth => {
-            connect(&lab)?;
-            [0, 1].map(|n| format!("net_af_packet{n},iface=gen{n}"))
-        }
-    };
-    let listening = lab.directory().join("listening");
-    let job = Job {
-        scenario: scenario.clone(),
-        devices,
-        returns: scenario.forwarder == Forwarder::Kernel || scenario.mode.is_some_and(Mode::returns),
-        hugepages: setup.hugepages,
-        cpu: setup.generator_cpu,
-        listening: listening.clone(),
-        soak,
-    };
-    let job_file = lab.directory().join("job.json");
-    std::fs::write(&job_file, serde_json::to_string(&job)?)?;
-    let mut generator = lab
-        .client()
-        .command("nice")
-        .args(["-n", "-19"])
-        .arg(std::env::current_exe()?)
-        .arg("generate")
-        .arg(&job_file)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("the generator")?;
-    wait_for("the generator's ports", LISTENING, || {
-        (listening.exists() || generator.try_wait().ok().flatten().is_some()).then_some(())
-    })?;
-    ensure!(listening.exists(), "the generator cannot open its ports");
-
-    let forwarder_devices = match scenario.wire {
-        Wire::Memif => [0, 1].map(|n| memif(lab.directory(), n, "client", FORWARDER_MACS[n])),
-        Wire::Veth => [0, 1].map(|n| format!("net_af_packet{n},iface=dut{n}")),
-    };
+    let Stand { lab, mut generator, forwarder_devices } = stand(scenario, setup, soak, None)?;
     let mut forwarder = match scenario.forwarder {
-        Forwarder::Tidegate => Some(tidegate::start(&lab, scenario, setup, &forwarder_devices)?),
+        Forwarder::Tidegate => Some(tidegate::start(&lab, scenario, setup, &forwarder_devices, None)?),
         Forwarder::Testpmd => Some(testpmd::start(&lab, setup, &forwarder_devices)?),
         Forwarder::Kernel => {
             kernel::start(&lab, scenario, setup)?;
@@ -118,6 +82,58 @@ pub(crate) fn round(scenario: &Scenario, setup: &Setup, soak: Option<Soak>) -> R
             forwarder.as_mut().map_or_else(String::new, last_words)
         ),
     }
+}
+
+/// A lab with a generator whose ports are open, and no forwarder yet.
+struct Stand {
+    lab: Lab,
+    generator: Child,
+    forwarder_devices: [String; 2],
+}
+
+fn stand(scenario: &Scenario, setup: &Setup, soak: Option<Soak>, stream: Option<Stream>) -> Result<Stand> {
+    let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: setup.tidegate.clone() })?;
+    let devices = match scenario.wire {
+        Wire::Memif => [0, 1].map(|n| memif(lab.directory(), n, "server", GENERATOR_MAC)),
+        Wire::Veth => {
+            connect(&lab)?;
+            [0, 1].map(|n| format!("net_af_packet{n},iface=gen{n}"))
+        }
+    };
+    let listening = lab.directory().join("listening");
+    let job = Job {
+        scenario: scenario.clone(),
+        devices,
+        returns: scenario.forwarder == Forwarder::Kernel || scenario.mode.is_some_and(Mode::returns),
+        hugepages: setup.hugepages,
+        cpu: setup.generator_cpu,
+        listening: listening.clone(),
+        soak,
+        stream,
+    };
+    let job_file = lab.directory().join("job.json");
+    std::fs::write(&job_file, serde_json::to_string(&job)?)?;
+    let mut generator = lab
+        .client()
+        .command("nice")
+        .args(["-n", "-19"])
+        .arg(std::env::current_exe()?)
+        .arg("generate")
+        .arg(&job_file)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("the generator")?;
+    wait_for("the generator's ports", LISTENING, || {
+        (listening.exists() || generator.try_wait().ok().flatten().is_some()).then_some(())
+    })?;
+    ensure!(listening.exists(), "the generator cannot open its ports");
+
+    let forwarder_devices = match scenario.wire {
+        Wire::Memif => [0, 1].map(|n| memif(lab.directory(), n, "client", FORWARDER_MACS[n])),
+        Wire::Veth => [0, 1].map(|n| format!("net_af_packet{n},iface=dut{n}")),
+    };
+    Ok(Stand { lab, generator, forwarder_devices })
 }
 
 /// The end of a log, as the end of a message.

@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Setup, last_words};
 use crate::generator::Soak;
-use crate::packets::{GENERATOR_MAC, PORT, backend, backend_side, client_side, prefix, snat, vip};
+use crate::packets::{
+    GENERATOR_MAC, PORT, backend, backend_mac, backend_side, client_side, prefix, snat, vip,
+};
 use crate::scenario::{Family, Mode, Protocol, Scenario, Tracking};
 
 /// SNAT addresses: each backend has 64,512 ports of each.
@@ -37,7 +39,8 @@ pub(crate) struct Sample {
     pub(crate) generation: u64,
 }
 
-/// Starts the gateway, and waits until its workers have the Services.
+/// Starts the gateway, and waits until its workers have the Services. With a directory, its `flows` outlive the process, and
+/// each backend has a link address of its own.
 ///
 /// # Errors
 /// It does not start; the message has the end of its log.
@@ -46,6 +49,7 @@ pub(super) fn start(
     scenario: &Scenario,
     setup: &Setup,
     devices: &[String; 2],
+    flows: Option<&Path>,
 ) -> Result<LabProcess> {
     let manifests = lab.directory().join("manifests");
     fs::create_dir_all(&manifests)?;
@@ -53,17 +57,27 @@ pub(super) fn start(
         manifest(scenario, service, 0).write(&manifests)?;
     }
     let config = lab.directory().join("gateway.yaml");
-    fs::write(&config, yaml(scenario, setup, devices, lab.directory()))?;
-    let arguments = ["run", "-c", &config.display().to_string()];
-    let mut process =
-        LabProcess::start(lab.gateway(), lab.directory(), "gateway", &setup.tidegate, &arguments)?;
+    fs::write(&config, yaml(scenario, setup, devices, lab.directory(), flows))?;
+    let mut process = launch(lab, &setup.tidegate)?;
+    wait_until_ready(lab, &mut process)?;
+    Ok(process)
+}
+
+/// Starts a binary with the configuration that [`start`] has written, and returns at once.
+pub(super) fn launch(lab: &Lab, binary: &Path) -> Result<LabProcess> {
+    let config = lab.directory().join("gateway.yaml").display().to_string();
+    LabProcess::start(lab.gateway(), lab.directory(), "gateway", binary, &["run", "-c", &config])
+}
+
+/// Waits until its workers have the Services.
+pub(super) fn wait_until_ready(lab: &Lab, process: &mut LabProcess) -> Result<()> {
     let mut ended = false;
     let waited = wait_for("the gateway to be ready", READY, || {
         ended = process.exit_status().is_some();
         (ended || is_ready(lab)).then_some(())
     });
-    ensure!(waited.is_ok() && !ended, "the gateway is not ready{}", last_words(&mut process));
-    Ok(process)
+    ensure!(waited.is_ok() && !ended, "the gateway is not ready{}", last_words(process));
+    Ok(())
 }
 
 fn is_ready(lab: &Lab) -> bool {
@@ -87,7 +101,13 @@ fn manifest(scenario: &Scenario, service: u32, turn: u32) -> Manifest {
     Manifest::new(&format!("s{service}"), mode, &vips, vec![port]).with_endpoints(endpoints)
 }
 
-fn yaml(scenario: &Scenario, setup: &Setup, devices: &[String; 2], directory: &Path) -> String {
+fn yaml(
+    scenario: &Scenario,
+    setup: &Setup,
+    devices: &[String; 2],
+    directory: &Path,
+    flows: Option<&Path>,
+) -> String {
     let family = scenario.family;
     let [own, router] = client_side(family);
     let (length, all, vips) = match family {
@@ -96,7 +116,9 @@ fn yaml(scenario: &Scenario, setup: &Setup, devices: &[String; 2], directory: &P
     };
     let mut neighbors = format!("    - {{ip: \"{router}\", mac: \"{GENERATOR_MAC}\"}}\n");
     for n in 0..scenario.services * scenario.backends {
-        let _ = writeln!(neighbors, "    - {{ip: \"{}\", mac: \"{GENERATOR_MAC}\"}}", backend(family, n));
+        // Where connections are looked at one by one, the link address tells the backend.
+        let mac = if flows.is_some() { backend_mac(n) } else { GENERATOR_MAC };
+        let _ = writeln!(neighbors, "    - {{ip: \"{}\", mac: \"{mac}\"}}", backend(family, n));
     }
     let snat: Vec<String> = (0..SNAT_ADDRESSES).map(|n| format!("\"{}\"", snat(family, n))).collect();
     format!(
@@ -105,9 +127,9 @@ kind: GatewayConfig
 metadata: {{name: bench}}
 dataplane:
   cores: [{core}]
-  idle: poll
+  idle: {idle}
   memory: {{hugepages: {hugepages}, sizeMiB: {MEMORY_MIB}}}
-  flowTable: {{directory: ""}}
+  flowTable: {{directory: "{flows}"}}
   interfaces:
     - {{name: clients, device: "{clients}", addresses: ["{own}/{length}"]}}
     - {{name: backends, device: "{backends}", addresses: ["{beside}/{length}"]}}
@@ -129,7 +151,10 @@ protection: {{synCookies: "off"}}
             Tracking::Always => "always",
             Tracking::OnChange => "on-change",
         },
+        // The next process starts on the same CPUs.
+        idle = if flows.is_some() { "adaptive" } else { "poll" },
         hugepages = setup.hugepages,
+        flows = flows.map(|path| path.display().to_string()).unwrap_or_default(),
         clients = devices[0],
         backends = devices[1],
         beside = backend_side(family),
@@ -165,19 +190,28 @@ pub(super) fn change_backends(
     Ok(samples)
 }
 
+/// `/metrics` of the gateway.
+pub(super) struct Metrics(String);
+
+impl Metrics {
+    pub(super) fn read(lab: &Lab) -> Result<Self> {
+        let arguments = ["-s", "--max-time", "5", "http://127.0.0.1:9469/metrics"];
+        let out = lab.gateway().command("curl").args(arguments).output()?;
+        Ok(Self(String::from_utf8_lossy(&out.stdout).into_owned()))
+    }
+
+    /// The value of a series, written as on the page.
+    pub(super) fn value(&self, series: &str) -> Option<f64> {
+        let line = self.0.lines().find(|line| line.starts_with(series))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+}
+
 fn sample(lab: &Lab, process: &LabProcess, begin: Instant) -> Result<Sample> {
     let one = Process::new(i32::try_from(process.pid())?)?;
     let resident = one.statm()?.resident * procfs::page_size();
-    let out = lab
-        .gateway()
-        .command("curl")
-        .args(["-s", "--max-time", "5", "http://127.0.0.1:9469/metrics"])
-        .output()?;
-    let page = String::from_utf8_lossy(&out.stdout);
-    let value = |name: &str| {
-        let line = page.lines().find(|line| line.starts_with(name))?;
-        line.rsplit(' ').next()?.parse::<f64>().ok().map(|value| value as u64)
-    };
+    let metrics = Metrics::read(lab)?;
+    let value = |name: &str| metrics.value(name).map(|value| value as u64);
     Ok(Sample {
         at: begin.elapsed().as_secs_f64(),
         resident_mib: resident as f64 / f64::from(1 << 20),
