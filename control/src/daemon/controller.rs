@@ -22,7 +22,7 @@ use tidegate_health::health_check_node_port::{Bind, BindFailure};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::ObjectKey;
-use tidegate_policy::reconcile::{DrainTarget, Outcome};
+use tidegate_policy::reconcile::{self, DrainTarget, Outcome};
 use tidegate_source::SourceUpdate;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -144,6 +144,14 @@ impl Controller {
             dataplane,
             state,
         }
+    }
+
+    /// Keeps the backends of the last process that have left since, because their flows are restored with the first
+    /// Services.
+    pub(super) fn keep_earlier_backends(&mut self) {
+        let ports = self.dataplane.take_earlier_ports();
+        let ports = ports.into_iter().map(|port| (port.key, port.owner, port.backends));
+        self.desired.earlier = Some(reconcile::Drains::of_earlier(ports));
     }
 
     /// Loads the addresses that Services had in the last run, and saves later ones.

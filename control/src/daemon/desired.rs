@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_model::config::SelfCheckConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
-use tidegate_policy::reconcile::{DrainTarget, Input, Memory, Outcome, Reconciler};
+use tidegate_policy::reconcile::{DrainTarget, Drains, Input, Memory, Outcome, Reconciler};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -21,6 +21,8 @@ pub(super) struct Desired {
     reconciler: Reconciler,
     /// Addresses and draining flows.
     pub(super) memory: Memory,
+    /// The backends of the last process, until a round has Services: its flows are restored with these.
+    pub(super) earlier: Option<Drains>,
     self_check: SelfCheck,
     started: Instant,
     /// When the state changes by itself, relative to `started`.
@@ -32,6 +34,7 @@ impl Desired {
         Self {
             reconciler: Reconciler::default(),
             memory: Memory::default(),
+            earlier: None,
             self_check: SelfCheck::new(comparisons),
             started: Instant::now(),
             reconcile_at: None,
@@ -77,6 +80,9 @@ impl Desired {
         drained: &BTreeSet<DrainTarget>,
         generation: u64,
     ) -> (Arc<Outcome>, Option<Subject>) {
+        if let Some(earlier) = &self.earlier {
+            self.memory.drains = earlier.clone();
+        }
         let input = Input {
             settings: &configuration.settings,
             objects,
@@ -87,6 +93,7 @@ impl Desired {
             now: self.started.elapsed(),
         };
         let outcome = Arc::new(self.reconciler.reconcile(&input));
+        self.earlier.take_if(|_| !outcome.spec.services.is_empty());
         if self.reconciler.recomputed() > 0 {
             self.self_check.changed();
         }

@@ -269,6 +269,7 @@ impl Gateway {
             (cluster, layer2),
             Arc::clone(&announcer),
         );
+        controller.keep_earlier_backends();
         if let Some(addresses) = addresses {
             controller.resume(addresses);
         }

@@ -1,16 +1,16 @@
 //! Connections that outlive the gateway: `kill -9`, an orderly restart, a reload, and tables that the next process must
 //! not read.
 
-use crate::world::{World, alone, lab_with};
+use crate::world::{APPLIED, World, alone, lab_with};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
-use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::CLIENT_ADDRESSES;
 use tidegate::netlab::client::Tell;
 use tidegate::netlab::manifests::Manifest;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests_of, tunnel_paths};
+use tidegate::netlab::{GatewayOptions, server, wait_for};
 
 /// Connections of each path.
 const CONNECTIONS: u8 = 12;
@@ -62,6 +62,40 @@ fn no_connection_breaks_when_the_gateway_is_killed_restarted_or_reloaded() {
         let left = fs::read_dir(tables.path().join("lab")).expect("the gateway's directory").count();
         assert_eq!(left, 2, "the lock and the tables of the last process");
     }
+}
+
+#[test]
+fn connections_to_backends_that_left_before_the_gateway_was_killed_do_not_break() {
+    let _turn = alone();
+    let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+    let mut world = start(vec![0], tables.path());
+    let mut open = opened(&world);
+    world.write(&manifests_of(&paths(), &[3]));
+    for path in paths() {
+        wait_for("new connections at the only backend that is left", APPLIED, || {
+            let fresh = (0..CLIENT_ADDRESSES).map(|n| world.connect(path, n));
+            fresh
+                .into_iter()
+                .all(|tell| tell.is_ok_and(|tell| tell.told.backend == server::name(3)))
+                .then_some(())
+        })
+        .unwrap();
+    }
+    for way in [Way::Kill, Way::Restart] {
+        change(&mut world, way);
+        let broken: Vec<String> = open
+            .iter_mut()
+            .filter_map(|(path, tell)| {
+                let error = tell.ping().err()?;
+                Some(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend))
+            })
+            .collect();
+        assert!(broken.is_empty(), "{way:?}: {broken:#?}\n{}", world.gateway().log_tail(20));
+    }
+    let left = open.iter().filter(|(_, tell)| tell.told.backend != server::name(3)).count();
+    assert!(left >= paths().len(), "{left} connections have a backend that left");
+    let fresh = paths().into_iter().map(|path| world.connect(path, 1).expect("a connection").told.backend);
+    assert!(fresh.into_iter().all(|backend| backend == server::name(3)), "no new flow goes to one that left");
 }
 
 #[test]

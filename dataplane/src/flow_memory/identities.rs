@@ -6,14 +6,16 @@
 //!
 //! Invariant: a record that is incomplete or changed ends the list, and the flows of later ids are not restored.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::pipeline::KnownIds;
-use tidegate_core::snapshot::Snapshot;
+use tidegate_core::snapshot::{Protocol, ServiceKey, Snapshot, owner_mark};
 use tidegate_core::wire::Addr;
 
 const RECORD: usize = 32;
@@ -32,7 +34,7 @@ struct Record {
     proto: u8,
     port: u16,
     id: u32,
-    /// The service of a backend; 0 for a service.
+    /// The service of a backend. For a service, [`owner_mark`] of its Service; 0 if an older version has written it.
     of: u32,
     addr: Addr,
 }
@@ -41,7 +43,8 @@ impl Record {
     fn of_service(snapshot: &Snapshot, id: ServiceId) -> Option<Self> {
         let service = snapshot.service_by_id(id)?;
         let (proto, port) = (service.protocol.number(), service.port);
-        Some(Self { kind: SERVICE, proto, port, id: id.raw(), of: 0, addr: service.vip })
+        let of = snapshot.service_info(id).map_or(0, |info| owner_mark(&info.namespace, &info.name));
+        Some(Self { kind: SERVICE, proto, port, id: id.raw(), of, addr: service.vip })
     }
 
     fn of_backend(snapshot: &Snapshot, id: BackendId) -> Option<Self> {
@@ -135,11 +138,52 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
-/// The ids of an earlier process, with their successors in a snapshot.
-pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownIds> {
+fn records(directory: &Path) -> io::Result<Vec<Record>> {
     let bytes = std::fs::read(directory.join(FILE))?;
     let (records, _) = bytes.as_chunks::<RECORD>();
-    let records: Vec<Record> = records.iter().map_while(Record::read).collect();
+    Ok(records.iter().map_while(Record::read).collect())
+}
+
+/// A service port that an earlier process forwarded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EarlierPort {
+    /// The port.
+    pub key: ServiceKey,
+    /// [`owner_mark`] of its Service.
+    pub owner: u32,
+    /// Its backends, also those that only kept their flows.
+    pub backends: Vec<SocketAddr>,
+}
+
+/// The service ports of an earlier process. A backend that left there is among them until another one has its place in the
+/// tables.
+pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
+    let records = records(directory)?;
+    let of_kind = |kind: u8| records.iter().filter(move |record| record.kind == kind);
+    // A later holder of an index replaces an earlier one.
+    let mut services: BTreeMap<usize, (u32, EarlierPort)> = BTreeMap::new();
+    for record in of_kind(SERVICE) {
+        let Some(protocol) = Protocol::from_number(record.proto) else { continue };
+        let key = ServiceKey { vip: record.addr.ip(), protocol, port: record.port };
+        let port = EarlierPort { key, owner: record.of, backends: Vec::new() };
+        services.insert(ServiceId::from_raw(record.id).index(), (record.id, port));
+    }
+    let backends: BTreeMap<usize, &Record> =
+        of_kind(BACKEND).map(|record| (BackendId::from_raw(record.id).index(), record)).collect();
+    for record in backends.values() {
+        match services.get_mut(&ServiceId::from_raw(record.of).index()) {
+            Some((id, port)) if *id == record.of => {
+                port.backends.push(SocketAddr::new(record.addr.ip(), record.port));
+            }
+            _ => {}
+        }
+    }
+    Ok(services.into_values().map(|(_, port)| port).collect())
+}
+
+/// The ids of an earlier process, with their successors in a snapshot.
+pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownIds> {
+    let records = records(directory)?;
     let mut known = KnownIds::default();
     // By index: the whole id and its successor. A later holder of an index replaces an earlier one.
     let mut services: Vec<Option<(ServiceId, ServiceId)>> = Vec::new();
@@ -179,7 +223,7 @@ pub(super) fn is_empty(directory: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use tidegate_core::neighbors::NeighborTable;
-    use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+    use tidegate_core::snapshot::{ForwardingMode, SnapshotSpec};
     use tidegate_core::testing::lab;
 
     use super::*;
@@ -230,5 +274,28 @@ mod tests {
         assert!(shown.contains(&format!("Some(({of:?}, {service:?}))")), "{shown}");
         assert!(shown.contains(&format!("Some(({old:?}, {of:?}, {new:?}))")), "{shown}");
         assert_eq!(shown.matches("Some").count(), 2, "the others are gone: {shown}");
+    }
+
+    #[test]
+    fn the_next_process_learns_the_backends_of_the_last_one_without_those_whose_place_another_has() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let service =
+            |backends: &[&str]| lab::service(ForwardingMode::Nat, Protocol::Tcp, "203.0.113.9:80", backends);
+        let compile = |backends: &[&str], previous: Option<&Snapshot>| {
+            let spec = SnapshotSpec { services: vec![service(backends).into()], ..lab::spec() };
+            Snapshot::compile(&spec, previous, &NeighborTable::new()).expect("it compiles").0
+        };
+        let mut file = Identities::create(directory.path()).expect("a file");
+        let first = compile(&["10.0.0.11:80", "10.0.0.12:80"], None);
+        file.follow(&first).expect("room");
+        let second = compile(&["10.0.0.12:80"], Some(&first));
+        file.follow(&second).expect("room");
+        let third = compile(&["10.0.0.12:80", "10.0.0.13:80"], Some(&second));
+        file.follow(&third).expect("room");
+        let [port] = &*ports(directory.path()).expect("a file") else { panic!("one service port") };
+        let (spec, mut backends) = (service(&[]), port.backends.clone());
+        backends.sort_unstable();
+        assert_eq!((port.key, port.owner), (spec.key, owner_mark(&spec.namespace, &spec.name)));
+        assert_eq!(backends, ["10.0.0.12:80", "10.0.0.13:80"].map(|one| one.parse().expect("an address")));
     }
 }

@@ -21,6 +21,7 @@ use tidegate_core::conntrack::{Part, TableKind, TableMemory};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::wire::Family;
 
+pub use identities::EarlierPort;
 pub use restoration::{Outliving, Restoration, Restored};
 pub use store::{Shape, Store, StoreError};
 
@@ -152,6 +153,11 @@ impl FlowMemory {
     pub(crate) fn clock(&self, worker: u8) -> Option<&'static mut [u32]> {
         let clock = self.store.as_ref()?.clock(worker);
         clock.inspect_err(|error| tracing::warn!(worker, %error, "the ages of flows will be inexact")).ok()
+    }
+
+    /// The service ports of earlier processes, each with its backends. Call it before [`Self::restoration`].
+    pub(crate) fn earlier_ports(&self) -> Vec<EarlierPort> {
+        self.store.as_ref().map_or_else(Vec::new, Store::earlier_ports)
     }
 
     /// What earlier processes have left.

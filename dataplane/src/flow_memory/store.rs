@@ -13,6 +13,7 @@
 //!
 //! Invariant: what another version, another machine or another boot has written is refused with the reason, and removed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -30,7 +31,7 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::now::Now;
 use tidegate_core::snapshot::Snapshot;
 
-use super::identities::{self, Identities};
+use super::identities::{self, EarlierPort, Identities};
 
 /// The first line of `about`. A change of this file's form changes the number.
 const TITLE: &str = "tidegate flow tables 1";
@@ -168,6 +169,21 @@ impl Store {
         let (new, path) = (run.join("about.new"), run.join("about"));
         write(&new, about.as_bytes()).and_then(|()| fs::rename(&new, &path)).map_err(fault(&path))?;
         Ok(Self { run, _lock: lock, identities: Mutex::new(Some(identities)), earlier, refused })
+    }
+
+    /// The service ports of earlier processes, each with its backends; of several processes the newest counts.
+    pub(super) fn earlier_ports(&self) -> Vec<EarlierPort> {
+        let mut ports = BTreeMap::new();
+        for earlier in self.earlier.iter().rev() {
+            match identities::ports(&earlier.path) {
+                Ok(all) => ports.extend(all.into_iter().map(|port| (port.key, port))),
+                Err(error) => tracing::warn!(
+                    path = %earlier.path.display(), %error,
+                    "cannot read the backends of an earlier process: flows of those that have left end"
+                ),
+            }
+        }
+        ports.into_values().collect()
     }
 
     /// Records the ids of a snapshot. Call it before workers get the snapshot.

@@ -38,7 +38,7 @@ use super::worker_handle::{WorkerHandle, WorkerState};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
-use crate::flow_memory::{FlowMemory, Outliving, Restoration, Shape, Store, StoreError};
+use crate::flow_memory::{EarlierPort, FlowMemory, Outliving, Restoration, Shape, Store, StoreError};
 use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
@@ -152,6 +152,8 @@ pub struct WorkerPool<F> {
     affinities: Option<Arc<Affinities>>,
     associations: Arc<Associations>,
     flow_memory: Arc<FlowMemory>,
+    /// The service ports of earlier processes, until they are taken.
+    earlier_ports: Mutex<Vec<EarlierPort>>,
     restoration: Option<Arc<Restoration>>,
     clock: Clock,
     pulse: Option<PulseThread>,
@@ -220,6 +222,7 @@ impl<F> WorkerPool<F> {
         let store = config.flow_store.as_deref().and_then(|directory| store(directory, &shape, clock.now()));
         let mut flow_memory =
             FlowMemory::new(config.places.len(), config.flow_entries, config.huge_pages, store);
+        let earlier_ports = flow_memory.earlier_ports();
         let restoration = flow_memory.restoration(shape);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
@@ -240,6 +243,7 @@ impl<F> WorkerPool<F> {
             affinities,
             associations,
             flow_memory: Arc::new(flow_memory),
+            earlier_ports: Mutex::new(earlier_ports),
             restoration,
             clock,
             pulse: None,
@@ -400,6 +404,13 @@ impl<F> WorkerPool<F> {
         if let Some(restoration) = &self.restoration {
             restoration.begin(snapshot);
         }
+    }
+
+    /// Takes the service ports of earlier processes whose flows are restored, each with its backends. A backend that has
+    /// left needs a place in the first snapshot with Services, or its flows end.
+    #[must_use]
+    pub fn take_earlier_ports(&self) -> Vec<EarlierPort> {
+        std::mem::take(&mut *self.earlier_ports.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The flows of earlier processes, if flow tables outlive the process.

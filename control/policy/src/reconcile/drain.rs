@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::rendezvous::{MovedSeat, SeatHistory};
-use tidegate_core::snapshot::{ServiceKey, Warming};
+use tidegate_core::snapshot::{ServiceKey, Warming, owner_mark};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 
@@ -25,13 +25,30 @@ pub struct Drains {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PortMemory {
-    owner: ObjectKey,
+    owner: Owner,
     drain_timeout: Duration,
     backends: BTreeMap<SocketAddr, Presence>,
     /// With `flowTracking: on-change`, and for a drain timeout after it: which seats changed hands.
     seats: Option<Seats>,
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
+}
+
+/// The Service of a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Owner {
+    Service(ObjectKey),
+    /// From an earlier process, of which only the [`owner_mark`] is known.
+    Mark(u32),
+}
+
+impl Owner {
+    fn is(&self, service: &ObjectKey) -> bool {
+        match self {
+            Self::Service(key) => key == service,
+            Self::Mark(mark) => *mark == owner_mark(&service.namespace, &service.name),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +77,19 @@ pub(super) struct PortNow<'a> {
 }
 
 impl Drains {
+    /// The memory of a process that forwards the flows of an earlier one: its service ports, each with the
+    /// [`owner_mark`] of its Service and with its backends. When those have left is not known, so the drain timeout of
+    /// each begins now.
+    #[must_use]
+    pub fn of_earlier(ports: impl IntoIterator<Item = (ServiceKey, u32, Vec<SocketAddr>)>) -> Self {
+        let memory = |(key, mark, backends): (ServiceKey, u32, Vec<SocketAddr>)| {
+            let backends = backends.into_iter().map(|backend| (backend, Presence::Listed)).collect();
+            let (owner, drain_timeout) = (Owner::Mark(mark), Duration::ZERO);
+            (key, Arc::new(PortMemory { owner, drain_timeout, backends, seats: None, warm_ups: None }))
+        };
+        Self { ports: ports.into_iter().map(memory).collect() }
+    }
+
     /// Updates one service port. Returns the backends that have left and are kept.
     ///
     /// A port that another Service had before has no memory: its flows belong to that Service. Of the backends that
@@ -69,7 +99,7 @@ impl Drains {
         let PortNow { key, owner, listed, drain_timeout, kept_max } = port;
         let (key, drain_timeout, kept_max) = (*key, *drain_timeout, *kept_max);
         let mut kept: Vec<(Duration, SocketAddr)> = Vec::new();
-        let before = previous.ports.get(&key).filter(|p| p.owner == **owner);
+        let before = previous.ports.get(&key).filter(|p| p.owner.is(owner));
         for (address, presence) in before.into_iter().flat_map(|p| &p.backends) {
             let until = match presence {
                 Presence::Listed => now + drain_timeout,
@@ -87,8 +117,8 @@ impl Drains {
             listed.iter().map(|address| (*address, Presence::Listed)).collect();
         backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
-            let memory =
-                PortMemory { owner: (*owner).clone(), drain_timeout, backends, seats: None, warm_ups: None };
+            let owner = Owner::Service((*owner).clone());
+            let memory = PortMemory { owner, drain_timeout, backends, seats: None, warm_ups: None };
             self.ports.insert(key, Arc::new(memory));
         }
         kept.into_iter().map(|(_, address)| address).collect()
@@ -275,5 +305,33 @@ impl std::fmt::Display for DrainTarget {
             Self::Backend(ip, None) => ip.fmt(f),
             Self::Node(name) => f.write_str(name),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::snapshot::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn backends_of_an_earlier_process_are_kept_for_the_same_service_only() {
+        let [stays, left] = ["10.0.0.1:80", "10.0.0.2:80"].map(|one| one.parse().expect("an address"));
+        let key = ServiceKey { vip: IpAddr::from([203, 0, 113, 1]), protocol: Protocol::Tcp, port: 80 };
+        let earlier = Drains::of_earlier([(key, owner_mark("shop", "web"), vec![stays, left])]);
+        let kept = |name: &str, previous: &Drains, at: u64| {
+            let owner = ObjectKey::new("shop", name);
+            let listed = [stays].into();
+            let port =
+                PortNow { key, owner: &owner, listed, drain_timeout: Duration::from_secs(300), kept_max: 8 };
+            let mut drains = Drains::default();
+            let kept = drains.step(previous, &port, Duration::from_secs(at));
+            (kept, drains)
+        };
+        assert_eq!(kept("other", &earlier, 1).0, []);
+        let (first, next) = kept("web", &earlier, 1);
+        assert_eq!(first, [left]);
+        assert_eq!(kept("web", &next, 300).0, [left]);
+        assert_eq!(kept("web", &next, 301).0, [], "the drain timeout began with this process");
     }
 }

@@ -389,6 +389,15 @@ impl std::fmt::Display for ServiceKey {
     }
 }
 
+/// A short hash of the Service that owns a service port, never 0, for records that outlive the process.
+#[must_use]
+pub fn owner_mark(namespace: &str, name: &str) -> u32 {
+    [b"/", name.as_bytes()]
+        .into_iter()
+        .fold(crc32c::crc32c(namespace.as_bytes()), crc32c::crc32c_append)
+        .max(1)
+}
+
 /// One service port on one VIP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceSpec {
