@@ -28,6 +28,8 @@ pub struct Candidate {
     pub leader: Option<String>,
     /// Why this gateway does not lead, whatever the others do.
     pub hindrance: Option<String>,
+    /// Why other gateways do not know the state of this one, although the API server answers.
+    pub unwritten: Option<String>,
 }
 
 /// The result of a request.

@@ -42,6 +42,14 @@ pub(super) struct OwnStatus {
     due: Option<Instant>,
     last: Option<Instant>,
     failures: u32,
+    unwritten: Option<Unwritten>,
+}
+
+/// Why the last writes failed, and when the first of them did.
+#[derive(Debug)]
+struct Unwritten {
+    since: Timestamp,
+    why: String,
 }
 
 impl OwnStatus {
@@ -61,6 +69,17 @@ impl OwnStatus {
     /// Whether the status was written.
     pub(super) fn is_written(&self) -> bool {
         self.exists
+    }
+
+    /// Why the status has not been written lately, as text for display. A single failure is not mentioned.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let Unwritten { since, why } = self.unwritten.as_ref().filter(|_| self.failures > 1)?;
+        let since = whole_seconds(*since);
+        Some(format!(
+            "the GatewayStatus of this gateway has not been written since {since}, so other gateways do not wait for it \
+             before they assign an address that it has served: {why}; accepted: the definitions and rights of \
+             deploy/kubernetes/base"
+        ))
     }
 
     /// Begins a write. Returns what it overwrites.
@@ -106,6 +125,9 @@ impl OwnStatus {
         match result {
             Ok(version) => {
                 (self.exists, self.failures) = (true, 0);
+                if self.unwritten.take().is_some() {
+                    tracing::info!("the GatewayStatus of this gateway is written");
+                }
                 (self.written, self.version) = (status, version);
                 self.due = Some(now + HEARTBEAT);
                 false
@@ -115,8 +137,13 @@ impl OwnStatus {
                 true
             }
             Err(error) => {
-                tracing::debug!(%error, "cannot write the GatewayStatus of this gateway");
                 self.exists = false;
+                let why = error.to_string();
+                if self.unwritten.as_ref().is_none_or(|before| before.why != why) {
+                    tracing::warn!(error = why, "cannot write the GatewayStatus of this gateway");
+                }
+                let since = self.unwritten.as_ref().map_or_else(Timestamp::now, |before| before.since);
+                self.unwritten = Some(Unwritten { since, why });
                 self.failures = (self.failures + 1).min(3);
                 self.due = Some(now + HEARTBEAT * self.failures);
                 false
@@ -210,4 +237,27 @@ pub(super) async fn write(
         Ok(written.metadata.resource_version)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_that_cannot_be_written_is_told_with_the_reason_until_it_is_written() {
+        let mut own = OwnStatus::default();
+        let now = Instant::now();
+        let fails = |own: &mut OwnStatus| {
+            let refused = RequestError::Unconnected("403 Forbidden".to_owned());
+            own.ended(GatewayStatusStatus::default(), Err(refused), now)
+        };
+        assert_eq!((fails(&mut own), own.trouble()), (false, None), "one failure may be an accident");
+        fails(&mut own);
+        let told = own.trouble().expect("the second failure is told");
+        assert!(told.contains("not been written since 20") && told.contains("403 Forbidden"), "{told}");
+        own.ended(GatewayStatusStatus::default(), Ok(None), now);
+        assert_eq!(own.trouble(), None);
+        fails(&mut own);
+        assert_eq!(own.trouble(), None, "failures count anew");
+    }
 }

@@ -130,6 +130,7 @@ impl AdminBackend for Operator {
                 taken
                     .into_iter()
                     .chain(hindrance)
+                    .chain(candidate.unwritten)
                     .chain(failure)
                     .chain(health.degraded)
                     .chain(unsaved)

@@ -202,7 +202,9 @@ impl Writer {
         let leader = holder.filter(|_| hindrance.is_none());
         // The identity ends with a suffix for the run: see `run`.
         let leader = leader.and_then(|holder| Some(holder.rsplit_once('_')?.0.to_owned()));
-        self.counts.set_candidate(Candidate { leader, hindrance: hindrance.clone() });
+        // While the API server does not answer at all, the state of the source says so.
+        let unwritten = self.status.trouble().filter(|_| self.inputs.source.borrow().connected);
+        self.counts.set_candidate(Candidate { leader, hindrance: hindrance.clone(), unwritten });
         if self.hindrance != hindrance {
             self.hindrance = hindrance;
             self.planning.soon();
