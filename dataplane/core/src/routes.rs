@@ -89,7 +89,7 @@ impl Routes {
     }
 
     /// The same for IPv6.
-    #[cfg(test)]
+    #[inline]
     pub(crate) fn find_v6(&self, dst: u128) -> Option<(NextHop, (u128, u128))> {
         self.v6.find_interval(dst)
     }

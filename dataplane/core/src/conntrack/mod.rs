@@ -55,7 +55,7 @@ pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use restore::{NotRestored, STORED_FORM, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
 pub use sharing::{Adoption, SharedChange, SharedFlow, SharedReply, SideState};
 pub use splice::Splice;
-pub(crate) use steady::{SteadyHit, SteadyKey};
+pub(crate) use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
 pub use stream::{Placement, Stream};
 pub use tags::{Shown, Side, TagPair, Tags};
 pub use view::{FlowKind, FlowView};
@@ -164,12 +164,6 @@ impl FlowTables {
     #[must_use]
     pub fn hash(&self, key: &FlowKey) -> FlowHash {
         self.hasher.hash(key)
-    }
-
-    /// The same for the key of an established IPv4 flow, as a number.
-    #[inline(always)]
-    pub(crate) fn steady_hash(&self, key: &SteadyKey) -> u64 {
-        self.hasher.hash_packed(&key.0).bits()
     }
 
     /// Removes expired flows from the next `buckets` buckets, and returns how many. Call it with each burst and also

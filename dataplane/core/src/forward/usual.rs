@@ -7,12 +7,14 @@ use super::cut_trailer;
 use crate::frame::Frame;
 use crate::wire::checksum::after_hop;
 use crate::wire::usual::Usual;
-use crate::wire::{ethernet, ipv4, proto};
+use crate::wire::{ethernet, ipv4, ipv6, proto};
 
 /// The offset of the IP header.
 const L3: usize = ethernet::HEADER_LEN;
 /// The bytes that are rewritten without a tunnel: the Ethernet and IPv4 headers.
 const HEAD: usize = L3 + ipv4::HEADER_LEN;
+/// The same for IPv6.
+const HEAD_V6: usize = L3 + ipv6::HEADER_LEN;
 
 /// The link addresses of a frame to be sent: its first twelve bytes, as little-endian numbers.
 #[derive(Debug, Clone, Copy)]
@@ -30,36 +32,43 @@ impl LinkHead {
     }
 
     #[inline(always)]
-    fn write(self, out: &mut [u8; HEAD]) {
+    fn write<const N: usize>(self, out: &mut [u8; N]) {
         out[..8].copy_from_slice(&self.first.to_le_bytes());
         out[8..12].copy_from_slice(&self.rest.to_le_bytes());
     }
 }
 
-/// `dsr-l2`.
+/// `dsr-l2`, for an address of `A` words.
 #[inline(always)]
-pub fn send_on_link<F: Frame>(frame: &mut F, ip_len: u16, head: LinkHead) {
+pub fn send_on_link<F: Frame, const A: usize>(frame: &mut F, ip_len: u16, head: LinkHead) {
     let bytes = frame.bytes_mut();
     let len = bytes.len();
-    let b: &mut [u8; HEAD] = bytes.first_chunk_mut().expect("a checked packet has its headers");
-    head.write(b);
-    take_hop(b);
+    let there = "a checked packet has its headers";
+    if A == 1 {
+        let b: &mut [u8; HEAD] = bytes.first_chunk_mut().expect(there);
+        head.write(b);
+        take_hop(b);
+    } else {
+        let b: &mut [u8; HEAD_V6] = bytes.first_chunk_mut().expect(there);
+        head.write(b);
+        b[L3 + 7] = b[L3 + 7].wrapping_sub(1);
+    }
     cut(frame, len, L3 + usize::from(ip_len));
 }
 
 /// The new addresses and ports of a packet, in the form of [`Usual`].
 #[derive(Debug, Clone, Copy)]
-pub struct Translation {
-    src: u32,
-    dst: u32,
+pub struct Translation<const A: usize> {
+    src: [u32; A],
+    dst: [u32; A],
     ports: u32,
 }
 
-impl Translation {
+impl<const A: usize> Translation<A> {
     /// From the new source and destination: addresses in the form of [`Usual`], ports in host order.
     #[inline(always)]
     #[must_use]
-    pub fn new((src, src_port): (u32, u16), (dst, dst_port): (u32, u16)) -> Self {
+    pub fn new((src, src_port): ([u32; A], u16), (dst, dst_port): ([u32; A], u16)) -> Self {
         let ports = u32::from(src_port.swap_bytes()) | u32::from(dst_port.swap_bytes()) << 16;
         Self { src, dst, ports }
     }
@@ -67,27 +76,44 @@ impl Translation {
 
 /// `nat` and `fullnat`, in both directions. An address or port that stays has its old value in `new`.
 #[inline(always)]
-pub fn translate<F: Frame>(frame: &mut F, old: &Usual, head: LinkHead, new: &Translation) {
+pub fn translate<F: Frame, const A: usize>(
+    frame: &mut F,
+    old: &Usual<A>,
+    head: LinkHead,
+    new: &Translation<A>,
+) {
     let bytes = frame.bytes_mut();
     let len = bytes.len();
-    let b: &mut [u8; HEAD + 8] = bytes.first_chunk_mut().expect("a checked packet has its headers");
-    let (front, l4) = b.split_at_mut(HEAD);
-    let front: &mut [u8; HEAD] = front.first_chunk_mut().expect("it has this length");
-    head.write(front);
     // Sums of the bytes as little-endian words: the sum does not depend on the order of bytes (RFC 1071, 2 (B)).
-    let addresses = u64::from(!old.src) + u64::from(new.src) + u64::from(!old.dst) + u64::from(new.dst);
-    front[L3 + 8] = front[L3 + 8].wrapping_sub(1);
-    // 0xfffe is the difference of the word whose low byte is the hop limit.
-    let check = u16::from_le_bytes([front[L3 + 10], front[L3 + 11]]);
-    let check = !folded(u64::from(!check) + 0xfffe + addresses);
-    front[L3 + 10..L3 + 12].copy_from_slice(&check.to_le_bytes());
-    front[L3 + 12..L3 + 16].copy_from_slice(&new.src.to_le_bytes());
-    front[L3 + 16..L3 + 20].copy_from_slice(&new.dst.to_le_bytes());
-    l4[..4].copy_from_slice(&new.ports.to_le_bytes());
+    let mut addresses = 0;
+    for n in 0..A {
+        addresses += u64::from(!old.src[n]) + u64::from(new.src[n]);
+        addresses += u64::from(!old.dst[n]) + u64::from(new.dst[n]);
+    }
+    let there = "a checked packet has its headers";
+    if A == 1 {
+        let front: &mut [u8; HEAD] = bytes.first_chunk_mut().expect(there);
+        head.write(front);
+        front[L3 + 8] = front[L3 + 8].wrapping_sub(1);
+        // 0xfffe is the difference of the word whose low byte is the hop limit.
+        let check = u16::from_le_bytes([front[L3 + 10], front[L3 + 11]]);
+        let check = !folded(u64::from(!check) + 0xfffe + addresses);
+        front[L3 + 10..L3 + 12].copy_from_slice(&check.to_le_bytes());
+        front[L3 + 12..L3 + 16].copy_from_slice(&new.src[0].to_le_bytes());
+        front[L3 + 16..L3 + 20].copy_from_slice(&new.dst[0].to_le_bytes());
+    } else {
+        let front: &mut [u8; HEAD_V6] = bytes.first_chunk_mut().expect(there);
+        head.write(front);
+        front[L3 + 7] = front[L3 + 7].wrapping_sub(1);
+        for (n, word) in new.src.iter().chain(&new.dst).enumerate() {
+            front[L3 + 8 + 4 * n..L3 + 12 + 4 * n].copy_from_slice(&word.to_le_bytes());
+        }
+    }
     let all = addresses + u64::from(!old.ports) + u64::from(new.ports);
+    let l4: &mut [u8; 8] = bytes[Usual::<A>::L4..].first_chunk_mut().expect(there);
+    l4[..4].copy_from_slice(&new.ports.to_le_bytes());
     if old.proto == proto::TCP {
-        let field: &mut [u8; 2] =
-            bytes[HEAD + 16..].first_chunk_mut().expect("a checked packet has its TCP header");
+        let field: &mut [u8; 2] = bytes[Usual::<A>::L4 + 16..].first_chunk_mut().expect(there);
         *field = (!folded(u64::from(!u16::from_le_bytes(*field)) + all)).to_le_bytes();
     } else {
         let field: &mut [u8; 2] = l4[6..].first_chunk_mut().expect("it has eight bytes");
@@ -101,7 +127,7 @@ pub fn translate<F: Frame>(frame: &mut F, old: &Usual, head: LinkHead, new: &Tra
     cut(frame, len, L3 + usize::from(old.ip_len));
 }
 
-/// Adds the end-around carries of a sum of at most 2^35. A sum that is not 0 never folds to 0.
+/// Adds the end-around carries of a sum of at most 2^37. A sum that is not 0 never folds to 0.
 #[inline(always)]
 fn folded(sum: u64) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);

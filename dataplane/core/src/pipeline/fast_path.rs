@@ -1,4 +1,4 @@
-//! The fast path: plain packets of established IPv4 flows, which are nearly all packets, in four passes over the burst
+//! The fast path: plain packets of established flows, which are nearly all packets, in four passes over the burst
 //! before the stages. It leaves every other frame of the burst as it is, and the stages process these.
 //!
 //! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
@@ -12,6 +12,7 @@
 //! Invariant: verdict, bytes, counters and flow are those that the stages would produce for the same packet
 //! (`tests/fast_path.rs` compares them).
 
+mod family;
 mod item;
 mod send;
 
@@ -20,7 +21,7 @@ pub(super) use item::Items;
 use super::output::BurstOutput;
 use super::state::Pipeline;
 use super::view::View;
-use crate::conntrack::{FlowTables, SteadyHit, SteadyKey};
+use crate::conntrack::{Bucket, FlowTables, SteadyHit, SteadyKey, SteadyTables};
 use crate::frame::Frame;
 use crate::ids::ServiceId;
 use crate::limits::BURST;
@@ -29,8 +30,9 @@ use crate::selector::Selector;
 use crate::service::{Entries, Service};
 use crate::snapshot::{Interface, Snapshot};
 use crate::wire::proto;
-use crate::wire::usual::{self, Usual, station_bits};
-use item::{Item, Way, addr};
+use crate::wire::usual::{self, Usual, addr, station_bits};
+use family::{Families, Family};
+use item::{Item, Way};
 
 /// How many frames ahead of the header check the first line is prefetched.
 const AHEAD: usize = 4;
@@ -41,18 +43,29 @@ struct Left(u64);
 
 impl Left {
     #[inline(always)]
-    fn bit(packet: &Usual) -> u64 {
-        1 << ((packet.src ^ packet.ports.rotate_left(7)).wrapping_mul(0x9e37_79b1) >> 26)
+    fn bit<const A: usize>(packet: &Usual<A>) -> u64 {
+        let src = packet.src.iter().fold(0, |all, word| all ^ word);
+        1 << ((src ^ packet.ports.rotate_left(7)).wrapping_mul(0x9e37_79b1) >> 26)
     }
 
     #[inline(always)]
-    fn add(&mut self, packet: &Usual) {
+    fn add<const A: usize>(&mut self, packet: &Usual<A>) {
         self.0 |= Self::bit(packet);
     }
 
     #[inline(always)]
-    fn may_have(&self, packet: &Usual) -> bool {
+    fn may_have<const A: usize>(&self, packet: &Usual<A>) -> bool {
         self.0 != 0 && self.0 & Self::bit(packet) != 0
+    }
+
+    /// Whether a packet may take the fast path. If not, no later packet of its flow may.
+    #[inline(always)]
+    fn admits<const A: usize>(&mut self, packet: &Usual<A>) -> bool {
+        if packet.controls {
+            self.add(packet);
+            return false;
+        }
+        !self.may_have(packet)
     }
 }
 
@@ -67,23 +80,51 @@ impl Pipeline {
         frames: &mut [F],
         out: &mut BurstOutput,
     ) -> u32 {
-        let Self { items: Items(items), flows, .. } = self;
-        let count = check(interface, frames, items);
-        let items = &mut items[..count];
-        let any_on_change = seek(view.snapshot, flows, items);
-        find(view.snapshot, flows, now, items);
-        if any_on_change {
-            choose(view.snapshot, items);
+        let Self { items: Items { v4, v6 }, flows, .. } = self;
+        let (count_v4, count_v6) = check(interface, frames, v4, v6);
+        let mut sent = 0;
+        if count_v4 > 0 {
+            sent |= pass_on(&view, flows, now, frames, &mut v4[..count_v4], out);
         }
-        send::send(&view, frames, items, out)
+        if count_v6 > 0 {
+            sent |= pass_on(&view, flows, now, frames, &mut v6[..count_v6], out);
+        }
+        sent
     }
 }
 
-/// Pass 1: checks the headers, and prefetches the service of each packet. Returns the number of packets.
+/// Passes 2 to 4 for the packets of one family.
+#[inline(always)]
+fn pass_on<F: Frame, const A: usize>(
+    view: &View<'_>,
+    flows: &mut FlowTables,
+    now: Now,
+    frames: &mut [F],
+    items: &mut [Item<A>],
+    out: &mut BurstOutput,
+) -> u32
+where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    let any_on_change = seek(view.snapshot, flows, items);
+    find(view.snapshot, flows, now, items);
+    if any_on_change {
+        choose(view.snapshot, items);
+    }
+    send::send(view, frames, items, out)
+}
+
+/// Pass 1: checks the headers, and hashes the destination of each packet. Returns the numbers of packets of IPv4 and IPv6.
 #[inline(never)]
-fn check<F: Frame>(interface: &Interface, frames: &[F], items: &mut [Item; BURST]) -> usize {
+fn check<F: Frame>(
+    interface: &Interface,
+    frames: &[F],
+    v4: &mut [Item<1>; BURST],
+    v6: &mut [Item<4>; BURST],
+) -> (usize, usize) {
     let station = station_bits(&interface.mac);
-    let (mut left, mut count) = (Left::default(), 0);
+    let (mut left, mut count, mut count_v6) = (Left::default(), 0, 0);
     for frame in frames.iter().take(AHEAD) {
         frame.prefetch();
     }
@@ -91,26 +132,49 @@ fn check<F: Frame>(interface: &Interface, frames: &[F], items: &mut [Item; BURST
         if let Some(next) = frames.get(at + AHEAD) {
             next.prefetch();
         }
-        // Nothing is known of the flow of any other frame.
-        let Some(packet) = usual::check(frame.bytes(), station) else { break };
-        if packet.controls {
-            left.add(&packet);
-            continue;
+        let Some(packet) = usual::check(frame.bytes(), station) else {
+            if take_v6(frame.bytes(), station, at, &mut left, v6, &mut count_v6) {
+                continue;
+            }
+            // Nothing is known of the flow of any other frame.
+            break;
+        };
+        if left.admits(&packet) {
+            let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+            v4[count % BURST].begin(packet, hash, at as u8);
+            count += 1;
         }
-        if left.may_have(&packet) {
-            continue;
-        }
-        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-        items[count % BURST] = Item { packet, hash, id: 0, service: 0, at: at as u8, way: Way::Stages };
-        count += 1;
     }
-    count.min(BURST)
+    (count.min(BURST), count_v6.min(BURST))
+}
+
+/// Pass 1 for a frame that is not a usual one of IPv4. Returns false if it is not one of IPv6 either.
+#[inline(never)]
+fn take_v6(
+    frame: &[u8],
+    station: u64,
+    at: usize,
+    left: &mut Left,
+    items: &mut [Item<4>; BURST],
+    count: &mut usize,
+) -> bool {
+    let Some(packet) = usual::check_v6(frame, station) else { return false };
+    if left.admits(&packet) {
+        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+        items[*count % BURST].begin(packet, hash, at as u8);
+        *count += 1;
+    }
+    true
 }
 
 /// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns whether any service tracks on
 /// change.
 #[inline(never)]
-fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) -> bool {
+fn seek<const A: usize>(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item<A>]) -> bool
+where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
     // Flows whose bytes are counted have more to do for each packet.
     let translates = !flows.nat.has_streams();
     let (mut any_from_backends, mut any_on_change) = (false, false);
@@ -128,12 +192,12 @@ fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) -> bool {
         match service.entries {
             Entries::EachFlow if !service.limited.of_bandwidth() => {
                 item.hash = flows.steady_hash(&key);
-                flows.dsr.prefetch_steady(item.hash);
+                flows.prefetch_dsr(item.hash, Bucket::First);
                 item.way = Way::Dsr;
             }
             Entries::Pairs if service.is_plain & translates => {
                 item.hash = flows.steady_hash(&key);
-                flows.nat.prefetch_steady(item.hash);
+                flows.prefetch_nat(item.hash, Bucket::First);
                 item.way = Way::ToBackend;
             }
             Entries::InFlux if !service.limited.of_bandwidth() => {
@@ -152,11 +216,19 @@ fn seek(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item]) -> bool {
 
 /// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one.
 #[inline(never)]
-fn seek_on_change(snapshot: &Snapshot, flows: &FlowTables, service: &Service, item: &mut Item) {
+fn seek_on_change<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    service: &Service,
+    item: &mut Item<A>,
+) where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
     let key = SteadyKey::flow(service.id, item.packet.src, item.packet.src_port());
-    if flows.dsr.has_steady_flows_of(&key) {
+    if flows.has_dsr_flows_of(&key) {
         item.hash = flows.steady_hash(&key);
-        flows.dsr.prefetch_steady(item.hash);
+        flows.prefetch_dsr(item.hash, Bucket::First);
         item.way = Way::Dsr;
     } else {
         prepare_choice(snapshot, service, item);
@@ -166,12 +238,15 @@ fn seek_on_change(snapshot: &Snapshot, flows: &FlowTables, service: &Service, it
 /// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
 /// client's. The packet begins no connection.
 #[inline(always)]
-fn prepare_choice(snapshot: &Snapshot, service: &Service, item: &mut Item) {
+fn prepare_choice<const A: usize>(snapshot: &Snapshot, service: &Service, item: &mut Item<A>)
+where
+    Families: Family<A>,
+{
     let packet = &item.packet;
     // With any other selector, something is in flux or warms up.
     let Selector::Rendezvous(seats) = service.selector() else { return };
     let (src, dst) = (addr(packet.src), addr(packet.dst));
-    if snapshot.admits(service, &src) && snapshot.is_client_of_any(packet.src) {
+    if snapshot.admits(service, &src) && Families::is_client_of_any(snapshot, packet.src) {
         let (from, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
         item.hash = snapshot.choice_hash(service, from, to, packet.proto);
         seats.prefetch();
@@ -181,7 +256,7 @@ fn prepare_choice(snapshot: &Snapshot, service: &Service, item: &mut Item) {
 
 /// Pass 3 for packets without an entry: stores the backend that the hash selects.
 #[inline(never)]
-fn choose(snapshot: &Snapshot, items: &mut [Item]) {
+fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>]) {
     for item in items.iter_mut().filter(|item| item.way == Way::Settled) {
         let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
         let backend = match service.map(Service::selector) {
@@ -191,14 +266,21 @@ fn choose(snapshot: &Snapshot, items: &mut [Item]) {
         item.way = Way::Stages;
         if let Some(backend) = backend {
             snapshot.prefetch_backend(backend);
-            (item.id, item.service, item.way) = (backend.raw(), Item::WITHOUT_ENTRY, Way::Dsr);
+            (item.id, item.service, item.way) = (backend.raw(), Item::<A>::WITHOUT_ENTRY, Way::Dsr);
         }
     }
 }
 
 /// Pass 2 for packets that may come from backends.
 #[inline(never)]
-fn seek_replies(snapshot: &Snapshot, flows: &FlowTables, translates: bool, items: &mut [Item]) {
+fn seek_replies<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    translates: bool,
+    items: &mut [Item<A>],
+) where
+    FlowTables: SteadyTables<A>,
+{
     for item in items.iter_mut().filter(|item| item.way == Way::ToClient) {
         let packet = &item.packet;
         let src = addr(packet.src);
@@ -206,7 +288,7 @@ fn seek_replies(snapshot: &Snapshot, flows: &FlowTables, translates: bool, items
             Some(endpoint) if translates => {
                 let key = SteadyKey::reply(endpoint, packet.dst, packet.dst_port());
                 item.hash = flows.steady_hash(&key);
-                flows.nat.prefetch_steady(item.hash);
+                flows.prefetch_nat(item.hash, Bucket::First);
                 item.id = endpoint.raw();
             }
             _ => item.way = Way::Stages,
@@ -216,13 +298,17 @@ fn seek_replies(snapshot: &Snapshot, flows: &FlowTables, translates: bool, items
 
 /// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend.
 #[inline(never)]
-fn find(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item]) {
+fn find<const A: usize>(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item<A>])
+where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
     let mut elsewhere = 0_u32;
     for (n, item) in items.iter_mut().enumerate() {
         let is_tcp = item.packet.proto == proto::TCP;
         let found = match item.way {
             Way::Stages | Way::Settled => continue,
-            Way::Dsr => match flows.dsr.steady(&item.key(), item.hash, is_tcp, now) {
+            Way::Dsr => match flows.steady_dsr(&item.key(), item.hash, Bucket::First, is_tcp, now) {
                 Some(backend) => {
                     snapshot.prefetch_backend(backend);
                     item.id = backend.raw();
@@ -230,15 +316,17 @@ fn find(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item
                 }
                 None => None,
             },
-            Way::ToBackend | Way::ToClient => flows.nat.steady(&item.key(), item.hash, is_tcp, now),
+            Way::ToBackend | Way::ToClient => {
+                flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now)
+            }
         };
         match found {
             Some(hit) => settle(snapshot, item, &hit),
             None => {
                 if item.way == Way::Dsr {
-                    flows.dsr.prefetch_steady_second(item.hash);
+                    flows.prefetch_dsr(item.hash, Bucket::Second);
                 } else {
-                    flows.nat.prefetch_steady_second(item.hash);
+                    flows.prefetch_nat(item.hash, Bucket::Second);
                 }
                 elsewhere |= 1 << (n % BURST);
             }
@@ -252,18 +340,21 @@ fn find(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item
 /// The same in the second bucket, for flows that are not in the first: bit n stands for item n.
 #[cold]
 #[inline(never)]
-fn find_elsewhere(
+fn find_elsewhere<const A: usize>(
     snapshot: &Snapshot,
     flows: &mut FlowTables,
     now: Now,
-    items: &mut [Item],
+    items: &mut [Item<A>],
     mut elsewhere: u32,
-) {
+) where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
     while let Some(item) = items.get_mut(elsewhere.trailing_zeros() as usize) {
         elsewhere &= elsewhere - 1;
         let is_tcp = item.packet.proto == proto::TCP;
         if item.way == Way::Dsr {
-            match flows.dsr.steady_second(&item.key(), item.hash, is_tcp, now) {
+            match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
                 Some(backend) => {
                     snapshot.prefetch_backend(backend);
                     item.id = backend.raw();
@@ -271,7 +362,7 @@ fn find_elsewhere(
                 None => prepare_without_entry(snapshot, flows, item),
             }
         } else {
-            match flows.nat.steady_second(&item.key(), item.hash, is_tcp, now) {
+            match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
                 Some(hit) => settle(snapshot, item, &hit),
                 None => item.way = Way::Stages,
             }
@@ -281,9 +372,13 @@ fn find_elsewhere(
 
 /// Prepares the choice for a packet whose flow was not found, if its service has entries for flows in flux only, and none for
 /// this one.
-fn prepare_without_entry(snapshot: &Snapshot, flows: &FlowTables, item: &mut Item) {
+fn prepare_without_entry<const A: usize>(snapshot: &Snapshot, flows: &FlowTables, item: &mut Item<A>)
+where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
     let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
-    let has_entry = flows.dsr.has_steady_entry(&item.key(), item.hash);
+    let has_entry = flows.has_dsr_entry(&item.key(), item.hash);
     item.way = Way::Stages;
     if let Some(service) = service.filter(|service| service.on_change() && !has_entry) {
         prepare_choice(snapshot, service, item);
@@ -292,8 +387,8 @@ fn prepare_without_entry(snapshot: &Snapshot, flows: &FlowTables, item: &mut Ite
 
 /// Stores what the entry of a NAT flow says.
 #[inline(always)]
-fn settle(snapshot: &Snapshot, item: &mut Item, hit: &SteadyHit) {
-    item.hash = u64::from(hit.addr) | u64::from(hit.port) << 32;
+fn settle<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
+    (item.other, item.other_port) = (hit.addr, hit.port);
     item.id = hit.backend.raw();
     if item.way == Way::ToClient {
         item.service = hit.owner;

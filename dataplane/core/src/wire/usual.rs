@@ -1,4 +1,5 @@
-//! A fast path of the header checks for untagged, unfragmented IPv4 packets without options, with TCP or UDP.
+//! A fast path of the header checks for untagged, unfragmented IPv4 packets without options, with TCP or UDP, and for such
+//! IPv6 packets without extension headers ([`check_v6`]).
 //!
 //! Nearly every packet is one. Its headers are at fixed offsets, so the checks of [`super::parse`] need no branch
 //! that traffic could mispredict (TCP and UDP may alternate) and everything stays in registers. It takes a third of
@@ -10,12 +11,15 @@ use std::hint::select_unpredictable;
 
 use super::addr::Addr;
 use super::headers::{Family, Fragment, Headers, L4Checksum, proto};
-use super::{ipv4, tcp};
+use super::{ipv4, ipv6, tcp};
 
 /// The length of the Ethernet and IPv4 headers and the TCP header up to its flags.
 const LEN: usize = 48;
 const L3: usize = 14;
 const L4: usize = L3 + ipv4::HEADER_LEN;
+/// The length of the Ethernet and IPv6 headers and the UDP header.
+const LEN_V6: usize = L4_V6 + 8;
+const L4_V6: usize = L3 + ipv6::HEADER_LEN;
 
 /// The headers of a usual packet. `None` does not mean that the packet is invalid.
 ///
@@ -72,14 +76,14 @@ pub fn parse(frame: &[u8]) -> Option<Headers> {
     })
 }
 
-/// The data of a usual packet that [`check`] accepts, as the fast path of the pipeline needs it: addresses and ports are
-/// bytes of the packet, read as little-endian numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usual {
+/// The data of a usual packet that [`check`] or [`check_v6`] accepts, as the fast path of the pipeline needs it: addresses and
+/// ports are bytes of the packet, read as little-endian numbers. `A` is the number of words of an address: 1 or 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usual<const A: usize> {
     /// Source address.
-    pub src: u32,
+    pub src: [u32; A],
     /// Destination address.
-    pub dst: u32,
+    pub dst: [u32; A],
     /// Source port, then destination port.
     pub ports: u32,
     /// Bytes of the IP packet.
@@ -90,7 +94,35 @@ pub struct Usual {
     pub controls: bool,
 }
 
-impl Usual {
+impl<const A: usize> Default for Usual<A> {
+    fn default() -> Self {
+        Self { src: [0; A], dst: [0; A], ports: 0, ip_len: 0, proto: 0, controls: false }
+    }
+}
+
+/// An address in the form of [`Usual`].
+#[inline(always)]
+#[must_use]
+pub fn words<const A: usize>(addr: &Addr) -> [u32; A] {
+    let (all, _) = addr.bytes().as_chunks::<4>();
+    std::array::from_fn(|n| u32::from_le_bytes(all[4 - A + n]))
+}
+
+/// Undoes [`words`].
+#[inline(always)]
+#[must_use]
+pub fn addr<const A: usize>(words: [u32; A]) -> Addr {
+    if let [word] = words[..] {
+        return Addr::v4(word.to_le_bytes());
+    }
+    let number = words.iter().fold(0_u128, |number, word| number << 32 | u128::from(word.swap_bytes()));
+    Addr::v6(number.to_be_bytes())
+}
+
+impl<const A: usize> Usual<A> {
+    /// The offset of the transport header.
+    pub const L4: usize = if A == 1 { L4 } else { L4_V6 };
+
     /// Source port, in host order.
     #[inline(always)]
     #[must_use]
@@ -113,25 +145,27 @@ impl Usual {
     #[inline(always)]
     #[must_use]
     pub fn headers(&self, frame: &[u8]) -> Headers {
-        let b: &[u8; LEN] = frame.first_chunk().expect("the frame was checked");
-        let udp = if u16_at(b, L4 + 6) == 0 { L4Checksum::UdpZero } else { L4Checksum::Udp };
+        let b: &[u8] = &frame[..Self::L4 + 8];
+        let udp = if b[Self::L4 + 6] | b[Self::L4 + 7] == 0 { L4Checksum::UdpZero } else { L4Checksum::Udp };
+        let (ttl, tos) =
+            if A == 1 { (b[L3 + 8], b[L3 + 1]) } else { (b[L3 + 7], b[L3] << 4 | b[L3 + 1] >> 4) };
         Headers {
-            src: Addr::v4(self.src.to_le_bytes()),
-            dst: Addr::v4(self.dst.to_le_bytes()),
+            src: addr(self.src),
+            dst: addr(self.dst),
             fragment: Fragment::None,
-            l4: L4 as u16,
+            l4: Self::L4 as u16,
             ip_end: L3 as u16 + self.ip_len,
             src_port: self.src_port(),
             dst_port: self.dst_port(),
             vlan: None,
             l3: L3 as u8,
-            family: Family::V4,
+            family: if A == 1 { Family::V4 } else { Family::V6 },
             proto: self.proto,
             tcp_flags: 0,
             icmp_type: 0,
             icmp_code: 0,
-            ttl: b[L3 + 8],
-            tos: b[L3 + 1],
+            ttl,
+            tos,
             dont_fragment: true,
             l4_checksum: select_unpredictable(self.proto == proto::TCP, L4Checksum::Tcp, udp),
         }
@@ -145,7 +179,7 @@ impl Usual {
 /// keeps only what the fast path needs.
 #[inline(always)]
 #[must_use]
-pub fn check(frame: &[u8], station: u64) -> Option<Usual> {
+pub fn check(frame: &[u8], station: u64) -> Option<Usual<1>> {
     let b: &[u8; LEN] = frame.first_chunk()?;
     // The ethertype of IPv4, then version 4 and a header of five words; neither MF nor an offset.
     let kind = (u32_at(b, 12) ^ 0x0045_0008) << 8;
@@ -176,7 +210,49 @@ pub fn check(frame: &[u8], station: u64) -> Option<Usual> {
     }
     let flags = select_unpredictable(is_tcp, b[L4 + 13], 0);
     let controls = flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0;
-    Some(Usual { src, dst, ports: u32_at(b, L4), ip_len, proto, controls })
+    Some(Usual { src: [src], dst: [dst], ports: u32_at(b, L4), ip_len, proto, controls })
+}
+
+/// [`check`] for IPv6: a usual packet has no extension header.
+#[inline(always)]
+#[must_use]
+pub fn check_v6(frame: &[u8], station: u64) -> Option<Usual<4>> {
+    let b: &[u8; LEN_V6] = frame.first_chunk()?;
+    // The ethertype of IPv6, then version 6.
+    let kind = (u32_at(b, 12) ^ 0x0060_dd86) & 0x00f0_ffff;
+    let other = (u64_at(b, 0) ^ station) << 16;
+    if u64::from(kind) | other != 0 {
+        return None;
+    }
+    let (proto, hop_limit) = (b[L3 + 6], b[L3 + 7]);
+    let is_tcp = proto == proto::TCP;
+    // The data offset and flags of TCP, or the length of UDP. A frame of UDP may end before the former.
+    let at = select_unpredictable(is_tcp, L4_V6 + 12, L4_V6 + 4);
+    let &[first, second] = frame.get(at..)?.first_chunk()?;
+    // As in `parse`.
+    let udp_len = u32::from(u16::from_be_bytes([first, second]));
+    let len = select_unpredictable(is_tcp, u32::from(first >> 4) * 4, udp_len);
+    let len_min = select_unpredictable(is_tcp, 20, 8);
+    let payload_len = u16_at(b, L3 + 4).swap_bytes();
+    let src: [u32; 4] = std::array::from_fn(|n| u32_at(b, L3 + 8 + 4 * n));
+    let dst: [u32; 4] = std::array::from_fn(|n| u32_at(b, L3 + 24 + 4 * n));
+    // IPv4-mapped addresses.
+    let is_mapped = |a: &[u32; 4]| a[0] | a[1] | (a[2] ^ 0xffff_0000) == 0;
+    if !(is_tcp | (proto == proto::UDP))
+        || hop_limit <= 1
+        || len < len_min
+        || len > u32::from(payload_len)
+        || L4_V6 + usize::from(payload_len) > frame.len()
+        || frame.len() > usize::from(u16::MAX)
+        || is_mapped(&src) | is_mapped(&dst)
+    {
+        return None;
+    }
+    let flags = select_unpredictable(is_tcp, second, 0);
+    let controls = flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0;
+    // The packet is within a frame of at most 65,535 bytes.
+    let ip_len = payload_len + ipv6::HEADER_LEN as u16;
+    Some(Usual { src, dst, ports: u32_at(b, L4_V6), ip_len, proto, controls })
 }
 
 /// A link address as [`check`] compares it: its bytes as a little-endian number.
@@ -188,16 +264,16 @@ pub fn station_bits(mac: &super::MacAddr) -> u64 {
 }
 
 #[inline(always)]
-fn u16_at(b: &[u8; LEN], at: usize) -> u16 {
+fn u16_at<const N: usize>(b: &[u8; N], at: usize) -> u16 {
     u16::from_le_bytes(*b[at..].first_chunk().expect("a constant offset within the headers"))
 }
 
 #[inline(always)]
-fn u32_at(b: &[u8; LEN], at: usize) -> u32 {
+fn u32_at<const N: usize>(b: &[u8; N], at: usize) -> u32 {
     u32::from_le_bytes(*b[at..].first_chunk().expect("a constant offset within the headers"))
 }
 
 #[inline(always)]
-fn u64_at(b: &[u8; LEN], at: usize) -> u64 {
+fn u64_at<const N: usize>(b: &[u8; N], at: usize) -> u64 {
     u64::from_le_bytes(*b[at..].first_chunk().expect("a constant offset within the headers"))
 }

@@ -4,16 +4,18 @@
 use crate::conntrack::SteadyKey;
 use crate::ids::{EndpointId, ServiceId};
 use crate::limits::BURST;
-use crate::wire::Addr;
 use crate::wire::usual::Usual;
 
-/// A packet on its way through the passes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Item {
-    pub(super) packet: Usual,
-    /// The hash for the look-up of the service or endpoint, then that of the flow or of the choice, then the address and port
-    /// (from bit 32) of the flow's other side.
+/// A packet on its way through the passes, whose addresses have `A` words.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Item<const A: usize> {
+    pub(super) packet: Usual<A>,
+    /// The hash for the look-up of the service or endpoint, then that of the flow or of the choice.
     pub(super) hash: u64,
+    /// The address of the flow's other side, in NAT modes when the flow is known.
+    pub(super) other: [u32; A],
+    /// Its port, in host order.
+    pub(super) other_port: u16,
     /// The service or endpoint whose flow it is, then the backend.
     pub(super) id: u32,
     /// The service, of a reply whose flow is known; [`Self::WITHOUT_ENTRY`] for a packet whose flow has none.
@@ -24,7 +26,22 @@ pub(super) struct Item {
     pub(super) way: Way,
 }
 
-const _: () = assert!(size_of::<Item>() <= 40);
+const _: () = assert!(size_of::<Item<1>>() <= 48 && size_of::<Item<4>>() <= 88);
+
+impl<const A: usize> Default for Item<A> {
+    fn default() -> Self {
+        Self {
+            packet: Usual::default(),
+            hash: 0,
+            other: [0; A],
+            other_port: 0,
+            id: 0,
+            service: 0,
+            at: 0,
+            way: Way::Stages,
+        }
+    }
+}
 
 /// What the fast path does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,17 +59,28 @@ pub(super) enum Way {
     ToClient,
 }
 
-/// The packets of a burst. A worker keeps it, so that it need not be cleared for each burst.
+/// The packets of a burst by family. A worker keeps it, so that it need not be cleared for each burst.
 #[derive(Debug, Default)]
-pub(in crate::pipeline) struct Items(pub(super) [Item; BURST]);
+pub(in crate::pipeline) struct Items {
+    pub(super) v4: [Item<1>; BURST],
+    pub(super) v6: [Item<4>; BURST],
+}
 
-impl Item {
+impl<const A: usize> Item<A> {
     /// Marks a packet whose flow needs no entry.
     pub(super) const WITHOUT_ENTRY: u32 = 1;
 
+    /// Begins with a packet of which only the headers were checked, and the hash for the look-up of its service. Fields that
+    /// later passes set keep their old values.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, packet: Usual<A>, hash: u64, at: u8) {
+        (self.packet, self.hash, self.service) = (packet, hash, 0);
+        (self.at, self.way) = (at, Way::Stages);
+    }
+
     /// The key of the packet's flow, before its backend is known.
     #[inline(always)]
-    pub(super) fn key(&self) -> SteadyKey {
+    pub(super) fn key(&self) -> SteadyKey<A> {
         let packet = &self.packet;
         if self.way == Way::ToClient {
             SteadyKey::reply(EndpointId::from_raw(self.id), packet.dst, packet.dst_port())
@@ -60,10 +88,4 @@ impl Item {
             SteadyKey::flow(ServiceId::from_raw(self.id), packet.src, packet.src_port())
         }
     }
-}
-
-/// An address in the form of [`Usual`].
-#[inline(always)]
-pub(super) fn addr(word: u32) -> Addr {
-    Addr::v4(word.to_le_bytes())
 }

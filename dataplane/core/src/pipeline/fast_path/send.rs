@@ -3,7 +3,8 @@
 //! Everything that can stop a packet is checked before its first byte changes, and a packet that is stopped is left to the
 //! stages, which answer or count it.
 
-use super::item::{Item, Way, addr};
+use super::family::{Families, Family};
+use super::item::{Item, Way};
 use crate::backend::Backend;
 use crate::forward::usual::{self as rewrite, LinkHead, Translation};
 use crate::forward::{Link, tunnel};
@@ -17,8 +18,8 @@ use crate::pipeline::view::View;
 use crate::snapshot::{BackendState, ForwardingMode, Interface};
 use crate::verdict::{TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
-use crate::wire::usual::{Usual, station_bits};
-use crate::wire::{Addr, Family, MacAddr};
+use crate::wire::usual::{Usual, station_bits, words};
+use crate::wire::{self, Addr, MacAddr};
 
 /// A next hop that is known, on an untagged link.
 struct Hop<'s> {
@@ -36,20 +37,24 @@ impl Hop<'_> {
 
 /// The next hop of the last reply of the burst, and the clients that have the same one: replies to them need no search for a
 /// route. It lives no longer than the burst, so it has no older route or link address than the burst.
-struct LastHop<'s> {
-    /// The first and last of these clients, as numbers in host order. At first there are none.
-    clients: (u32, u32),
+struct LastHop<'s, N> {
+    /// The first and last of these clients, as numbers.
+    clients: (N, N),
+    /// `None` if it is not known.
     hop: Option<Hop<'s>>,
 }
 
 /// Pass 4: rewrites the packets and sets their verdicts. Returns the frames that are sent.
 #[inline(never)]
-pub(super) fn send<F: Frame>(
+pub(super) fn send<F: Frame, const A: usize>(
     view: &View<'_>,
     frames: &mut [F],
-    items: &[Item],
+    items: &[Item<A>],
     out: &mut BurstOutput,
-) -> u32 {
+) -> u32
+where
+    Families: Family<A>,
+{
     let (mut sent, mut any_to_clients) = (0_u32, false);
     for item in items {
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
@@ -70,14 +75,18 @@ pub(super) fn send<F: Frame>(
 
 /// Pass 4 for replies.
 #[inline(never)]
-fn send_to_clients<F: Frame>(
+fn send_to_clients<F: Frame, const A: usize>(
     view: &View<'_>,
     frames: &mut [F],
-    items: &[Item],
+    items: &[Item<A>],
     out: &mut BurstOutput,
-) -> u32 {
+) -> u32
+where
+    Families: Family<A>,
+{
     let mut sent = 0_u32;
-    let mut last = LastHop { clients: (1, 0), hop: None };
+    // At first, only the address 0, which is nobody's and has no next hop.
+    let mut last = LastHop { clients: Default::default(), hop: None };
     for item in items.iter().filter(|item| item.way == Way::ToClient) {
         if let Some(frame) = frames.get_mut(usize::from(item.at))
             && let Some(to) = translate_to_client(view, frame, item, &mut last)
@@ -90,9 +99,9 @@ fn send_to_clients<F: Frame>(
 
 /// Counts a packet that was rewritten, and sets its verdict. Returns its frame.
 #[inline(always)]
-fn note_sent(
+fn note_sent<const A: usize>(
     view: &View<'_>,
-    item: &Item,
+    item: &Item<A>,
     (interface, service): (InterfaceIndex, ServiceId),
     why: TransmitReason,
     out: &mut BurstOutput,
@@ -101,7 +110,7 @@ fn note_sent(
     view.tallies.forwarded(service, usize::from(item.packet.ip_len));
     out.verdicts[at] = Verdict::Transmit { interface, why };
     if out.takes_notes() {
-        let without_entry = item.way == Way::Dsr && item.service == Item::WITHOUT_ENTRY;
+        let without_entry = item.way == Way::Dsr && item.service == Item::<A>::WITHOUT_ENTRY;
         let flow = if without_entry { FlowNote::None } else { FlowNote::Known };
         out.notes[at] = Note { service: Some(service), backend: Some(BackendId::from_raw(item.id)), flow };
     }
@@ -110,14 +119,18 @@ fn note_sent(
 
 /// The backend, if it takes packets.
 #[inline(always)]
-fn backend_of<'s>(view: &View<'s>, item: &Item) -> Option<&'s Backend> {
+fn backend_of<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
     let backend = view.snapshot.backend(BackendId::from_raw(item.id))?;
     (backend.state != BackendState::Down).then_some(backend)
 }
 
 /// The modes without translation.
 #[inline(always)]
-fn to_backend<F: Frame>(view: &View<'_>, frame: &mut F, item: &Item) -> Option<(InterfaceIndex, ServiceId)> {
+fn to_backend<F: Frame, const A: usize>(
+    view: &View<'_>,
+    frame: &mut F,
+    item: &Item<A>,
+) -> Option<(InterfaceIndex, ServiceId)> {
     let backend = backend_of(view, item)?;
     let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
     match backend.encapsulation {
@@ -125,7 +138,7 @@ fn to_backend<F: Frame>(view: &View<'_>, frame: &mut F, item: &Item) -> Option<(
             if item.packet.ip_len > hop.interface.mtu {
                 return None;
             }
-            rewrite::send_on_link(frame, item.packet.ip_len, hop.head());
+            rewrite::send_on_link::<F, A>(frame, item.packet.ip_len, hop.head());
         }
         None => return None,
         Some(Encapsulation::Ip) => wrap(view, frame, &item.packet, backend, &hop, Encapsulation::Ip)?,
@@ -136,10 +149,10 @@ fn to_backend<F: Frame>(view: &View<'_>, frame: &mut F, item: &Item) -> Option<(
 
 /// In an outer packet with these headers, other than a bare IP header.
 #[inline(never)]
-fn wrap_otherwise<F: Frame>(
+fn wrap_otherwise<F: Frame, const A: usize>(
     view: &View<'_>,
     frame: &mut F,
-    packet: &Usual,
+    packet: &Usual<A>,
     backend: &Backend,
     hop: &Hop<'_>,
     encapsulation: Encapsulation,
@@ -149,10 +162,10 @@ fn wrap_otherwise<F: Frame>(
 
 /// In an outer packet, if it surely fits the path. Returns `None`, and changes nothing, if not.
 #[inline(always)]
-fn wrap<F: Frame>(
+fn wrap<F: Frame, const A: usize>(
     view: &View<'_>,
     frame: &mut F,
-    packet: &Usual,
+    packet: &Usual<A>,
     backend: &Backend,
     hop: &Hop<'_>,
     encapsulation: Encapsulation,
@@ -165,7 +178,7 @@ fn wrap<F: Frame>(
     let source = view.snapshot.tunnel_source(backend.family)?;
     let h = packet.headers(frame.bytes());
     // As in the stages: one IPv4 source and no port leave nothing to choose.
-    let hashed = backend.family == Family::V6 || source.is_many() || encapsulation.port().is_some();
+    let hashed = backend.family == wire::Family::V6 || source.is_many() || encapsulation.port().is_some();
     let flow = if hashed { tunnel::flow_hash(frame.bytes(), &h) } else { 0 };
     let (source, destination) = (source.pick(flow), backend.address);
     let tunnel = tunnel::Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
@@ -175,48 +188,44 @@ fn wrap<F: Frame>(
 
 /// `nat` and `fullnat`. Without a source of its own, a flow has that of its client here.
 #[inline(always)]
-fn translate_to_backend<F: Frame>(
+fn translate_to_backend<F: Frame, const A: usize>(
     view: &View<'_>,
     frame: &mut F,
-    item: &Item,
+    item: &Item<A>,
 ) -> Option<(InterfaceIndex, ServiceId)> {
     let backend = backend_of(view, item)?;
     let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
     if item.packet.ip_len > hop.interface.mtu {
         return None;
     }
-    let new = Translation::new(other_side(item), (word(&backend.address), backend.port));
+    let new = Translation::new((item.other, item.other_port), (words(&backend.address), backend.port));
     rewrite::translate(frame, &item.packet, hop.head(), &new);
     Some((hop.index, backend.service))
 }
 
 /// Replies of `nat` and `fullnat`.
 #[inline(always)]
-fn translate_to_client<'s, F: Frame>(
+fn translate_to_client<'s, F: Frame, const A: usize>(
     view: &View<'s>,
     frame: &mut F,
-    item: &Item,
-    last: &mut LastHop<'s>,
-) -> Option<(InterfaceIndex, ServiceId)> {
+    item: &Item<A>,
+    last: &mut LastHop<'s, <Families as Family<A>>::Number>,
+) -> Option<(InterfaceIndex, ServiceId)>
+where
+    Families: Family<A>,
+{
     let service = view.snapshot.service_by_id(ServiceId::from_raw(item.service))?;
-    let client = other_side(item);
-    let number = u32::from_be(client.0);
-    if number < last.clients.0 || number > last.clients.1 {
-        *last = hop_to(view, number)?;
+    let client = Families::number(item.other);
+    if client < last.clients.0 || client > last.clients.1 {
+        *last = hop_to(view, client, &wire::usual::addr(item.other))?;
     }
     let hop = last.hop.as_ref()?;
     if item.packet.ip_len > hop.interface.mtu || !service.is_plain {
         return None;
     }
-    let new = Translation::new((word(&service.vip), service.port), client);
+    let new = Translation::new((words(&service.vip), service.port), (item.other, item.other_port));
     rewrite::translate(frame, &item.packet, hop.head(), &new);
     Some((hop.index, service.id))
-}
-
-/// The address and port of the other side of a NAT flow.
-#[inline(always)]
-fn other_side(item: &Item) -> (u32, u16) {
-    (item.hash as u32, (item.hash >> 32) as u16)
 }
 
 #[inline(always)]
@@ -226,24 +235,23 @@ fn hop_by_slot<'s>(view: &View<'s>, index: InterfaceIndex, slot: NeighborSlot) -
     Some(Hop { index, interface, destination })
 }
 
-/// The next hop to a client, whose address is given as a number in host order.
+/// The next hop to a client.
 #[inline(never)]
-fn hop_to<'s>(view: &View<'s>, client: u32) -> Option<LastHop<'s>> {
-    let (route, clients) = view.snapshot.routes().find_v4(client)?;
+fn hop_to<'s, const A: usize>(
+    view: &View<'s>,
+    number: <Families as Family<A>>::Number,
+    client: &Addr,
+) -> Option<LastHop<'s, <Families as Family<A>>::Number>>
+where
+    Families: Family<A>,
+{
+    let (route, clients) = Families::route(view.snapshot, number)?;
     if let Some(slot) = route.neighbor {
         return Some(LastHop { clients, hop: hop_by_slot(view, route.interface, slot) });
     }
     // Each client on the link is its own next hop, and the resolver wants to know which ones are in use.
-    let destination = view.neighbors.resolve(route.interface, &addr(client.to_be()))?;
+    let destination = view.neighbors.resolve(route.interface, client)?;
     let interface = view.snapshot.interface(route.interface).filter(|interface| interface.vlan.is_none())?;
-    Some(LastHop {
-        clients: (client, client),
-        hop: Some(Hop { index: route.interface, interface, destination }),
-    })
-}
-
-/// An IPv4 address in the form of [`Usual`].
-#[inline(always)]
-fn word(addr: &Addr) -> u32 {
-    u32::from_le_bytes(addr.v4_bytes())
+    let hop = Hop { index: route.interface, interface, destination };
+    Some(LastHop { clients: (number, number), hop: Some(hop) })
 }

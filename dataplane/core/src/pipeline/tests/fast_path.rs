@@ -419,6 +419,15 @@ fn the_fast_path_does_what_the_stages_do() {
         "fullnat",
         "reply",
         "settled",
+        "dsr-l2 v6",
+        "dsr-ipip v6",
+        "dsr-ipip v6 in v4",
+        "dsr-gue v6 in v4",
+        "dsr-geneve v6",
+        "nat v6",
+        "fullnat v6",
+        "reply v6",
+        "settled v6",
     ] {
         assert!(fast.get(way).is_some_and(|&frames| frames > 100), "few of {way}: {fast:?}");
     }

@@ -451,8 +451,8 @@ proptest! {
         }
         frame.truncate(frame.len().saturating_sub(cut.saturating_sub(20)));
         let fast = usual::parse(&frame).filter(|h| h.ttl > 1).map(|h| Usual {
-            src: u32::from_le_bytes(h.src.v4_bytes()),
-            dst: u32::from_le_bytes(h.dst.v4_bytes()),
+            src: usual::words(&h.src),
+            dst: usual::words(&h.dst),
             ports: u32::from(h.src_port.swap_bytes()) | u32::from(h.dst_port.swap_bytes()) << 16,
             ip_len: h.ip_len(),
             proto: h.proto,
@@ -461,6 +461,12 @@ proptest! {
         let station = frame.first_chunk().map_or(0, |mac| usual::station_bits(&MacAddr(*mac)));
         prop_assert_eq!(usual::check(&frame, station), fast);
         prop_assert_eq!(usual::check(&frame, station ^ 1 << 47), None);
+        prop_assert_eq!(fast.map(|fast| fast.headers(&frame)), usual::parse(&frame).filter(|h| h.ttl > 1).map(|h| Headers {
+            tcp_flags: 0,
+            dont_fragment: true,
+            ..h
+        }));
+        prop_assert_eq!(usual::check_v6(&frame, station), None);
         let whole = parse(&frame);
         if let Some(h) = usual::parse(&frame) {
             prop_assert_eq!(whole, Ok(Parsed::Ip(h)));
@@ -468,6 +474,48 @@ proptest! {
             let plain = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
             let usual = plain && h.vlan.is_none() && h.family == Family::V4 && h.l4 == 34 && !h.is_fragment();
             prop_assert!(!usual || frame.len() < 48, "a usual packet goes the long way: {:?}", h);
+        }
+    }
+
+    #[test]
+    fn the_short_cut_of_ipv6_says_what_the_parser_says(
+        udp in any::<bool>(), len in 0usize..40, trailer in 0usize..20, cut in 0usize..40,
+        at in 12usize..70, byte in any::<u8>(), mapped in 0u8..8,
+    ) {
+        let b = if udp { Builder::udp(C6, S6) } else { Builder::tcp(C6, S6) };
+        let mut frame = b.payload_len(len).trailer(trailer).build();
+        for (n, at) in [(0, 22), (1, 38)] {
+            if mapped == n {
+                frame[at..at + 12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+            }
+        }
+        if at < frame.len() {
+            frame[at] = byte;
+        }
+        frame.truncate(frame.len().saturating_sub(cut.saturating_sub(20)));
+        let station = frame.first_chunk().map_or(0, |mac| usual::station_bits(&MacAddr(*mac)));
+        let fast = usual::check_v6(&frame, station);
+        prop_assert_eq!(usual::check_v6(&frame, station ^ 1 << 47), None);
+        prop_assert_eq!(usual::check(&frame, station), None);
+        let usual = |h: &Headers| {
+            matches!(h.proto, proto::TCP | proto::UDP)
+                && h.vlan.is_none() && h.family == Family::V6 && h.l4 == 54 && h.ttl > 1
+        };
+        let whole = match parse(&frame) {
+            Ok(Parsed::Ip(h)) if usual(&h) => Some(h),
+            _ => None,
+        };
+        prop_assert_eq!(fast, whole.map(|h| Usual {
+            src: usual::words(&h.src),
+            dst: usual::words(&h.dst),
+            ports: u32::from(h.src_port.swap_bytes()) | u32::from(h.dst_port.swap_bytes()) << 16,
+            ip_len: h.ip_len(),
+            proto: h.proto,
+            controls: h.tcp_flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0,
+        }));
+        prop_assert_eq!(fast.map(|fast| fast.headers(&frame)), whole.map(|h| Headers { tcp_flags: 0, ..h }));
+        if let Some(h) = whole {
+            prop_assert_eq!(usual::addr(usual::words::<4>(&h.src)), h.src);
         }
     }
 
