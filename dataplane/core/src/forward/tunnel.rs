@@ -20,7 +20,7 @@ use crate::wire::ipv6::{self, Ipv6Header};
 use crate::wire::{Addr, Family, Headers, quote, rewrite};
 
 /// Hop limit of outer headers.
-const OUTER_HOP_LIMIT: u8 = 64;
+pub(super) const OUTER_HOP_LIMIT: u8 = 64;
 
 /// The length of the longest outer headers.
 pub const OVERHEAD_MAX: usize = ipv6::HEADER_LEN + encapsulation::HEADER_LEN_MAX;

@@ -3,11 +3,15 @@
 //!
 //! Invariant: each function equals that of its mode, byte for byte (`pipeline/tests/fast_path.rs`).
 
-use super::cut_trailer;
+use super::tunnel::OUTER_HOP_LIMIT;
+use super::{NoRoom, cut_trailer};
 use crate::frame::Frame;
 use crate::wire::checksum::after_hop;
-use crate::wire::usual::Usual;
-use crate::wire::{ethernet, ipv4, ipv6, proto};
+use crate::wire::encapsulation::{Encapsulation, Ends, GueVariant, source_port};
+use crate::wire::ethernet::ether_type;
+use crate::wire::udp::{self, UdpHeader};
+use crate::wire::usual::{Usual, addr};
+use crate::wire::{Family, ethernet, ipv4, ipv6, proto};
 
 /// The offset of the IP header.
 const L3: usize = ethernet::HEADER_LEN;
@@ -125,6 +129,84 @@ pub fn translate<F: Frame, const A: usize>(
         }
     }
     cut(frame, len, L3 + usize::from(old.ip_len));
+}
+
+/// The outer IPv4 header of a packet in a tunnel.
+#[derive(Debug, Clone, Copy)]
+pub struct OuterV4 {
+    /// What follows it.
+    pub encapsulation: Encapsulation,
+    /// The ends, in the form of [`Usual`].
+    pub source: u32,
+    /// The backend.
+    pub destination: u32,
+    /// The low bits of the hash of the flow, for headers that have a place for it.
+    pub flow_hash: u32,
+}
+
+/// A tunnel over IPv4: [`tunnel::forward`](super::tunnel::forward) for a packet that fits.
+///
+/// # Errors
+/// [`NoRoom`]; the frame is then unchanged.
+#[inline(always)]
+pub fn wrap_in_ipv4<F: Frame, const A: usize>(
+    frame: &mut F,
+    packet: &Usual<A>,
+    head: LinkHead,
+    outer: &OuterV4,
+) -> Result<(), NoRoom> {
+    let there = "a checked packet has its headers";
+    let shim = outer.encapsulation.header_len();
+    let front = HEAD + shim;
+    // Only a bare IP header, and UDP without checksum, are written here.
+    let udp_port = match outer.encapsulation {
+        Encapsulation::Gue { variant: GueVariant::Direct, port } => Some(port),
+        _ => None,
+    };
+    let headers = (shim > 0 && udp_port.is_none()).then(|| packet.headers(frame.bytes()));
+    if !frame.grow_front(front - L3) {
+        return Err(NoRoom);
+    }
+    // Ethernet padding of a short frame is not sent through the tunnel.
+    let cut = frame.resize(front + usize::from(packet.ip_len));
+    debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    let (head_bytes, inner) = frame.bytes_mut().split_at_mut(front);
+    let class = if A == 1 { inner[1] } else { inner[0] << 4 | inner[1] >> 4 };
+    let b: &mut [u8; HEAD] = head_bytes.first_chunk_mut().expect("the front has the outer header");
+    head.write(b);
+    let proto = outer.encapsulation.protocol(if A == 1 { Family::V4 } else { Family::V6 });
+    // The fields as little-endian words, since the sum does not depend on the order of bytes (RFC 1071, 2 (B)): version,
+    // length of the header, traffic class and length; DF; hop limit and protocol.
+    let total_len = packet.ip_len + (ipv4::HEADER_LEN + shim) as u16;
+    let first = 0x45 | u32::from(class) << 8 | u32::from(total_len.swap_bytes()) << 16;
+    let (second, third) = (0x0040_0000_u32, u32::from(OUTER_HOP_LIMIT) | u32::from(proto) << 8);
+    let sum = u64::from(first) + u64::from(second) + u64::from(third);
+    let check = !folded(sum + u64::from(outer.source) + u64::from(outer.destination));
+    b[12..14].copy_from_slice(&ether_type::IPV4.to_be_bytes());
+    b[L3..L3 + 4].copy_from_slice(&first.to_le_bytes());
+    b[L3 + 4..L3 + 8].copy_from_slice(&second.to_le_bytes());
+    b[L3 + 8..L3 + 12].copy_from_slice(&(third | u32::from(check) << 16).to_le_bytes());
+    b[L3 + 12..L3 + 16].copy_from_slice(&outer.source.to_le_bytes());
+    b[L3 + 16..L3 + 20].copy_from_slice(&outer.destination.to_le_bytes());
+    if A == 1 {
+        let ip: &mut [u8; 12] = inner.first_chunk_mut().expect(there);
+        ip[8] = ip[8].wrapping_sub(1);
+        let check = after_hop(u16::from_be_bytes([ip[10], ip[11]]));
+        ip[10..12].copy_from_slice(&check.to_be_bytes());
+    } else {
+        inner[7] = inner[7].wrapping_sub(1);
+    }
+    if let Some(dst_port) = udp_port {
+        let (src_port, len) = (source_port(outer.flow_hash), packet.ip_len + udp::HEADER_LEN as u16);
+        let header = UdpHeader { src_port, dst_port, len };
+        head_bytes[HEAD..HEAD + udp::HEADER_LEN].copy_from_slice(&header.bytes());
+    }
+    if let Some(h) = headers {
+        let (source, destination) = (addr([outer.source]), addr([outer.destination]));
+        let ends = Ends { source: &source, destination: &destination, flow_hash: outer.flow_hash };
+        outer.encapsulation.write(&mut head_bytes[HEAD..], inner, &h, &ends);
+    }
+    Ok(())
 }
 
 /// Adds the end-around carries of a sum of at most 2^37. A sum that is not 0 never folds to 0.

@@ -6,9 +6,10 @@
 use super::family::{Families, Family};
 use super::item::{Item, Way};
 use crate::backend::Backend;
-use crate::forward::usual::{self as rewrite, LinkHead, Translation};
+use crate::forward::usual::{self as rewrite, LinkHead, OuterV4, Translation};
 use crate::forward::{Link, tunnel};
 use crate::frame::Frame;
+use crate::hash::{outer_hash, selection_hash};
 use crate::ids::{BackendId, InterfaceIndex, ServiceId};
 use crate::limits::BURST;
 use crate::neighbors::NeighborSlot;
@@ -17,8 +18,8 @@ use crate::pipeline::output::{BurstOutput, FlowNote, Note};
 use crate::pipeline::view::View;
 use crate::snapshot::{BackendState, ForwardingMode, Interface};
 use crate::verdict::{TransmitReason, Verdict};
-use crate::wire::encapsulation::Encapsulation;
-use crate::wire::usual::{Usual, station_bits, words};
+use crate::wire::encapsulation::{Encapsulation, GueVariant};
+use crate::wire::usual::{Usual, addr, station_bits, words};
 use crate::wire::{self, Addr, MacAddr};
 
 /// A next hop that is known, on an untagged link.
@@ -142,9 +143,25 @@ fn to_backend<F: Frame, const A: usize>(
         }
         None => return None,
         Some(Encapsulation::Ip) => wrap(view, frame, &item.packet, backend, &hop, Encapsulation::Ip)?,
+        Some(Encapsulation::Gue { variant: GueVariant::Direct, port }) => {
+            wrap_in_gue(view, frame, &item.packet, backend, &hop, port)?;
+        }
         Some(encapsulation) => wrap_otherwise(view, frame, &item.packet, backend, &hop, encapsulation)?,
     }
     Some((hop.index, backend.service))
+}
+
+/// In an outer packet with `dsr-gue` without a header of its own, which is the usual variant.
+#[inline(never)]
+fn wrap_in_gue<F: Frame, const A: usize>(
+    view: &View<'_>,
+    frame: &mut F,
+    packet: &Usual<A>,
+    backend: &Backend,
+    hop: &Hop<'_>,
+    port: u16,
+) -> Option<()> {
+    wrap(view, frame, packet, backend, hop, Encapsulation::Gue { variant: GueVariant::Direct, port })
 }
 
 /// In an outer packet with these headers, other than a bare IP header.
@@ -176,14 +193,26 @@ fn wrap<F: Frame, const A: usize>(
         return None;
     }
     let source = view.snapshot.tunnel_source(backend.family)?;
-    let h = packet.headers(frame.bytes());
     // As in the stages: one IPv4 source and no port leave nothing to choose.
     let hashed = backend.family == wire::Family::V6 || source.is_many() || encapsulation.port().is_some();
-    let flow = if hashed { tunnel::flow_hash(frame.bytes(), &h) } else { 0 };
+    let flow = if hashed { flow_hash(packet) } else { 0 };
     let (source, destination) = (source.pick(flow), backend.address);
+    if backend.family == wire::Family::V4 {
+        let ([source], [destination]) = (words(&source), words(&destination));
+        let outer = OuterV4 { encapsulation, source, destination, flow_hash: flow as u32 };
+        return rewrite::wrap_in_ipv4(frame, packet, hop.head(), &outer).ok();
+    }
+    let h = packet.headers(frame.bytes());
     let tunnel = tunnel::Tunnel { encapsulation, source, destination, flow_hash: flow as u32 };
     let link = Link { source: hop.interface.mac, destination: hop.destination, vlan: None };
     tunnel::forward(frame, &h, &link, &tunnel).ok()
+}
+
+/// [`tunnel::flow_hash`] of a packet that is neither a fragment nor an ICMP error.
+#[inline(always)]
+fn flow_hash<const A: usize>(packet: &Usual<A>) -> u64 {
+    let (src, dst) = (addr(packet.src), addr(packet.dst));
+    outer_hash(selection_hash(&src, packet.src_port(), &dst, packet.dst_port(), packet.proto))
 }
 
 /// `nat` and `fullnat`. Without a source of its own, a flow has that of its client here.
@@ -217,7 +246,7 @@ where
     let service = view.snapshot.service_by_id(ServiceId::from_raw(item.service))?;
     let client = Families::number(item.other);
     if client < last.clients.0 || client > last.clients.1 {
-        *last = hop_to(view, client, &wire::usual::addr(item.other))?;
+        *last = hop_to(view, client, &addr(item.other))?;
     }
     let hop = last.hop.as_ref()?;
     if item.packet.ip_len > hop.interface.mtu || !service.is_plain {
