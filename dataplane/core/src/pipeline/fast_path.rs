@@ -4,7 +4,8 @@
 //! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
 //! untagged interface, a service that does nothing but forward, an entry of an established flow in use, a backend that takes
 //! packets, a next hop that is known, and room on its path. Such a packet changes nothing but the time of its flow. With
-//! `flowTracking: on-change`, a flow without an entry whose backend is settled takes it too, and then nothing changes at all.
+//! `flowTracking: on-change`, a packet without an entry whose backend is settled takes it too, whatever its flags. Then nothing
+//! changes at all, except for the count of new connections.
 //!
 //! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
 //! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
@@ -21,16 +22,16 @@ pub(super) use item::Items;
 use super::output::BurstOutput;
 use super::state::Pipeline;
 use super::view::View;
-use crate::conntrack::{Bucket, FlowTables, SteadyHit, SteadyKey, SteadyTables};
+use crate::conntrack::{Bucket, FlowTables, Packet, SteadyHit, SteadyKey, SteadyTables};
 use crate::frame::Frame;
-use crate::ids::ServiceId;
+use crate::ids::{BackendId, ServiceId};
 use crate::limits::BURST;
 use crate::now::Now;
 use crate::selector::Selector;
 use crate::service::{Entries, Service};
 use crate::snapshot::{Interface, Snapshot};
-use crate::wire::proto;
 use crate::wire::usual::{self, Usual, addr, station_bits};
+use crate::wire::{proto, tcp};
 use family::{Families, Family};
 use item::{Item, Way};
 
@@ -61,7 +62,7 @@ impl Left {
     /// Whether a packet may take the fast path. If not, no later packet of its flow may.
     #[inline(always)]
     fn admits<const A: usize>(&mut self, packet: &Usual<A>) -> bool {
-        if packet.controls {
+        if packet.controls() {
             self.add(packet);
             return false;
         }
@@ -112,7 +113,11 @@ where
     if any_on_change {
         choose(view.snapshot, items);
     }
-    send::send(view, frames, items, out)
+    let sent = send::send(view, frames, items, out);
+    if any_on_change {
+        count_openings(view, items, sent);
+    }
+    sent
 }
 
 /// Pass 1: checks the headers, and hashes the destination of each packet. Returns the numbers of packets of IPv4 and IPv6.
@@ -124,7 +129,7 @@ fn check<F: Frame>(
     v6: &mut [Item<4>; BURST],
 ) -> (usize, usize) {
     let station = station_bits(&interface.mac);
-    let (mut left, mut count, mut count_v6) = (Left::default(), 0, 0);
+    let (mut count, mut count_v6) = (0, 0);
     for frame in frames.iter().take(AHEAD) {
         frame.prefetch();
     }
@@ -133,37 +138,26 @@ fn check<F: Frame>(
             next.prefetch();
         }
         let Some(packet) = usual::check(frame.bytes(), station) else {
-            if take_v6(frame.bytes(), station, at, &mut left, v6, &mut count_v6) {
+            if take_v6(frame.bytes(), station, at, v6, &mut count_v6) {
                 continue;
             }
             // Nothing is known of the flow of any other frame.
             break;
         };
-        if left.admits(&packet) {
-            let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-            v4[count % BURST].begin(packet, hash, at as u8);
-            count += 1;
-        }
+        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+        v4[count % BURST].begin(packet, hash, at as u8);
+        count += 1;
     }
     (count.min(BURST), count_v6.min(BURST))
 }
 
 /// Pass 1 for a frame that is not a usual one of IPv4. Returns false if it is not one of IPv6 either.
 #[inline(never)]
-fn take_v6(
-    frame: &[u8],
-    station: u64,
-    at: usize,
-    left: &mut Left,
-    items: &mut [Item<4>; BURST],
-    count: &mut usize,
-) -> bool {
+fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], count: &mut usize) -> bool {
     let Some(packet) = usual::check_v6(frame, station) else { return false };
-    if left.admits(&packet) {
-        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-        items[*count % BURST].begin(packet, hash, at as u8);
-        *count += 1;
-    }
+    let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+    items[*count % BURST].begin(packet, hash, at as u8);
+    *count += 1;
     true
 }
 
@@ -178,16 +172,29 @@ where
     // Flows whose bytes are counted have more to do for each packet.
     let translates = !flows.nat.has_streams();
     let (mut any_from_backends, mut any_on_change) = (false, false);
+    let mut left = Left::default();
     for item in items.iter_mut() {
         let packet = &item.packet;
         let Some(service) = snapshot.service(item.hash, &addr(packet.dst), packet.proto, packet.dst_port())
         else {
+            if !left.admits(packet) {
+                continue;
+            }
             item.hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
             snapshot.prefetch_endpoint(item.hash);
             item.way = Way::ToClient;
             any_from_backends = true;
             continue;
         };
+        if service.on_change() {
+            any_on_change = true;
+            item.id = service.id.raw();
+            seek_on_change(snapshot, flows, service, &mut left, item);
+            continue;
+        }
+        if !left.admits(packet) {
+            continue;
+        }
         let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
         match service.entries {
             Entries::EachFlow if !service.limited.of_bandwidth() => {
@@ -200,10 +207,6 @@ where
                 flows.prefetch_nat(item.hash, Bucket::First);
                 item.way = Way::ToBackend;
             }
-            Entries::InFlux if !service.limited.of_bandwidth() => {
-                any_on_change = true;
-                seek_on_change(snapshot, flows, service, item);
-            }
             _ => continue,
         }
         item.id = service.id.raw();
@@ -214,29 +217,43 @@ where
     any_on_change
 }
 
-/// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one.
+/// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one. If not, even a packet
+/// that begins or ends a connection changes nothing.
 #[inline(never)]
 fn seek_on_change<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
     service: &Service,
+    left: &mut Left,
     item: &mut Item<A>,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let key = SteadyKey::flow(service.id, item.packet.src, item.packet.src_port());
+    let packet = &item.packet;
+    let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+    let is_left = left.may_have(packet) || service.limited.of_bandwidth();
     if flows.has_dsr_flows_of(&key) {
-        item.hash = flows.steady_hash(&key);
-        flows.prefetch_dsr(item.hash, Bucket::First);
-        item.way = Way::Dsr;
-    } else {
+        if left.admits(packet) && !is_left {
+            item.hash = flows.steady_hash(&key);
+            flows.prefetch_dsr(item.hash, Bucket::First);
+            item.way = Way::Dsr;
+        }
+        return;
+    }
+    // A SYN may be counted against a limit, and the segment size in it may have to be lowered.
+    let is_checked = packet.flags & tcp::flags::SYN != 0
+        && (service.mss_limit != 0 || service.limited.of_new_flows() || snapshot.limits_sources());
+    if !(is_left || is_checked) {
         prepare_choice(snapshot, service, item);
+    }
+    if item.way == Way::Stages && item.packet.controls() {
+        left.add(&item.packet);
     }
 }
 
 /// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
-/// client's. The packet begins no connection.
+/// client's.
 #[inline(always)]
 fn prepare_choice<const A: usize>(snapshot: &Snapshot, service: &Service, item: &mut Item<A>)
 where
@@ -266,7 +283,19 @@ fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>]) {
         item.way = Way::Stages;
         if let Some(backend) = backend {
             snapshot.prefetch_backend(backend);
-            (item.id, item.service, item.way) = (backend.raw(), Item::<A>::WITHOUT_ENTRY, Way::Dsr);
+            let opens = item.packet.proto == proto::TCP && Packet::Tcp(item.packet.flags).is_opening();
+            item.service = if opens { Item::<A>::OPENS } else { Item::<A>::WITHOUT_ENTRY };
+            (item.id, item.way) = (backend.raw(), Way::Dsr);
+        }
+    }
+}
+
+/// Counts the connections that packets without an entry have opened.
+#[inline(never)]
+fn count_openings<const A: usize>(view: &View<'_>, items: &[Item<A>], sent: u32) {
+    for item in items.iter().filter(|item| item.way == Way::Dsr && item.service == Item::<A>::OPENS) {
+        if sent >> (u32::from(item.at) % u32::BITS) & 1 == 1 {
+            view.tallies.connected(BackendId::from_raw(item.id));
         }
     }
 }

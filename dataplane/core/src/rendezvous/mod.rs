@@ -111,16 +111,17 @@ impl Rendezvous {
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> Option<BackendId> {
-        let order = Order::new(hash);
+        // Made where it is used, so that it stays in registers.
+        let order = || Order::new(hash);
         match &self.0 {
             Kind::Empty => None,
-            Kind::Scan1(scan) => Some(scan.owner(&order)),
-            Kind::Scan2(scan) => Some(scan.owner(&order)),
-            Kind::Scan3(scan) => Some(scan.owner(&order)),
-            Kind::Scan4(scan) => Some(scan.owner(&order)),
-            Kind::Scan6(scan) => Some(scan.owner(&order)),
-            Kind::Scan8(scan) => Some(scan.owner(&order)),
-            Kind::Walk(deck) => deck.first(&order).map(|(_, seat)| deck.owner(seat)),
+            Kind::Scan1(scan) => Some(scan.owner(&order())),
+            Kind::Scan2(scan) => Some(scan.owner(&order())),
+            Kind::Scan3(scan) => Some(scan.owner(&order())),
+            Kind::Scan4(scan) => Some(scan.owner(&order())),
+            Kind::Scan6(scan) => Some(scan.owner(&order())),
+            Kind::Scan8(scan) => Some(scan.owner(&order())),
+            Kind::Walk(deck) => deck.first(&order()).map(|(_, seat)| deck.owner(seat)),
             Kind::Decks(decks) => decks.first(hash).map(|place| place.owner),
         }
     }

@@ -90,13 +90,13 @@ pub struct Usual<const A: usize> {
     pub ip_len: u16,
     /// [`proto::TCP`] or [`proto::UDP`].
     pub proto: u8,
-    /// Whether the packet may begin or end a connection: a TCP segment with SYN, FIN or RST.
-    pub controls: bool,
+    /// The flags of TCP; 0 with UDP.
+    pub flags: u8,
 }
 
 impl<const A: usize> Default for Usual<A> {
     fn default() -> Self {
-        Self { src: [0; A], dst: [0; A], ports: 0, ip_len: 0, proto: 0, controls: false }
+        Self { src: [0; A], dst: [0; A], ports: 0, ip_len: 0, proto: 0, flags: 0 }
     }
 }
 
@@ -123,6 +123,13 @@ impl<const A: usize> Usual<A> {
     /// The offset of the transport header.
     pub const L4: usize = if A == 1 { L4 } else { L4_V6 };
 
+    /// Whether the packet may begin or end a connection: a TCP segment with SYN, FIN or RST.
+    #[inline(always)]
+    #[must_use]
+    pub fn controls(&self) -> bool {
+        self.flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0
+    }
+
     /// Source port, in host order.
     #[inline(always)]
     #[must_use]
@@ -137,8 +144,7 @@ impl<const A: usize> Usual<A> {
         ((self.ports >> 16) as u16).swap_bytes()
     }
 
-    /// The headers of the packet, from the frame in which it was checked. TCP flags and DF are left out: they are 0 and
-    /// set.
+    /// The headers of the packet, from the frame in which it was checked. DF is left out: it is set.
     ///
     /// # Panics
     /// If the frame is another one and is shorter.
@@ -161,7 +167,7 @@ impl<const A: usize> Usual<A> {
             l3: L3 as u8,
             family: if A == 1 { Family::V4 } else { Family::V6 },
             proto: self.proto,
-            tcp_flags: 0,
+            tcp_flags: self.flags,
             icmp_type: 0,
             icmp_code: 0,
             ttl,
@@ -209,8 +215,7 @@ pub fn check(frame: &[u8], station: u64) -> Option<Usual<1>> {
         return None;
     }
     let flags = select_unpredictable(is_tcp, b[L4 + 13], 0);
-    let controls = flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0;
-    Some(Usual { src: [src], dst: [dst], ports: u32_at(b, L4), ip_len, proto, controls })
+    Some(Usual { src: [src], dst: [dst], ports: u32_at(b, L4), ip_len, proto, flags })
 }
 
 /// [`check`] for IPv6: a usual packet has no extension header.
@@ -249,10 +254,9 @@ pub fn check_v6(frame: &[u8], station: u64) -> Option<Usual<4>> {
         return None;
     }
     let flags = select_unpredictable(is_tcp, second, 0);
-    let controls = flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0;
     // The packet is within a frame of at most 65,535 bytes.
     let ip_len = payload_len + ipv6::HEADER_LEN as u16;
-    Some(Usual { src, dst, ports: u32_at(b, L4_V6), ip_len, proto, controls })
+    Some(Usual { src, dst, ports: u32_at(b, L4_V6), ip_len, proto, flags })
 }
 
 /// A link address as [`check`] compares it: its bytes as a little-endian number.

@@ -4,6 +4,9 @@ use crate::routes::NextHop;
 use crate::snapshot::Snapshot;
 use crate::wire::usual::addr;
 
+/// A next hop, and the first and last of the addresses that have it.
+pub(super) type HopOf<N> = (NextHop, (N, N));
+
 /// Implements [`Family`] for both.
 pub(super) struct Families;
 
@@ -15,8 +18,8 @@ pub(super) trait Family<const A: usize> {
     /// The number of an address.
     fn number(words: [u32; A]) -> Self::Number;
 
-    /// The next hop to an address, and the first and last of the addresses around it that have the same one.
-    fn route(snapshot: &Snapshot, to: Self::Number) -> Option<(NextHop, (Self::Number, Self::Number))>;
+    /// The next hop to an address, with the addresses around it that have the same one.
+    fn route(snapshot: &Snapshot, to: Self::Number) -> Option<HopOf<Self::Number>>;
 
     /// Whether an address can be a client's of any service. False for link-local addresses too, which are clients of some.
     fn is_client_of_any(snapshot: &Snapshot, src: [u32; A]) -> bool;
@@ -31,7 +34,7 @@ impl Family<1> for Families {
     }
 
     #[inline(always)]
-    fn route(snapshot: &Snapshot, to: u32) -> Option<(NextHop, (u32, u32))> {
+    fn route(snapshot: &Snapshot, to: u32) -> Option<HopOf<u32>> {
         snapshot.routes().find_v4(to)
     }
 
@@ -50,7 +53,7 @@ impl Family<4> for Families {
     }
 
     #[inline(always)]
-    fn route(snapshot: &Snapshot, to: u128) -> Option<(NextHop, (u128, u128))> {
+    fn route(snapshot: &Snapshot, to: u128) -> Option<HopOf<u128>> {
         snapshot.routes().find_v6(to)
     }
 

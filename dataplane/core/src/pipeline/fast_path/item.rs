@@ -18,7 +18,7 @@ pub(super) struct Item<const A: usize> {
     pub(super) other_port: u16,
     /// The service or endpoint whose flow it is, then the backend.
     pub(super) id: u32,
-    /// The service, of a reply whose flow is known; [`Self::WITHOUT_ENTRY`] for a packet whose flow has none.
+    /// The service, of a reply whose flow is known; [`Self::WITHOUT_ENTRY`] or [`Self::OPENS`] for a packet whose flow has none.
     pub(super) service: u32,
     /// The position of the frame.
     pub(super) at: u8,
@@ -69,6 +69,8 @@ pub(in crate::pipeline) struct Items {
 impl<const A: usize> Item<A> {
     /// Marks a packet whose flow needs no entry.
     pub(super) const WITHOUT_ENTRY: u32 = 1;
+    /// The same, if it opens the flow.
+    pub(super) const OPENS: u32 = 2;
 
     /// Begins with a packet of which only the headers were checked, and the hash for the look-up of its service. Fields that
     /// later passes set keep their old values.

@@ -111,8 +111,11 @@ fn note_sent<const A: usize>(
     view.tallies.forwarded(service, usize::from(item.packet.ip_len));
     out.verdicts[at] = Verdict::Transmit { interface, why };
     if out.takes_notes() {
-        let without_entry = item.way == Way::Dsr && item.service == Item::<A>::WITHOUT_ENTRY;
-        let flow = if without_entry { FlowNote::None } else { FlowNote::Known };
+        let flow = match item.way {
+            Way::Dsr if item.service == Item::<A>::WITHOUT_ENTRY => FlowNote::None,
+            Way::Dsr if item.service == Item::<A>::OPENS => FlowNote::New,
+            _ => FlowNote::Known,
+        };
         out.notes[at] = Note { service: Some(service), backend: Some(BackendId::from_raw(item.id)), flow };
     }
     1 << (at % BURST)

@@ -18,7 +18,7 @@ use crate::frame::{Frame, MemoryFrame};
 use crate::limits::FAST_PATH_RESTS;
 use crate::pipeline::{Arrival, BurstOutput, FlowNote, SharedFlows, View, Walks};
 use crate::snapshot::{
-    BackendState, FlowTracking, FormerWeight, ForwardingMode, NeighborSpec, Protocol, RouteSpec,
+    BackendState, FlowTracking, FormerWeight, ForwardingMode, MssClamp, NeighborSpec, Protocol, RouteSpec,
     ServiceLimits, ServiceSpec,
 };
 use crate::source_lists::SourceLists;
@@ -128,6 +128,9 @@ fn services() -> Vec<ServiceSpec> {
     let of = |(n, &(mode, protocol, vip, backends)): (u8, &(_, _, &str, &[&str]))| {
         let mut service = service(mode, protocol, vip, backends);
         service.tunnel.dscp = 10;
+        if n == 15 {
+            service.mss_clamp = MssClamp::AtMost(1000);
+        }
         service.name = vip.replace(['.', ':', '[', ']'], "-");
         if ON_CHANGE.contains(&n) {
             service.flow_tracking = FlowTracking::OnChange([].into());
@@ -261,6 +264,7 @@ impl Both {
                 let (mode, _, vip, backends) = SERVICES[usize::from(*service)];
                 let way = match mode {
                     _ if ON_CHANGE.contains(service) && out.notes[n].flow == FlowNote::None => "settled",
+                    _ if out.notes[n].flow == FlowNote::New => "opened",
                     _ if *is_reply => "reply",
                     mode => mode.as_str(),
                 };
@@ -285,6 +289,7 @@ impl Both {
         let [with, without] = &self.labs;
         for at in 0..with.tallies.capacity().0 {
             assert_eq!(with.tallies.service(at), without.tallies.service(at), "service {at}");
+            assert_eq!(with.tallies.connections(at), without.tallies.connections(at), "backend {at}");
         }
         let [with, without] = self.labs.each_ref().map(|lab| {
             let mut flows = Vec::new();
@@ -428,6 +433,7 @@ fn the_fast_path_does_what_the_stages_do() {
         "fullnat v6",
         "reply v6",
         "settled v6",
+        "opened",
     ] {
         assert!(fast.get(way).is_some_and(|&frames| frames > 100), "few of {way}: {fast:?}");
     }

@@ -456,13 +456,12 @@ proptest! {
             ports: u32::from(h.src_port.swap_bytes()) | u32::from(h.dst_port.swap_bytes()) << 16,
             ip_len: h.ip_len(),
             proto: h.proto,
-            controls: h.tcp_flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0,
+            flags: h.tcp_flags,
         });
         let station = frame.first_chunk().map_or(0, |mac| usual::station_bits(&MacAddr(*mac)));
         prop_assert_eq!(usual::check(&frame, station), fast);
         prop_assert_eq!(usual::check(&frame, station ^ 1 << 47), None);
         prop_assert_eq!(fast.map(|fast| fast.headers(&frame)), usual::parse(&frame).filter(|h| h.ttl > 1).map(|h| Headers {
-            tcp_flags: 0,
             dont_fragment: true,
             ..h
         }));
@@ -511,9 +510,9 @@ proptest! {
             ports: u32::from(h.src_port.swap_bytes()) | u32::from(h.dst_port.swap_bytes()) << 16,
             ip_len: h.ip_len(),
             proto: h.proto,
-            controls: h.tcp_flags & (tcp::flags::SYN | tcp::flags::FIN | tcp::flags::RST) != 0,
+            flags: h.tcp_flags,
         }));
-        prop_assert_eq!(fast.map(|fast| fast.headers(&frame)), whole.map(|h| Headers { tcp_flags: 0, ..h }));
+        prop_assert_eq!(fast.map(|fast| fast.headers(&frame)), whole);
         if let Some(h) = whole {
             prop_assert_eq!(usual::addr(usual::words::<4>(&h.src)), h.src);
         }
