@@ -112,7 +112,7 @@ impl Pipeline {
                 SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut tell),
             });
         }
-        for key in std::mem::take(&mut self.sharing.contradicted) {
+        while let Some(key) = self.sharing.contradicted.pop() {
             let is_dsr = snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
             let flow = self.flows.shared_flow(&key, is_dsr, now);
             let record = flow.and_then(|flow| record_of(snapshot, shared, &flow, Agreement::Contradicted));
