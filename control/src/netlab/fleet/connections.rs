@@ -18,8 +18,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A connection without an answer for this time has broken.
-const SILENCE: Duration = Duration::from_secs(20);
+/// A connection without an answer for this time has broken. On a busy machine routes may be gone for some seconds, and TCP
+/// then waits as long again before it repeats a segment.
+const SILENCE: Duration = Duration::from_secs(45);
 /// The pause between two rounds of pings.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum time of one round: the silence of the last connection, and the work on a busy machine.

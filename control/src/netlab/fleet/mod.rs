@@ -395,7 +395,7 @@ const ROUTER_AS: u32 = 64_513;
 /// The gateways' BGP. The times are long enough for a busy machine.
 fn announce() -> String {
     format!(
-        "announce: {{bgp: {{asn: {GATEWAY_AS}, bfdInterval: 500ms, bfdMultiplier: 6, peers: [{{address: \"{ROUTER_FOR_GATEWAYS}\", \
+        "announce: {{bgp: {{asn: {GATEWAY_AS}, bfdInterval: 500ms, bfdMultiplier: 10, peers: [{{address: \"{ROUTER_FOR_GATEWAYS}\", \
          asn: {ROUTER_AS}, bfd: true, holdTime: 30s}}]}}}}\n"
     )
 }
@@ -408,7 +408,7 @@ fn bgpd() -> String {
     for n in 1..=2 {
         let peer = addresses::gateway(n);
         text += &format!(
-            " neighbor {peer} remote-as {GATEWAY_AS}\n neighbor {peer} timers connect 1\n neighbor {peer} bfd 6 500 500\n"
+            " neighbor {peer} remote-as {GATEWAY_AS}\n neighbor {peer} timers connect 1\n neighbor {peer} bfd 10 500 500\n"
         );
     }
     text + " address-family ipv4 unicast\n  maximum-paths 2\n exit-address-family\n"
