@@ -3,7 +3,8 @@
 use std::future::Future;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
@@ -12,6 +13,7 @@ use tidegate_core::ownership::BootTime;
 use tidegate_http::{Answer, Limits};
 use tidegate_policy::explain::{Packet, Transport};
 use tidegate_policy::reconcile::DrainTarget;
+use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::api::ErrorAnswer;
@@ -26,31 +28,87 @@ const READ: &str =
 /// The paths of changes.
 const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch, vrrp-check";
 
+/// The time from one check that the socket's file is still there to the next.
+const CHECK: Duration = Duration::from_secs(1);
+
 /// Serves the admin socket until it is dropped, which also removes the socket's file.
 #[derive(Debug)]
 pub struct Server {
-    _file: SocketFile,
+    /// `None` when the server ends.
+    file: Arc<Mutex<Option<SocketFile>>>,
     task: JoinHandle<()>,
 }
 
 impl Server {
     /// Binds the socket (with mode 0600; a stale one is replaced, and its directory is created) and serves on the tokio
-    /// runtime of the caller.
+    /// runtime of the caller. If somebody removes the file, the socket is bound again.
     ///
     /// # Errors
     /// If another daemon answers at the path, or the file system returns an error.
     pub fn start(path: &Path, backend: Arc<impl AdminBackend>) -> io::Result<Self> {
         let (listener, file) = socket::bind(path)?;
-        let task = tokio::spawn(tidegate_http::serve(listener, Limits::COMMANDS, move |request| {
-            answer(backend.clone(), request)
-        }));
-        Ok(Self { _file: file, task })
+        let file = Arc::new(Mutex::new(Some(file)));
+        let task = tokio::spawn(serve(listener, Arc::clone(&file), backend));
+        Ok(Self { file, task })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+async fn serve(
+    mut listener: UnixListener,
+    file: Arc<Mutex<Option<SocketFile>>>,
+    backend: Arc<impl AdminBackend>,
+) {
+    loop {
+        let backend = Arc::clone(&backend);
+        let serving =
+            tidegate_http::serve(listener, Limits::COMMANDS, move |request| answer(backend.clone(), request));
+        // Requests under way end with the old listener.
+        tokio::select! {
+            () = serving => return,
+            bound = bound_again(&file) => match bound {
+                Some(another) => listener = another,
+                None => return,
+            },
+        }
+    }
+}
+
+/// Waits until the file is gone, and binds the socket again; `None` if the server ends.
+async fn bound_again(file: &Mutex<Option<SocketFile>>) -> Option<UnixListener> {
+    let mut last_error = None;
+    loop {
+        tokio::time::sleep(CHECK).await;
+        // The lock is held while the file is made, so that a server that ends leaves none.
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = file.as_ref()?;
+        if current.is_there() {
+            continue;
+        }
+        let path = current.path().to_owned();
+        match socket::bind(&path) {
+            Ok((listener, new)) => {
+                tracing::warn!(path = %path.display(), "somebody removed the admin socket: it is there again");
+                *file = Some(new);
+                return Some(listener);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if last_error.as_ref() != Some(&error) {
+                    tracing::error!(
+                        path = %path.display(), error,
+                        "somebody removed the admin socket, and it cannot be made again: no command reaches the gateway"
+                    );
+                    last_error = Some(error);
+                }
+            }
+        }
     }
 }
 

@@ -68,6 +68,21 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
+impl SocketFile {
+    /// Whether the file is at its path. Where that cannot be found out, it is taken to be.
+    pub(super) fn is_there(&self) -> bool {
+        match fs::symlink_metadata(&self.path) {
+            Ok(metadata) => (metadata.dev(), metadata.ino()) == self.identity,
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
@@ -310,6 +311,23 @@ async fn only_the_owner_may_open_the_socket_and_it_goes_with_the_server() {
     assert!(!path.exists());
     let error = Client::new(&path).status().await.expect_err("nobody answers");
     assert!(error.to_string().starts_with(&format!("no gateway answers at {}", path.display())), "{error}");
+}
+
+#[tokio::test]
+async fn a_socket_that_somebody_removed_is_bound_again_and_goes_with_the_server() {
+    let lab = Lab::new();
+    let path = Lab::socket(&lab.directory);
+    std::fs::remove_file(&path).expect("it is there");
+    let answers = async {
+        while Client::new(&path).status().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), answers).await.expect("the gateway answers again");
+    let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(lab.server);
+    assert!(!path.exists());
 }
 
 #[tokio::test]
