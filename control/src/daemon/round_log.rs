@@ -57,9 +57,12 @@ impl RoundLog {
             manifests.faults_of_namespaces.values().flat_map(Report::iter).collect();
         let others = manifests.report.iter().filter(|fault| !theirs.contains(fault));
         let others = others.map(|fault| (String::new(), fault.clone()));
+        // Parts of a manifest that are not used are also findings of its Service.
+        let reported: BTreeSet<&Diagnostic> = manifests.report.iter().collect();
         let findings = outcome
             .findings
             .iter()
+            .filter(|finding| !reported.contains(&finding.diagnostic))
             .map(|finding| (finding.object.namespace.clone(), finding.diagnostic.clone()));
         let unbound_findings = unbound.iter().map(|failure| {
             let finding = unopened(failure, &manifests.objects);
