@@ -222,3 +222,14 @@ fn flows_of_services_backends_and_modes_that_are_gone_are_counted_and_not_misrea
         assert_eq!(count(why), u64::from(CONNECTIONS), "{why:?}: {not_restored:?}");
     }
 }
+
+#[test]
+fn a_gateway_whose_flows_end_with_it_says_why() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let first = Running::start(directory.path(), 1, 1024);
+    first.publish(&services(2, 0));
+    assert_eq!(first.pool.flows_not_kept(), None);
+    let second = Running::start(directory.path(), 1, 1024);
+    let why = second.pool.flows_not_kept().expect("the first has the directory");
+    assert!(why.contains("is in use by another process"), "{why}");
+}

@@ -228,10 +228,17 @@ impl State {
     }
 
     /// State that a restart would lose, by its name in metrics, with the reason.
-    pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 4] {
+    pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 5] {
         let [addresses, drained, lists] = self.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
         let objects = self.source_state().unsaved;
-        [("addresses", addresses), ("drained", drained), ("lists", lists), ("objects", objects)]
+        let flows = self.dataplane.flows_not_kept();
+        [
+            ("addresses", addresses),
+            ("drained", drained),
+            ("flows", flows),
+            ("lists", lists),
+            ("objects", objects),
+        ]
     }
 
     /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason

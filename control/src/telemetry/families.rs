@@ -519,8 +519,8 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "1 while the configuration that was read last, or a list of it, is refused and the previous one is in force, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.configuration_refused));
-    let help = "1 while state that a restart needs is not on disk, by state: addresses of Services, what operators have \
-                drained, the lists of `protection`, the last objects.";
+    let help = "1 while state that a restart needs is not kept, by state: addresses of Services, what operators have \
+                drained, flows, the lists of `protection`, the last objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.unsaved {
         unsaved.sample([what], usize::from(*is_unsaved));

@@ -14,6 +14,7 @@ mod store;
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dpdk::{Region, region};
@@ -76,6 +77,8 @@ pub struct FlowMemory {
     /// Whether reserved huge pages suffice for the tables of all workers.
     has_huge_pages: bool,
     store: Option<Store>,
+    /// Whether a table got no memory from here.
+    is_on_heap: AtomicBool,
     placed: Mutex<Vec<Placed>>,
 }
 
@@ -94,7 +97,7 @@ impl FlowMemory {
     pub fn new(workers: usize, entries: usize, huge: bool, store: Option<Store>) -> Self {
         let wanted = workers.saturating_mul(entries).saturating_mul(ENTRY_BYTES);
         let has_huge_pages = huge && free_huge_bytes() >= wanted;
-        Self { has_huge_pages, store, placed: Mutex::default() }
+        Self { has_huge_pages, store, is_on_heap: AtomicBool::new(false), placed: Mutex::default() }
     }
 
     /// The memory of a worker on a NUMA node.
@@ -153,6 +156,14 @@ impl FlowMemory {
     pub(crate) fn clock(&self, worker: u8) -> Option<&'static mut [u32]> {
         let clock = self.store.as_ref()?.clock(worker);
         clock.inspect_err(|error| tracing::warn!(worker, %error, "the ages of flows will be inexact")).ok()
+    }
+
+    /// Whether a table that should outlive the process has other memory, because there was no room for its file.
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
+        let is_elsewhere = |one: &Placed| one.is_prepared && one.file.is_none();
+        let is_on_heap = self.is_on_heap.load(Ordering::Relaxed);
+        self.store.is_some() && (is_on_heap || self.placed().iter().any(is_elsewhere))
     }
 
     /// The service ports of earlier processes, each with its backends. Call it before [`Self::restoration`].
@@ -221,6 +232,7 @@ impl TableMemory for Provider<'_> {
             Ok(mapped) => mapped,
             Err(error) => {
                 tracing::warn!(worker, table = table.as_str(), %error, "flow table is on the heap");
+                self.memory.is_on_heap.store(true, Ordering::Relaxed);
                 return None;
             }
         };

@@ -154,6 +154,8 @@ pub struct WorkerPool<F> {
     flow_memory: Arc<FlowMemory>,
     /// The service ports of earlier processes, until they are taken.
     earlier_ports: Mutex<Vec<EarlierPort>>,
+    /// Why the directory of flow tables cannot be used.
+    store_trouble: Option<String>,
     restoration: Option<Arc<Restoration>>,
     clock: Clock,
     pulse: Option<PulseThread>,
@@ -219,7 +221,10 @@ impl<F> WorkerPool<F> {
             steering: config.steering.clone(),
             seed: config.seed,
         };
-        let store = config.flow_store.as_deref().and_then(|directory| store(directory, &shape, clock.now()));
+        let (store, store_trouble) = match config.flow_store.as_deref() {
+            Some(directory) => store(directory, &shape, clock.now()),
+            None => (None, None),
+        };
         let mut flow_memory =
             FlowMemory::new(config.places.len(), config.flow_entries, config.huge_pages, store);
         let earlier_ports = flow_memory.earlier_ports();
@@ -244,6 +249,7 @@ impl<F> WorkerPool<F> {
             associations,
             flow_memory: Arc::new(flow_memory),
             earlier_ports: Mutex::new(earlier_ports),
+            store_trouble,
             restoration,
             clock,
             pulse: None,
@@ -411,6 +417,18 @@ impl<F> WorkerPool<F> {
     #[must_use]
     pub fn take_earlier_ports(&self) -> Vec<EarlierPort> {
         std::mem::take(&mut *self.earlier_ports.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Why flows end with this process although their tables have a directory in memory, as text for display.
+    #[must_use]
+    pub fn flows_not_kept(&self) -> Option<String> {
+        let lacks_room = || self.flow_memory.lacks_room();
+        let room =
+            || "there is no room for the file of a flow table in dataplane.flowTable.directory".to_owned();
+        let why = self.store_trouble.clone().or_else(|| lacks_room().then(room))?;
+        Some(format!(
+            "flows end with this process, so a restart breaks connections of nat and fullnat: {why}"
+        ))
     }
 
     /// The flows of earlier processes, if flow tables outlive the process.
@@ -660,17 +678,18 @@ impl WorkerPool<MemoryFrame> {
     }
 }
 
-/// Opens the directory of flow tables. Without it, the flows end with this process.
-fn store(directory: &Path, shape: &Shape, now: Now) -> Option<Store> {
+/// Opens the directory of flow tables, or says why it cannot be used. Without it, the flows end with this process. On a file
+/// system that is not in memory that is how the gateway is meant to work.
+fn store(directory: &Path, shape: &Shape, now: Now) -> (Option<Store>, Option<String>) {
     match Store::open(directory, shape, now) {
-        Ok(store) => Some(store),
+        Ok(store) => (Some(store), None),
         Err(error @ StoreError::NotInMemory { .. }) => {
             tracing::info!(reason = %error, "flows end with this process");
-            None
+            (None, None)
         }
         Err(error) => {
             tracing::warn!(reason = %error, "flows end with this process");
-            None
+            (None, Some(error.to_string()))
         }
     }
 }
