@@ -14,61 +14,31 @@
 //! (`tests/fast_path.rs` compares them).
 
 mod family;
+mod find;
 mod item;
+mod left;
 mod send;
+mod settled;
 
 pub(super) use item::Items;
 
 use super::output::BurstOutput;
 use super::state::Pipeline;
 use super::view::View;
-use crate::conntrack::{Bucket, FlowTables, Packet, SteadyHit, SteadyKey, SteadyTables};
+use crate::conntrack::{Bucket, FlowTables, SteadyKey, SteadyTables};
 use crate::frame::Frame;
-use crate::ids::{BackendId, ServiceId};
 use crate::limits::BURST;
 use crate::now::Now;
-use crate::selector::Selector;
-use crate::service::{Entries, Service};
+use crate::service::Entries;
 use crate::snapshot::{Interface, Snapshot};
-use crate::wire::usual::{self, Usual, addr, station_bits};
-use crate::wire::{proto, tcp};
+use crate::wire::usual::{self, addr, station_bits};
 use family::{Families, Family};
-use item::{Item, Way};
+use item::{Item, Way, Ways};
+use left::Left;
+use settled::{choose, count_openings, seek_on_change};
 
 /// How many frames ahead of the header check the first line is prefetched.
 const AHEAD: usize = 4;
-
-/// The flows of which an earlier packet of the burst is left to the stages, as a filter of 64 bits.
-#[derive(Default)]
-struct Left(u64);
-
-impl Left {
-    #[inline(always)]
-    fn bit<const A: usize>(packet: &Usual<A>) -> u64 {
-        let src = packet.src.iter().fold(0, |all, word| all ^ word);
-        1 << ((src ^ packet.ports.rotate_left(7)).wrapping_mul(0x9e37_79b1) >> 26)
-    }
-
-    #[inline(always)]
-    fn add<const A: usize>(&mut self, packet: &Usual<A>) {
-        self.0 |= Self::bit(packet);
-    }
-
-    #[inline(always)]
-    fn may_have<const A: usize>(&self, packet: &Usual<A>) -> bool {
-        self.0 != 0 && self.0 & Self::bit(packet) != 0
-    }
-
-    /// Whether a packet may take the fast path. If not, no later packet of its flow may.
-    #[inline(always)]
-    fn admits<const A: usize>(&mut self, packet: &Usual<A>) -> bool {
-        if packet.controls() {
-            self.add(packet);
-            return false;
-        }
-        !self.may_have(packet)
-    }
-}
 
 impl Pipeline {
     /// Processes the frames that it can, and returns them: bit n stands for frame n.
@@ -108,13 +78,13 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let any_on_change = seek(view.snapshot, flows, items);
-    find(view.snapshot, flows, now, items);
-    if any_on_change {
-        choose(view.snapshot, items);
+    let mut ways = seek(view.snapshot, flows, items);
+    find::find(view.snapshot, flows, now, items, &ways);
+    if ways.on_change {
+        choose(view.snapshot, items, &mut ways);
     }
-    let sent = send::send(view, frames, items, out);
-    if any_on_change {
+    let sent = send::send(view, frames, items, &ways, out);
+    if ways.on_change {
         count_openings(view, items, sent);
     }
     sent
@@ -161,17 +131,17 @@ fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], 
     true
 }
 
-/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns whether any service tracks on
-/// change.
+/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns the ways that
+/// packets take.
 #[inline(never)]
-fn seek<const A: usize>(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item<A>]) -> bool
+fn seek<const A: usize>(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item<A>]) -> Ways
 where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
     // Flows whose bytes are counted have more to do for each packet.
     let translates = !flows.nat.has_streams();
-    let (mut any_from_backends, mut any_on_change) = (false, false);
+    let mut ways = Ways::default();
     let mut left = Left::default();
     for item in items.iter_mut() {
         let packet = &item.packet;
@@ -183,13 +153,13 @@ where
             item.hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
             snapshot.prefetch_endpoint(item.hash);
             item.way = Way::ToClient;
-            any_from_backends = true;
+            ways.to_clients = true;
             continue;
         };
         if service.on_change() {
-            any_on_change = true;
+            ways.on_change = true;
             item.id = service.id.raw();
-            seek_on_change(snapshot, flows, service, &mut left, item);
+            seek_on_change(snapshot, flows, service, &mut left, item, &mut ways);
             continue;
         }
         if !left.admits(packet) {
@@ -201,103 +171,22 @@ where
                 item.hash = flows.steady_hash(&key);
                 flows.prefetch_dsr(item.hash, Bucket::First);
                 item.way = Way::Dsr;
+                ways.dsr = true;
             }
             Entries::Pairs if service.is_plain & translates => {
                 item.hash = flows.steady_hash(&key);
                 flows.prefetch_nat(item.hash, Bucket::First);
                 item.way = Way::ToBackend;
+                ways.to_backends = true;
             }
             _ => continue,
         }
         item.id = service.id.raw();
     }
-    if any_from_backends {
+    if ways.to_clients {
         seek_replies(snapshot, flows, translates, items);
     }
-    any_on_change
-}
-
-/// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one. If not, even a packet
-/// that begins or ends a connection changes nothing.
-#[inline(never)]
-fn seek_on_change<const A: usize>(
-    snapshot: &Snapshot,
-    flows: &FlowTables,
-    service: &Service,
-    left: &mut Left,
-    item: &mut Item<A>,
-) where
-    FlowTables: SteadyTables<A>,
-    Families: Family<A>,
-{
-    let packet = &item.packet;
-    let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
-    let is_left = left.may_have(packet) || service.limited.of_bandwidth();
-    if flows.has_dsr_flows_of(&key) {
-        if left.admits(packet) && !is_left {
-            item.hash = flows.steady_hash(&key);
-            flows.prefetch_dsr(item.hash, Bucket::First);
-            item.way = Way::Dsr;
-        }
-        return;
-    }
-    // A SYN may be counted against a limit, and the segment size in it may have to be lowered.
-    let is_checked = packet.flags & tcp::flags::SYN != 0
-        && (service.mss_limit != 0 || service.limited.of_new_flows() || snapshot.limits_sources());
-    if !(is_left || is_checked) {
-        prepare_choice(snapshot, service, item);
-    }
-    if item.way == Way::Stages && item.packet.controls() {
-        left.add(&item.packet);
-    }
-}
-
-/// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
-/// client's.
-#[inline(always)]
-fn prepare_choice<const A: usize>(snapshot: &Snapshot, service: &Service, item: &mut Item<A>)
-where
-    Families: Family<A>,
-{
-    let packet = &item.packet;
-    // With any other selector, something is in flux or warms up.
-    let Selector::Rendezvous(seats) = service.selector() else { return };
-    let (src, dst) = (addr(packet.src), addr(packet.dst));
-    if snapshot.admits(service, &src) && Families::is_client_of_any(snapshot, packet.src) {
-        let (from, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
-        item.hash = snapshot.choice_hash(service, from, to, packet.proto);
-        seats.prefetch();
-        item.way = Way::Settled;
-    }
-}
-
-/// Pass 3 for packets without an entry: stores the backend that the hash selects.
-#[inline(never)]
-fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>]) {
-    for item in items.iter_mut().filter(|item| item.way == Way::Settled) {
-        let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
-        let backend = match service.map(Service::selector) {
-            Some(Selector::Rendezvous(seats)) => seats.owner(item.hash),
-            _ => None,
-        };
-        item.way = Way::Stages;
-        if let Some(backend) = backend {
-            snapshot.prefetch_backend(backend);
-            let opens = item.packet.proto == proto::TCP && Packet::Tcp(item.packet.flags).is_opening();
-            item.service = if opens { Item::<A>::OPENS } else { Item::<A>::WITHOUT_ENTRY };
-            (item.id, item.way) = (backend.raw(), Way::Dsr);
-        }
-    }
-}
-
-/// Counts the connections that packets without an entry have opened.
-#[inline(never)]
-fn count_openings<const A: usize>(view: &View<'_>, items: &[Item<A>], sent: u32) {
-    for item in items.iter().filter(|item| item.way == Way::Dsr && item.service == Item::<A>::OPENS) {
-        if sent >> (u32::from(item.at) % u32::BITS) & 1 == 1 {
-            view.tallies.connected(BackendId::from_raw(item.id));
-        }
-    }
+    ways
 }
 
 /// Pass 2 for packets that may come from backends.
@@ -322,106 +211,5 @@ fn seek_replies<const A: usize>(
             }
             _ => item.way = Way::Stages,
         }
-    }
-}
-
-/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend.
-#[inline(never)]
-fn find<const A: usize>(snapshot: &Snapshot, flows: &mut FlowTables, now: Now, items: &mut [Item<A>])
-where
-    FlowTables: SteadyTables<A>,
-    Families: Family<A>,
-{
-    let mut elsewhere = 0_u32;
-    for (n, item) in items.iter_mut().enumerate() {
-        let is_tcp = item.packet.proto == proto::TCP;
-        let found = match item.way {
-            Way::Stages | Way::Settled => continue,
-            Way::Dsr => match flows.steady_dsr(&item.key(), item.hash, Bucket::First, is_tcp, now) {
-                Some(backend) => {
-                    snapshot.prefetch_backend(backend);
-                    item.id = backend.raw();
-                    continue;
-                }
-                None => None,
-            },
-            Way::ToBackend | Way::ToClient => {
-                flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now)
-            }
-        };
-        match found {
-            Some(hit) => settle(snapshot, item, &hit),
-            None => {
-                if item.way == Way::Dsr {
-                    flows.prefetch_dsr(item.hash, Bucket::Second);
-                } else {
-                    flows.prefetch_nat(item.hash, Bucket::Second);
-                }
-                elsewhere |= 1 << (n % BURST);
-            }
-        }
-    }
-    if elsewhere != 0 {
-        find_elsewhere(snapshot, flows, now, items, elsewhere);
-    }
-}
-
-/// The same in the second bucket, for flows that are not in the first: bit n stands for item n.
-#[cold]
-#[inline(never)]
-fn find_elsewhere<const A: usize>(
-    snapshot: &Snapshot,
-    flows: &mut FlowTables,
-    now: Now,
-    items: &mut [Item<A>],
-    mut elsewhere: u32,
-) where
-    FlowTables: SteadyTables<A>,
-    Families: Family<A>,
-{
-    while let Some(item) = items.get_mut(elsewhere.trailing_zeros() as usize) {
-        elsewhere &= elsewhere - 1;
-        let is_tcp = item.packet.proto == proto::TCP;
-        if item.way == Way::Dsr {
-            match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
-                Some(backend) => {
-                    snapshot.prefetch_backend(backend);
-                    item.id = backend.raw();
-                }
-                None => prepare_without_entry(snapshot, flows, item),
-            }
-        } else {
-            match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
-                Some(hit) => settle(snapshot, item, &hit),
-                None => item.way = Way::Stages,
-            }
-        }
-    }
-}
-
-/// Prepares the choice for a packet whose flow was not found, if its service has entries for flows in flux only, and none for
-/// this one.
-fn prepare_without_entry<const A: usize>(snapshot: &Snapshot, flows: &FlowTables, item: &mut Item<A>)
-where
-    FlowTables: SteadyTables<A>,
-    Families: Family<A>,
-{
-    let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
-    let has_entry = flows.has_dsr_entry(&item.key(), item.hash);
-    item.way = Way::Stages;
-    if let Some(service) = service.filter(|service| service.on_change() && !has_entry) {
-        prepare_choice(snapshot, service, item);
-    }
-}
-
-/// Stores what the entry of a NAT flow says.
-#[inline(always)]
-fn settle<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
-    (item.other, item.other_port) = (hit.addr, hit.port);
-    item.id = hit.backend.raw();
-    if item.way == Way::ToClient {
-        item.service = hit.owner;
-    } else {
-        snapshot.prefetch_backend(hit.backend);
     }
 }

@@ -59,6 +59,19 @@ pub(super) enum Way {
     ToClient,
 }
 
+/// The ways that packets of a burst take.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    /// [`Way::Dsr`].
+    pub(super) dsr: bool,
+    /// [`Way::ToBackend`].
+    pub(super) to_backends: bool,
+    /// [`Way::ToClient`].
+    pub(super) to_clients: bool,
+    /// To a service that tracks on change.
+    pub(super) on_change: bool,
+}
+
 /// The packets of a burst by family. A worker keeps it, so that it need not be cleared for each burst.
 #[derive(Debug, Default)]
 pub(in crate::pipeline) struct Items {
@@ -80,6 +93,12 @@ impl<const A: usize> Item<A> {
         (self.at, self.way) = (at, Way::Stages);
     }
 
+    /// The key of the flow of a client's packet, before its backend is known.
+    #[inline(always)]
+    pub(super) fn client_key(&self) -> SteadyKey<A> {
+        SteadyKey::flow(ServiceId::from_raw(self.id), self.packet.src, self.packet.src_port())
+    }
+
     /// The key of the packet's flow, before its backend is known.
     #[inline(always)]
     pub(super) fn key(&self) -> SteadyKey<A> {
@@ -87,7 +106,7 @@ impl<const A: usize> Item<A> {
         if self.way == Way::ToClient {
             SteadyKey::reply(EndpointId::from_raw(self.id), packet.dst, packet.dst_port())
         } else {
-            SteadyKey::flow(ServiceId::from_raw(self.id), packet.src, packet.src_port())
+            self.client_key()
         }
     }
 }

@@ -4,7 +4,7 @@
 //! stages, which answer or count it.
 
 use super::family::{Families, Family};
-use super::item::{Item, Way};
+use super::item::{Item, Way, Ways};
 use crate::backend::Backend;
 use crate::forward::usual::{self as rewrite, LinkHead, OuterV4, Translation};
 use crate::forward::{Link, tunnel};
@@ -46,32 +46,68 @@ struct LastHop<'s, N> {
 }
 
 /// Pass 4: rewrites the packets and sets their verdicts. Returns the frames that are sent.
-#[inline(never)]
+#[inline(always)]
 pub(super) fn send<F: Frame, const A: usize>(
     view: &View<'_>,
     frames: &mut [F],
     items: &[Item<A>],
+    ways: &Ways,
     out: &mut BurstOutput,
 ) -> u32
 where
     Families: Family<A>,
 {
-    let (mut sent, mut any_to_clients) = (0_u32, false);
+    let mut sent = 0;
+    if ways.dsr {
+        sent |= send_dsr(view, frames, items, out);
+    }
+    if ways.to_backends {
+        sent |= send_to_backends(view, frames, items, out);
+    }
+    if ways.to_clients {
+        sent |= send_to_clients(view, frames, items, out);
+    }
+    sent
+}
+
+/// Pass 4 for modes without translation.
+#[inline(never)]
+fn send_dsr<F: Frame, const A: usize>(
+    view: &View<'_>,
+    frames: &mut [F],
+    items: &[Item<A>],
+    out: &mut BurstOutput,
+) -> u32 {
+    let mut sent = 0_u32;
     for item in items {
+        if item.way != Way::Dsr {
+            continue;
+        }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
-        let done = match item.way {
-            Way::Stages | Way::Settled => continue,
-            Way::Dsr => to_backend(view, frame, item),
-            Way::ToBackend => translate_to_backend(view, frame, item),
-            Way::ToClient => {
-                any_to_clients = true;
-                continue;
-            }
-        };
-        let Some(to) = done else { continue };
+        let Some(to) = to_backend(view, frame, item) else { continue };
         sent |= note_sent(view, item, to, TransmitReason::Forward, out);
     }
-    if any_to_clients { sent | send_to_clients(view, frames, items, out) } else { sent }
+    sent
+}
+
+/// Pass 4 for clients' packets in modes with translation.
+#[inline(never)]
+fn send_to_backends<F: Frame, const A: usize>(
+    view: &View<'_>,
+    frames: &mut [F],
+    items: &[Item<A>],
+    out: &mut BurstOutput,
+) -> u32 {
+    let mut sent = 0_u32;
+    for item in items {
+        if item.way != Way::ToBackend {
+            continue;
+        }
+        let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
+        let Some(to) = translate_to_backend(view, frame, item) else { continue };
+        sent |= note_sent(view, item, to, TransmitReason::Forward, out);
+    }
+    sent
 }
 
 /// Pass 4 for replies.
@@ -88,12 +124,13 @@ where
     let mut sent = 0_u32;
     // At first, only the address 0, which is nobody's and has no next hop.
     let mut last = LastHop { clients: Default::default(), hop: None };
-    for item in items.iter().filter(|item| item.way == Way::ToClient) {
-        if let Some(frame) = frames.get_mut(usize::from(item.at))
-            && let Some(to) = translate_to_client(view, frame, item, &mut last)
-        {
-            sent |= note_sent(view, item, to, TransmitReason::Reply, out);
+    for item in items {
+        if item.way != Way::ToClient {
+            continue;
         }
+        let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
+        let Some(to) = translate_to_client(view, frame, item, &mut last) else { continue };
+        sent |= note_sent(view, item, to, TransmitReason::Reply, out);
     }
     sent
 }

@@ -1,0 +1,138 @@
+//! Pass 3 of the fast path: the flow of each packet.
+
+use super::family::{Families, Family};
+use super::item::{Item, Way, Ways};
+use super::settled::prepare_without_entry;
+use crate::conntrack::{Bucket, FlowTables, SteadyHit, SteadyTables};
+use crate::limits::BURST;
+use crate::now::Now;
+use crate::snapshot::Snapshot;
+use crate::wire::proto;
+
+/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend.
+#[inline(always)]
+pub(super) fn find<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &mut FlowTables,
+    now: Now,
+    items: &mut [Item<A>],
+    ways: &Ways,
+) where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    let mut elsewhere = 0;
+    if ways.dsr {
+        elsewhere |= find_dsr(snapshot, flows, now, items);
+    }
+    if ways.to_backends | ways.to_clients {
+        elsewhere |= find_nat(snapshot, flows, now, items);
+    }
+    if elsewhere != 0 {
+        find_elsewhere(snapshot, flows, now, items, elsewhere);
+    }
+}
+
+/// Pass 3 for modes without translation. Returns the packets whose flow is not in its first bucket: bit n stands for item n.
+#[inline(never)]
+fn find_dsr<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &mut FlowTables,
+    now: Now,
+    items: &mut [Item<A>],
+) -> u32
+where
+    FlowTables: SteadyTables<A>,
+{
+    let mut elsewhere = 0_u32;
+    for (n, item) in items.iter_mut().enumerate() {
+        if item.way != Way::Dsr {
+            continue;
+        }
+        let is_tcp = item.packet.proto == proto::TCP;
+        match flows.steady_dsr(&item.client_key(), item.hash, Bucket::First, is_tcp, now) {
+            Some(backend) => {
+                snapshot.prefetch_backend(backend);
+                item.id = backend.raw();
+            }
+            None => {
+                flows.prefetch_dsr(item.hash, Bucket::Second);
+                elsewhere |= 1 << (n % BURST);
+            }
+        }
+    }
+    elsewhere
+}
+
+/// Pass 3 for modes with translation, in both directions.
+#[inline(never)]
+fn find_nat<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &mut FlowTables,
+    now: Now,
+    items: &mut [Item<A>],
+) -> u32
+where
+    FlowTables: SteadyTables<A>,
+{
+    let mut elsewhere = 0_u32;
+    for (n, item) in items.iter_mut().enumerate() {
+        if !matches!(item.way, Way::ToBackend | Way::ToClient) {
+            continue;
+        }
+        let is_tcp = item.packet.proto == proto::TCP;
+        match flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now) {
+            Some(hit) => settle(snapshot, item, &hit),
+            None => {
+                flows.prefetch_nat(item.hash, Bucket::Second);
+                elsewhere |= 1 << (n % BURST);
+            }
+        }
+    }
+    elsewhere
+}
+
+/// The same in the second bucket, for flows that are not in the first: bit n stands for item n.
+#[cold]
+#[inline(never)]
+fn find_elsewhere<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &mut FlowTables,
+    now: Now,
+    items: &mut [Item<A>],
+    mut elsewhere: u32,
+) where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    while let Some(item) = items.get_mut(elsewhere.trailing_zeros() as usize) {
+        elsewhere &= elsewhere - 1;
+        let is_tcp = item.packet.proto == proto::TCP;
+        if item.way == Way::Dsr {
+            match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
+                Some(backend) => {
+                    snapshot.prefetch_backend(backend);
+                    item.id = backend.raw();
+                }
+                None => prepare_without_entry(snapshot, flows, item),
+            }
+        } else {
+            match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
+                Some(hit) => settle(snapshot, item, &hit),
+                None => item.way = Way::Stages,
+            }
+        }
+    }
+}
+
+/// Stores what the entry of a NAT flow says.
+#[inline(always)]
+fn settle<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
+    (item.other, item.other_port) = (hit.addr, hit.port);
+    item.id = hit.backend.raw();
+    if item.way == Way::ToClient {
+        item.service = hit.owner;
+    } else {
+        snapshot.prefetch_backend(hit.backend);
+    }
+}
