@@ -17,7 +17,7 @@ compiler=$(rustc -V | cut -d' ' -f1,2)
 if [[ ${1:-} == --record ]]; then
   # 20,480 flows are more than the caches of the tables' first levels, and a packet of each is quick to make.
   scenarios=({dsr-l2,dsr-ipip,dsr-gue,nat,nat-reply,fullnat,fullnat-reply}/known-20480
-    dsr-l2/known-20480/v6 nat/known-20480/v6 dsr-l2/known-20480/on-change
+    {dsr-l2,nat,nat-reply}/known-20480/v6 dsr-l2/{known-20480,new}/on-change
     {nat,nat-reply,fullnat}/known-20480/copied {dsr-l2,nat,fullnat}/new)
   measured=$(mktemp)
   trap 'rm -f "$measured"' EXIT
