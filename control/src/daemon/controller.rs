@@ -8,6 +8,7 @@
 //! Invariant: a round that fails changes nothing; the last good state stays in use.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,8 +23,9 @@ use tidegate_health::health_check_node_port::{Bind, BindFailure};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::ObjectKey;
+use tidegate_policy::pools::{Allocations, Authority, Holdings};
 use tidegate_policy::reconcile::{self, DrainTarget, Outcome};
-use tidegate_source::SourceUpdate;
+use tidegate_source::{RefusedObject, SourceUpdate};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
@@ -89,6 +91,8 @@ pub(super) struct Controller {
     annotation_fault: Option<String>,
     /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
+    /// The Services that were refused in the last round because of an error in their manifest.
+    refused: BTreeSet<ObjectKey>,
     desired: Desired,
     /// Who waits until the workers know what [`Command::LearnSeats`] has brought.
     seats_learnt: Vec<oneshot::Sender<()>>,
@@ -133,6 +137,7 @@ impl Controller {
             reconciled: 0,
             verdicts: Verdicts::default(),
             addresses: None,
+            refused: BTreeSet::new(),
             desired: Desired::new(Arc::clone(&state.comparisons)),
             seats_learnt: Vec::new(),
             completion: Completion::default(),
@@ -315,6 +320,17 @@ impl Controller {
         let began = Instant::now();
         let given = &self.desired.memory.allocations;
         self.cluster.check_peers(&manifests, given, &mut self.configuration.settings);
+        if self.addresses.is_some() {
+            let withheld = waiting(given, &manifests.refused);
+            self.configuration.settings.authority = Authority::Decides { withheld };
+            let refused = manifests.refused.iter().filter(|refused| refused.kind == "Service");
+            let refused = refused.map(|refused| refused.key.clone()).collect();
+            let before = std::mem::replace(&mut self.refused, refused);
+            let is_mended = |key: &&ObjectKey| {
+                !self.refused.contains(*key) && manifests.objects.services.contains_key(*key)
+            };
+            self.desired.give_back(before.iter().filter(is_mended));
+        }
         self.heal();
         let (outcome, subject) = self.desired.reconcile(
             &self.configuration,
@@ -427,11 +443,49 @@ impl Controller {
     }
 }
 
+/// The addresses of Services that are refused because of an error in their manifest: no other Service gets them, so that
+/// the Service has them again when the error is mended.
+fn waiting(given: &Allocations, refused: &[RefusedObject]) -> BTreeSet<IpAddr> {
+    let refused = refused.iter().filter(|refused| refused.kind == "Service");
+    let holdings = refused.filter_map(|refused| {
+        given.by_service.get(&refused.key).or_else(|| given.departed.get(&refused.key))
+    });
+    holdings.flat_map(Holdings::load_balancer).collect()
+}
+
 /// The drain of the gateway, for its `GatewayStatus`.
 fn drain_phase(state: &State) -> DrainPhase {
     match state.drain.phase() {
         GatewayDrainState::Serving => DrainPhase::Serving,
         GatewayDrainState::Draining => DrainPhase::Draining,
         GatewayDrainState::Drained => DrainPhase::Drained,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_policy::pools::Held;
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_refused_services_wait_for_them_before_and_after_a_restart() {
+        let address = |n: u8| IpAddr::from([203, 0, 113, n]);
+        let holds = |name: &str, n: u8| {
+            (ObjectKey::new("shop", name), Holdings::new("", vec![Held::of_status(address(n))]))
+        };
+        let given = Allocations {
+            by_service: [holds("served", 1), holds("just-loaded", 2)].into_iter().collect(),
+            departed: [holds("known-before", 3), holds("deleted", 4)].into_iter().collect(),
+        };
+        let refused = |kind, name: &str| RefusedObject {
+            kind,
+            key: ObjectKey::new("shop", name),
+            service: None,
+            faults: Vec::new(),
+        };
+        let all = ["just-loaded", "known-before", "never-seen"].map(|name| refused("Service", name));
+        assert_eq!(waiting(&given, &all), [address(2), address(3)].into());
+        assert_eq!(waiting(&given, &[refused("EndpointSlice", "served")]), [].into());
     }
 }

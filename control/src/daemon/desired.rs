@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_model::config::SelfCheckConfig;
 use tidegate_model::health::Verdicts;
-use tidegate_model::objects::Objects;
+use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_policy::reconcile::{DrainTarget, Drains, Input, Memory, Outcome, Reconciler};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -69,6 +69,18 @@ impl Desired {
             self.reconciler = Reconciler::default();
         }
         different
+    }
+
+    /// Gives Services whose manifests had errors the addresses again that waited for them, before any other Service.
+    pub(super) fn give_back<'a>(&mut self, services: impl Iterator<Item = &'a ObjectKey>) {
+        for service in services {
+            let allocations = Arc::make_mut(&mut self.memory.allocations);
+            if let Some(holdings) = allocations.departed.remove(service) {
+                allocations.by_service.insert(service.clone(), holdings);
+                // It has the addresses of its last round in mind.
+                self.reconciler = Reconciler::default();
+            }
+        }
     }
 
     /// The desired state, and the subject of a comparison if one is due.

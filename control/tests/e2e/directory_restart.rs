@@ -108,3 +108,22 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     let saved = wait_for("a save", SAVED, || (degraded() == "null").then_some(()));
     saved.unwrap_or_else(|error| panic!("{error:#}"));
 }
+
+#[test]
+fn the_address_of_a_service_whose_manifest_has_an_error_waits_for_it_through_a_restart() {
+    let _turn = beside_others();
+    let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("web"));
+    let directory = manifests_of(&world.lab);
+    put(&directory, "api.yaml", &service("api")).expect("written");
+    let before = wait_for_vips(&world, 2);
+    put(&directory, "api.yaml", &service("api").replace("port: 80", "port: 80x")).expect("written");
+    let request =
+        format!("{{name: other, annotations: {{tidegate.dev/load-balancer-ips: \"{}\"}}}}", before["api"][0]);
+    put(&directory, "other.yaml", &service("other").replace("{name: other}", &request)).expect("written");
+    kill_and_start(&mut world);
+    world.wait_until("the Services", || (vips(&world).len() == 3).then_some(()));
+    assert_eq!(wait_for_vips(&world, 1)["web"], before["web"]);
+    put(&directory, "api.yaml", &service("api")).expect("written");
+    let after = wait_for_vips(&world, 2);
+    assert_eq!((&after["api"], &after["web"]), (&before["api"], &before["web"]));
+}

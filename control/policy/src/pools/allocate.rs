@@ -303,7 +303,8 @@ impl Allocation {
         }
     }
 
-    /// Whether another gateway still serves the address for a Service that released it.
+    /// Whether another gateway still serves the address for a Service that released it, or it waits for a Service whose
+    /// manifest has an error.
     pub(super) fn is_withheld(&self, ip: IpAddr) -> bool {
         let withheld = matches!(&self.authority, Authority::Decides { withheld } if withheld.contains(&ip));
         if withheld {

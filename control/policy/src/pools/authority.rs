@@ -15,7 +15,8 @@ use super::{ClaimKind, Held, Holdings, recorded};
 pub enum Authority {
     /// This gateway, because it is the leader, or no other gateway reads its source.
     Decides {
-        /// Addresses that are withheld: other gateways still serve them for Services that released them.
+        /// Addresses that are withheld: other gateways still serve them for Services that released them, or they wait for
+        /// a Service whose manifest has an error.
         withheld: BTreeSet<IpAddr>,
     },
     /// This gateway, which assigns no addresses yet: another one may still serve any released address.
