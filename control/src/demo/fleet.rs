@@ -117,7 +117,9 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
         bgp: options.bgp,
         sharing: options.sharing.then_some(['a', 'a']),
     };
-    allow_files(SERVICES.len() * options.connections * 2)?;
+    // Each replaced backend adds a twentieth.
+    let connections = options.connections + options.connections / 20 * usize::from(BACKENDS);
+    allow_files(SERVICES.len() * connections)?;
     let mut fleet = Fleet::start(plan, BACKENDS)?;
     let outcome = steps(&mut fleet, options.connections);
     let mut outcome = outcome.with_context(|| fleet.log_tails(15))?;
@@ -256,12 +258,18 @@ pub fn print(outcome: &Outcome) {
 /// Raises the limit of open files of this process and of those that it starts.
 fn allow_files(wanted: usize) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let wanted = u64::try_from(wanted).context("too many connections")? + 4096;
+    let wanted = u64::try_from(wanted).context("too many connections")? + 1024;
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < wanted) {
         let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
         setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
-            .with_context(|| format!("raising the limit of open files to {wanted}"))?;
+            .with_context(|| {
+                let most = limit.maximum.unwrap_or(wanted);
+                format!(
+                    "cannot raise the limit of open files to {wanted}: accepted: fewer --connections, or a higher hard limit (`ulimit -Hn` \
+                     shows {most})"
+                )
+            })?;
     }
     Ok(())
 }
