@@ -94,12 +94,23 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the dataplane, the source or a listener cannot be started.
 pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
+    let began = std::time::Instant::now();
     let loaded = config::load_at_start(path);
     loaded.report.iter().for_each(crate::logging::diagnostic);
     let Some(config) = loaded.config else {
+        if loaded.only_files_refused {
+            supervisor::delay_retry(began);
+        }
         return Ok(ExitCode::from(if loaded.only_files_refused { FILES_REFUSED } else { REFUSED }));
     };
-    let lists = Lists { read: loaded.lists, copied: loaded.copied };
+    let ended = run_with(path, config, Lists { read: loaded.lists, copied: loaded.copied });
+    if ended.is_err() {
+        supervisor::delay_retry(began);
+    }
+    ended
+}
+
+fn run_with(path: &Path, config: GatewayConfig, lists: Lists) -> anyhow::Result<ExitCode> {
     let (failed, failures) = watch::channel(None);
     let (changed, changes) = watch::channel(());
     let dataplane = start::dataplane(&config, failed, changed)?;

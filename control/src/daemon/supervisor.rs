@@ -18,6 +18,17 @@ const READY_MAX: Duration = Duration::from_secs(60);
 /// The interval at which their arrival is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A supervisor tries again as soon as connections need it after a crash. A start that fails would be tried several times a
+/// second, so it takes at least this long.
+const FAILED_START_MIN: Duration = Duration::from_secs(2);
+
+/// Waits before the end of a process that a supervisor will start again, and whose start has just failed.
+pub(super) fn delay_retry(began: std::time::Instant) {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        std::thread::sleep(FAILED_START_MIN.saturating_sub(began.elapsed()));
+    }
+}
+
 /// The connection to the supervisor.
 pub(super) struct Supervisor {
     socket: Option<(UnixDatagram, SocketAddr)>,
