@@ -163,8 +163,13 @@ fn both_directions_of_all_connections_continue_in_the_next_gateway_whatever_its_
     // The same shape, with other numbers for Services and backends.
     let second = Running::start(path, 2, 4096);
     assert_eq!(second.flows(), 0, "nothing is known before there are Services");
+    assert!(
+        !second.pool.restoration().unwrap().is_under_way(),
+        "nothing is restored before there are Services"
+    );
     second.publish(&services(2, 3));
     second.assert_continue(&open);
+    wait_until("it forwards", || !second.pool.restoration().unwrap().is_under_way());
     assert_eq!(second.restored(), (all as u64, [0; 9]));
     assert_eq!(
         runs(path),

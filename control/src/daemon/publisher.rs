@@ -169,14 +169,16 @@ impl Publisher {
     async fn wait_for_workers(&self) {
         let began = Instant::now();
         // A busy worker applies it within microseconds, a sleeping one within a millisecond.
+        // The first one may take longer: they restore the flows of the process before.
+        let is_waiting = || self.dataplane.applied_generation() < self.generation || self.state.restores();
         while began.elapsed() < APPLY_SOON {
-            if self.dataplane.applied_generation() >= self.generation {
+            if !is_waiting() {
                 return;
             }
             std::thread::sleep(APPLY_POLL);
         }
         let latest = began + APPLY_MAX;
-        while self.dataplane.applied_generation() < self.generation && Instant::now() < latest {
+        while is_waiting() && Instant::now() < latest {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

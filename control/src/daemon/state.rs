@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use tidegate_announce::Announcer;
 use tidegate_announce::status::Status as AnnounceStatus;
 use tidegate_core::snapshot::Problem;
+use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
 use tidegate_health::health_check_node_port::HealthReport;
@@ -166,7 +167,21 @@ impl State {
     /// Whether the gateway can forward: the workers run and have a snapshot, and every interface carries packets.
     pub(super) fn can_forward(&self) -> bool {
         let dataplane = &self.dataplane;
-        self.generations().applied > 0 && dataplane.healthy() && dataplane.links().troubles().is_empty()
+        self.generations().applied > 0
+            && !self.restores()
+            && dataplane.healthy()
+            && dataplane.links().troubles().is_empty()
+    }
+
+    /// Whether workers still restore the flows of the process before, and forward nothing meanwhile.
+    pub(super) fn restores(&self) -> bool {
+        self.dataplane.restoration().is_some_and(Restoration::is_under_way)
+    }
+
+    /// Whether the newest state is published, and every worker forwards by it.
+    fn is_applied(&self) -> bool {
+        let Generations { desired, applied } = self.generations();
+        desired > 0 && applied >= desired && self.publish_failure().is_none() && !self.restores()
     }
 
     /// Sets where the state of the exchange of flows with other gateways is shown.
@@ -323,18 +338,14 @@ impl State {
 
     /// The current answer of health ports and probes.
     pub(super) fn health(&self) -> HealthReport {
-        let Generations { desired, applied } = self.generations();
-        let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
         let is_draining = self.drain.phase() != GatewayDrainState::Serving;
-        self.readiness.report(is_applied, self.dataplane.healthy(), is_draining, self.troubles())
+        self.readiness.report(self.is_applied(), self.dataplane.healthy(), is_draining, self.troubles())
     }
 
     /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness this
     /// does not depend on a drain.
     pub(super) fn forwards(&self) -> bool {
-        let Generations { desired, applied } = self.generations();
-        let is_applied = desired > 0 && applied >= desired && self.publish_failure().is_none();
-        self.readiness.report(is_applied, self.dataplane.healthy(), false, self.troubles()).ready
+        self.readiness.report(self.is_applied(), self.dataplane.healthy(), false, self.troubles()).ready
     }
 
     /// Interfaces that cannot carry packets, and threads that hang, as text for display.

@@ -40,6 +40,8 @@ pub struct Restoration {
     shape: Shape,
     /// For each of `earlier`, the ids of the first snapshot with Services, and its generation.
     known: OnceLock<(u64, Vec<KnownIds>)>,
+    /// Whether each worker has restored its flows.
+    is_restored: AtomicBool,
     /// Whether the counts have been collected and the files removed.
     is_done: AtomicBool,
     found: Mutex<Restored>,
@@ -59,6 +61,7 @@ impl Restoration {
             earlier: RwLock::new(earlier),
             shape,
             known: OnceLock::new(),
+            is_restored: AtomicBool::new(is_done),
             is_done: AtomicBool::new(is_done),
             found: Mutex::new(Restored { refused_tables: refused, is_done, ..Restored::default() }),
             results: Mutex::new((!is_done).then_some(results)),
@@ -76,6 +79,12 @@ impl Restoration {
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Acquire)
+    }
+
+    /// Whether a worker restores flows or is about to: it has Services, and forwards nothing yet.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.known.get().is_some() && !self.is_restored.load(Ordering::Acquire)
     }
 
     /// What became of the flows, as far as workers have restored theirs.
@@ -137,6 +146,7 @@ impl Restoration {
             let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
             (found.counts, found.took) = (found.counts.plus(&counts), found.took.max(took));
         }
+        self.is_restored.store(true, Ordering::Release);
         let Restored { counts: sum, took: longest, .. } = self.found();
         let not_restored: Vec<String> = NotRestored::ALL
             .iter()
