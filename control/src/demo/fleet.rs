@@ -131,6 +131,8 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
 struct Run<'a> {
     fleet: &'a mut Fleet,
     connections: Connections,
+    /// Whether the gateways share flows, so that no connection should break.
+    shares: bool,
     /// Broken connections by Service, at the end of the last step.
     broken: Vec<usize>,
     steps: Vec<Step>,
@@ -138,8 +140,8 @@ struct Run<'a> {
 
 fn steps(fleet: &mut Fleet, count: usize) -> Result<Outcome> {
     let changed_before = fleet.router().changes();
-    let mut run =
-        Run { fleet, connections: Connections::start(), broken: vec![0; SERVICES.len()], steps: Vec::new() };
+    let (connections, broken) = (Connections::start(), vec![0; SERVICES.len()]);
+    let mut run = Run { shares: fleet.shares(), fleet, connections, broken, steps: Vec::new() };
     run.open(count)?;
     run.end_step(format!("{count} connections of each Service open"))?;
     let half = BACKENDS / 2;
@@ -206,7 +208,11 @@ impl Run<'_> {
             self.connections.tally(SERVICES.len()).iter().map(|tally| tally.broken).collect();
         let broken = now.iter().zip(&self.broken).map(|(now, before)| now.saturating_sub(*before)).collect();
         self.broken = now;
-        self.steps.push(Step { name: name.into(), broken });
+        let step = Step { name: name.into(), broken };
+        if self.shares && step.broken.iter().any(|&count| count > 0) {
+            eprintln!("Connections broke: {}.\n{}", step.name, self.fleet.condition());
+        }
+        self.steps.push(step);
         Ok(())
     }
 }

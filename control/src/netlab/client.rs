@@ -9,7 +9,7 @@ use super::server::Server;
 use anyhow::{Context, Result, bail, ensure};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -264,7 +264,7 @@ pub fn udp_ask_within(
     to: SocketAddr,
     text: &str,
 ) -> Result<BackendAnswer> {
-    let socket = UdpSocket::bind(source).with_context(|| format!("source {source}"))?;
+    let socket = bind_udp(patience, source)?;
     // The socket is connected, so it accepts answers from the VIP only.
     socket.connect(to)?;
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
@@ -284,6 +284,20 @@ pub fn udp_ask_within(
         }
     }
     bail!("{source} to {to}: no answer in {patience:?} ({last})")
+}
+
+/// Binds a UDP socket. An earlier socket of this source is closed a moment after it was dropped if another thread starts a
+/// program then: the child has a copy of it until it executes the program.
+fn bind_udp(patience: Duration, source: SocketAddr) -> Result<UdpSocket> {
+    let begin = Instant::now();
+    loop {
+        match UdpSocket::bind(source) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && begin.elapsed() < patience => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            bound => return bound.with_context(|| format!("source {source}")),
+        }
+    }
 }
 
 /// One attempt of a [`Load`].

@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A connection without an answer for this time has broken. On a busy machine routes may be gone for some seconds, and TCP
-/// then waits as long again before it repeats a segment.
-const SILENCE: Duration = Duration::from_secs(45);
+/// A connection without an answer for this time has broken. Routes may be gone for some seconds, and TCP doubles the time
+/// before it repeats a segment: with 0.2 s at first, the eighth time is 51 s after the segment was lost.
+const SILENCE: Duration = Duration::from_secs(100);
 /// The pause between two rounds of pings.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum time of one round: the silence of the last connection, and the work on a busy machine.
-const ROUND_BOUND: Duration = Duration::from_secs(90);
+const ROUND_BOUND: Duration = Duration::from_secs(150);
 /// The maximum time of one connection attempt.
 const CONNECT_BOUND: Duration = Duration::from_secs(20);
 /// Threads that open connections.

@@ -221,6 +221,26 @@ impl Fleet {
         self.servers[usize::from(n) - 1] = None;
     }
 
+    /// Whether the gateways share flows.
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.plan.sharing.is_some()
+    }
+
+    /// What each running gateway says of itself, to find out why connections broke.
+    #[must_use]
+    pub fn condition(&self) -> String {
+        let mut text = String::new();
+        for (n, gateway) in (1..).zip(&self.gateways) {
+            let Some(gateway) = gateway else { continue };
+            for command in ["status", "drops"] {
+                let answer = gateway.ask(&[command]).unwrap_or_else(|error| format!("{error:#}"));
+                text += &format!("gateway {n}, {command}:\n{answer}\n");
+            }
+        }
+        text + &self.log_tails(15)
+    }
+
     /// The log of each running gateway, the last `lines` lines.
     #[must_use]
     pub fn log_tails(&self, lines: usize) -> String {
