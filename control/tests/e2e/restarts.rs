@@ -1,7 +1,7 @@
 //! Connections that outlive the gateway: `kill -9`, an orderly restart, a reload, and tables that the next process must
 //! not read.
 
-use crate::world::{APPLIED, World, alone, lab_with};
+use crate::world::{APPLIED, World, alone, broken, lab_with};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -83,13 +83,7 @@ fn connections_to_backends_that_left_before_the_gateway_was_killed_do_not_break(
     }
     for way in [Way::Kill, Way::Restart] {
         change(&mut world, way);
-        let broken: Vec<String> = open
-            .iter_mut()
-            .filter_map(|(path, tell)| {
-                let error = tell.ping().err()?;
-                Some(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend))
-            })
-            .collect();
+        let broken = broken(&mut open);
         assert!(broken.is_empty(), "{way:?}: {broken:#?}\n{}", world.gateway().log_tail(20));
     }
     let left = open.iter().filter(|(_, tell)| tell.told.backend != server::name(3)).count();

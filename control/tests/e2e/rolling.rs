@@ -6,7 +6,7 @@
 
 use crate::choice::replayed;
 use crate::floods::scene::long;
-use crate::world::{World, alone, assert_alive, lab_with};
+use crate::world::{World, alone, assert_alive, broken, lab_with};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -40,13 +40,7 @@ fn kill_9_after_a_rolling_update_breaks_no_dsr_connection() {
     world.take_gateway().kill();
     world.launch_gateway();
     world.gateway_mut().wait_until_ready().unwrap();
-    let broken: Vec<String> = open
-        .iter_mut()
-        .filter_map(|(path, tell)| {
-            let error = tell.ping().err()?;
-            Some(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend))
-        })
-        .collect();
+    let broken = broken(&mut open);
     let first: Vec<_> = broken.iter().take(5).collect();
     assert!(broken.is_empty(), "{} of {CONNECTIONS} connections broke, such as {first:#?}", broken.len());
 }

@@ -181,14 +181,19 @@ impl Drop for World {
     }
 }
 
-/// Pings every connection. The error lists all broken ones.
-pub(crate) fn assert_alive<'a>(when: &str, connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) {
-    let broken: Vec<String> = connections
+/// Pings every connection. Returns the broken ones, each with the reason.
+pub(crate) fn broken<'a>(connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) -> Vec<String> {
+    connections
         .into_iter()
         .filter_map(|(path, tell)| {
             let error = tell.ping().err()?;
             Some(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend))
         })
-        .collect();
+        .collect()
+}
+
+/// Pings every connection. The error lists all broken ones.
+pub(crate) fn assert_alive<'a>(when: &str, connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) {
+    let broken = broken(connections);
     assert!(broken.is_empty(), "{when}, broken connections: {broken:#?}");
 }
