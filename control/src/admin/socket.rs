@@ -40,9 +40,13 @@ pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         remove_if_there(&new)?;
         return Err(e);
     }
-    let metadata = fs::symlink_metadata(path)?;
-    let identity = (metadata.dev(), metadata.ino());
+    let identity = identity(path)?;
     Ok((listener, SocketFile { path: path.to_owned(), identity }))
+}
+
+/// What distinguishes the file at a path from one that replaces it: its device and its number there.
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Returns an error if the file at `path` must not be replaced.
@@ -71,8 +75,8 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 impl SocketFile {
     /// Whether the file is at its path. Where that cannot be found out, it is taken to be.
     pub(super) fn is_there(&self) -> bool {
-        match fs::symlink_metadata(&self.path) {
-            Ok(metadata) => (metadata.dev(), metadata.ino()) == self.identity,
+        match identity(&self.path) {
+            Ok(found) => found == self.identity,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
     }
@@ -85,7 +89,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
+        let ours = identity(&self.path).is_ok_and(|found| found == self.identity);
         if ours {
             // During shutdown an error cannot be reported.
             let _ = fs::remove_file(&self.path);
