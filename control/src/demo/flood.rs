@@ -81,7 +81,7 @@ fn row(watched: Watched, is_attacked: impl Fn(&ModePath) -> bool, problems: &mut
     let errors: Vec<_> = attempts.iter().filter_map(|one| one.outcome.as_ref().err()).collect();
     let name = format!("{} {}", path.label(), path.family);
     // With a cookie, also one of the server's kernel, nobody repeats the last segment of the handshake. If it is lost, a
-    // client that waits for the server's first line waits in vain.
+    // client that waits for the server's first line never gets it.
     if errors.len() > (attempts.len() / 20).max(1) {
         problems.push(format!("{name}: {} of {}: {}", errors.len(), attempts.len(), errors[0]));
     }
