@@ -267,7 +267,9 @@ mod tests {
                         if let Some((hop, (first, last))) = found {
                             prop_assert!((first..=last).contains(&dst.into()));
                             for end in [first, last] {
-                                prop_assert_eq!(routes.find(&IpAddr::from(Ipv6Addr::from(end)).into()), Some(hop));
+                                // Not by `Routes::find`: an end may be an IPv4-mapped address (::/80 ends with one),
+                                // which `Addr` takes for IPv4. No packet has such an address when it gets here.
+                                prop_assert_eq!(routes.v6.find(end), Some(hop));
                             }
                         }
                     }
