@@ -24,7 +24,7 @@ use tidegate_core::wire::tcp::flags;
 
 use crate::packets::{Random, Replies, Requests, Seen, read_mark};
 use crate::scenario::{Direction, Scenario};
-use crate::search::{Found, Trial, search};
+use crate::search::{Found, Trial, overload, search};
 
 pub(crate) use stream::{Stream, Window, stream};
 
@@ -494,7 +494,7 @@ impl<'a> Generator<'a> {
         }
         // The first frames after a start find cold caches and sleeping threads.
         self.trial(MOST, scenario.seconds, None);
-        let found = search(MOST, scenario.loss_percent, scenario.precision_percent, |rate| {
+        let run = |rate: f64| {
             let one = self.trial(rate, scenario.seconds, None);
             self.show(&format!(
                 "{}: {:.3} Mpps offered, {:.3} forwarded, {:.2} % lost",
@@ -504,7 +504,12 @@ impl<'a> Generator<'a> {
                 one.loss_percent()
             ));
             one
-        });
+        };
+        let found = if scenario.search {
+            search(MOST, scenario.loss_percent, scenario.precision_percent, run)
+        } else {
+            overload(MOST, run)
+        };
         let mut latency = Vec::new();
         if scenario.latency {
             let half = found.throughput_pps.unwrap_or(found.overload_pps) / 2.0;

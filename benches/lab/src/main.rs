@@ -46,6 +46,9 @@ enum Command {
         /// Rounds, instead of those of the files.
         #[arg(long)]
         rounds: Option<u32>,
+        /// Measure only what passes under overload: `search = false` and `latency = false` for all rows.
+        #[arg(long)]
+        overload: bool,
         #[command(flatten)]
         place: Place,
     },
@@ -140,7 +143,9 @@ fn main() -> ExitCode {
 
 fn do_command(command: Command) -> Result<()> {
     match command {
-        Command::Run { scenarios, out, rounds, place } => run(&scenarios, out.as_deref(), rounds, &place),
+        Command::Run { scenarios, out, rounds, overload, place } => {
+            run(&scenarios, out.as_deref(), rounds, overload, &place)
+        }
         Command::Soak { scenario, seconds, place } => soak(&scenario, seconds, &place),
         Command::Restart { scenario, rate, connections, next, rounds, place } => {
             restart(&scenario, rate, connections, next.as_deref(), rounds, &place)
@@ -175,11 +180,20 @@ fn do_command(command: Command) -> Result<()> {
     }
 }
 
-fn run(names: &[String], out: Option<&Path>, rounds: Option<u32>, place: &Place) -> Result<()> {
+fn run(
+    names: &[String],
+    out: Option<&Path>,
+    rounds: Option<u32>,
+    overload: bool,
+    place: &Place,
+) -> Result<()> {
     cleanup::on_signals()?;
     let mut scenarios = Vec::new();
     for name in names {
         scenarios.extend(Scenario::read(&file_of(name)?)?);
+    }
+    if overload {
+        scenarios.iter_mut().for_each(Scenario::only_overload);
     }
     let setup = place.setup()?;
     let machine = Machine::here(setup.hugepages, setup.generator_cpu, setup.forwarder_cpu);

@@ -28,6 +28,7 @@ struct File {
     rounds: u32,
     loss_percent: f64,
     precision_percent: f64,
+    search: bool,
     latency: bool,
     connections: bool,
 }
@@ -51,6 +52,7 @@ impl Default for File {
             rounds: 3,
             loss_percent: 0.1,
             precision_percent: 2.0,
+            search: true,
             latency: true,
             connections: false,
         }
@@ -161,10 +163,18 @@ pub(crate) struct Scenario {
     pub(crate) loss_percent: f64,
     /// How exactly the search finds the highest rate.
     pub(crate) precision_percent: f64,
+    /// Whether the highest rate within the bound is searched; else only what passes under overload is measured. Older files
+    /// of results do not have it.
+    #[serde(default = "yes")]
+    pub(crate) search: bool,
     /// Whether latency is measured too.
     pub(crate) latency: bool,
     /// Whether whole TCP connections per second are measured too.
     pub(crate) connections: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The most services x backends: the addresses of the plan end there.
@@ -209,6 +219,11 @@ impl Scenario {
             "there is nothing to measure; accepted: at least one of `forwarders`, `modes` and `flows`"
         );
         Ok(rows)
+    }
+
+    /// Measures only the rate under overload.
+    pub(crate) fn only_overload(&mut self) {
+        (self.search, self.latency) = (false, false);
     }
 
     fn check(&self) -> Result<()> {
@@ -334,6 +349,7 @@ impl File {
             rounds: self.rounds,
             loss_percent: self.loss_percent,
             precision_percent: self.precision_percent,
+            search: self.search,
             latency: self.latency,
             connections: self.connections,
         }

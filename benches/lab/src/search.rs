@@ -61,6 +61,15 @@ pub(crate) struct Found {
 /// The trials of a rate of which a majority decides.
 const ATTEMPTS: u32 = 3;
 
+/// Trials of which the median is the rate under overload, if nothing is searched.
+const OVERLOADS: usize = 5;
+
+/// The rate under overload alone: the median of some trials, since a shared machine disturbs one now and then.
+pub(crate) fn overload(most: f64, mut trial: impl FnMut(f64) -> Trial) -> Found {
+    let trials: Vec<Trial> = (0..OVERLOADS).map(|_| trial(most)).collect();
+    Found { overload_pps: rate_at(&trials, 0.5), throughput_pps: None, is_limit_of_generator: false, trials }
+}
+
 /// Searches between nothing and `most` frames per second. `precision_percent` is the width of the last interval.
 pub(crate) fn search(
     most: f64,
@@ -141,6 +150,17 @@ mod tests {
         let found = search(2e7, 0.1, 1.0, forwarder(1e9, 5e6, 0));
         assert!(found.is_limit_of_generator);
         assert_eq!(found.throughput_pps, Some(5e6));
+    }
+
+    #[test]
+    fn the_rate_under_overload_is_the_median_of_its_trials() {
+        let mut rates = [5e6, 1e6, 6e6, 7e6, 2e6].into_iter();
+        let found = overload(2e7, |offered| Trial {
+            offered: offered as u64,
+            received: rates.next().unwrap() as u64,
+            seconds: 1.0,
+        });
+        assert_eq!((found.overload_pps, found.throughput_pps, found.trials.len()), (5e6, None, 5));
     }
 
     #[test]
