@@ -1,7 +1,7 @@
 #!/bin/bash
 # Feeds arbitrary frames to the pipeline, and arbitrary bytes to the reader of captures, for a total time. libFuzzer
 # guides it by coverage, like `cargo fuzz run --sanitizer none`, but with the stable compiler and without that tool.
-# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS [PROCESSES]
+# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS [PROCESSES], or fuzz.sh --build
 # It begins with the inputs in fuzz/seeds/ (fuzz-seeds.sh writes them) and keeps inputs that reach new code in
 # fuzz/corpus/. A failing input ends the run with an error and is saved in dataplane/core/tests/regressions/, from where
 # the tests replay it.
@@ -9,7 +9,9 @@ set -euo pipefail
 cd "$(dirname "$0")/../../fuzz"
 
 is_number() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
-{ is_number "${1:-}" && is_number "${2:-1}"; } || { echo "usage: fuzz.sh SECONDS [PROCESSES]" >&2; exit 2; }
+only_build=false
+[[ ${1:-} != --build ]] || { only_build=true; set -- 1; }
+{ is_number "${1:-}" && is_number "${2:-1}"; } || { echo "usage: fuzz.sh SECONDS [PROCESSES], or fuzz.sh --build" >&2; exit 2; }
 processes=${2:-1}
 cargo=${CARGO:-cargo}
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -18,6 +20,7 @@ export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
 "$cargo" build --release --locked --target "$host"
+if $only_build; then exit; fi
 
 # All processes share the directory of a target, so each learns what the others found.
 run() { # TARGET SECONDS

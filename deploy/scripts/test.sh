@@ -15,7 +15,13 @@ pkg-config --exists 'libdpdk >= 22.11' || { echo "no libdpdk 22.11 or newer; run
 unset KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER TIDEGATE_TEST_KUBECONFIG
 
 before=$(mktemp)
-trap 'rm -f "$before"' EXIT
+ahead=
+finish() {
+  rm -f "$before"
+  # The builds have a process group of their own.
+  [[ -z $ahead ]] || kill -- "-$ahead" 2>/dev/null || true
+}
+trap finish EXIT
 deploy/scripts/leftovers.sh snapshot "$before"
 
 stage "format and lints"
@@ -24,6 +30,10 @@ benches/readme-figures.py
 
 stage "tests of the workspace"
 "$cargo" test --workspace --locked
+
+# The tests from here on mostly wait. At the lowest priority, builds take only the time that these leave.
+setsid nice -n 19 deploy/scripts/build-ahead.sh >/dev/null 2>&1 &
+ahead=$!
 
 # With --workspace, although the tests are of one package: another selection has other features and rebuilds everything.
 stage "end to end, in network namespaces"
@@ -37,6 +47,8 @@ stage "with an API server"
 "$cargo" test --workspace --test kubernetes --locked -- --test-threads 4
 
 stage "lock-free code under loom"
+wait "$ahead" || true
+ahead=
 deploy/scripts/loom.sh
 
 stage "short fuzz run"
