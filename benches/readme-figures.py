@@ -21,10 +21,13 @@ def name(scenario):
     """The row of a scenario, or None for those that the table leaves out."""
     if scenario["frame-bytes"] != [60] or scenario["family"] != "v4" or scenario["connections"]:
         return None
+    if (scenario["services"], scenario["backends"]) != (1_000, 10):
+        return None
     who = {"testpmd": "`testpmd`, which only passes frames on", "kernel": "the kernel, rules of kube-proxy for nftables"}
     who = who.get(scenario["forwarder"], f"`{scenario['mode']}`")
     replies = ", replies" if scenario["direction"] == "replies" else ""
-    return who + replies, scenario["wire"]
+    on_change = ", `flowTracking: on-change`" if scenario.get("flow-tracking") == "on-change" else ""
+    return who + on_change + replies, scenario["wire"]
 
 
 def nanoseconds(row):

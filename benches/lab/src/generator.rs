@@ -250,6 +250,8 @@ impl<'a> Generator<'a> {
                 if passed {
                     return Ok(());
                 }
+                // The forwarder may be starting, and has only the time that this process leaves of its CPU.
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
         bail!("the forwarder has passed no frame within {} s", CONNECTED.as_secs())
