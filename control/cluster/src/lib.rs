@@ -4,7 +4,7 @@
 //! `tidegate_source::kubernetes` reads from the cluster. A write takes this path: the daemon passes each round to the
 //! [`ClusterWriter`]; `writer` has [`plan`] compare it with the objects of the API server; `queue` releases the
 //! writes at a bounded rate; `request` sends them; `record` writes the [`event`]s. `elect` requests the [`lease`].
-//! `peer_poll` reads the status of the other gateways (`peers`), `own_status` writes that of this one, and `namesake`
+//! `peer_poll` reads the status of the other gateways (`peers`, `sharing_peers`), `own_status` writes that of this one, and `namesake`
 //! detects another gateway with the same name. [`ReleaseTracker`] withholds addresses that other gateways may still
 //! serve. [`words`] are the names in all of these that programs match. [`crd`] defines the gateway's own kinds;
 //! [`uninstall`] removes everything that was written.
@@ -37,6 +37,7 @@ mod record;
 mod releases;
 mod request;
 mod run;
+mod sharing_peers;
 mod turns;
 pub mod uninstall;
 pub mod words;
@@ -49,4 +50,5 @@ pub use counts::{Candidate, Counts, Reading};
 pub use drain_annotation::{DRAIN_ANNOTATION, DrainAnnotation};
 pub use low_priority::cpu_time;
 pub use releases::{PeerReleases, ReleaseTracker};
-pub use run::ClusterWriter;
+pub use run::{ClusterWriter, FlowPeers};
+pub use sharing_peers::{SharingPeer, SharingPeers};

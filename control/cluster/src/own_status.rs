@@ -26,8 +26,8 @@ const NEWS_MIN: Duration = Duration::from_secs(1);
 /// The maximum time to read what another gateway wrote, before it is overwritten.
 const READ_MAX: Duration = Duration::from_secs(2);
 
-/// Fields of the status that older versions of the definition do not have.
-const NEWER_FIELDS: [&str; 3] = ["labels", "notProgrammed", "withoutBackends"];
+/// Fields of the status that older versions of the definition do not have, the newest first.
+const NEWER_FIELDS: [&[&str]; 2] = [&["flowSharingAddress"], &["labels", "notProgrammed", "withoutBackends"]];
 
 /// When and how the status is written.
 #[derive(Debug, Default)]
@@ -223,18 +223,19 @@ pub(super) async fn write(
             Over::Version(version) => patch["metadata"]["resourceVersion"] = version.into(),
             Over::Whatever => {}
         }
-        let written = match within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await {
+        let mut answer = within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await;
+        for newer in NEWER_FIELDS {
             // The definition is that of an older gateway, as during an upgrade: only the fields that it knows are
             // written.
-            Err(error) if error.is_about_schema() => {
-                if let Some(fields) = patch["status"].as_object_mut() {
-                    NEWER_FIELDS.iter().for_each(|field| drop(fields.remove(*field)));
-                }
-                within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await?
+            if !answer.as_ref().is_err_and(RequestError::is_about_schema) {
+                break;
             }
-            answer => answer?,
-        };
-        Ok(written.metadata.resource_version)
+            if let Some(fields) = patch["status"].as_object_mut() {
+                newer.iter().for_each(|field| drop(fields.remove(*field)));
+            }
+            answer = within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await;
+        }
+        Ok(answer?.metadata.resource_version)
     })
     .await
 }

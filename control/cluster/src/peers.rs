@@ -18,6 +18,7 @@ use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::drain_annotation::DrainAnnotation;
 use super::own_status::heartbeat_time;
 use super::plan::Peer;
+use super::sharing_peers::SharingPeers;
 use super::words::{condition_reason, condition_type};
 
 /// A gateway whose heartbeat has not changed for this time does not count as live.
@@ -145,6 +146,18 @@ impl Peers {
             said.filter_map(|ip| Some((ip.parse().ok()?, name.to_owned()))).collect::<Vec<_>>()
         };
         self.others().flat_map(of).collect()
+    }
+
+    /// The sockets at which the other gateways exchange flows.
+    pub(super) fn sharing(&self) -> SharingPeers {
+        let said =
+            |one: &'_ GatewayStatus| one.status.as_ref().map(|status| status.flow_sharing_address.clone());
+        let own = self.own().and_then(said).unwrap_or_default();
+        let others = self.others().filter_map(|(name, one)| {
+            let status = one.status.as_ref()?;
+            Some((name, status.flow_sharing_address.as_str(), self.is_live(name, one)))
+        });
+        SharingPeers::of(&own, others)
     }
 
     /// Objects of gateways that no longer exist.

@@ -19,6 +19,7 @@ use super::elect::{self, Candidacy, Leadership};
 use super::plan::{Identity, Observation};
 use super::record::Recorder;
 use super::releases::PeerReleases;
+use super::sharing_peers::SharingPeers;
 use super::writer::{Inputs, Outputs, Writer};
 
 /// The maximum duration of the shutdown.
@@ -31,6 +32,7 @@ pub struct ClusterWriter {
     peer_releases: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
     drain_annotation: watch::Receiver<DrainAnnotation>,
+    flow_peers: FlowPeers,
     ends: watch::Sender<bool>,
     counts: Arc<Counts>,
     ended: watch::Receiver<bool>,
@@ -63,6 +65,8 @@ impl ClusterWriter {
         let (candidacy_sender, candidacy) = watch::channel(Candidacy::NotYet);
         let (tells_name, name_taken) = watch::channel(None);
         let (drain_sender, drain_annotation) = watch::channel(DrainAnnotation::Unknown);
+        let (sharing_sender, known) = watch::channel(None);
+        let flow_peers = FlowPeers { known, look: Arc::default() };
         let (ends, leaves) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
         let (leading, leadership) = watch::channel(Leadership::default());
@@ -71,12 +75,14 @@ impl ClusterWriter {
         let holder = format!("{}_{}", identity.name, identity.instance);
         let election =
             elect::run(Arc::clone(connector), namespace.to_owned(), holder.clone(), leading, candidacy);
-        let inputs = Inputs { observations, source, leadership, leaves };
+        let look = Arc::clone(&flow_peers.look);
+        let inputs = Inputs { observations, source, leadership, leaves, look };
         let outputs = Outputs {
             peer_releases: peer_releases_sender,
             candidacy: candidacy_sender,
             name_taken: tells_name,
             drain_annotation: drain_sender,
+            sharing_peers: sharing_sender,
             refresh,
         };
         let writer =
@@ -87,7 +93,18 @@ impl ClusterWriter {
             is_over.send_replace(true);
         };
         let tasks = vec![tokio::spawn(recording).abort_handle(), tokio::spawn(writing).abort_handle()];
-        Self { observed, peer_releases, name_taken, drain_annotation, ends, counts, ended, tasks, holder }
+        Self {
+            observed,
+            peer_releases,
+            name_taken,
+            drain_annotation,
+            flow_peers,
+            ends,
+            counts,
+            ended,
+            tasks,
+            holder,
+        }
     }
 
     /// This gateway and this run of it, as holder of Leases.
@@ -119,6 +136,12 @@ impl ClusterWriter {
         self.drain_annotation.clone()
     }
 
+    /// The gateways with which flows can be shared.
+    #[must_use]
+    pub fn flow_peers(&self) -> FlowPeers {
+        self.flow_peers.clone()
+    }
+
     /// The counters of writes and events.
     #[must_use]
     pub fn counts(&self) -> Arc<Counts> {
@@ -132,6 +155,30 @@ impl ClusterWriter {
         let mut ended = self.ended.clone();
         // If it takes longer, the lease expires by itself.
         let _ = timeout(LEAVE_MAX, ended.wait_for(|over| *over)).await;
+    }
+}
+
+/// The gateways with which flows can be shared, as their `GatewayStatus` says.
+#[derive(Debug, Clone)]
+pub struct FlowPeers {
+    known: watch::Receiver<Option<SharingPeers>>,
+    look: Arc<Notify>,
+}
+
+impl FlowPeers {
+    /// What is known if it has changed since the last call; `None` also before anything is known. While the API server does
+    /// not answer, what was known stays.
+    pub fn news(&mut self) -> Option<SharingPeers> {
+        // After the writer has ended, nothing changes any more.
+        if !self.known.has_changed().unwrap_or(false) {
+            return None;
+        }
+        self.known.borrow_and_update().clone()
+    }
+
+    /// Asks for a look soon, because a gateway that is not known wants to share flows. At most one look a second follows.
+    pub fn look_soon(&self) {
+        self.look.notify_one();
     }
 }
 

@@ -150,6 +150,7 @@ impl Cluster {
                         waits_for: past.waits_for(&peers_now),
                         own_labels: Default::default(),
                         own_addresses: settings.network.own_addresses(),
+                        own_flow_sharing: None,
                         forwarding: Forwarding {
                             generation_desired: generation,
                             generation_applied: generation,

@@ -119,6 +119,9 @@ pub struct FlowSharingStatus {
     pub mode: String,
     /// The fingerprint of `flowSharing.key`.
     pub key: String,
+    /// Whether the other gateways are found by their `GatewayStatus`, and not configured.
+    #[serde(default)]
+    pub finds_peers: bool,
     /// The other gateways.
     pub peers: Vec<FlowPeerStatus>,
 }
@@ -132,7 +135,8 @@ pub struct FlowPeerStatus {
     /// Its name, once it has answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `up`, `behind`, `connecting`, `other-version`, or `itself` for this gateway's own address.
+    /// `up`, `behind`, `connecting`, `other-version`, `absent` for a gateway that was found and has stopped or has no
+    /// heartbeat, or `itself` for this gateway's own address.
     pub state: String,
     /// Milliseconds since something was last heard from it; absent if nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -398,7 +398,12 @@ fn facts(status: &Status) -> String {
     if let Some(sharing) = &status.flow_sharing {
         fact(
             "Sharing",
-            format!("flows of mode {}, by the key with the fingerprint {}", sharing.mode, sharing.key),
+            format!(
+                "flows of mode {}, by the key with the fingerprint {}{}",
+                sharing.mode,
+                sharing.key,
+                if sharing.finds_peers { ", with the gateways that have a GatewayStatus" } else { "" }
+            ),
         );
         for peer in &sharing.peers {
             let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();

@@ -8,7 +8,7 @@
 //! Invariant: a round that fails changes nothing; the last good state stays in use.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -98,6 +98,8 @@ pub(super) struct Controller {
     seats_learnt: Vec<oneshot::Sender<()>>,
     completion: Completion,
     publisher: Publisher,
+    /// The socket at which other gateways find this one. It stays as it is until the next start.
+    flow_sharing: Option<SocketAddr>,
     cluster: Cluster,
     layer2: Layer2,
     log: RoundLog,
@@ -119,6 +121,7 @@ impl Controller {
         let (config, settings) = (&configuration.config, &configuration.settings);
         let own = settings.network.interface_addresses().map(IpNet::addr);
         let bind = Bind::new(&config.services.node_port_addresses, own);
+        let flow_sharing = config.finds_flow_peers().then(|| config.flow_sharing_socket());
         let health = Arc::clone(&state);
         let copies = Arc::new(ListCopies::of(config));
         let drained = Drains::open(config);
@@ -142,6 +145,7 @@ impl Controller {
             seats_learnt: Vec::new(),
             completion: Completion::default(),
             publisher: Publisher::new(Arc::clone(&dataplane), Arc::clone(&state)),
+            flow_sharing,
             cluster: Cluster::new(cluster),
             layer2,
             log: RoundLog::default(),
@@ -405,6 +409,7 @@ impl Controller {
                 waits_for,
                 own_labels: self.configuration.settings.labels.clone(),
                 own_addresses: self.configuration.settings.network.own_addresses(),
+                own_flow_sharing: self.flow_sharing,
                 forwarding: Forwarding {
                     generation_desired: generations.desired,
                     generation_applied: generations.applied,

@@ -7,15 +7,17 @@
 //! Invariant: nothing here waits for a worker or for a peer. If the socket fails, flows are forwarded as without sharing,
 //! and the status says so.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_cluster::FlowPeers;
 use tidegate_core::pipeline::{Learned, SharedFlows};
 use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::ServiceKey;
@@ -32,6 +34,7 @@ use tidegate_sharing::{
 use tokio::sync::oneshot;
 
 use super::catch_up::CatchUp;
+use super::found_peers::FoundPeers;
 use super::moved_seats::{Moved, MovedSeats};
 use crate::telemetry::FlowSharingSample;
 
@@ -55,6 +58,12 @@ pub(crate) struct Shown {
     pub(crate) key: String,
     /// All peers.
     pub(crate) peers: Vec<PeerStatus>,
+    /// Whether the peers are found by their `GatewayStatus`.
+    pub(crate) finds_peers: bool,
+    /// The found peers that need not answer: they have stopped, or have no heartbeat.
+    pub(crate) absent: BTreeSet<SocketAddr>,
+    /// Why other gateways cannot be peers, as text for display.
+    pub(crate) faults: Vec<String>,
     /// What the protocol has counted.
     pub(crate) counts: HubCounts,
     /// Messages that workers could not hand over.
@@ -70,7 +79,7 @@ pub(crate) struct Shown {
 impl Shown {
     /// The same for metrics.
     pub(crate) fn sample(&self) -> FlowSharingSample {
-        let others = self.peers.iter().filter(|peer| peer.state != PeerState::Itself);
+        let others = self.expected();
         let peer = |peer: &PeerStatus| {
             let heard = peer.heard_ago.map(|ago| ago.as_secs_f64());
             (peer.address.to_string(), peer.state == PeerState::Up, peer.waiting, heard)
@@ -85,14 +94,32 @@ impl Shown {
         }
     }
 
+    /// The peers that should answer.
+    fn expected(&self) -> impl Iterator<Item = &PeerStatus> {
+        let is_expected = |peer: &&PeerStatus| {
+            peer.state == PeerState::Up || peer.state != PeerState::Itself && !self.is_absent(peer)
+        };
+        self.peers.iter().filter(is_expected)
+    }
+
+    /// Whether a peer need not answer, and does not.
+    pub(crate) fn is_absent(&self, peer: &PeerStatus) -> bool {
+        peer.state == PeerState::Connecting && self.absent.contains(&peer.address)
+    }
+
     /// Why connections may break if another gateway takes over, as text for display; empty if there is no reason.
     pub(crate) fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> =
             self.trouble.iter().map(|why| format!("flow sharing: {why}")).collect();
-        let others: Vec<&PeerStatus> =
-            self.peers.iter().filter(|peer| peer.state != PeerState::Itself).collect();
+        troubles.extend(self.faults.iter().map(|fault| format!("flow sharing: {fault}")));
+        let others: Vec<&PeerStatus> = self.expected().collect();
         if others.is_empty() {
-            troubles.push("flow sharing: no other gateway is configured as a peer".to_owned());
+            let found = if self.finds_peers {
+                "has a GatewayStatus with the address of a peer"
+            } else {
+                "is configured as a peer"
+            };
+            troubles.push(format!("flow sharing: no other gateway {found}"));
         }
         for peer in others {
             let name = peer.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
@@ -127,12 +154,13 @@ pub(super) struct FlowExchange {
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` tells whether the
     /// workers have the Services: until then, messages of peers wait. `seats` are the controller's, and `teach` gives
-    /// it those of others.
+    /// it those of others. `found` will have the gateways of the cluster, if peers are found there.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
         is_able: impl Fn() -> bool + Send + 'static,
         (seats, teach): (&Arc<MovedSeats>, Teach),
+        found: &Arc<OnceLock<FlowPeers>>,
     ) -> anyhow::Result<Option<Self>> {
         let settings = &config.flow_sharing;
         let (mode, flows) = match settings.mode {
@@ -142,7 +170,7 @@ impl FlowExchange {
         };
         let key = settings.key.as_ref().context("flowSharing.key: there is none")?;
         let key = SharedKey::new(key.0);
-        let listen = settings.listen;
+        let listen = config.flow_sharing_socket();
         let socket =
             open(listen).with_context(|| format!("flowSharing.listen: cannot listen on {listen}"))?;
         let hub_config = HubConfig {
@@ -158,6 +186,9 @@ impl FlowExchange {
             mode,
             key: key.fingerprint(),
             peers: hub.status(Duration::ZERO),
+            finds_peers: config.finds_flow_peers(),
+            absent: BTreeSet::new(),
+            faults: Vec::new(),
             counts: HubCounts::default(),
             lost_at_workers: 0,
             outcomes: [0; Learned::COUNT],
@@ -176,7 +207,8 @@ impl FlowExchange {
             trouble: None,
             is_able: Box::new(is_able),
             was_able: false,
-            catch_up: CatchUp::default(),
+            catch_up: CatchUp::new(config.finds_flow_peers()),
+            found: config.finds_flow_peers().then(|| FoundPeers::new(listen, Arc::clone(found))),
             seats: Arc::clone(seats),
             learning: Learning { teach, learnt: Vec::new(), applied: None },
         };
@@ -187,7 +219,14 @@ impl FlowExchange {
                 move || exchange.run(&stop)
             })
             .context("cannot start the thread that shares flows")?;
-        tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways");
+        match config.finds_flow_peers() {
+            true => {
+                tracing::info!(mode, %listen, "sharing flows with the gateways that have a GatewayStatus")
+            }
+            false => {
+                tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways")
+            }
+        }
         Ok(Some(Self { stop, thread: Some(thread), shown }))
     }
 
@@ -228,6 +267,8 @@ struct Exchange {
     /// Whether they had them once: they keep them from then on.
     was_able: bool,
     catch_up: CatchUp,
+    /// The gateways of the cluster, if peers are found there.
+    found: Option<FoundPeers>,
     /// Changes of backends that peers are told.
     seats: Arc<MovedSeats>,
     learning: Learning,
@@ -323,9 +364,19 @@ impl Exchange {
             let as_of = at.saturating_duration_since(self.started);
             self.hub.set_seats(Seats { moved: moved.into(), as_of });
         }
+        if let Some(found) = &mut self.found {
+            found.look(&mut self.hub);
+        }
         let peers = self.hub.status(now);
         let is_able = self.was_able && !self.learning.is_under_way();
-        let catches_up = self.catch_up.waits(&peers, self.hub.counts().passed_on, is_able, now);
+        let (is_known, absent, faults) = match &self.found {
+            Some(found) => (found.is_known(), found.absent(), found.faults()),
+            None => (true, BTreeSet::new(), Vec::new()),
+        };
+        let expected: Vec<PeerStatus> =
+            peers.iter().filter(|peer| !absent.contains(&peer.address)).cloned().collect();
+        let expected = is_known.then_some(&expected[..]);
+        let catches_up = self.catch_up.waits(expected, self.hub.counts().passed_on, is_able, now);
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
@@ -336,6 +387,9 @@ impl Exchange {
             match peer.state {
                 PeerState::Up | PeerState::Itself => {
                     tracing::info!(peer = %address, name, state = peer.state.as_str(), "peer changed its state");
+                }
+                PeerState::Connecting if absent.contains(&peer.address) => {
+                    tracing::info!(peer = %address, name, "peer has stopped, or has no heartbeat");
                 }
                 _ => tracing::warn!(
                     peer = %address,
@@ -357,6 +411,9 @@ impl Exchange {
             outcomes: self.sharing.outcomes(),
             trouble,
             catches_up,
+            finds_peers: shown.finds_peers,
+            absent,
+            faults,
             mode: shown.mode,
             key: std::mem::take(&mut shown.key),
         };

@@ -20,6 +20,7 @@ mod fault_log;
 mod flood_log;
 mod flow_sharing;
 mod flows;
+mod found_peers;
 mod gateway_drain;
 mod kube_proxy;
 mod layer2;
@@ -241,8 +242,9 @@ impl Gateway {
         let (operator, commands) = mpsc::channel(16);
         let of_exchange = Arc::clone(&state);
         let is_able = move || of_exchange.forwards();
-        let flow_exchange =
-            FlowExchange::start(&config, dataplane, is_able, (&state.moved_seats, teach(operator.clone())))?;
+        let flow_peers = Arc::default();
+        let seats = (&state.moved_seats, teach(operator.clone()));
+        let flow_exchange = FlowExchange::start(&config, dataplane, is_able, seats, &flow_peers)?;
         if let Some(exchange) = &flow_exchange {
             state.share_flows(exchange.shown());
         }
@@ -251,6 +253,7 @@ impl Gateway {
         let (peer_releases, name_taken, drain_annotation) = match &cluster {
             Some(cluster) => {
                 state.join_cluster(cluster.counts(), cluster.name_taken());
+                let _ = flow_peers.set(cluster.flow_peers());
                 (cluster.peer_releases(), cluster.name_taken(), cluster.drain_annotation())
             }
             // No other gateway reads the directory.

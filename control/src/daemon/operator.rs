@@ -509,7 +509,7 @@ fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
     let peer = |peer: &PeerStatus| api::FlowPeerStatus {
         address: peer.address.to_string(),
         name: peer.name.clone(),
-        state: peer.state.as_str().to_owned(),
+        state: if shown.is_absent(peer) { "absent" } else { peer.state.as_str() }.to_owned(),
         heard_ago_milliseconds: peer.heard_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
         waiting: peer.waiting,
         unacknowledged: peer.under_way,
@@ -517,6 +517,7 @@ fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
     api::FlowSharingStatus {
         mode: shown.mode.to_owned(),
         key: shown.key.clone(),
+        finds_peers: shown.finds_peers,
         peers: shown.peers.iter().map(peer).collect(),
     }
 }

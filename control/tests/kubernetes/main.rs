@@ -9,6 +9,7 @@ mod api_loss;
 mod connect;
 mod endpoints;
 mod faulty_pool;
+mod flow_peers;
 mod gateway_drain;
 mod install;
 mod json_log;

@@ -91,6 +91,10 @@ pub struct GatewayStatusStatus {
     /// Addresses of the gateway itself. No Service can have one of them.
     #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
     pub addresses: Vec<String>,
+    /// Address and port at which the gateway exchanges flows with others (flowSharing); empty if it shares none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub flow_sharing_address: String,
     /// resourceVersion of the Services that all workers have applied. The gateway no longer serves addresses that were
     /// released in this version or before.
     #[schemars(length(max = 32))]

@@ -59,6 +59,10 @@ pub fn gateway_status(
         vip_count: count(vips.len()),
         vips: vips.iter().take(VIPS_MAX).map(ToString::to_string).collect(),
         addresses: observation.own_addresses.iter().take(ADDRESSES_MAX).map(ToString::to_string).collect(),
+        flow_sharing_address: observation
+            .own_flow_sharing
+            .map(|socket| socket.to_string())
+            .unwrap_or_default(),
         // A gateway that forwards for Services unknown to the others cannot report that it no longer serves released
         // addresses.
         applied_resource_version: match forwarding.keeps_services {

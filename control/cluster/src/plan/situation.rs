@@ -1,7 +1,7 @@
 //! The inputs of a plan.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -32,6 +32,8 @@ pub struct Observation {
     pub own_labels: Labels,
     /// The gateway's own addresses.
     pub own_addresses: BTreeSet<IpAddr>,
+    /// The socket at which other gateways find this one, if it shares flows with those that it finds.
+    pub own_flow_sharing: Option<SocketAddr>,
     /// The progress of the workers with this round.
     pub forwarding: Forwarding,
     /// Whether the source has a connection to the API server.

@@ -177,6 +177,7 @@ impl Cluster {
             waits_for: None,
             own_labels: Default::default(),
             own_addresses: self.settings.network.own_addresses(),
+            own_flow_sharing: None,
             forwarding: Forwarding {
                 generation_desired: 1,
                 generation_applied: 1,

@@ -93,6 +93,12 @@ impl Writer {
         }
         self.check_name(poll.is_written, now);
         self.read_drain_annotation();
+        let sharing = Some(self.peer_poll.peers.sharing());
+        self.outputs.sharing_peers.send_if_modified(|last| {
+            let is_news = *last != sharing;
+            *last = sharing;
+            is_news
+        });
         if self.leads(now) {
             // Gateways without a heartbeat are marked, and those that are gone for good are deleted.
             self.peer_poll.silent().into_iter().for_each(|silent| self.requests.mark(silent));

@@ -37,6 +37,7 @@ use super::plan::{Identity, Observation, Plan, Situation, Write, gateway_status}
 use super::queue::{Job, Next, Queue, Seen};
 use super::record::Recorder;
 use super::releases::PeerReleases;
+use super::sharing_peers::SharingPeers;
 use planning::Planning;
 use requests::{Poll, Requests};
 use term::Term;
@@ -50,6 +51,8 @@ pub(super) struct Inputs {
     pub(super) source: watch::Receiver<SourceState>,
     pub(super) leadership: watch::Receiver<Leadership>,
     pub(super) leaves: watch::Receiver<bool>,
+    /// Asks for a look at the other gateways soon.
+    pub(super) look: Arc<Notify>,
 }
 
 /// The outputs of the task.
@@ -60,6 +63,8 @@ pub(super) struct Outputs {
     pub(super) name_taken: watch::Sender<Option<String>>,
     /// Whether this gateway's `GatewayStatus` requests a drain.
     pub(super) drain_annotation: watch::Sender<DrainAnnotation>,
+    /// The sockets at which the other gateways exchange flows, once they are known.
+    pub(super) sharing_peers: watch::Sender<Option<SharingPeers>>,
     /// Asks the source to list the Services.
     pub(super) refresh: Arc<Notify>,
 }
@@ -122,6 +127,7 @@ impl Writer {
                 _ = self.inputs.leaves.changed() => break,
                 Ok(()) = self.inputs.observations.changed() => self.planning.soon(),
                 Ok(()) = self.inputs.leadership.changed() => self.planning.soon(),
+                () = self.inputs.look.notified() => self.peer_poll.hasten(Instant::now()),
                 ended = self.requests.next() => match ended {
                     Ok(done) => self.done(done),
                     Err(panic) => tracing::error!(error = %panic, "a request to the API server was aborted"),

@@ -23,6 +23,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.tunnel_peers();
     check.gateway();
     check.layer2();
+    check.flow_sharing();
 }
 
 struct Check<'a> {
@@ -61,6 +62,22 @@ impl Check<'_> {
         if self.config.announce.l2.mode == Layer2Mode::Lease && is_directory {
             let what = "announce.l2.mode: Leases are kept at an API server, and the source is a directory";
             self.error("announce.l2.mode", what.to_owned(), "source.kubernetes, or mode: vrrp");
+        }
+    }
+
+    /// Other gateways can only find a gateway that has an address.
+    fn flow_sharing(&self) {
+        let socket = self.config.flow_sharing_socket();
+        if self.config.finds_flow_peers() && socket.ip().is_unspecified() {
+            let what = format!(
+                "flowSharing.listen: without flowSharing.peers, other gateways find the socket in the GatewayStatus, and no interface has \
+                 an address that {socket} stands for"
+            );
+            self.error(
+                "flowSharing.mode",
+                what,
+                "flowSharing.listen with an address of this gateway, or flowSharing.peers",
+            );
         }
     }
 

@@ -26,7 +26,8 @@ pub struct FlowSharingConfig {
     pub mode: FlowSharing,
     /// `listen`: the address of the socket. Default `0.0.0.0:10358`.
     pub listen: SocketAddr,
-    /// `peers`: the sockets of the other gateways. One of them may be this gateway itself. Default none.
+    /// `peers`: the sockets of the other gateways. One of them may be this gateway itself. Default none: with an API server,
+    /// they are found by the gateways' `GatewayStatus`.
     pub peers: Vec<SocketAddr>,
     /// `key`: 32 bytes that all gateways of the fleet have. Always there if the mode is not none.
     pub key: Option<FlowSharingKey>,
@@ -111,7 +112,8 @@ fn socket(field: &Field<'_>) -> Option<SocketAddr> {
 }
 
 /// Whether a socket that is bound to `listen` can send to `peer`.
-fn reaches(listen: IpAddr, peer: IpAddr) -> bool {
+#[must_use]
+pub fn reaches(listen: IpAddr, peer: IpAddr) -> bool {
     // A socket at [::] sends to IPv4 too.
     listen.is_ipv4() == peer.is_ipv4() || listen == IpAddr::from([0u16; 8])
 }

@@ -1,10 +1,14 @@
 //! [`GatewayConfig`]: the validated configuration, section by section.
 
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+
 use super::admin::AdminConfig;
 use super::announce::AnnounceConfig;
 use super::dataplane::DataplaneConfig;
 use super::drain::DrainConfig;
-use super::flow_sharing::FlowSharingConfig;
+use super::flow_sharing::{self, FlowSharing, FlowSharingConfig};
 use super::health::HealthConfig;
 use super::protection::ProtectionConfig;
 use super::self_check::SelfCheckConfig;
@@ -48,4 +52,28 @@ pub struct GatewayConfig {
     pub flow_sharing: FlowSharingConfig,
     /// The place of each key, such as `pools[0].addresses[1]`.
     pub origin: Origin,
+}
+
+impl GatewayConfig {
+    /// Whether the gateways with which flows are shared are found by their `GatewayStatus`.
+    #[must_use]
+    pub fn finds_flow_peers(&self) -> bool {
+        let sharing = &self.flow_sharing;
+        let has_gateway_status = matches!(self.source, SourceConfig::Kubernetes(_));
+        sharing.mode != FlowSharing::None && sharing.peers.is_empty() && has_gateway_status
+    }
+
+    /// The socket that exchanges flows. It is `flowSharing.listen`; but where others find it, it has an address: the first one
+    /// of the interfaces that the socket can have.
+    #[must_use]
+    pub fn flow_sharing_socket(&self) -> SocketAddr {
+        let listen = self.flow_sharing.listen;
+        if !(listen.ip().is_unspecified() && self.finds_flow_peers()) {
+            return listen;
+        }
+        let interfaces = &self.dataplane.network.interfaces;
+        let own = interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
+        let usable = own.filter(|ip| flow_sharing::reaches(listen.ip(), *ip));
+        usable.map(|ip| SocketAddr::new(ip, listen.port())).next().unwrap_or(listen)
+    }
 }

@@ -384,10 +384,11 @@ pub const KEYS: &[Key] = &[
          ([flow-sharing.md](flow-sharing.md)): none; those whose backend another gateway would not choose; or these and all of `nat` and \
          `fullnat`. All modes except `none` need a key." },
     key("flowSharing.listen", "address and port", Value("0.0.0.0:10358"), "192.0.2.2:10358", Restart,
-        "The UDP socket for messages to and from other gateways. `[::]` serves both families."),
+        "The UDP socket for messages to and from other gateways. `[::]` serves both families. Where the gateways find each other \
+         (`flowSharing.peers`), an address of the gateway: without one, it is the first one of `dataplane.interfaces` in the family."),
     key("flowSharing.peers", "list of addresses and ports", Value("[]"), "[\"192.0.2.3:10358\"]", Restart,
         "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same one. Messages from \
-         other addresses are dropped."),
+         other addresses are dropped. With `source.kubernetes` and an empty list, the gateways find each other by their `GatewayStatus`."),
     key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Restart,
         "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same one."),
     fixed("flowSharing.key.file", "path, relative to this file", Words("none"),

@@ -39,7 +39,7 @@ pub use announce::{AnnounceConfig, BgpConfig, KernelRoutes, Peer, Secret};
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
-pub use flow_sharing::{FlowSharing, FlowSharingConfig, FlowSharingKey};
+pub use flow_sharing::{FlowSharing, FlowSharingConfig, FlowSharingKey, reaches};
 pub use gateway::GatewayConfig;
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,

@@ -374,3 +374,25 @@ fn faults_of_protection_and_of_the_key_say_what_is_accepted() {
         assert!(!shown, "the key is not shown: {report}");
     }
 }
+
+#[test]
+fn gateways_that_find_each_other_share_flows_at_an_address_of_an_interface() {
+    let sharing = |source: &str, more: &str| {
+        let key = "5a".repeat(32);
+        valid(&format!("{BASE}{source}flowSharing: {{mode: nat, key: {{value: '{key}'}}{more}}}\n"))
+    };
+    let cluster = "source: {kubernetes: {}}\n";
+    let own = valid(BASE).dataplane.network.interfaces[0].addresses[0].addr();
+    let found = sharing(cluster, "");
+    assert!(found.finds_flow_peers());
+    assert_eq!(found.flow_sharing_socket(), (own, 10_358).into());
+    let given = sharing(cluster, ", listen: '198.51.100.9:7'");
+    assert!(given.finds_flow_peers());
+    assert_eq!(given.flow_sharing_socket(), "198.51.100.9:7".parse().unwrap());
+    for (source, more) in [("", ""), (cluster, ", peers: ['192.0.2.77:10358']")] {
+        let configured = sharing(source, more);
+        assert!(!configured.finds_flow_peers());
+        assert_eq!(configured.flow_sharing_socket(), configured.flow_sharing.listen);
+    }
+    assert!(!valid(&format!("{BASE}{cluster}")).finds_flow_peers(), "it shares no flows");
+}

@@ -1,0 +1,88 @@
+//! The peers of flow sharing that are found by their `GatewayStatus`: who they are, and who of them should answer.
+//!
+//! The cluster writer lists the gateways. A gateway that is not known here yet is heard before it is found: its datagrams are
+//! those of a stranger, and then the list is read again soon.
+//!
+//! Invariant: without an answer of the API server, the peers stay as they were.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use tidegate_cluster::{FlowPeers, SharingPeers};
+use tidegate_model::config::reaches;
+use tidegate_sharing::{Hub, Rejection};
+
+/// What is known of the other gateways.
+#[derive(Debug)]
+pub(super) struct FoundPeers {
+    /// The own socket.
+    own: SocketAddr,
+    /// Set when the connection to the cluster starts.
+    cluster: Arc<OnceLock<FlowPeers>>,
+    /// The same, once it is set.
+    source: Option<FlowPeers>,
+    known: Option<SharingPeers>,
+    /// Datagrams of strangers so far.
+    strangers: u64,
+}
+
+impl FoundPeers {
+    pub(super) fn new(own: SocketAddr, cluster: Arc<OnceLock<FlowPeers>>) -> Self {
+        Self { own, cluster, source: None, known: None, strangers: 0 }
+    }
+
+    /// Sets the peers that are known now, and asks for a look at the cluster if a stranger has sent something.
+    pub(super) fn look(&mut self, hub: &mut Hub) {
+        if self.source.is_none() {
+            self.source = self.cluster.get().cloned();
+        }
+        let Some(source) = &mut self.source else { return };
+        if let Some(mut news) = source.news() {
+            let own = self.own;
+            news.peers.retain(|peer| {
+                let can_reach = reaches(own.ip(), peer.address.ip());
+                if !can_reach {
+                    news.faults.push(format!(
+                        "gateway {}: its address {} is not of the family of {own}",
+                        peer.name, peer.address
+                    ));
+                }
+                can_reach
+            });
+            for fault in &news.faults {
+                let was_known = self.known.as_ref().is_some_and(|known| known.faults.contains(fault));
+                if !was_known {
+                    tracing::warn!("a gateway cannot share flows with this one: {fault}");
+                }
+            }
+            hub.set_peers(&news.peers.iter().map(|peer| peer.address).collect::<Vec<_>>());
+            self.known = Some(news);
+        }
+        let strangers = hub.counts().rejected[Rejection::Stranger as usize];
+        if std::mem::replace(&mut self.strangers, strangers) != strangers {
+            source.look_soon();
+        }
+    }
+
+    /// Whether the list of the gateways was read once.
+    pub(super) fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
+    /// The peers that have stopped, or have no heartbeat.
+    pub(super) fn absent(&self) -> BTreeSet<SocketAddr> {
+        let peers = self.known.iter().flat_map(|known| &known.peers);
+        peers.filter(|peer| !peer.is_live).map(|peer| peer.address).collect()
+    }
+
+    /// Why gateways are no peers, as text for display.
+    pub(super) fn faults(&self) -> Vec<String> {
+        match &self.known {
+            Some(known) => known.faults.clone(),
+            None => {
+                vec!["the other gateways are not known yet: the API server has not listed them".to_owned()]
+            }
+        }
+    }
+}
