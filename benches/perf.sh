@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 # Each mode with 1,000 Services of 10 backends and with one of 100, on-change, replies, IPv6, connections, and the kernel.
 (($#)) || set -- memif memif-replies memif-on-change memif-one-service memif-one-service-replies \
-  memif-one-service-on-change memif-v6 connections veth connections-veth imix
+  memif-one-service-on-change memif-v6 memif-78-bytes connections veth connections-veth imix
 for program in dpdk-testpmd nft; do
   command -v "$program" >/dev/null || { echo "no $program; run make setup" >&2; exit 1; }
 done

@@ -112,6 +112,9 @@ const BURST: usize = 32;
 const MOST: f64 = 40e6;
 /// The low rate at which latency shows whether a frame waits for others.
 const LOW: f64 = 5_000.0;
+/// The longest trial of frames that each begin a flow, if there are few of them: together they fill less than a table of the
+/// default size. A search takes longer, so it measures a full table.
+const NEW_SECONDS: f64 = 0.03;
 /// Frames under way while flows are established.
 const WINDOW: u64 = 256;
 /// Flows cannot be established if none of them comes back for so long. The machine may be busy.
@@ -495,9 +498,14 @@ impl<'a> Generator<'a> {
             return Ok(self.soak(seconds, generator_ns));
         }
         // The first frames after a start find cold caches and sleeping threads.
-        self.trial(MOST, scenario.seconds, None);
+        let seconds = if scenario.flows == 0 && !scenario.search {
+            scenario.seconds.min(NEW_SECONDS)
+        } else {
+            scenario.seconds
+        };
+        self.trial(MOST, seconds, None);
         let run = |rate: f64| {
-            let one = self.trial(rate, scenario.seconds, None);
+            let one = self.trial(rate, seconds, None);
             self.show(&format!(
                 "{}: {:.3} Mpps offered, {:.3} forwarded, {:.2} % lost",
                 scenario.name(),
