@@ -28,7 +28,7 @@ help:
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
-	@echo 'make perf     throughput and latency beside testpmd and the kernel (root, an hour); SCENARIOS=..., ROUNDS=N'
+	@echo 'make perf     throughput and latency beside testpmd and the kernel (root, 40 min); SCENARIOS=..., ROUNDS=N'
 	@echo 'make soak     SOAK_SECONDS=$(SOAK_SECONDS) at full rate while backends change every second (root)'
 	@echo 'make instructions  instructions per packet against the record; INSTRUCTIONS=--record writes the record anew'
 	@echo 'make compare A=COMMIT [B=COMMIT] [SCENARIOS=...]  instructions and ns per packet of two commits, in turn'

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::results::{Results, Row, Spread};
-use crate::scenario::Forwarder;
+use crate::scenario::{Forwarder, Scenario};
 
 /// A file's name and content.
 type Named = (String, Results);
@@ -224,20 +224,22 @@ fn figures(rows: &[(String, &Row)]) -> String {
         .to_owned();
     for (label, row) in rows {
         let _ = write!(table, "<tr><th>{}</th>", text(label));
+        let Scenario { search, latency, connections, .. } = row.scenario;
         let cells = [
-            (row.overload(), 1e6, 3),
-            (row.nanoseconds(), 1.0, 0),
-            (row.throughput(), 1e6, 3),
-            (row.latency("half", |one| one.p50_us), 1.0, 0),
-            (row.latency("half", |one| one.p99_us), 1.0, 0),
-            (row.latency("half", |one| one.p999_us), 1.0, 0),
-            (row.latency("half", |one| one.worst_us), 1.0, 0),
-            (row.latency("low", |one| one.p50_us), 1.0, 0),
-            (row.latency("low", |one| one.p99_us), 1.0, 0),
-            (row.connections(), 1.0, 0),
+            (true, row.overload(), 1e6, 3),
+            (true, row.nanoseconds(), 1.0, 0),
+            (search, row.throughput(), 1e6, 3),
+            (latency, row.latency("half", |one| one.p50_us), 1.0, 0),
+            (latency, row.latency("half", |one| one.p99_us), 1.0, 0),
+            (latency, row.latency("half", |one| one.p999_us), 1.0, 0),
+            (latency, row.latency("half", |one| one.worst_us), 1.0, 0),
+            (latency, row.latency("low", |one| one.p50_us), 1.0, 0),
+            (latency, row.latency("low", |one| one.p99_us), 1.0, 0),
+            (connections, row.connections(), 1.0, 0),
         ];
-        for (spread, unit, digits) in cells {
+        for (is_asked, spread, unit, digits) in cells {
             let _ = match spread {
+                None if !is_asked => write!(table, "<td></td>"),
                 Some(Spread { least, median, most }) if least == most => {
                     write!(table, "<td>{:.digits$}</td>", median / unit)
                 }

@@ -40,6 +40,9 @@ fn head(machine: &Machine) -> String {
 }
 
 fn throughput(row: &Row) -> String {
+    if !row.scenario.search {
+        return String::new();
+    }
     let found = range(row.throughput(), 1e6, 3);
     if row.is_limit_of_generator() { format!("{found}, all that the generator offers") } else { found }
 }
