@@ -23,6 +23,7 @@ use crate::bird::Bird;
 use crate::bird::config::Files;
 use crate::damping::Damping;
 use crate::decide::{self, Gateway, Input, Vip, Withheld};
+use crate::first_bfd::FirstBfd;
 use crate::kernel::Table;
 use crate::routes::{Routes, routes};
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
@@ -194,8 +195,9 @@ struct Worker {
     vips: BTreeMap<IpAddr, Vip>,
     routes: Routes,
     files: Files,
-    /// What `files` was made from: the configuration, and the number of the decision.
-    written: Option<(Arc<Setup>, u64)>,
+    /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
+    written: Option<(Arc<Setup>, u64, BTreeSet<IpAddr>)>,
+    first_bfd: FirstBfd,
     /// Counts decisions.
     decisions: u64,
     peers: Vec<PeerStatus>,
@@ -216,6 +218,7 @@ impl Worker {
             routes: Routes::new(),
             files: Files::default(),
             written: None,
+            first_bfd: FirstBfd::default(),
             decisions: 0,
             peers: Vec::new(),
         }
@@ -357,13 +360,14 @@ impl Worker {
             }
         }
         let Some(bird) = &mut self.bird else { return false };
-        let is_written = self
-            .written
-            .as_ref()
-            .is_some_and(|(of, decision)| Arc::ptr_eq(of, setup) && *decision == self.decisions);
+        self.first_bfd.observe(bird.is_up(), &self.peers, now);
+        let waiting = self.first_bfd.waiting(bgp);
+        let is_written = self.written.as_ref().is_some_and(|(of, decision, waited)| {
+            Arc::ptr_eq(of, setup) && *decision == self.decisions && *waited == waiting
+        });
         if !is_written {
-            self.files = Files::of(bgp, &setup.own, &self.routes);
-            self.written = Some((Arc::clone(setup), self.decisions));
+            self.files = Files::of(bgp, &setup.own, &self.routes, &waiting);
+            self.written = Some((Arc::clone(setup), self.decisions, waiting));
         }
         let recovers = bgp.peers.iter().any(|peer| peer.graceful_restart);
         let is_applied = bird.apply(&self.files, &bgp.program, recovers, now);

@@ -14,6 +14,7 @@ pub mod announcer;
 pub mod bird;
 pub mod damping;
 pub mod decide;
+mod first_bfd;
 pub mod kernel;
 mod netlink;
 pub mod routes;

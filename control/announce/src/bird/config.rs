@@ -9,6 +9,7 @@
 //! Invariant: nothing is written as it was read: numbers, addresses and prefixes are formatted from their types, and
 //! passwords have no character with a meaning in BIRD.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -36,9 +37,10 @@ pub struct Files {
 }
 
 impl Files {
-    /// The files for these peers and routes. `own` are the addresses of the gateway's interfaces.
+    /// The files for these peers and routes. `own` are the addresses of the gateway's interfaces. The peers `waiting` get no
+    /// routes yet.
     #[must_use]
-    pub fn of(bgp: &BgpConfig, own: &[Vec<IpNet>], routes: &Routes) -> Self {
+    pub fn of(bgp: &BgpConfig, own: &[Vec<IpNet>], routes: &Routes, waiting: &BTreeSet<IpAddr>) -> Self {
         let of_family = |is_v4: bool| {
             let mut text = String::new();
             for (net, attributes) in routes.iter().filter(|(net, _)| net.addr().is_ipv4() == is_v4) {
@@ -46,7 +48,7 @@ impl Files {
             }
             text
         };
-        Self { main: main(bgp, own), routes: [of_family(true), of_family(false)] }
+        Self { main: main(bgp, own, waiting), routes: [of_family(true), of_family(false)] }
     }
 
     /// Each file with its name. The main file, which includes the others, is the last one.
@@ -91,7 +93,7 @@ fn communities(text: &mut String, communities: &[Community]) {
     }
 }
 
-fn main(bgp: &BgpConfig, own: &[Vec<IpNet>]) -> String {
+fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &BTreeSet<IpAddr>) -> String {
     let id = bgp.router_id.or_else(|| {
         own.iter().flatten().find_map(|net| match net.addr() {
             IpAddr::V4(ip) => Some(ip),
@@ -129,12 +131,12 @@ fn main(bgp: &BgpConfig, own: &[Vec<IpNet>]) -> String {
         );
     }
     for one in &bgp.peers {
-        peer(&mut text, bgp, own, one);
+        peer(&mut text, bgp, own, one, waiting.contains(&one.address));
     }
     text
 }
 
-fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer) {
+fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, waits: bool) {
     let (asn, symbol) = (bgp.asn, symbol(peer.address));
     filter(text, asn, &symbol, &peer.attributes);
     let Some(local) = local_address(own, peer.address) else { return };
@@ -166,13 +168,15 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer) {
         }
         false => text.push_str("  graceful restart off;\n"),
     }
+    // BIRD sends the routes when the filter changes, and keeps the session.
+    let export = if waits { "none".to_owned() } else { format!("filter to_{symbol}") };
     for (family, is_v4, wanted) in [(4, true, peer.families[0]), (6, false, peer.families[1])] {
         let next_hop = if local.is_ipv4() == is_v4 { Some(local) } else { first_of(own, is_v4, local) };
         if let Some(next_hop) = next_hop.filter(|_| wanted) {
             push(
                 text,
                 format_args!(
-                    "  ipv{family} {{ import none; export filter to_{symbol}; next hop address {next_hop}; }};\n"
+                    "  ipv{family} {{ import none; export {export}; next hop address {next_hop}; }};\n"
                 ),
             );
         }
