@@ -7,16 +7,27 @@
 
 use super::report::print_table;
 use crate::netlab::fleet::addresses::{FleetService, SERVICES};
-use crate::netlab::fleet::connections::{Connections, Tally};
+use crate::netlab::fleet::connections::Tally;
+use crate::netlab::fleet::holders::Holders;
 use crate::netlab::fleet::{Fleet, FleetPlan, missing_for_bgp};
 use crate::netlab::{cleanup, server};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use procfs::Current as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Servers of the Services before the update. As many others replace them.
 const BACKENDS: u8 = 4;
+
+/// The connections that one process of the client holds at most. It pings them one round after the other.
+const HELD_MAX: usize = 12_000;
+/// Open files of a process beside its connections.
+const OTHER_FILES: usize = 1024;
+/// The memory for a connection: its two sockets, and what the two programs and the gateways remember of it.
+const CONNECTION_BYTES: u64 = 32 << 10;
+/// The memory for the lab without connections.
+const LAB_BYTES: u64 = 1 << 30;
 
 /// Changes of the routes: a gateway goes and comes back, three times.
 const ROUTE_CHANGES: u64 = 6;
@@ -109,19 +120,23 @@ fn both(connections: usize) -> Result<usize> {
 /// When the lab does not stand, or a gateway does not do what a step waits for.
 pub fn run(options: &FleetOptions) -> Result<Outcome> {
     let begin = Instant::now();
-    let entries = (options.connections * 4).next_power_of_two().max(65_536);
+    let too_many = || format!("{} connections of each Service are too many", options.connections);
+    let entries = options.connections.checked_mul(8).and_then(usize::checked_next_power_of_two);
+    let entries = entries.with_context(too_many)?.max(65_536);
     let plan = FleetPlan {
         servers: 2 * BACKENDS,
         tidegate: options.tidegate.clone(),
-        flow_entries: u32::try_from(entries).context("too many connections")?,
+        flow_entries: u32::try_from(entries).with_context(too_many)?,
         bgp: options.bgp,
         sharing: options.sharing.then_some(['a', 'a']),
     };
     // Each replaced backend adds a twentieth.
-    let connections = options.connections + options.connections / 20 * usize::from(BACKENDS);
-    allow_files(SERVICES.len() * connections)?;
+    let of_service = options.connections + options.connections / 20 * usize::from(BACKENDS);
+    let all = SERVICES.len() * of_service;
+    let processes = client_processes(options.connections, all, allow_files(all)?)?;
+    check_memory(all)?;
     let mut fleet = Fleet::start(plan, BACKENDS)?;
-    let outcome = steps(&mut fleet, options.connections);
+    let outcome = steps(&mut fleet, options, processes);
     let mut outcome = outcome.with_context(|| fleet.log_tails(15))?;
     outcome.took = begin.elapsed();
     Ok(outcome)
@@ -130,18 +145,23 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
 /// The state of a run.
 struct Run<'a> {
     fleet: &'a mut Fleet,
-    connections: Connections,
+    connections: Holders,
     /// Whether the gateways share flows, so that no connection should break.
     shares: bool,
     /// Broken connections by Service, at the end of the last step.
     broken: Vec<usize>,
+    /// What [`kernel_drops`] was then.
+    dropped: u64,
     steps: Vec<Step>,
 }
 
-fn steps(fleet: &mut Fleet, count: usize) -> Result<Outcome> {
+fn steps(fleet: &mut Fleet, options: &FleetOptions, processes: usize) -> Result<Outcome> {
+    let count = options.connections;
     let changed_before = fleet.router().changes();
-    let (connections, broken) = (Connections::start(), vec![0; SERVICES.len()]);
-    let mut run = Run { shares: fleet.shares(), fleet, connections, broken, steps: Vec::new() };
+    let connections = Holders::start(fleet.client(), &options.tidegate, processes)?;
+    let broken = vec![0; SERVICES.len()];
+    let dropped = kernel_drops();
+    let mut run = Run { shares: fleet.shares(), fleet, connections, broken, dropped, steps: Vec::new() };
     run.open(count)?;
     run.end_step(format!("{count} connections of each Service open"))?;
     let half = BACKENDS / 2;
@@ -172,20 +192,19 @@ fn steps(fleet: &mut Fleet, count: usize) -> Result<Outcome> {
     }
 
     let dies = 2 * BACKENDS;
-    run.connections.give_up(&server::name(dies));
+    run.connections.give_up(&server::name(dies))?;
     run.fleet.kill_server(dies);
     run.end_step("a backend dies (its own connections do not count)")?;
 
-    let tallies = run.connections.tally(SERVICES.len());
+    let tallies = run.connections.tally(SERVICES.len())?;
     let route_changes = (run.fleet.router().changes() - changed_before, ROUTE_CHANGES);
     Ok(Outcome { steps: run.steps, tallies, stops, route_changes, took: Duration::ZERO })
 }
 
 impl Run<'_> {
     /// Opens this number of connections of each Service.
-    fn open(&self, count: usize) -> Result<()> {
-        let vips = SERVICES.map(|service| service.vip());
-        self.connections.open(self.fleet.client(), &vips, count)
+    fn open(&mut self, count: usize) -> Result<()> {
+        self.connections.open(&SERVICES.map(|service| service.vip()), count)
     }
 
     /// Replaces one backend, and opens some connections in the window of the change.
@@ -205,13 +224,19 @@ impl Run<'_> {
     fn end_step(&mut self, name: impl Into<String>) -> Result<()> {
         self.connections.settle()?;
         let now: Vec<usize> =
-            self.connections.tally(SERVICES.len()).iter().map(|tally| tally.broken).collect();
+            self.connections.tally(SERVICES.len())?.iter().map(|tally| tally.broken).collect();
         let broken = now.iter().zip(&self.broken).map(|(now, before)| now.saturating_sub(*before)).collect();
         self.broken = now;
         let step = Step { name: name.into(), broken };
         if self.shares && step.broken.iter().any(|&count| count > 0) {
-            eprintln!("Connections broke: {}.\n{}", step.name, self.fleet.condition());
+            eprintln!(
+                "Connections broke: {}. The kernel dropped {} packets in this step because a queue was full.\n{}",
+                step.name,
+                kernel_drops().saturating_sub(self.dropped),
+                self.fleet.condition()
+            );
         }
+        self.dropped = kernel_drops();
         self.steps.push(step);
         Ok(())
     }
@@ -261,21 +286,85 @@ pub fn print(outcome: &Outcome) {
     );
 }
 
-/// Raises the limit of open files of this process and of those that it starts.
-fn allow_files(wanted: usize) -> Result<()> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let wanted = u64::try_from(wanted).context("too many connections")? + 1024;
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_some_and(|current| current < wanted) {
-        let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
-        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
-            .with_context(|| {
-                let most = limit.maximum.unwrap_or(wanted);
-                format!(
-                    "cannot raise the limit of open files to {wanted}: accepted: fewer --connections, or a higher hard limit (`ulimit -Hn` \
-                     shows {most})"
-                )
-            })?;
+/// The packets that the kernel of this machine has dropped since its start because the queue of a processor was full
+/// (`netdev_max_backlog`), as between the lab's namespaces when many connections send at once.
+fn kernel_drops() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
+    let dropped = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+    text.lines().filter_map(dropped).sum()
+}
+
+/// The number of processes of the client for `all` connections, if each process may have this many open files.
+fn client_processes(connections: usize, all: usize, files: usize) -> Result<usize> {
+    // Servers hold about as many connections each.
+    let of_server = |all: usize| all / usize::from(BACKENDS) * 5 / 4 + OTHER_FILES;
+    let needed = of_server(all);
+    if needed > files {
+        // The largest number in hundreds with which a server does not need more.
+        let most = connections * files.saturating_sub(OTHER_FILES) / (needed - OTHER_FILES) / 100 * 100;
+        bail!(
+            "--connections {connections}: a server of the lab needs {needed} open files, and a process may have {files} here: \
+             accepted: at most {most} connections, or a higher hard limit (`ulimit -Hn`)"
+        );
     }
+    Ok(all.div_ceil(HELD_MAX.min(files.saturating_sub(OTHER_FILES)).max(1)))
+}
+
+/// Says if the machine has too little memory for this many connections.
+fn check_memory(all: usize) -> Result<()> {
+    let needed = LAB_BYTES + CONNECTION_BYTES * u64::try_from(all).context("too many connections")?;
+    let memory = procfs::Meminfo::current().context("the memory of this machine")?;
+    let free = memory.mem_available.unwrap_or(memory.mem_free);
+    ensure!(
+        free >= needed,
+        "{all} connections in all need {} MiB of memory, and {} MiB are available: accepted: fewer --connections",
+        needed >> 20,
+        free >> 20
+    );
     Ok(())
+}
+
+/// Raises the limit of open files of this process, and so of those that it starts, to `wanted` or as far as it goes. Returns
+/// the limit.
+fn allow_files(wanted: usize) -> Result<usize> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = u64::try_from(wanted + OTHER_FILES).context("too many connections")?;
+    let limit = getrlimit(Resource::Nofile);
+    let raise = |current: u64, maximum: Option<u64>| {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })
+    };
+    if limit.current.is_some_and(|current| current < wanted) {
+        let as_far_as_it_goes = || {
+            let hard = limit.maximum.unwrap_or(wanted).min(wanted);
+            raise(hard, limit.maximum)
+        };
+        raise(wanted, limit.maximum.map(|hard| hard.max(wanted)))
+            .or_else(|_| as_far_as_it_goes())
+            .context("cannot raise the limit of open files")?;
+    }
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    Ok(usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_thousand_connections_of_each_service_fit_in_processes_with_20_000_files() {
+        let all = 4 * 12_000;
+        assert_eq!(client_processes(10_000, all, 20_000).unwrap(), 4);
+        assert_eq!(client_processes(100, 480, 20_000).unwrap(), 1);
+    }
+
+    #[test]
+    fn too_many_connections_are_refused_with_the_number_that_is_accepted() {
+        let all = |connections: usize| 4 * (connections + connections / 20 * 4);
+        let error = client_processes(50_000, all(50_000), 20_000).unwrap_err().to_string();
+        assert!(
+            error.contains("a process may have 20000 here: accepted: at most 12600 connections"),
+            "{error}"
+        );
+        client_processes(12_600, all(12_600), 20_000).expect("what the message says is accepted");
+    }
 }

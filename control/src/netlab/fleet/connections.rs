@@ -3,6 +3,8 @@
 //! A connection breaks when it is reset or closed, when another backend answers, or when an answer does not come within
 //! [`SILENCE`], which leaves TCP time for several retransmissions. The connections of a backend that has died are
 //! counted apart: no gateway can save them.
+//!
+//! These are the connections of one process. [`super::holders`] spreads more of them over several.
 
 use super::super::addresses::{CLIENT_ADDRESSES, Family, client};
 use super::super::client::{BackendAnswer, connect_here};
@@ -10,9 +12,11 @@ use super::super::namespace::Namespace;
 use super::super::poll::wait_for;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -23,6 +27,11 @@ use std::time::{Duration, Instant};
 const SILENCE: Duration = Duration::from_secs(100);
 /// The pause between two rounds of pings.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The maximum number of lines that wait for an answer while others are still to be sent. More at once would overflow
+/// the queues of the lab's links, as no client does, and each loss costs a connection seconds.
+const WINDOW: usize = 256;
+/// If that many do not answer, as many more are sent after this time.
+const PACE: Duration = Duration::from_millis(50);
 /// The maximum time of one round: the silence of the last connection, and the work on a busy machine.
 const ROUND_BOUND: Duration = Duration::from_secs(150);
 /// The maximum time of one connection attempt.
@@ -44,7 +53,7 @@ struct Connection {
 }
 
 /// What became of the connections of one Service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Connections that were opened.
     pub opened: usize,
@@ -54,6 +63,18 @@ pub struct Tally {
     pub reasons: BTreeMap<String, usize>,
     /// Connections to backends that died.
     pub lost_with_backend: usize,
+}
+
+impl Tally {
+    /// Adds those of another process.
+    pub(super) fn add(&mut self, other: Self) {
+        self.opened += other.opened;
+        self.broken += other.broken;
+        self.lost_with_backend += other.lost_with_backend;
+        for (why, count) in other.reasons {
+            *self.reasons.entry(why).or_default() += count;
+        }
+    }
 }
 
 /// The connections, and the thread that pings them.
@@ -101,12 +122,26 @@ impl Connections {
     /// # Errors
     /// When one is refused or not answered.
     pub fn open(&self, from: &Namespace, services: &[SocketAddr], count: usize) -> Result<()> {
-        let all = count * services.len();
+        self.open_some(Some(from), services, &(0..count * services.len()))
+    }
+
+    /// Opens the connections of these numbers, from `from` or the namespace of the process: the number says which address
+    /// of the client and which of the `services` it is.
+    ///
+    /// # Errors
+    /// When one is refused or not answered.
+    pub fn open_some(
+        &self,
+        from: Option<&Namespace>,
+        services: &[SocketAddr],
+        numbers: &Range<usize>,
+    ) -> Result<()> {
         let opened: Result<Vec<Vec<Connection>>> = thread::scope(|scope| {
             let open = |first: usize| {
+                let numbers = numbers.clone();
                 scope.spawn(move || -> Result<Vec<Connection>> {
-                    from.move_this_thread()?;
-                    let numbers = (first..all).step_by(OPENERS);
+                    from.map_or(Ok(()), Namespace::move_this_thread)?;
+                    let numbers = numbers.skip(first).step_by(OPENERS);
                     numbers.map(|n| open_here(n, n % services.len(), services[n % services.len()])).collect()
                 })
             };
@@ -120,12 +155,6 @@ impl Connections {
     /// From now on, connections to this backend do not count as broken.
     pub fn give_up(&self, backend: &str) {
         self.shared.dead_backends.lock().unwrap_or_else(PoisonError::into_inner).push(backend.to_owned());
-    }
-
-    /// The number of connections to this backend that have not broken.
-    #[must_use]
-    pub fn live_at(&self, backend: &str) -> usize {
-        self.shared.connections().iter().filter(|one| one.broken.is_none() && one.backend == backend).count()
     }
 
     /// Waits until every connection has been pinged after this call.
@@ -196,34 +225,52 @@ fn open_here(n: usize, service: usize, to: SocketAddr) -> Result<Connection> {
 
 /// Sends a line on every live connection, and waits until each is answered or broken.
 fn ping_all(connections: &mut [Connection], round: u64) {
-    let begin = Instant::now();
-    let mut waiting: Vec<&mut Connection> = Vec::new();
-    for one in connections.iter_mut().filter(|one| one.broken.is_none()) {
-        one.heard.clear();
-        match one.stream.write_all(format!("ping {round}\n").as_bytes()) {
-            Ok(()) => waiting.push(one),
-            Err(error) => one.broken = Some(described(&error)),
+    let line = format!("ping {round}\n");
+    let mut unsent = connections.iter_mut().filter(|one| one.broken.is_none()).peekable();
+    let mut waiting: Vec<(&mut Connection, Instant)> = Vec::new();
+    let mut sent_at: Option<Instant> = None;
+    while unsent.peek().is_some() || !waiting.is_empty() {
+        let since = sent_at.map(|at| at.elapsed());
+        let (room, is_due) = (room(waiting.len(), since), is_due(since));
+        for one in unsent.by_ref().take(room) {
+            one.heard.clear();
+            match one.stream.write_all(line.as_bytes()) {
+                Ok(()) => waiting.push((one, Instant::now())),
+                Err(error) => one.broken = Some(described(&error)),
+            }
         }
-    }
-    while !waiting.is_empty() {
+        if is_due {
+            sent_at = Some(Instant::now());
+        }
         let mut ready: Vec<PollFd<'_>> =
-            waiting.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)).collect();
-        let tick = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            waiting.iter().map(|(one, _)| PollFd::new(&one.stream, PollFlags::IN)).collect();
+        let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(PACE.subsec_nanos()) };
         // After a signal there is just nothing ready.
         let _ = poll(&mut ready, Some(&tick));
         let ready: Vec<bool> = ready.iter().map(|one| !one.revents().is_empty()).collect();
-        let is_late = begin.elapsed() >= SILENCE;
         let mut ready = ready.into_iter();
-        waiting.retain_mut(|one| {
+        waiting.retain_mut(|(one, since)| {
             if ready.next() == Some(true) {
                 return hear(one, round);
             }
+            let is_late = since.elapsed() >= SILENCE;
             if is_late {
                 one.broken = Some("no answer".to_owned());
             }
             !is_late
         });
     }
+}
+
+/// Whether a whole window may be sent although others are not answered.
+fn is_due(since_last: Option<Duration>) -> bool {
+    since_last.is_none_or(|since| since >= PACE)
+}
+
+/// The number of lines that may be sent now: connections that are silent must not stop the others, and connections that
+/// went silent together must not repeat their segments together later.
+fn room(waiting: usize, since_last: Option<Duration>) -> usize {
+    if is_due(since_last) { WINDOW } else { WINDOW.saturating_sub(waiting) }
 }
 
 /// Reads what has come. Returns whether the answer is still missing.
@@ -250,5 +297,19 @@ fn described(error: &std::io::Error) -> String {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "reset".to_owned(),
         ErrorKind::TimedOut => "no answer".to_owned(),
         _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_connections_are_joined_by_one_window_of_others_at_a_time() {
+        assert_eq!(room(0, None), WINDOW);
+        assert_eq!(room(WINDOW, Some(PACE / 2)), 0);
+        assert_eq!(room(WINDOW - 3, Some(PACE / 2)), 3, "answers make room");
+        assert_eq!(room(20 * WINDOW, Some(PACE / 2)), 0);
+        assert_eq!(room(20 * WINDOW, Some(PACE)), WINDOW, "silence does not stop the others");
     }
 }

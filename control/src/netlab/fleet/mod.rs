@@ -10,10 +10,11 @@
 //! in mode `nat` through a gateway, which is their default route. IPv4 only: the families differ in no rule that
 //! matters here.
 //!
-//! [`connections`] holds live connections and says which broke. Both gateways read one directory of manifests.
+//! [`connections`] holds live connections and says which broke, [`holders`] does so in several processes. Both gateways read one directory of manifests.
 
 pub mod addresses;
 pub mod connections;
+pub mod holders;
 pub mod router;
 
 use super::addresses::{self as plan, Family, TELL_PORT};

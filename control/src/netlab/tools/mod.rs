@@ -6,6 +6,7 @@ pub mod decap;
 pub mod http_echo;
 mod outer;
 pub mod sctp_tell;
+pub mod tcp_hold;
 pub mod tcp_tell;
 pub mod udp_echo;
 
@@ -16,6 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 ///
 /// - `udp-echo --name NAME --bind ADDRESS:PORT...`
 /// - `tcp-tell --name NAME --port PORT`
+/// - `tcp-hold`, with requests on standard input
 /// - `http-echo --port PORT`
 /// - `sctp-tell --name NAME --bind ADDRESS...`
 /// - `decap --tun INTERFACE --own ADDRESS...`
@@ -38,6 +40,7 @@ pub fn run(args: &[String]) -> Result<()> {
             udp_echo::serve(value("--name")?, &addresses)
         }
         "tcp-tell" => tcp_tell::serve(value("--name")?, value("--port")?.parse().context("--port")?),
+        "tcp-hold" => tcp_hold::serve(std::io::stdin().lock(), std::io::stdout().lock()),
         "http-echo" => http_echo::serve(value("--port")?.parse().context("--port")?),
         "sctp-tell" => {
             let addresses: Vec<IpAddr> =
@@ -53,4 +56,4 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-const TOOLS: &str = "one of udp-echo, tcp-tell, http-echo, sctp-tell, decap";
+const TOOLS: &str = "one of udp-echo, tcp-tell, tcp-hold, http-echo, sctp-tell, decap";

@@ -10,6 +10,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
+/// The buffer of a connection. Lines may be longer.
+const LINE: usize = 128;
+
 /// Serves `port` on every address of both families until accepting fails.
 ///
 /// # Errors
@@ -52,7 +55,7 @@ async fn tell(name: &str, stream: TcpStream, client: SocketAddr) -> std::io::Res
     stream.set_nodelay(true)?;
     let (reader, mut writer) = stream.into_split();
     writer.write_all(format!("{name} client={client}\n").as_bytes()).await?;
-    let mut lines = BufReader::new(reader).lines();
+    let mut lines = BufReader::with_capacity(LINE, reader).lines();
     while let Some(line) = lines.next_line().await? {
         writer.write_all(format!("{name} {line}\n").as_bytes()).await?;
     }
