@@ -18,7 +18,7 @@ use crate::backend::Backend;
 use crate::conntrack::{First, FlowHash, FlowKey, IdleTimeout, Packet, PairError, ReplyKey};
 use crate::forward::snat_ports::Turn;
 use crate::frame::Frame;
-use crate::hash::{key_hash, scale, selection_hash};
+use crate::hash::{key_hash, scale};
 use crate::ids::BackendId;
 use crate::limits::{BURST, OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN, SNAT_PORT_PROBES};
 use crate::now::Now;
@@ -504,12 +504,17 @@ impl Pipeline {
         now: Now,
     ) -> Result<Endpoint, Refusal> {
         let addresses = snapshot.snat_addresses(h.family);
-        let spread = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) ^ self.seed;
-        let first = scale(spread, u32::try_from(addresses.len()).unwrap_or(u32::MAX)) as usize;
+        let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+        // The hash has a secret, so clients cannot choose the address.
+        let first = scale(request.flow_hash.bits(), count) as usize;
         // If there are more addresses than batches, each flow examines some of them, and the first one varies.
         let looked_at = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
         let mut best = (ReplyKey::Taken, None);
         for &addr in addresses.iter().cycle().skip(first).take(looked_at) {
+            // Usually the first address has a free port.
+            if best.0 <= ReplyKey::Over {
+                break;
+            }
             let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
             // Only one port is examined first: it is free unless ports are short.
             let (mut left, mut probes) = (SNAT_PORT_PROBES / looked_at, 1);
@@ -525,7 +530,7 @@ impl Pipeline {
                     self.flows.nat.prefetch(&reply, hash);
                     batch.push((reply, hash, turn));
                 }
-                for (reply, hash, turn) in batch {
+                for &(reply, hash, turn) in &batch {
                     let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
                     let found = self.or_masqueraded(found, &reply, backend, h.proto);
                     looked += 1;
