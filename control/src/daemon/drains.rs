@@ -2,8 +2,10 @@
 //! the gateway itself, so that it does not announce its addresses after one.
 //!
 //! The file has one target in each line. [`GATEWAY`] and [`GATEWAY_ANNOTATED`] stand for the gateway; no target has
-//! such a name. The second one counts only until the API server says what the annotation is now. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's
-//! name, or a file beside the admin socket if there is no such directory.
+//! such a name. The second one counts only until the API server says what the annotation is now. The file is
+//! `NAME.drained` in the state directory of the source, which outlives a reboot, or a file beside the admin socket if
+//! there is no state directory. With a directory of manifests, earlier versions always had it beside the socket: such a
+//! file is moved.
 //!
 //! Invariant: if the file cannot be written or read, the log, [`Drains::trouble`] and the answer to a drain report
 //! it, and nothing stops. The write is retried until it succeeds.
@@ -11,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidegate_model::config::{GatewayConfig, SourceConfig};
@@ -46,9 +48,31 @@ pub(super) struct Drains {
 impl Drains {
     /// Reads the targets that were drained when the previous process of this gateway ended.
     pub(super) fn open(config: &GatewayConfig) -> Self {
-        let mut drains = Self::read(path(config));
+        let path = path(config);
+        let mut drains = match &config.source {
+            SourceConfig::Directory(_) => Self::moved(path, &beside_socket(config)),
+            SourceConfig::Kubernetes(_) => Self::read(path),
+        };
         // Without an API server nobody could remove the annotation.
         drains.gateway_annotated &= matches!(config.source, SourceConfig::Kubernetes(_));
+        drains
+    }
+
+    /// Reads the file, which an earlier version of the gateway has left at another path if it is not there.
+    fn moved(path: PathBuf, before: &Path) -> Self {
+        if before == path || path.exists() || !before.exists() {
+            return Self::read(path);
+        }
+        let mut drains = Self { path, ..Self::read(before.to_owned()) };
+        if drains.trouble.is_none() {
+            drains.keep();
+        }
+        // Otherwise the next start needs it.
+        if drains.trouble.is_none()
+            && let Err(error) = fs::remove_file(before)
+        {
+            tracing::warn!(path = %before.display(), %error, "cannot remove the earlier list of drained targets");
+        }
         drains
     }
 
@@ -185,15 +209,13 @@ impl Drains {
 }
 
 fn path(config: &GatewayConfig) -> PathBuf {
-    match &config.source {
-        SourceConfig::Kubernetes(kubernetes) if kubernetes.state_directory.is_some() => {
-            let directory = kubernetes.state_directory.clone().unwrap_or_default();
-            directory.join(format!("{}.drained", config.name))
-        }
-        SourceConfig::Kubernetes(_) | SourceConfig::Directory(_) => {
-            config.admin.socket.with_extension("drained")
-        }
-    }
+    let directory = config.source.state_directory();
+    directory
+        .map_or_else(|| beside_socket(config), |directory| directory.join(format!("{}.drained", config.name)))
+}
+
+fn beside_socket(config: &GatewayConfig) -> PathBuf {
+    config.admin.socket.with_extension("drained")
 }
 
 #[cfg(test)]
@@ -219,6 +241,45 @@ mod tests {
 
         fs::write(&path, b"node-3\n\xff\xfe bad\n\n10.0.0.9\n").expect("a file");
         assert_eq!(Drains::read(path).targets(), &BTreeSet::from([target("node-3"), target("10.0.0.9")]));
+    }
+
+    #[test]
+    fn what_is_drained_is_in_the_state_directory_of_either_source_because_a_reboot_empties_run() {
+        let file = |source: &str| {
+            let text = format!(
+                "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nmetadata: {{name: edge}}\n\
+                 dataplane: {{cores: [0], interfaces: [{{name: up, device: net_null0, addresses: [10.0.0.1/24]}}]}}\n\
+                 source: {source}\n"
+            );
+            let loaded = tidegate_model::config::parse(&text, "gateway.yaml", Path::new("/etc/tidegate"), 2);
+            path(&loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)))
+        };
+        assert_eq!(file("{directory: {path: m}}"), Path::new("/var/lib/tidegate/edge.drained"));
+        assert_eq!(file("{kubernetes: {}}"), Path::new("/var/lib/tidegate/edge.drained"));
+        let none = Path::new("/run/tidegate/tidegate.drained");
+        assert_eq!(file("{directory: {path: m, stateDirectory: \"\"}}"), none);
+    }
+
+    #[test]
+    fn the_file_of_an_earlier_version_is_moved_once_and_only_when_it_is_saved_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (before, state) = (directory.path().join("tidegate.drained"), directory.path().join("state"));
+        let path = state.join("edge.drained");
+        let all = BTreeSet::from([target("node-3")]);
+        fs::write(&before, "node-3\n").expect("ours");
+        // A file where the state directory should be.
+        fs::write(&state, "").expect("ours");
+        let drains = Drains::moved(path.clone(), &before);
+        assert_eq!(drains.targets(), &all);
+        assert!(drains.trouble().is_some() && before.exists(), "{drains:?}");
+
+        fs::remove_file(&state).expect("ours");
+        let drains = Drains::moved(path.clone(), &before);
+        assert_eq!((drains.targets(), drains.trouble()), (&all, None));
+        assert!(path.exists() && !before.exists());
+
+        fs::write(&before, "node-4\n").expect("ours");
+        assert_eq!(Drains::moved(path, &before).targets(), &all, "the file in the state directory counts");
     }
 
     #[test]

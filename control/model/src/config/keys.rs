@@ -140,8 +140,8 @@ pub const KEYS: &[Key] = &[
     key("source.directory.lossGrace", "duration, 0s to 168h", Value("1m"), "5s", Restart,
         "How long the objects of a file are kept after the file becomes empty or unreadable, or is replaced by something that is not a file, or its file system is unmounted. The objects of a deleted file are removed at once."),
     key("source.directory.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
-        "Where the gateway saves which Service has which addresses, so that Services keep their addresses across a restart. If it \
-         cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. Copies of the lists of `protection` \
+        "Where the gateway saves which Service has which addresses, so that Services keep their addresses across a restart, and what \
+         operators have drained. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. Copies of the lists of `protection` \
          are saved here too ([limits.md](limits.md#lists-of-sources))."),
     key("source.directory.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
         "The same limit as `source.kubernetes.endpointSlicesMiB`, for objects that are read from files."),
