@@ -12,6 +12,7 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tidegate_core::ownership::BootTime;
+use tidegate_dataplane::clock::boot_time;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixStream;
@@ -21,7 +22,7 @@ use super::api::{
     ReloadAnswer, ServicesAnswer, Status, TrafficAnswer, UnwatchAnswer, WatchAnswer, WatchedAnswer,
 };
 use super::flows_query::FlowsQuery;
-use super::query;
+use super::query::{self, BEFORE};
 use super::watch_query::WatchQuery;
 
 /// The maximum wait for an answer: a reload reads all manifests.
@@ -51,6 +52,16 @@ pub enum ClientError {
     /// The daemon did not answer in time.
     #[error("the gateway at {path} did not answer within {} s", TIMEOUT.as_secs())]
     Timeout {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The daemon did not answer a request to change something in time.
+    #[error(
+        "the gateway at {path} did not answer within {} s: it will not begin this change any more, but if it has begun it, \
+         the change may still happen; `tidegate status` shows whether it did",
+        TIMEOUT.as_secs()
+    )]
+    ChangeTimeout {
         /// The socket.
         path: PathBuf,
     },
@@ -237,7 +248,13 @@ impl Client {
         name: &str,
         query: &[(&str, &str)],
     ) -> Result<T, ClientError> {
-        decode(&self.exchange(Method::POST, name, query).await?)
+        // A gateway that hangs must not make the change long after its operator was told that it failed.
+        let before = boot_time().plus(TIMEOUT).0.to_string();
+        let query: Vec<_> = query.iter().copied().chain([(BEFORE, before.as_str())]).collect();
+        match self.exchange(Method::POST, name, &query).await {
+            Err(ClientError::Timeout { path }) => Err(ClientError::ChangeTimeout { path }),
+            result => decode(&result?),
+        }
     }
 
     async fn exchange(

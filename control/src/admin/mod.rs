@@ -19,6 +19,9 @@
 //! | `POST /v1/reload` | [`api::ReloadAnswer`] |
 //! | `POST /v1/vrrp-check?began=NANOSECONDS` | `true`, or 503 with the reason |
 //!
+//! A `POST` may have `before=NANOSECONDS`, a time of `CLOCK_BOOTTIME` from which it is refused: its sender no longer waits.
+//! The commands send it, so that a gateway that hung makes no change that its operator was told had failed.
+//!
 //! Invariant: an invalid request gets a 4xx answer with an [`api::ErrorAnswer`] that says what is accepted.
 
 mod announce_api;

@@ -2,6 +2,10 @@
 
 use form_urlencoded::Serializer;
 
+/// The key of every change: the time, in nanoseconds of `CLOCK_BOOTTIME`, from which its sender no longer waits. A change
+/// without it is always made, so that `curl` needs no clock.
+pub(super) const BEFORE: &str = "before";
+
 /// Builds a query from pairs.
 pub(super) fn encode(pairs: &[(&str, &str)]) -> String {
     Serializer::new(String::new()).extend_pairs(pairs).finish()

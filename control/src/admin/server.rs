@@ -10,6 +10,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
 use tidegate_core::ownership::BootTime;
+use tidegate_dataplane::clock::boot_time;
 use tidegate_http::{Answer, Limits};
 use tidegate_policy::explain::{Packet, Transport};
 use tidegate_policy::reconcile::DrainTarget;
@@ -18,6 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::api::ErrorAnswer;
 use super::flows_query::FlowsQuery;
+use super::query::BEFORE;
 use super::socket::{self, SocketFile};
 use super::watch_query::WatchQuery;
 use super::{AdminBackend, AdminError, query};
@@ -144,6 +146,9 @@ async fn route(
         let accepted = if is_read { READ } else { CHANGE };
         return Err(AdminError::MethodNotAllowed(format!("{method} {path}; accepted: {accepted}")));
     }
+    if is_change {
+        is_awaited(query)?;
+    }
     Ok(match name {
         "status" => ok(&backend.status()),
         "services" => ok(&backend.services()),
@@ -193,6 +198,22 @@ fn packet(query: &str) -> Result<Packet, AdminError> {
     };
     let protocol: Transport = parameter("proto", "tcp")?.parse().map_err(AdminError::BadRequest)?;
     Ok(Packet { protocol, source: address("src")?, destination: address("dst")? })
+}
+
+/// Refuses a change whose sender no longer waits for it.
+fn is_awaited(query: &str) -> Result<(), AdminError> {
+    let Some(text) = query::value(query, BEFORE) else { return Ok(()) };
+    let before = text.parse().map(BootTime).map_err(|_| {
+        let what = format!("{BEFORE}: {text:?} is no time; accepted: NANOSECONDS of CLOCK_BOOTTIME");
+        AdminError::BadRequest(what)
+    })?;
+    if boot_time() < before {
+        return Ok(());
+    }
+    tracing::warn!(
+        "refusing a change that was requested through the admin socket: its sender no longer waits for it"
+    );
+    Err(AdminError::Unavailable("the sender no longer waits for this change: it was not made".to_owned()))
 }
 
 /// What a drain is about.

@@ -254,6 +254,38 @@ async fn drains_are_made_and_taken_back_by_backend_and_by_node() {
 }
 
 #[tokio::test]
+async fn a_change_that_comes_after_its_sender_gave_up_is_refused_and_not_made() {
+    let lab = Lab::new();
+    let client = lab.client();
+    let error = client.raw("POST", "/v1/drain?target=node-a&before=1").await.expect_err("it is late");
+    assert!(matches!(error, ClientError::Refused { status: 503, .. }), "{error}");
+    assert!(error.to_string().contains("it was not made"), "{error}");
+    assert_eq!(client.status().await.expect("it answers").drained, [] as [&str; 0]);
+    let later = format!("/v1/drain?target=node-a&before={}", u64::MAX);
+    client.raw("POST", &later).await.expect("it is in time");
+    assert_eq!(client.status().await.expect("it answers").drained, ["node-a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_without_an_answer_has_a_limit_and_its_error_says_that_it_may_still_happen() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("tidegate.sock");
+    // It accepts no connection, as a process that is stopped.
+    let stopped = std::os::unix::net::UnixListener::bind(&path).expect("it binds");
+    let client = Client::new(&path);
+    let target: DrainTarget = "node-a".parse().expect("a target");
+    let error = client.drain(&target).await.expect_err("nobody answers").to_string();
+    assert!(error.contains("did not answer within 30 s") && error.contains("may still happen"), "{error}");
+    let error = client.status().await.expect_err("nobody answers").to_string();
+    assert!(error.ends_with("did not answer within 30 s"), "{error}");
+
+    let (mut connection, _) = stopped.accept().expect("the first request waits");
+    let mut request = String::new();
+    std::io::Read::read_to_string(&mut connection, &mut request).expect("the client has closed it");
+    assert!(request.starts_with("POST /v1/drain?target=node-a&before="), "{request}");
+}
+
+#[tokio::test]
 async fn the_gateway_itself_is_drained_and_a_refusal_of_its_state_is_a_conflict() {
     let lab = Lab::new();
     let client = lab.client();
@@ -275,6 +307,7 @@ async fn faults_of_a_request_say_what_is_accepted() {
         ("POST", "/v1/drain", 400, "accepted: target=ADDRESS:PORT"),
         ("POST", "/v1/drain?target=a%20b", 400, "accepted: ADDRESS:PORT"),
         ("POST", "/v1/drain?gateway=yes", 400, "accepted: gateway=true"),
+        ("POST", "/v1/drain?target=node-a&before=soon", 400, "accepted: NANOSECONDS"),
         ("POST", "/v1/undrain?gateway=true&target=node-a", 400, "accepted: one of them"),
         ("GET", "/v1/explain?src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: proto=tcp"),
         ("GET", "/v1/explain?proto=icmp&src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: tcp, udp, sctp"),

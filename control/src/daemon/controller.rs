@@ -63,6 +63,20 @@ pub(super) enum Command {
     LearnSeats(Moved, oneshot::Sender<()>),
 }
 
+impl Command {
+    /// Whether nobody waits for the answer to a request of the operator, who was then told that it failed.
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Drain(_, answer) => answer.is_closed(),
+            Self::Undrain(_, answer) => answer.is_closed(),
+            Self::DrainGateway(answer) => answer.is_closed(),
+            Self::UndrainGateway(answer) => answer.is_closed(),
+            Self::Reload(answer) => answer.is_closed(),
+            Self::LearnSeats(..) => false,
+        }
+    }
+}
+
 /// The result of a drain or undrain.
 #[derive(Debug)]
 pub(super) struct Drained {
@@ -254,7 +268,11 @@ impl Controller {
 
     /// Carries out a request of the operator. It takes effect with the next round.
     pub(super) fn execute(&mut self, command: Command) {
-        // The caller may no longer be waiting for the answer.
+        if command.is_abandoned() {
+            tracing::warn!("ignoring a request through the admin socket: its sender no longer waits for it");
+            return;
+        }
+        // The caller may stop waiting for the answer at any time.
         match command {
             Command::Drain(target, answer) => {
                 tracing::info!(%target, "draining");
@@ -472,6 +490,18 @@ mod tests {
     use tidegate_policy::pools::Held;
 
     use super::*;
+
+    #[test]
+    fn a_change_whose_sender_no_longer_waits_is_not_made() {
+        let (answer, waits) = oneshot::channel();
+        let command = Command::DrainGateway(answer);
+        assert!(!command.is_abandoned());
+        drop(waits);
+        assert!(command.is_abandoned());
+        let (answer, waits) = oneshot::channel();
+        drop(waits);
+        assert!(Command::Drain("node-a".parse().expect("a node"), answer).is_abandoned());
+    }
 
     #[test]
     fn addresses_of_refused_services_wait_for_them_before_and_after_a_restart() {
