@@ -730,13 +730,13 @@ pub struct PoolView {
     pub name: String,
     /// The number of its addresses.
     pub total: u64,
-    /// Addresses held by Services.
+    /// Addresses held by Services, with those that are no longer in the pool.
     pub assigned: u64,
     /// Addresses that can still be assigned.
     pub free: u64,
     /// Whether it is disabled.
     pub disabled: bool,
-    /// Addresses that are no longer in the pool but that Services still hold.
+    /// Of the assigned addresses, those that are no longer in the pool.
     #[serde(default)]
     pub outside: u64,
     /// The number of Services that hold addresses from it.
@@ -765,7 +765,7 @@ impl From<&PoolUsage> for PoolView {
         Self {
             name: usage.pool.clone(),
             total: shown(usage.total),
-            assigned: shown(usage.assigned),
+            assigned: shown(usage.assigned.saturating_add(usage.outside)),
             free: shown(usage.free()),
             disabled: usage.disabled,
             outside: shown(usage.outside),

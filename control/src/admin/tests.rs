@@ -285,6 +285,19 @@ async fn a_change_without_an_answer_has_a_limit_and_its_error_says_that_it_may_s
     assert!(request.starts_with("POST /v1/drain?target=node-a&before="), "{request}");
 }
 
+#[test]
+fn addresses_of_a_removed_pool_count_as_assigned_while_services_hold_them() {
+    let usage = tidegate_policy::pools::PoolUsage {
+        pool: "old".into(),
+        outside: 2,
+        users: 1,
+        removed: true,
+        ..tidegate_policy::pools::PoolUsage::default()
+    };
+    let view = PoolView::from(&usage);
+    assert_eq!((view.total, view.assigned, view.outside, view.free), (0, 2, 2, 0));
+}
+
 #[tokio::test]
 async fn the_gateway_itself_is_drained_and_a_refusal_of_its_state_is_a_conflict() {
     let lab = Lab::new();
