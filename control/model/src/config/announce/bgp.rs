@@ -225,6 +225,12 @@ fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
             if !is_valid {
                 let what = format!("{} has no usable password ({} bytes)", path.display(), text.len());
                 field.error(what, PASSWORD);
+            } else if text.trim() != text {
+                let what = format!(
+                    "{}: the password begins or ends with a blank, which is part of it; the router needs the same",
+                    path.display()
+                );
+                field.warning(what, "a password without blanks around it");
             }
             is_valid.then(|| Secret::new(text))
         }

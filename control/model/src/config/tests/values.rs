@@ -304,6 +304,30 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     assert!(report.contains("deny.txt cannot be read") && report.contains("key cannot be read"), "{report}");
 }
 
+#[test]
+fn line_ends_of_a_bgp_password_do_not_count_and_blanks_do_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let peer = "{address: 10.0.0.9, asn: 2, ebgpMultihop: 2, passwordFile: password}";
+    let text = format!("{BASE}announce: {{bgp: {{asn: 1, peers: [{peer}]}}}}\n");
+    for (contents, password, is_warned) in [
+        ("secret", "secret", false),
+        ("secret\r\n", "secret", false),
+        ("se cret\n", "se cret", false),
+        ("secret \n", "secret ", true),
+        (" secret\n", " secret", true),
+    ] {
+        std::fs::write(directory.path().join("password"), contents).unwrap();
+        let loaded = parse(&text, "gateway.yaml", directory.path(), 2);
+        let report = loaded.report.to_string();
+        let config = loaded.config.unwrap_or_else(|| panic!("{report}"));
+        let bgp = config.announce.bgp.expect("it was given");
+        let read = bgp.peers[0].password.as_ref().map(|secret| secret.reveal().to_owned());
+        assert_eq!(read.as_deref(), Some(password), "{contents:?}");
+        assert_eq!(report.contains("begins or ends with a blank"), is_warned, "{contents:?}\n{report}");
+        assert!(!report.contains("secret"), "{report}");
+    }
+}
+
 /// A FIFO has no writer, so a reading that waits for one never ends, and neither does this test.
 #[test]
 fn what_is_not_a_regular_file_or_is_too_large_is_a_fault_and_nothing_waits_for_it() {
