@@ -4,6 +4,7 @@
 mod citations;
 mod configuration;
 mod conformance;
+mod examples;
 mod features;
 mod imports;
 mod names;
