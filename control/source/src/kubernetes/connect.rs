@@ -18,7 +18,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,6 +54,9 @@ const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
 /// How long a plugin that failed is not run again.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(5);
+/// The maximum number of threads that read credentials. One that reads from a file system that does not answer may never
+/// end.
+const READERS_MAX: usize = 16;
 /// The location of a Pod's token and certificate authority, as in the client library.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -66,6 +69,8 @@ pub struct Connector {
     state: Mutex<State>,
     found: Found,
     changed: Notify,
+    /// Each thread that reads credentials has a clone.
+    readers: Arc<()>,
 }
 
 #[derive(Debug, Default)]
@@ -127,7 +132,7 @@ impl Connector {
     #[must_use]
     pub fn with_context(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
         let (state, found) = (Mutex::default(), Found::default());
-        Self { kubeconfig, context, state, found, changed: Notify::new() }
+        Self { kubeconfig, context, state, found, changed: Notify::new(), readers: Arc::new(()) }
     }
 
     /// The addresses of the API server when a client was last returned. No Service may have them. Loopback addresses
@@ -204,6 +209,11 @@ impl Connector {
     }
 
     async fn make(&self, serial: u64, plugin: Option<Plugin>) -> Made {
+        if Arc::strong_count(&self.readers) > READERS_MAX {
+            let why = format!("{READERS_MAX} threads wait for the files of the credentials and do not end");
+            return (Err(ConnectError(why)), plugin);
+        }
+        let reader = Arc::clone(&self.readers);
         let (kubeconfig, asked) = ((self.kubeconfig.clone(), self.context.clone()), plugin.clone());
         let (done, made) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
@@ -212,6 +222,7 @@ impl Connector {
             let _entered = runtime.enter();
             let mut plugin = asked;
             let made = make(kubeconfig, serial, &mut plugin);
+            drop(reader);
             // The caller may no longer be waiting.
             let _ = done.send((made, plugin));
         };
@@ -328,6 +339,7 @@ fn configured(
     if let Some(file) = config.auth_info.token_file.take()
         && config.auth_info.token.is_none()
     {
+        not_a_fifo(Path::new(&file))?;
         let token = std::fs::read_to_string(&file).map_err(|e| error(&format!("token file {file}"), &e))?;
         // A line feed at the end of the file is not part of the token.
         config.auth_info.token = Some(token.trim().to_owned().into());
@@ -339,9 +351,22 @@ fn configured(
     Ok((config, proxy.map_err(ConnectError)?))
 }
 
+/// Refuses a FIFO: reading it would wait for a writer, for ever if there is none. A shell's `<(...)` has a writer.
+fn not_a_fifo(path: &Path) -> Result<(), ConnectError> {
+    let is_of_shell = path.starts_with("/dev/fd") || path.starts_with("/proc");
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.file_type().is_fifo() && !is_of_shell => {
+            Err(ConnectError(format!("{}: it is a FIFO; accepted: a regular file", path.display())))
+        }
+        // Whoever reads the file reports an error.
+        _ => Ok(()),
+    }
+}
+
 /// The kubeconfig, if there is one.
 fn read(named: Option<PathBuf>, watch: &mut impl FnMut(&Path)) -> Result<Option<Kubeconfig>, ConnectError> {
     let of_file = |path: &Path| {
+        not_a_fifo(path)?;
         let read = Kubeconfig::read_from(path);
         read.map(Some).map_err(|e| error(&format!("kubeconfig {}", path.display()), &e))
     };
@@ -351,6 +376,7 @@ fn read(named: Option<PathBuf>, watch: &mut impl FnMut(&Path)) -> Result<Option<
     }
     if let Some(paths) = std::env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty()) {
         std::env::split_paths(&paths).for_each(|path| watch(&path));
+        std::env::split_paths(&paths).try_for_each(|path| not_a_fifo(&path))?;
         let read = Kubeconfig::from_env();
         return read.map_err(|e| error("$KUBECONFIG", &e));
     }
@@ -385,7 +411,10 @@ fn of_kubeconfig(read: Kubeconfig, watch: &mut impl FnMut(&Path)) -> Result<Conf
     let authorities: Vec<_> = clusters.filter_map(|c| c.certificate_authority.clone()).collect();
     let users: Vec<_> = read.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()).collect();
     let own = users.iter().flat_map(|u| [&u.client_certificate, &u.client_key, &u.token_file]).flatten();
-    authorities.iter().chain(own).for_each(|path| watch(Path::new(path)));
+    for path in authorities.iter().chain(own).map(Path::new) {
+        watch(path);
+        not_a_fifo(path)?;
+    }
     let config = Config::try_from(read).map_err(|e| error("kubeconfig", &e))?;
     if config.accept_invalid_certs && config.root_cert.is_some() {
         let what =

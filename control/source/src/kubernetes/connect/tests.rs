@@ -149,6 +149,36 @@ async fn a_token_file_may_end_in_a_line_feed_and_is_read_again_when_it_changes()
     assert!(said.starts_with("token file ") && said.contains("No such file"), "{said}");
 }
 
+/// A FIFO has no writer, so a reading that waits for one ends with the error of the time limit.
+#[tokio::test]
+async fn a_fifo_in_place_of_a_file_is_refused_at_once_and_the_last_client_stays_in_use() {
+    let world = World::new();
+    let fifo = |name: &str| {
+        let path = world.directory.path().join(name);
+        let _ = std::fs::remove_file(&path);
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("coreutils");
+        assert!(made.success());
+        path
+    };
+    let (code, serial) = world.status().await;
+    fifo("kubeconfig");
+    assert_eq!((code, world.status().await), (200, (200, serial)), "the last one");
+    let of_file = Connector::new(Some(world.directory.path().join("kubeconfig")));
+    let said = of_file.connection().await.err().expect("it cannot be read").to_string();
+    assert!(said.ends_with("kubeconfig: it is a FIFO; accepted: a regular file"), "{said}");
+
+    fifo("token");
+    world.write(json!({"tokenFile": "token"}), &json!({}));
+    assert_eq!(world.status().await, (200, serial), "still the last one");
+    let of_token = Connector::new(Some(world.directory.path().join("kubeconfig")));
+    let said = of_token.connection().await.err().expect("it cannot be read").to_string();
+    assert!(said.ends_with("token: it is a FIFO; accepted: a regular file"), "{said}");
+
+    world.file("token", ADMIN_TOKEN);
+    let (code, later) = world.status().await;
+    assert!(code == 200 && later > serial, "{code}, client {later} after {serial}");
+}
+
 #[tokio::test]
 async fn a_plugin_is_called_once_until_its_credential_expires() {
     let world = World::new();
