@@ -219,13 +219,10 @@ impl FlowExchange {
                 move || exchange.run(&stop)
             })
             .context("cannot start the thread that shares flows")?;
-        match config.finds_flow_peers() {
-            true => {
-                tracing::info!(mode, %listen, "sharing flows with the gateways that have a GatewayStatus")
-            }
-            false => {
-                tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways")
-            }
+        if config.finds_flow_peers() {
+            tracing::info!(mode, %listen, "sharing flows with the gateways that have a GatewayStatus");
+        } else {
+            tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways");
         }
         Ok(Some(Self { stop, thread: Some(thread), shown }))
     }

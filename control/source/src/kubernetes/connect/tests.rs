@@ -164,14 +164,16 @@ async fn a_fifo_in_place_of_a_file_is_refused_at_once_and_the_last_client_stays_
     fifo("kubeconfig");
     assert_eq!((code, world.status().await), (200, (200, serial)), "the last one");
     let of_file = Connector::new(Some(world.directory.path().join("kubeconfig")));
-    let said = of_file.connection().await.err().expect("it cannot be read").to_string();
+    let Err(error) = of_file.connection().await else { panic!("it cannot be read") };
+    let said = error.to_string();
     assert!(said.ends_with("kubeconfig: it is a FIFO; accepted: a regular file"), "{said}");
 
     fifo("token");
     world.write(json!({"tokenFile": "token"}), &json!({}));
     assert_eq!(world.status().await, (200, serial), "still the last one");
     let of_token = Connector::new(Some(world.directory.path().join("kubeconfig")));
-    let said = of_token.connection().await.err().expect("it cannot be read").to_string();
+    let Err(error) = of_token.connection().await else { panic!("it cannot be read") };
+    let said = error.to_string();
     assert!(said.ends_with("token: it is a FIFO; accepted: a regular file"), "{said}");
 
     world.file("token", ADMIN_TOKEN);
