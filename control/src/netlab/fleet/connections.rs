@@ -30,8 +30,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The maximum number of lines that wait for an answer while others are still to be sent. More at once would overflow
 /// the queues of the lab's links, as no client does, and each loss costs a connection seconds.
 const WINDOW: usize = 256;
-/// If that many do not answer, as many more are sent after this time.
+/// If that many do not answer, [`TRICKLE`] more are sent each time after this time.
 const PACE: Duration = Duration::from_millis(50);
+/// Few, because connections that are silent at one time repeat their segments at one time, up to 51 s later.
+const TRICKLE: usize = 16;
 /// The maximum time of one round: the silence of the last connection, and the work on a busy machine.
 const ROUND_BOUND: Duration = Duration::from_secs(150);
 /// The maximum time of one connection attempt.
@@ -230,9 +232,8 @@ fn ping_all(connections: &mut [Connection], round: u64) {
     let mut waiting: Vec<(&mut Connection, Instant)> = Vec::new();
     let mut sent_at: Option<Instant> = None;
     while unsent.peek().is_some() || !waiting.is_empty() {
-        let since = sent_at.map(|at| at.elapsed());
-        let (room, is_due) = (room(waiting.len(), since), is_due(since));
-        for one in unsent.by_ref().take(room) {
+        let is_due = sent_at.is_none_or(|at| at.elapsed() >= PACE);
+        for one in unsent.by_ref().take(room(waiting.len(), is_due)) {
             one.heard.clear();
             match one.stream.write_all(line.as_bytes()) {
                 Ok(()) => waiting.push((one, Instant::now())),
@@ -262,15 +263,10 @@ fn ping_all(connections: &mut [Connection], round: u64) {
     }
 }
 
-/// Whether a whole window may be sent although others are not answered.
-fn is_due(since_last: Option<Duration>) -> bool {
-    since_last.is_none_or(|since| since >= PACE)
-}
-
 /// The number of lines that may be sent now: connections that are silent must not stop the others, and connections that
 /// went silent together must not repeat their segments together later.
-fn room(waiting: usize, since_last: Option<Duration>) -> usize {
-    if is_due(since_last) { WINDOW } else { WINDOW.saturating_sub(waiting) }
+fn room(waiting: usize, is_due: bool) -> usize {
+    WINDOW.saturating_sub(waiting).max(if is_due { TRICKLE } else { 0 })
 }
 
 /// Reads what has come. Returns whether the answer is still missing.
@@ -305,11 +301,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silent_connections_are_joined_by_one_window_of_others_at_a_time() {
-        assert_eq!(room(0, None), WINDOW);
-        assert_eq!(room(WINDOW, Some(PACE / 2)), 0);
-        assert_eq!(room(WINDOW - 3, Some(PACE / 2)), 3, "answers make room");
-        assert_eq!(room(20 * WINDOW, Some(PACE / 2)), 0);
-        assert_eq!(room(20 * WINDOW, Some(PACE)), WINDOW, "silence does not stop the others");
+    fn silent_connections_are_joined_by_few_others_at_a_time_and_do_not_stop_them() {
+        assert_eq!(room(0, true), WINDOW);
+        assert_eq!(room(WINDOW - 3, false), 3, "answers make room");
+        assert_eq!(room(WINDOW, false), 0);
+        assert_eq!(room(20 * WINDOW, false), 0);
+        assert_eq!(room(20 * WINDOW, true), TRICKLE);
     }
 }
