@@ -9,6 +9,7 @@ use tidegate_health::health_check_node_port::{Bind, HealthCheckNodePorts, ProxyH
 use super::*;
 use jiff::Timestamp;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -104,12 +105,17 @@ async fn exchange(address: SocketAddr, request: &str) -> std::io::Result<String>
     Ok(answer)
 }
 
-/// A port that is currently free on both addresses.
+/// A port that is currently free on both addresses, and that no other test gets. Not one of those that the kernel gives to
+/// clients (32768 and up): tests that run meanwhile connect all the time.
 async fn free_port() -> u16 {
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    // Other processes that run these tests begin elsewhere.
+    let begin = std::process::id() % 100 * 100;
     loop {
-        let one = TcpListener::bind((LOOPBACK[0], 0)).await.expect("a free port");
-        let port = one.local_addr().expect("it is bound").port();
-        if TcpListener::bind((LOOPBACK[1], port)).await.is_ok() {
+        let taken = u32::from(TAKEN.fetch_add(1, Ordering::Relaxed));
+        let port = u16::try_from(20_000 + (begin + taken) % 10_000).expect("below 30,000");
+        let one = TcpListener::bind((LOOPBACK[0], port)).await;
+        if one.is_ok() && TcpListener::bind((LOOPBACK[1], port)).await.is_ok() {
             return port;
         }
     }
