@@ -23,7 +23,11 @@ fn a_rolling_update_of_a_fleet_that_shares_flows_breaks_no_connection() {
     // With 10,000 connections of each Service, two cores may be too busy to answer BFD within 5 s.
     if !long() {
         let (changes, needed) = outcome.route_changes;
-        assert_eq!(changes, needed, "a router that has got routes keeps them until the gateway goes");
+        // One gateway may go and come once more, if the machine stands still for the 5 s of BFD.
+        assert!(
+            changes <= needed + 2,
+            "a router that has got routes keeps them until the gateway goes: {changes}"
+        );
     }
     for stop in &outcome.stops {
         assert!(
