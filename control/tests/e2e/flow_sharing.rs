@@ -3,7 +3,8 @@
 
 use crate::world::{APPLIED, alone, tidegate};
 use tidegate::netlab::fleet::addresses::SERVICES;
-use tidegate::netlab::fleet::connections::{Connections, Tally};
+use tidegate::netlab::fleet::connections::Tally;
+use tidegate::netlab::fleet::holders::Holders;
 use tidegate::netlab::fleet::{Fleet, FleetPlan};
 use tidegate::netlab::wait_for;
 
@@ -38,11 +39,11 @@ fn kill_a_gateway(is_shared: bool) -> Vec<Tally> {
     let sharing = Some(['a', if is_shared { 'a' } else { 'b' }]);
     let plan = FleetPlan { servers: 4, tidegate: tidegate(), flow_entries: 65_536, bgp: false, sharing };
     let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");
-    let (connections, vips) = (Connections::start(), SERVICES.map(|service| service.vip()));
-    connections.open(fleet.client(), &vips, CONNECTIONS).expect("connections open");
+    let mut connections = Holders::start(fleet.client(), &tidegate(), 1).expect("the clients start");
+    connections.open(&SERVICES.map(|service| service.vip()), CONNECTIONS).expect("connections open");
     fleet.replace(1, 4).expect("both gateways apply it");
     connections.settle().expect("a round of pings");
-    let before = connections.tally(SERVICES.len());
+    let before = connections.tally(SERVICES.len()).expect("the clients answer");
     assert!(before.iter().all(|tally| tally.broken == 0), "{before:?}\n{}", fleet.log_tails(20));
 
     let status = |fleet: &mut Fleet, n: usize| -> serde_json::Value {
@@ -82,7 +83,7 @@ fn kill_a_gateway(is_shared: bool) -> Vec<Tally> {
     fleet.take_gateway(1).kill();
     fleet.router().wait_until_used(&[2]).expect("the router has seen it");
     connections.settle().expect("a round of pings");
-    let tallies = connections.tally(SERVICES.len());
+    let tallies = connections.tally(SERVICES.len()).expect("the clients answer");
     if is_shared && tallies.iter().any(|tally| tally.broken > 0) {
         eprintln!("{:#}\n{}", status(&mut fleet, 2), fleet.log_tails(40));
     }

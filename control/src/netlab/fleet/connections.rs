@@ -8,7 +8,6 @@
 
 use super::super::addresses::{CLIENT_ADDRESSES, Family, client};
 use super::super::client::{BackendAnswer, connect_here};
-use super::super::namespace::Namespace;
 use super::super::poll::wait_for;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -107,7 +106,6 @@ impl Connections {
             stop: AtomicBool::new(false),
         });
         let pinger = Arc::clone(&shared);
-        // Sockets stay in the namespace in which they were created, so this thread may be anywhere.
         let thread = thread::spawn(move || {
             while !pinger.stop.load(Ordering::Relaxed) {
                 let round = pinger.begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -119,30 +117,16 @@ impl Connections {
         Self { shared, thread: Some(thread) }
     }
 
-    /// Opens `count` connections from the addresses of `from` to each of `services`.
+    /// Opens the connections of these numbers from the namespace of the process: the number says which address of the client
+    /// and which of the `services` it is.
     ///
     /// # Errors
     /// When one is refused or not answered.
-    pub fn open(&self, from: &Namespace, services: &[SocketAddr], count: usize) -> Result<()> {
-        self.open_some(Some(from), services, &(0..count * services.len()))
-    }
-
-    /// Opens the connections of these numbers, from `from` or the namespace of the process: the number says which address
-    /// of the client and which of the `services` it is.
-    ///
-    /// # Errors
-    /// When one is refused or not answered.
-    pub fn open_some(
-        &self,
-        from: Option<&Namespace>,
-        services: &[SocketAddr],
-        numbers: &Range<usize>,
-    ) -> Result<()> {
+    pub fn open(&self, services: &[SocketAddr], numbers: &Range<usize>) -> Result<()> {
         let opened: Result<Vec<Vec<Connection>>> = thread::scope(|scope| {
             let open = |first: usize| {
                 let numbers = numbers.clone();
                 scope.spawn(move || -> Result<Vec<Connection>> {
-                    from.map_or(Ok(()), Namespace::move_this_thread)?;
                     let numbers = numbers.skip(first).step_by(OPENERS);
                     numbers.map(|n| open_here(n, n % services.len(), services[n % services.len()])).collect()
                 })
@@ -206,7 +190,7 @@ impl Shared {
     }
 }
 
-/// Opens connection number `n`, in the namespace of the calling thread.
+/// Opens connection number `n`.
 fn open_here(n: usize, service: usize, to: SocketAddr) -> Result<Connection> {
     let number = u8::try_from(n % usize::from(CLIENT_ADDRESSES)).expect("below 16");
     let source = SocketAddr::new(client(Family::V4, number), 0);

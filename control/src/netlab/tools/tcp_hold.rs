@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 /// Serves until the end of `input`. The requests:
 ///
-/// - `open FIRST END ADDRESS:PORT...`: the connections with these numbers ([`Connections::open_some`])
+/// - `open FIRST END ADDRESS:PORT...`: the connections with these numbers ([`Connections::open`])
 /// - `settle`: waits until every connection has been pinged
 /// - `give-up BACKEND`
 /// - `tally SERVICES`: JSON
@@ -37,7 +37,7 @@ fn obey(connections: &Connections, line: &str) -> Result<String> {
             let vips: Vec<SocketAddr> =
                 vips.iter().map(|vip| vip.parse()).collect::<Result<_, _>>().context("ADDRESS:PORT")?;
             let numbers = first.parse().context("FIRST")?..end.parse().context("END")?;
-            connections.open_some(None, &vips, &numbers)?;
+            connections.open(&vips, &numbers)?;
         }
         ["settle"] => connections.settle()?,
         ["give-up", backend] => connections.give_up(backend),
