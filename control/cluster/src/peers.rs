@@ -150,14 +150,11 @@ impl Peers {
 
     /// The sockets at which the other gateways exchange flows.
     pub(super) fn sharing(&self) -> SharingPeers {
-        let said =
-            |one: &'_ GatewayStatus| one.status.as_ref().map(|status| status.flow_sharing_address.clone());
-        let own = self.own().and_then(said).unwrap_or_default();
-        let others = self.others().filter_map(|(name, one)| {
-            let status = one.status.as_ref()?;
-            Some((name, status.flow_sharing_address.as_str(), self.is_live(name, one)))
-        });
-        SharingPeers::of(&own, others)
+        fn said(one: &GatewayStatus) -> &str {
+            one.status.as_ref().map_or("", |status| &status.flow_sharing_address)
+        }
+        let others = self.others().map(|(name, one)| (name, said(one), self.is_live(name, one)));
+        SharingPeers::of(self.own().map_or("", said), others)
     }
 
     /// Objects of gateways that no longer exist.

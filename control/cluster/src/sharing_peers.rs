@@ -3,7 +3,6 @@
 //! A gateway stays a peer as long as its object exists, so that it need not be found again after a restart. Whether it
 //! should answer now is told apart from that.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 /// Another gateway that shares flows.
@@ -31,7 +30,6 @@ impl SharingPeers {
     /// `own` is what this gateway says.
     pub(super) fn of<'a>(own: &str, others: impl Iterator<Item = (&'a str, &'a str, bool)>) -> Self {
         let mut this = Self::default();
-        let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
         let mut others: Vec<_> = others.filter(|(_, said, _)| !said.is_empty()).collect();
         others.sort_by_key(|(name, _, is_live)| (!is_live, *name));
         for (name, said, is_live) in others {
@@ -42,7 +40,8 @@ impl SharingPeers {
                     .push(format!("gateway {name}: its GatewayStatus has no address and port: {said:?}"));
                 continue;
             };
-            let same = by_address.get(&address).map(|other| format!("gateway {other}"));
+            let same = this.peers.iter().find(|peer| peer.address == address);
+            let same = same.map(|other| format!("gateway {}", other.name));
             let same = same.or_else(|| (said == own).then(|| "this gateway".to_owned()));
             match same {
                 // The object of a gateway that was replaced by one with another name stays for a day.
@@ -50,10 +49,7 @@ impl SharingPeers {
                 Some(other) => this.faults.push(format!(
                     "gateway {name}: its address {address} is that of {other}; give each flowSharing.listen of its own"
                 )),
-                None => {
-                    by_address.insert(address, name.to_owned());
-                    this.peers.push(SharingPeer { name: name.to_owned(), address, is_live });
-                }
+                None => this.peers.push(SharingPeer { name: name.to_owned(), address, is_live }),
             }
         }
         this

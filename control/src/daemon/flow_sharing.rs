@@ -170,7 +170,7 @@ impl FlowExchange {
         };
         let key = settings.key.as_ref().context("flowSharing.key: there is none")?;
         let key = SharedKey::new(key.0);
-        let listen = config.flow_sharing_socket();
+        let (listen, finds_peers) = (config.flow_sharing_socket(), config.finds_flow_peers());
         let socket =
             open(listen).with_context(|| format!("flowSharing.listen: cannot listen on {listen}"))?;
         let hub_config = HubConfig {
@@ -186,7 +186,7 @@ impl FlowExchange {
             mode,
             key: key.fingerprint(),
             peers: hub.status(Duration::ZERO),
-            finds_peers: config.finds_flow_peers(),
+            finds_peers,
             absent: BTreeSet::new(),
             faults: Vec::new(),
             counts: HubCounts::default(),
@@ -207,8 +207,8 @@ impl FlowExchange {
             trouble: None,
             is_able: Box::new(is_able),
             was_able: false,
-            catch_up: CatchUp::new(config.finds_flow_peers()),
-            found: config.finds_flow_peers().then(|| FoundPeers::new(listen, Arc::clone(found))),
+            catch_up: CatchUp::new(finds_peers),
+            found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
             seats: Arc::clone(seats),
             learning: Learning { teach, learnt: Vec::new(), applied: None },
         };
@@ -219,7 +219,7 @@ impl FlowExchange {
                 move || exchange.run(&stop)
             })
             .context("cannot start the thread that shares flows")?;
-        if config.finds_flow_peers() {
+        if finds_peers {
             tracing::info!(mode, %listen, "sharing flows with the gateways that have a GatewayStatus");
         } else {
             tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways");
