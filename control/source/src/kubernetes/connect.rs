@@ -32,7 +32,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
 use kube::{Client, Config};
-use tokio::sync::{Mutex, Notify, oneshot};
+use tokio::sync::{Mutex, Notify, Semaphore, oneshot};
 use tower::{BoxError, ServiceBuilder};
 
 use super::causes::causes;
@@ -69,8 +69,8 @@ pub struct Connector {
     state: Mutex<State>,
     found: Found,
     changed: Notify,
-    /// Each thread that reads credentials has a clone.
-    readers: Arc<()>,
+    /// Each thread that reads credentials has a permit.
+    readers: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -132,7 +132,8 @@ impl Connector {
     #[must_use]
     pub fn with_context(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
         let (state, found) = (Mutex::default(), Found::default());
-        Self { kubeconfig, context, state, found, changed: Notify::new(), readers: Arc::new(()) }
+        let readers = Arc::new(Semaphore::new(READERS_MAX));
+        Self { kubeconfig, context, state, found, changed: Notify::new(), readers }
     }
 
     /// The addresses of the API server when a client was last returned. No Service may have them. Loopback addresses
@@ -209,11 +210,10 @@ impl Connector {
     }
 
     async fn make(&self, serial: u64, plugin: Option<Plugin>) -> Made {
-        if Arc::strong_count(&self.readers) > READERS_MAX {
+        let Ok(permit) = Arc::clone(&self.readers).try_acquire_owned() else {
             let why = format!("{READERS_MAX} threads wait for the files of the credentials and do not end");
             return (Err(ConnectError(why)), plugin);
-        }
-        let reader = Arc::clone(&self.readers);
+        };
         let (kubeconfig, asked) = ((self.kubeconfig.clone(), self.context.clone()), plugin.clone());
         let (done, made) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
@@ -222,7 +222,7 @@ impl Connector {
             let _entered = runtime.enter();
             let mut plugin = asked;
             let made = make(kubeconfig, serial, &mut plugin);
-            drop(reader);
+            drop(permit);
             // The caller may no longer be waiting.
             let _ = done.send((made, plugin));
         };
