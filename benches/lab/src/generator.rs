@@ -497,12 +497,12 @@ impl<'a> Generator<'a> {
         if let Some(Soak { seconds }) = self.job.soak {
             return Ok(self.soak(seconds, generator_ns));
         }
-        // The first frames after a start find cold caches and sleeping threads.
         let seconds = if scenario.flows == 0 && !scenario.search {
             scenario.seconds.min(NEW_SECONDS)
         } else {
             scenario.seconds
         };
+        // The first frames after a start find cold caches and sleeping threads.
         self.trial(MOST, seconds, None);
         let run = |rate: f64| {
             let one = self.trial(rate, seconds, None);

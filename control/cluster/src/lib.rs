@@ -4,8 +4,8 @@
 //! `tidegate_source::kubernetes` reads from the cluster. A write takes this path: the daemon passes each round to the
 //! [`ClusterWriter`]; `writer` has [`plan`] compare it with the objects of the API server; `queue` releases the
 //! writes at a bounded rate; `request` sends them; `record` writes the [`event`]s. `elect` requests the [`lease`].
-//! `peer_poll` reads the status of the other gateways (`peers`, `sharing_peers`), `own_status` writes that of this one, and `namesake`
-//! detects another gateway with the same name. [`ReleaseTracker`] withholds addresses that other gateways may still
+//! `peer_poll` reads the status of the other gateways (`peers`, `sharing_peers`), `own_status` writes that of this one, and
+//! `namesake` detects another gateway with the same name. [`ReleaseTracker`] withholds addresses that other gateways may still
 //! serve. [`words`] are the names in all of these that programs match. [`crd`] defines the gateway's own kinds;
 //! [`uninstall`] removes everything that was written.
 //!

@@ -36,7 +36,7 @@ pub(super) struct CatchUp {
 }
 
 impl CatchUp {
-    /// The begin; whether peers are configured or must find each other.
+    /// Before anything is known. `finds_peers`: peers are not configured, but must find each other.
     pub(super) fn new(finds_peers: bool) -> Self {
         let absent = if finds_peers { FOUND_ABSENT } else { ABSENT };
         Self { absent, began: None, up_since: BTreeMap::new(), passed_on: 0, is_over: false }
@@ -47,8 +47,8 @@ impl CatchUp {
         self.is_over
     }
 
-    /// Whether the gateway still waits. `peers` are those that should answer, `None` if they are not known yet. `passed_on` messages of peers have reached the workers so far; `is_able`: the workers
-    /// have the Services, so that they can use them.
+    /// Whether the gateway still waits. `peers` are those that should answer, `None` if they are not known yet. `passed_on`
+    /// messages of peers have reached the workers so far; `is_able`: the workers have the Services, so that they can use them.
     pub(super) fn waits(
         &mut self,
         peers: Option<&[PeerStatus]>,

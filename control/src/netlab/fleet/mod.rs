@@ -10,7 +10,8 @@
 //! in mode `nat` through a gateway, which is their default route. IPv4 only: the families differ in no rule that
 //! matters here.
 //!
-//! [`connections`] holds live connections and says which broke, [`holders`] does so in several processes. Both gateways read one directory of manifests.
+//! [`connections`] holds live connections and says which broke, [`holders`] does so in processes of their own. Both gateways
+//! read one directory of manifests.
 
 pub mod addresses;
 pub mod connections;

@@ -122,7 +122,7 @@ where
     Families: Family<A>,
 {
     let mut sent = 0_u32;
-    // At first, only the address 0, which is nobody's and has no next hop.
+    // It begins with the address 0, which no host has, so it has no next hop.
     let mut last = LastHop { clients: Default::default(), hop: None };
     for item in items {
         if item.way != Way::ToClient {
