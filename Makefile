@@ -78,7 +78,7 @@ perf: setup
 
 soak: setup
 	@$(CARGO) build --release --locked -q -p tidegate -p tidegate-bench
-	@deploy/scripts/hugepages.sh run 300 target/release/tidegate-bench soak $(or $(SCENARIOS),memif) \
+	@deploy/scripts/hugepages.sh run 300 target/release/tidegate-bench soak $(or $(SCENARIOS),soak) \
 	  --seconds $(SOAK_SECONDS)
 
 instructions: setup

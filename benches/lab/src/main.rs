@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use tidegate::netlab::cleanup;
 
-use crate::dut::{Restarted, Round, Setup};
+use crate::dut::{Restarted, Round, Sample, Setup};
 use crate::generator::{Job, Soak, Stream};
 use crate::results::{Machine, Results, Row};
 use crate::scenario::Scenario;
@@ -234,8 +234,10 @@ fn run(
     Ok(())
 }
 
-/// The most that memory and open files may grow between the first third of a soak and its end.
+/// The most that memory and open files may grow between the first third of a soak and the last: medians of their samples.
 const GROWTH_MAX: f64 = 1.05;
+/// The least that may be free of the packet buffers in the last third, compared with the first.
+const BUFFERS_MIN: f64 = 0.98;
 /// The least that the rate of the last third may be, compared with that of the first.
 const RATE_MIN: f64 = 0.9;
 /// The quantile of the rates that is compared. Other programs of the machine take time from most seconds of a soak, but a
@@ -248,7 +250,7 @@ fn soak(name: &str, seconds: f64, place: &Place) -> Result<()> {
     let Round { measured, samples } = dut::round(&scenario, &place.setup()?, Some(Soak { seconds }))?;
     let thirds = measured.soak.len() / 3;
     ensure!(
-        thirds > 0 && samples.len() > 2,
+        thirds > 0 && samples.len() >= 3,
         "too short: {} intervals, {} samples",
         measured.soak.len(),
         samples.len()
@@ -275,19 +277,24 @@ fn soak(name: &str, seconds: f64, place: &Place) -> Result<()> {
             sample.at, sample.resident_mib, sample.files, sample.generation
         );
     }
-    let (early, late) = (&samples[samples.len() / 3], &samples[samples.len() - 1]);
-    ensure!(late.generation > early.generation, "the gateway has applied no change of backends");
+    let third = samples.len() / 3;
+    let (early, late) = (&samples[..third], &samples[samples.len() - third..]);
+    ensure!(late[0].generation > early[0].generation, "the gateway has applied no change of backends");
+    // What is in use at one moment varies, for example while a snapshot is compiled.
+    let median = |part: &[Sample], of: fn(&Sample) -> f64| {
+        let mut all: Vec<f64> = part.iter().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    };
+    let both = |of: fn(&Sample) -> f64| [median(early, of), median(late, of)];
+    let [before, after] = both(|sample| sample.resident_mib);
+    ensure!(after <= before * GROWTH_MAX, "memory grew from {before:.1} to {after:.1} MiB");
+    let [before, after] = both(|sample| sample.files as f64);
+    ensure!(after <= before * GROWTH_MAX, "open files grew from {before} to {after}");
+    let [before, after] = both(|sample| sample.buffers_free.unwrap_or(0) as f64);
     ensure!(
-        late.resident_mib <= early.resident_mib * GROWTH_MAX,
-        "memory grew from {:.1} to {:.1} MiB",
-        early.resident_mib,
-        late.resident_mib
-    );
-    ensure!(
-        late.files as f64 <= early.files as f64 * GROWTH_MAX,
-        "open files grew from {} to {}",
-        early.files,
-        late.files
+        after > 0.0 && after >= before * BUFFERS_MIN,
+        "free packet buffers fell from {before} to {after}"
     );
     ensure!(last >= first * RATE_MIN, "the rate fell from {first:.0} to {last:.0} frames a second");
     println!("no leak, and no fall of the rate");
