@@ -1,13 +1,13 @@
 //! What the tables answer: to a first look-up, and where a flow is not taken in.
 
-/// The result of searching the first bucket of a key, which is nearly always sufficient.
+/// The result of searching one bucket of a key. The first one is nearly always sufficient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First<T> {
     /// The flow is established and in use, and the packet is plain. The packet has been recorded.
     Steady(T),
     /// The flow is there. The packet changes its state, or is the first one for a while. Nothing has been recorded.
     There,
-    /// The flow is not in this bucket, and the other one has been prefetched.
+    /// The flow is not in this bucket.
     Absent,
 }
 

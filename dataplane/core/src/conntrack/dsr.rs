@@ -187,9 +187,7 @@ impl DsrTable {
                 }
                 None => table.admit(&packed, hash, now).map_err(|_| Full)?,
             };
-            let state = State::first(packet);
-            let (seen, value) = (now.millis(), backend.raw());
-            table.write(place, &Entry { key: packed, state, idle, seen, value, peer: None });
+            table.write(place, &first_entry(packed, backend, packet, idle, now));
             Ok(())
         })
     }
@@ -212,6 +210,35 @@ impl DsrTable {
     pub(super) fn counters(&self) -> FlowCounters {
         self.v4.counters.plus(&self.v6.counters)
     }
+}
+
+/// The entry of a flow that begins with `packet`.
+#[inline(always)]
+fn first_entry<const A: usize>(
+    key: PackedKey<A>,
+    backend: BackendId,
+    packet: Packet,
+    idle: IdleTimeout,
+    now: Now,
+) -> Entry<A> {
+    let (state, seen, value) = (State::first(packet), now.millis(), backend.raw());
+    Entry { key, state, idle, seen, value, peer: None }
+}
+
+/// [`DsrTable::insert_new`] in the table of one family.
+#[inline(always)]
+pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    (key, hash): (PackedKey<A>, FlowHash),
+    backend: BackendId,
+    packet: Packet,
+    idle: IdleTimeout,
+    now: Now,
+) -> Result<(), Full> {
+    debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
+    let place = table.admit(&key, hash, now).map_err(|_| Full)?;
+    table.write(place, &first_entry(key, backend, packet, idle, now));
+    Ok(())
 }
 
 #[inline]

@@ -593,6 +593,37 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     Ok(())
 }
 
+/// Inserts a flow that begins with `packet` and that a look-up has not found, if no other flow has its reply key and nothing has
+/// to give way to it. Returns false, and changes nothing, if not.
+#[inline(always)]
+pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    (key, hash): (PackedKey<A>, FlowHash),
+    (reply_key, reply_hash): (PackedKey<A>, FlowHash),
+    (backend, packet): (BackendId, Packet),
+    idle: IdleTimeout,
+    now: Now,
+) -> bool {
+    debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
+    if table.find(&reply_key, reply_hash).is_some() {
+        return false;
+    }
+    let Some([place, reply_place]) = table.free_for_pair(hash, reply_hash) else { return false };
+    let flow = Entry {
+        key,
+        state: State::first(packet),
+        idle,
+        seen: now.millis(),
+        value: backend.raw(),
+        peer: Some(reply_key),
+    };
+    table.write(place, &flow);
+    table.forget_streams(place);
+    let reply = Entry { key: reply_key, state: State::silent(packet), peer: Some(key), ..flow };
+    table.write(reply_place, &reply);
+    true
+}
+
 /// The public view of a flow of the table. `place` is the client's side.
 pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,

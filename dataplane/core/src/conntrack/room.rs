@@ -176,6 +176,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         room
     }
 
+    /// Two empty slots, for the entries with these hashes of a new flow, if nothing has to give way to it: the table holds less
+    /// than its bound, and each entry has a free slot in one of its buckets. They are those that [`Self::make_room`] returns.
+    pub(super) fn free_for_pair(&self, hash: FlowHash, reply_hash: FlowHash) -> Option<[Place; 2]> {
+        if self.live + 1 >= self.bound {
+            return None;
+        }
+        let place = self.free_in_either([self.primary(hash), self.secondary(hash)])?;
+        let homes = [self.primary(reply_hash), self.secondary(reply_hash)];
+        let mut places = homes.into_iter().flat_map(|bucket| self.places(bucket));
+        Some([place, places.find(|&other| other != place && self.is_empty(other))?])
+    }
+
     /// Returns an empty slot for an entry with this hash without evicting a flow that has not expired.
     pub(super) fn free_place(&mut self, hash: FlowHash, now: Now) -> Option<Place> {
         let homes = [self.primary(hash), self.secondary(hash)];

@@ -1,9 +1,11 @@
-//! Look-ups for plain packets of established flows, which are nearly all packets: the fast path of the pipeline calls them. A
-//! flow that is not found here may exist: it may be opening, idle or ending, or in its second bucket.
+//! Look-ups for plain packets of established flows, which are nearly all packets, and the beginning of flows that only need an
+//! entry: the fast path of the pipeline calls them.
 //!
 //! Invariant: an entry that is found here is one that the look-ups of [`DsrTable`](super::DsrTable) and
 //! [`NatTable`](super::NatTable) find for the same packet, and both leave it alike.
 
+use super::answer::{First, Full};
+use super::flow_state::{IdleTimeout, Packet};
 use super::key::{FlowHash, PackedKey, TWIN};
 use super::{FlowTables, dsr, nat};
 use crate::ids::{BackendId, EndpointId, ServiceId};
@@ -59,14 +61,38 @@ pub(crate) trait SteadyTables<const A: usize> {
     /// Whether the service of a key has any entry in the table of DSR flows.
     fn has_dsr_flows_of(&self, key: &SteadyKey<A>) -> bool;
 
-    /// Whether a key has an entry in the table of DSR flows, in any state.
-    fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64) -> bool;
+    /// Whether a key has an entry in this bucket of DSR flows, in any state.
+    fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
+
+    /// Inserts a DSR flow that begins with `packet`, and that a look-up has found in neither bucket.
+    ///
+    /// # Errors
+    /// As [`DsrTable::insert_new`](super::DsrTable::insert_new).
+    fn begin_dsr(
+        &mut self,
+        key: &SteadyKey<A>,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Full>;
 
     /// Prefetches a bucket of DSR flows.
     fn prefetch_dsr(&self, hash: u64, bucket: Bucket);
 
     /// Prefetches a bucket of NAT flows.
     fn prefetch_nat(&self, hash: u64, bucket: Bucket);
+
+    /// Inserts a NAT flow that begins with `packet`, and that a look-up has found in neither bucket: the client's key, and that
+    /// of replies with its hash. Returns false, and changes nothing, if another flow has that key, or would have to give way.
+    fn begin_nat(
+        &mut self,
+        flow: &SteadyKey<A>,
+        reply: (&SteadyKey<A>, u64),
+        first: (BackendId, Packet),
+        idle: IdleTimeout,
+        now: Now,
+    ) -> bool;
 
     /// The backend of an established flow that is in use, if its entry is in this bucket of its key. Records a plain packet;
     /// `tcp` is whether it is one of TCP.
@@ -77,7 +103,7 @@ pub(crate) trait SteadyTables<const A: usize> {
         bucket: Bucket,
         tcp: bool,
         now: Now,
-    ) -> Option<BackendId>;
+    ) -> First<BackendId>;
 
     /// The entry of an established NAT flow, under the same conditions.
     fn steady_nat(
@@ -87,7 +113,7 @@ pub(crate) trait SteadyTables<const A: usize> {
         bucket: Bucket,
         tcp: bool,
         now: Now,
-    ) -> Option<SteadyHit<A>>;
+    ) -> First<SteadyHit<A>>;
 }
 
 /// The number of a bucket of a key in a table.
@@ -108,8 +134,35 @@ macro_rules! tables {
                 self.dsr.$table.has_flows_of(key.0.owner)
             }
 
-            fn has_dsr_entry(&self, key: &SteadyKey<$words>, hash: u64) -> bool {
-                self.dsr.$table.find(&key.0, FlowHash(hash)).is_some()
+            #[inline(always)]
+            fn has_dsr_entry(&self, key: &SteadyKey<$words>, hash: u64, bucket: Bucket) -> bool {
+                self.dsr.$table.find_in(bucket!(self.dsr.$table, hash, bucket), &key.0).is_some()
+            }
+
+            #[inline(always)]
+            fn begin_dsr(
+                &mut self,
+                key: &SteadyKey<$words>,
+                backend: BackendId,
+                packet: Packet,
+                idle: IdleTimeout,
+                now: Now,
+            ) -> Result<(), Full> {
+                let hash = self.hasher.hash_packed(&key.0);
+                dsr::begin(&mut self.dsr.$table, (key.0, hash), backend, packet, idle, now)
+            }
+
+            #[inline(always)]
+            fn begin_nat(
+                &mut self,
+                flow: &SteadyKey<$words>,
+                (reply, reply_hash): (&SteadyKey<$words>, u64),
+                first: (BackendId, Packet),
+                idle: IdleTimeout,
+                now: Now,
+            ) -> bool {
+                let flow = (flow.0, self.hasher.hash_packed(&flow.0));
+                nat::begin(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
             }
 
             #[inline(always)]
@@ -130,10 +183,10 @@ macro_rules! tables {
                 bucket: Bucket,
                 tcp: bool,
                 now: Now,
-            ) -> Option<BackendId> {
+            ) -> First<BackendId> {
                 let bucket = bucket!(self.dsr.$table, hash, bucket);
-                let entry = self.dsr.$table.steady(bucket, &key.0, tcp, now)?;
-                Some(BackendId::from_raw(dsr::$kind::value_in(entry)))
+                let found = self.dsr.$table.steady(bucket, &key.0, tcp, now);
+                found.map(|entry| BackendId::from_raw(dsr::$kind::value_in(entry)))
             }
 
             #[inline(always)]
@@ -144,15 +197,16 @@ macro_rules! tables {
                 bucket: Bucket,
                 tcp: bool,
                 now: Now,
-            ) -> Option<SteadyHit<$words>> {
+            ) -> First<SteadyHit<$words>> {
                 let bucket = bucket!(self.nat.$table, hash, bucket);
-                let entry = self.nat.$table.steady(bucket, &key.0, tcp, now)?;
-                let peer = nat::$kind::peer_in(entry);
-                Some(SteadyHit {
-                    backend: BackendId::from_raw(nat::$kind::value_in(entry)),
-                    owner: peer.owner,
-                    addr: peer.addr,
-                    port: (peer.tag >> 16) as u16,
+                self.nat.$table.steady(bucket, &key.0, tcp, now).map(|entry| {
+                    let peer = nat::$kind::peer_in(entry);
+                    SteadyHit {
+                        backend: BackendId::from_raw(nat::$kind::value_in(entry)),
+                        owner: peer.owner,
+                        addr: peer.addr,
+                        port: (peer.tag >> 16) as u16,
+                    }
                 })
             }
         }

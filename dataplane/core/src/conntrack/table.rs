@@ -370,8 +370,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if self.live == 0 { None } else { self.find_in(self.secondary(hash), key) }
     }
 
+    /// The entry of a key in one of its buckets.
     #[inline(always)]
-    fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
+    pub(super) fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
         let start = self.start(bucket);
         let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
         // All entries are compared, even after a match: a branch for each would be mispredicted for every other packet.
@@ -560,8 +561,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Searches one bucket of a key for the entry of a flow that this direction shows as established and that is in use,
     /// records the time of a plain packet in it, and returns the entry's words. `tcp` is whether the packet is one of TCP.
-    /// Returns `None` and changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more
-    /// steps.
+    /// Changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more steps.
     #[inline(always)]
     pub(super) fn steady(
         &mut self,
@@ -569,14 +569,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         key: &PackedKey<A>,
         tcp: bool,
         now: Now,
-    ) -> Option<&[u32; W]> {
+    ) -> First<&[u32; W]> {
         let start = self.start(bucket);
         let words: &mut [u32; B] =
             self.words[start..].first_chunk_mut().expect("buckets lie within the table");
-        let state = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
-        // One comparison covers the owner, the tag and the state. An empty slot has the state 0.
-        let wanted = two(key.owner, key.tag | state << STATE_SHIFT);
-        let mask = two(u32::MAX, KEY_MASK | STEADY_MASK << STATE_SHIFT);
+        let wanted = two(key.owner, key.tag);
+        let mask = two(u32::MAX, KEY_MASK);
         let mut hits = 0_u32;
         for n in 0..K {
             let entry = &words[n * W..(n + 1) * W];
@@ -587,17 +585,20 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             hits |= u32::from(differs == 0) << n;
         }
         if hits == 0 {
-            return None;
+            return First::Absent;
         }
         let entry: &mut [u32; W] = words[hits.trailing_zeros() as usize * W..]
             .first_chunk_mut()
             .expect("entries lie within their bucket");
         let now = now.millis();
-        if now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS {
-            return None;
+        let steady = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
+        let is_steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == steady << STATE_SHIFT;
+        if !is_steady | (now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS) {
+            // An empty slot has the state 0, and equals a key of zeros.
+            return if entry[TAG] & STATE_MASK == 0 { First::Absent } else { First::There };
         }
         entry[SEEN] = now;
-        Some(entry)
+        First::Steady(&*entry)
     }
 
     /// The key of the other entry of the pair, in the words of an entry.

@@ -1,11 +1,13 @@
-//! The fast path: plain packets of established flows, which are nearly all packets, in four passes over the burst
-//! before the stages. It leaves every other frame of the burst as it is, and the stages process these.
+//! The fast path: plain packets of established flows, which are nearly all packets, and the first packets of flows about which
+//! there is little to decide, in four passes over the burst before the stages. It leaves every other frame of the burst as it
+//! is, and the stages process these.
 //!
 //! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
 //! untagged interface, a service that does nothing but forward, an entry of an established flow in use, a backend that takes
 //! packets, a next hop that is known, and room on its path. Such a packet changes nothing but the time of its flow. With
 //! `flowTracking: on-change`, a packet without an entry whose backend is settled takes it too, whatever its flags. Then nothing
-//! changes at all, except for the count of new connections.
+//! changes at all, except for the count of new connections. In modes without translation, a datagram or a SYN whose flow has no
+//! entry takes it if only the hash has a say in its backend, and with `nat` a datagram ([`choice`]).
 //!
 //! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
 //! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
@@ -13,12 +15,12 @@
 //! Invariant: verdict, bytes, counters and flow are those that the stages would produce for the same packet
 //! (`tests/fast_path.rs` compares them).
 
+mod choice;
 mod family;
 mod find;
 mod item;
 mod left;
 mod send;
-mod settled;
 
 pub(super) use item::Items;
 
@@ -32,10 +34,10 @@ use crate::now::Now;
 use crate::service::Entries;
 use crate::snapshot::{Interface, Snapshot};
 use crate::wire::usual::{self, addr, station_bits};
+use choice::{Here, bind, choose, open, seek_on_change, seek_opening};
 use family::{Families, Family};
 use item::{Item, Way, Ways};
 use left::Left;
-use settled::{choose, count_openings, seek_on_change};
 
 /// How many frames ahead of the header check the first line is prefetched.
 const AHEAD: usize = 4;
@@ -51,14 +53,15 @@ impl Pipeline {
         frames: &mut [F],
         out: &mut BurstOutput,
     ) -> u32 {
-        let Self { items: Items { v4, v6 }, flows, .. } = self;
+        let Self { items: Items { v4, v6 }, flows, worker, workers, .. } = self;
+        let here = Here { worker: *worker, workers: *workers };
         let (count_v4, count_v6) = check(interface, frames, v4, v6);
         let mut sent = 0;
         if count_v4 > 0 {
-            sent |= pass_on(&view, flows, now, frames, &mut v4[..count_v4], out);
+            sent |= pass_on(&view, flows, (now, here), frames, &mut v4[..count_v4], out);
         }
         if count_v6 > 0 {
-            sent |= pass_on(&view, flows, now, frames, &mut v6[..count_v6], out);
+            sent |= pass_on(&view, flows, (now, here), frames, &mut v6[..count_v6], out);
         }
         sent
     }
@@ -69,7 +72,7 @@ impl Pipeline {
 fn pass_on<F: Frame, const A: usize>(
     view: &View<'_>,
     flows: &mut FlowTables,
-    now: Now,
+    (now, here): (Now, Here),
     frames: &mut [F],
     items: &mut [Item<A>],
     out: &mut BurstOutput,
@@ -79,13 +82,16 @@ where
     Families: Family<A>,
 {
     let mut ways = seek(view.snapshot, flows, items);
-    find::find(view.snapshot, flows, now, items, &ways);
-    if ways.on_change {
+    find::find(view.snapshot, flows, now, items, here, &mut ways);
+    if ways.chosen {
         choose(view.snapshot, items, &mut ways);
     }
+    if ways.binding {
+        bind(view, flows, items, now, &mut ways);
+    }
     let sent = send::send(view, frames, items, &ways, out);
-    if ways.on_change {
-        count_openings(view, items, sent);
+    if ways.chosen {
+        open(view, flows, items, sent, now);
     }
     sent
 }
@@ -157,12 +163,15 @@ where
             continue;
         };
         if service.on_change() {
-            ways.on_change = true;
             item.id = service.id.raw();
             seek_on_change(snapshot, flows, service, &mut left, item, &mut ways);
             continue;
         }
-        if !left.admits(packet) {
+        if packet.controls() {
+            seek_opening(snapshot, flows, service, &mut left, item, &mut ways);
+            continue;
+        }
+        if left.may_have(packet) {
             continue;
         }
         let key = SteadyKey::flow(service.id, packet.src, packet.src_port());

@@ -1,22 +1,25 @@
 //! Pass 3 of the fast path: the flow of each packet.
 
+use super::choice::{Here, prepare_pair, prepare_without_entry};
 use super::family::{Families, Family};
 use super::item::{Item, Way, Ways};
-use super::settled::prepare_without_entry;
-use crate::conntrack::{Bucket, FlowTables, SteadyHit, SteadyTables};
+use super::left::Left;
+use crate::conntrack::{Bucket, First, FlowTables, SteadyHit, SteadyTables};
 use crate::limits::BURST;
 use crate::now::Now;
 use crate::snapshot::Snapshot;
 use crate::wire::proto;
 
-/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend.
+/// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend. Prepares the choice for packets
+/// without a flow.
 #[inline(always)]
 pub(super) fn find<const A: usize>(
     snapshot: &Snapshot,
     flows: &mut FlowTables,
     now: Now,
     items: &mut [Item<A>],
-    ways: &Ways,
+    here: Here,
+    ways: &mut Ways,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
@@ -29,7 +32,10 @@ pub(super) fn find<const A: usize>(
         elsewhere |= find_nat(snapshot, flows, now, items);
     }
     if elsewhere != 0 {
-        find_elsewhere(snapshot, flows, now, items, elsewhere);
+        find_elsewhere(snapshot, flows, now, (items, elsewhere), here, ways);
+    }
+    if ways.opening {
+        find_openings(snapshot, flows, items, ways);
     }
 }
 
@@ -51,11 +57,12 @@ where
         }
         let is_tcp = item.packet.proto == proto::TCP;
         match flows.steady_dsr(&item.client_key(), item.hash, Bucket::First, is_tcp, now) {
-            Some(backend) => {
+            First::Steady(backend) => {
                 snapshot.prefetch_backend(backend);
                 item.id = backend.raw();
             }
-            None => {
+            First::There => item.way = Way::Stages,
+            First::Absent => {
                 flows.prefetch_dsr(item.hash, Bucket::Second);
                 elsewhere |= 1 << (n % BURST);
             }
@@ -82,8 +89,9 @@ where
         }
         let is_tcp = item.packet.proto == proto::TCP;
         match flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now) {
-            Some(hit) => settle(snapshot, item, &hit),
-            None => {
+            First::Steady(hit) => settle(snapshot, item, &hit),
+            First::There => item.way = Way::Stages,
+            First::Absent => {
                 flows.prefetch_nat(item.hash, Bucket::Second);
                 elsewhere |= 1 << (n % BURST);
             }
@@ -92,15 +100,16 @@ where
     elsewhere
 }
 
-/// The same in the second bucket, for flows that are not in the first: bit n stands for item n.
-#[cold]
+/// The same in the second bucket, for flows that are not in the first: bit n stands for item n. Prepares the choice for packets
+/// whose flow is in neither.
 #[inline(never)]
 fn find_elsewhere<const A: usize>(
     snapshot: &Snapshot,
     flows: &mut FlowTables,
     now: Now,
-    items: &mut [Item<A>],
-    mut elsewhere: u32,
+    (items, mut elsewhere): (&mut [Item<A>], u32),
+    here: Here,
+    ways: &mut Ways,
 ) where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
@@ -110,17 +119,54 @@ fn find_elsewhere<const A: usize>(
         let is_tcp = item.packet.proto == proto::TCP;
         if item.way == Way::Dsr {
             match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
-                Some(backend) => {
+                First::Steady(backend) => {
                     snapshot.prefetch_backend(backend);
                     item.id = backend.raw();
                 }
-                None => prepare_without_entry(snapshot, flows, item),
+                First::There => item.way = Way::Stages,
+                First::Absent => prepare_without_entry(snapshot, item, ways),
             }
         } else {
             match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
-                Some(hit) => settle(snapshot, item, &hit),
-                None => item.way = Way::Stages,
+                First::Steady(hit) => settle(snapshot, item, &hit),
+                First::There => item.way = Way::Stages,
+                First::Absent => prepare_pair(snapshot, here, item, ways),
             }
+        }
+    }
+}
+
+/// Pass 3 for SYNs: prepares the choice for those that have no entry in any state.
+#[inline(never)]
+fn find_openings<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    items: &mut [Item<A>],
+    ways: &mut Ways,
+) where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    for item in items.iter_mut().filter(|item| item.way == Way::Opening) {
+        if flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::First) {
+            item.way = Way::Stages;
+        } else {
+            flows.prefetch_dsr(item.hash, Bucket::Second);
+        }
+    }
+    // An earlier segment of an unknown connection begins its flow in the stages.
+    let mut left = Left::default();
+    for item in items.iter_mut() {
+        if item.way == Way::Stages {
+            left.add(&item.packet);
+        }
+        if item.way != Way::Opening {
+            continue;
+        }
+        if left.may_have(&item.packet) || flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::Second) {
+            item.way = Way::Stages;
+        } else {
+            prepare_without_entry(snapshot, item, ways);
         }
     }
 }

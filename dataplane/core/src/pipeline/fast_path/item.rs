@@ -18,7 +18,8 @@ pub(super) struct Item<const A: usize> {
     pub(super) other_port: u16,
     /// The service or endpoint whose flow it is, then the backend.
     pub(super) id: u32,
-    /// The service, of a reply whose flow is known; [`Self::WITHOUT_ENTRY`] or [`Self::OPENS`] for a packet whose flow has none.
+    /// The service, of a reply whose flow is known. Of a request it is 0 if the flow is known, otherwise one of the constants
+    /// below.
     pub(super) service: u32,
     /// The position of the frame.
     pub(super) at: u8,
@@ -49,8 +50,13 @@ pub(super) enum Way {
     /// Nothing: the stages process it.
     #[default]
     Stages,
-    /// To the backend that its hash selects, since its flow has no entry. When the backend is known, [`Self::Dsr`].
-    Settled,
+    /// To a service that has an entry for each flow, with a SYN: if its flow has no entry, [`Self::Chosen`].
+    Opening,
+    /// To the backend that its hash selects, since its flow has no entry. When the backend is known, [`Self::Dsr`] or
+    /// [`Self::Binding`].
+    Chosen,
+    /// To a backend of `nat`, with a datagram that begins a flow. When the flow has its entries, [`Self::ToBackend`].
+    Binding,
     /// To a backend without translation.
     Dsr,
     /// To the backend of a NAT flow.
@@ -68,8 +74,12 @@ pub(super) struct Ways {
     pub(super) to_backends: bool,
     /// [`Way::ToClient`].
     pub(super) to_clients: bool,
-    /// To a service that tracks on change.
-    pub(super) on_change: bool,
+    /// [`Way::Opening`].
+    pub(super) opening: bool,
+    /// [`Way::Chosen`].
+    pub(super) chosen: bool,
+    /// [`Way::Binding`].
+    pub(super) binding: bool,
 }
 
 /// The packets of a burst by family. A worker keeps it, so that it need not be cleared for each burst.
@@ -84,6 +94,10 @@ impl<const A: usize> Item<A> {
     pub(super) const WITHOUT_ENTRY: u32 = 1;
     /// The same, if it opens the flow.
     pub(super) const OPENS: u32 = 2;
+    /// Marks a packet that begins a flow without translation, which gets an entry when the packet is sent.
+    pub(super) const BEGINS: u32 = 3;
+    /// Marks a packet that begins a flow with translation, which gets its entries before the packet is sent.
+    pub(super) const BEGINS_PAIR: u32 = 4;
 
     /// Begins with a packet of which only the headers were checked, and the hash for the look-up of its service. Fields that
     /// later passes set keep their old values.
@@ -91,6 +105,12 @@ impl<const A: usize> Item<A> {
     pub(super) fn begin(&mut self, packet: Usual<A>, hash: u64, at: u8) {
         (self.packet, self.hash, self.service) = (packet, hash, 0);
         (self.at, self.way) = (at, Way::Stages);
+    }
+
+    /// Whether the packet goes to a backend and is the first of its flow.
+    #[inline(always)]
+    pub(super) fn is_new(&self) -> bool {
+        matches!(self.way, Way::Dsr | Way::ToBackend) & (self.service >= Self::OPENS)
     }
 
     /// The key of the flow of a client's packet, before its backend is known.

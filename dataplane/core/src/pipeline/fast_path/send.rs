@@ -150,7 +150,7 @@ fn note_sent<const A: usize>(
     if out.takes_notes() {
         let flow = match item.way {
             Way::Dsr if item.service == Item::<A>::WITHOUT_ENTRY => FlowNote::None,
-            Way::Dsr if item.service == Item::<A>::OPENS => FlowNote::New,
+            _ if item.is_new() => FlowNote::New,
             _ => FlowNote::Known,
         };
         out.notes[at] = Note { service: Some(service), backend: Some(BackendId::from_raw(item.id)), flow };
@@ -163,6 +163,14 @@ fn note_sent<const A: usize>(
 fn backend_of<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
     let backend = view.snapshot.backend(BackendId::from_raw(item.id))?;
     (backend.state != BackendState::Down).then_some(backend)
+}
+
+/// The backend of a packet that is only translated, if it can be sent there.
+#[inline(always)]
+pub(super) fn reachable<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
+    let backend = backend_of(view, item)?;
+    let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
+    (item.packet.ip_len <= hop.interface.mtu).then_some(backend)
 }
 
 /// The modes without translation.

@@ -2,7 +2,7 @@
 //! counts and flows.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
@@ -60,6 +60,12 @@ const SERVICES: [(ForwardingMode, Protocol, &str, &[&str]); 26] = [
 
 const COUNT: u8 = SERVICES.len() as u8;
 
+/// Clients.
+const CLIENTS: u8 = 8;
+
+/// Those whose flows are established at first.
+const ESTABLISHED: u8 = 3;
+
 /// Those that track on change.
 const ON_CHANGE: [u8; 4] = [13, 14, 15, 23];
 
@@ -97,13 +103,14 @@ fn step() -> impl Strategy<Value = Step> {
     // Mostly data, or the fast path would leave most bursts at once.
     let kind = prop_oneof![12 => Just(5u8), 2 => 0u8..19];
     let service = prop_oneof![30 => 0..COUNT - 1, 1 => Just(COUNT - 1)];
-    let packet = (service, 0u8..3, kind, any::<bool>());
+    let packet = (service, 0..CLIENTS, kind, any::<bool>());
     // Bursts with few services begin flows and continue them.
-    let focused = (0..COUNT - 2, prop::collection::vec((0u8..2, 0u8..3, any::<bool>()), 1..33));
-    let focused = focused.prop_map(|(service, packets)| {
-        let kinds = [0, 5, 5];
-        let packet = |(more, client, is_reply): (u8, u8, bool)| {
-            (service + more, client, kinds[usize::from(client + more) % 3], is_reply)
+    let kinds = prop::sample::select(vec![0, 5, 5]);
+    let packets = prop::collection::vec((0u8..2, 0u8..3, kinds, any::<bool>()), 1..33);
+    let focused = (0..COUNT - 2, 0..CLIENTS - 2, packets);
+    let focused = focused.prop_map(|(service, first, packets)| {
+        let packet = |(more, client, kind, is_reply): (u8, u8, u8, bool)| {
+            (service + more, first + client, kind, is_reply)
         };
         Step::Burst(packets.into_iter().map(packet).collect())
     });
@@ -228,7 +235,7 @@ impl Both {
             12 => builder.tos(0xb9).payload_len(usize::from(client) * 3 + 1),
             13 => builder.ip_checksum(0x1234),
             14 => builder.l4_checksum(0xffff),
-            16 => builder.payload_len(1_400 + 20 * usize::from(client)),
+            16 => builder.payload_len(1_400 + 20 * usize::from(client % 3)),
             17 => builder.payload_len(24).ip_len(21 + u16::from(client)),
             18 if vip.is_ipv6() => builder.flow_label(0xb_abe5).tos(3).payload_len(9),
             _ => builder.payload_len(24),
@@ -244,9 +251,10 @@ impl Both {
             let mut out = BurstOutput::default();
             let view = View { snapshot: &lab.snapshot, neighbors: &lab.neighbors, tallies: &lab.tallies };
             lab.pipeline.process(view, lab.now, Arrival::Wire(0), &mut frames, &mut out);
-            let mut told = Vec::new();
+            // A flow that changes twice in a burst may be told twice: the fast path changes flows before the stages do.
+            let mut told = BTreeSet::new();
             while lab.pipeline.share(&lab.snapshot, Walks::default(), true, lab.now, |news| {
-                told.push(format!("{news:?}"));
+                told.insert(format!("{news:?}"));
             }) {}
             (frames, out, told)
         });
@@ -264,7 +272,11 @@ impl Both {
                 let (mode, _, vip, backends) = SERVICES[usize::from(*service)];
                 let way = match mode {
                     _ if ON_CHANGE.contains(service) && out.notes[n].flow == FlowNote::None => "settled",
-                    _ if out.notes[n].flow == FlowNote::New => "opened",
+                    _ if out.notes[n].flow == FlowNote::New => match mode {
+                        ForwardingMode::Nat => "bound",
+                        _ if ON_CHANGE.contains(service) => "opened",
+                        _ => "begun",
+                    },
                     _ if *is_reply => "reply",
                     mode => mode.as_str(),
                 };
@@ -302,7 +314,7 @@ impl Both {
     /// Begins a flow of each service and client, and establishes it.
     fn establish(&mut self, fast: &mut BTreeMap<String, u32>) {
         let flows: Vec<_> =
-            (0..COUNT).flat_map(|service| (0..3).map(move |client| (service, client))).collect();
+            (0..COUNT).flat_map(|service| (0..ESTABLISHED).map(move |client| (service, client))).collect();
         for (kind, is_reply) in [(0, false), (1, true), (5, false)] {
             for flows in flows.chunks(32) {
                 let packet = |&(service, client): &(u8, u8)| (service, client, kind, is_reply);
@@ -434,6 +446,10 @@ fn the_fast_path_does_what_the_stages_do() {
         "reply v6",
         "settled v6",
         "opened",
+        "begun",
+        "begun v6",
+        "begun v6 in v4",
+        "bound",
     ] {
         assert!(fast.get(way).is_some_and(|&frames| frames > 100), "few of {way}: {fast:?}");
     }
@@ -460,10 +476,11 @@ fn packets_of_one_flow_stay_in_order() {
 
 #[test]
 fn the_fast_path_rests_in_a_flood_of_new_flows_and_comes_back() {
-    let mut lab = Lab::new(services().into_iter().take(1).collect());
+    // Affinity decides on its new flows, so the stages process their first packets.
+    let mut lab = Lab::new(services().into_iter().skip(usize::from(AFFINITY)).take(1).collect());
     let flow = |client: u16, flags| {
         let from = format!("198.51.100.1:{client}");
-        Builder::tcp(&*from, "203.0.113.1:80")
+        Builder::tcp(&*from, "203.0.113.11:80")
             .flags(flags)
             .payload_len(8)
             .mac(ROUTER_MAC, GATEWAY_MAC)
