@@ -62,7 +62,7 @@ vm-test: setup
 
 floods: setup
 	TIDEGATE_FLOODS=long $(CARGO) test --release --workspace --test e2e --locked -- --nocapture \
-	  $(or $(FLOODS:%=%::),floods:: rolling::)
+	  $(or $(FLOODS:%=%::),floods:: rolling:: bgp::flood::)
 
 kube-proxy: setup
 	@deploy/scripts/kube-proxy.sh

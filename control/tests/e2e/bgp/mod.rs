@@ -1,6 +1,7 @@
 //! BGP and routes of the kernel, with real routers: FRR, GoBGP and BIRD.
 
 mod edge;
+mod flood;
 
 use std::net::SocketAddr;
 use std::path::Path;

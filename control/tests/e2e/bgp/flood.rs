@@ -1,0 +1,70 @@
+//! Floods at the full rate of one core do not end a BGP session, nor its BFD: neither packets of the same ports from strangers,
+//! nor anything else for the gateway or a VIP.
+
+use std::time::Duration;
+
+use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT};
+use tidegate::netlab::flood::{Attacker, Kind, Limits, Target};
+use tidegate::netlab::router::Frr;
+
+use super::edge::{Edge, bgp, frr_bgpd, gateway_address};
+use super::{connect, prefix, slow_bfd, wait_for_hops};
+use crate::floods::scene::seconds;
+use crate::world::alone;
+
+/// The port of BGP, and that of BFD on one link.
+const ROUTING: (u16, u16) = (179, 3784);
+/// The maximum wait for an answer after the floods: TCP sends lost segments again.
+const LATE_MAX: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_session_with_bfd_outlives_floods_of_its_ports_and_of_everything_else() {
+    let _turn = alone();
+    let edge = Edge::build(1);
+    edge.write(&edge.service(1, &[1]));
+    let frr =
+        Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &["bfd"])).unwrap();
+    let mut gateway = edge.gateway(1, &slow_bfd(&bgp(", bfd: true")));
+    gateway.wait_until_established();
+    wait_for_hops(&mut gateway, &frr, 1, &[1]);
+    gateway.wait_until("BFD to be up", |gateway| (gateway.peer()?["bfd"] == "Up").then_some(()));
+    let mut open = connect(&edge, Family::V4, 1, 0).expect("the router sends clients to the gateway");
+
+    let attacker = Attacker::join(&edge.lab).expect("a TAP device");
+    let own =
+        Family::BOTH.map(|family| Target { vip: gateway_address(1, family), tcp: ROUTING.0, udp: ROUTING.1 });
+    let vips = Family::BOTH.map(|family| {
+        let vip = plan::routed_vip(family, 1);
+        Target { vip, tcp: TELL_PORT, udp: TELL_PORT }
+    });
+    for (kind, targets) in [
+        (Kind::Syn, &own),
+        (Kind::UdpOne, &own),
+        (Kind::Echo, &own),
+        (Kind::Neighbors, &own),
+        (Kind::Syn, &vips),
+        (Kind::TtlOne, &vips),
+    ] {
+        let flood = attacker.flood(kind, targets, Limits::full_rate(seconds(3, 30)));
+        let sent = flood.finish().expect("frames are sent");
+        let peer = gateway.peer().expect("the daemon answers");
+        println!("{kind:?} at {}: {:.0} frames a second; {peer}", targets[0].vip, sent.rate());
+    }
+
+    // A session that had ended would be counted again, and BFD would have ended it.
+    let peer = gateway.peer().expect("the daemon answers");
+    assert_eq!((&peer["established"], &peer["up"]), (&1.into(), &true.into()), "{peer}");
+    gateway.wait_until("BFD to be up", |gateway| (gateway.peer()?["bfd"] == "Up").then_some(()));
+    assert_eq!(frr.next_hops(&prefix(Family::V4, 1)).len(), 1, "{}", frr.log_tail());
+    open.ping_late(LATE_MAX).expect("a connection lives through it");
+    let punts = |class: &str| {
+        let series = format!("tidegate_punts_by_class_total{{class=\"{class}\"");
+        let metrics = gateway.metrics();
+        let values = metrics.lines().filter(|line| line.starts_with(&series));
+        values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    assert!(
+        punts("routing") > 0.0 && punts("answer") > 0.0,
+        "strangers and the peer are in different classes"
+    );
+}
