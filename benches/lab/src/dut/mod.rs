@@ -13,6 +13,7 @@ mod restarts;
 mod testpmd;
 mod tidegate;
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -66,16 +67,22 @@ pub(crate) fn round(scenario: &Scenario, setup: &Setup, soak: Option<Soak>) -> R
             None
         }
     };
+    // The results of a long soak are larger than a pipe, so they are read while the generator writes them.
+    let mut results = generator.stdout.take().context("the generator's output is a pipe")?;
+    let reading = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        results.read_to_end(&mut all).map(|_| all)
+    });
     let mut samples = Vec::new();
     if let (Some(soak), Some(process)) = (soak, &forwarder) {
         samples = tidegate::change_backends(&lab, scenario, process, soak, || {
             generator.try_wait().ok().flatten().is_some()
         })?;
     }
-    let out = generator.wait_with_output()?;
-    let measured = serde_json::from_slice(&out.stdout).ok();
-    match measured {
-        Some(measured) if out.status.success() => Ok(Round { measured, samples }),
+    let status = generator.wait()?;
+    let out = reading.join().expect("reading does not panic")?;
+    match serde_json::from_slice(&out).ok() {
+        Some(measured) if status.success() => Ok(Round { measured, samples }),
         _ => bail!(
             "{}: the generator failed{}",
             scenario.name(),

@@ -86,7 +86,8 @@ fn is_ready(lab: &Lab) -> bool {
     lab.gateway().command("curl").args(arguments).output().is_ok_and(|out| out.stdout == b"200")
 }
 
-/// A service with its backends. In each `turn`, another one is missing; in turn 0, none.
+/// A service with its backends. In each `turn` another one is missing than in the turn of the same service before; in turn 0,
+/// none.
 fn manifest(scenario: &Scenario, service: u32, turn: u32) -> Manifest {
     let port = match scenario.protocol {
         Protocol::Tcp => PortSpec::tcp("bench", PORT),
@@ -94,7 +95,7 @@ fn manifest(scenario: &Scenario, service: u32, turn: u32) -> Manifest {
     };
     let vips: [IpAddr; 1] = [vip(scenario.family, service)];
     let mode = scenario.mode.unwrap_or(Mode::DsrL2).as_str();
-    let left_out = (turn > 0).then(|| turn % scenario.backends);
+    let left_out = (turn > 0).then(|| (turn + turn / scenario.services) % scenario.backends);
     let endpoints = (0..scenario.backends)
         .filter(|&n| Some(n) != left_out)
         .map(|n| EndpointSpec::ready(backend(scenario.family, service * scenario.backends + n)));
