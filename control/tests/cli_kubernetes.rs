@@ -67,11 +67,9 @@ fn api_server_that_cannot_be_found_or_reached_is_an_error_that_says_so() {
     let (site, server) = world("{stateDirectory: '', kubeconfig: kubeconfig}");
     let missing = check(&site, &[]);
     assert_eq!(missing.code, 2);
-    assert!(
-        missing.out.contains("error: source.kubernetes: kubeconfig") && missing.out.contains("kubeconfig"),
-        "{}",
-        missing.out
-    );
+    assert!(missing.out.starts_with("gateway.yaml:"), "it has a place: {}", missing.out);
+    assert!(missing.out.contains("error: source.kubernetes: kubeconfig"), "{}", missing.out);
+    assert!(missing.out.contains("and a valid kubeconfig for it"), "{}", missing.out);
     put_kubeconfig(&site, &server, "");
     let address = server.address();
     drop(server);

@@ -47,7 +47,14 @@ pub(super) fn offline(path: &Path) -> Offline {
         Some(SourceConfig::Kubernetes(server)) => {
             let gateway = loaded.config.as_ref().map_or("gateway", |config| &config.name);
             let (objects, faults) = kubernetes::load(server, gateway);
-            report.merge(&faults);
+            // Faults of objects name the object; those of the connection are of the key that names it.
+            let origin = loaded.config.as_ref().map(|config| &config.origin);
+            let place = origin.and_then(|origin| origin.field("source.kubernetes.kubeconfig"));
+            let place = place.unwrap_or_else(|| Location::start_of(path.to_string_lossy().as_ref()));
+            report.extend(faults.iter().cloned().map(|mut fault| {
+                fault.location.get_or_insert_with(|| place.clone());
+                fault
+            }));
             objects
         }
         None => Objects::default(),

@@ -1,15 +1,24 @@
-//! Errors as text for display.
+//! Errors as text for display: one line, without any text of the files that they are about.
+
+use std::error::Error;
 
 /// An error and its causes, without repetitions.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+pub(super) fn causes(error: &dyn Error) -> String {
+    let mut text = first_line(error);
     let mut next = error.source();
     while let Some(cause) = next {
-        let more = cause.to_string();
+        let more = first_line(cause);
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }
         next = cause.source();
     }
     text
+}
+
+/// The first line of an error. The parser of kubeconfigs adds lines with an excerpt of the file, which may be a token or a
+/// private key, and logs and statuses are readable by more people than the file is.
+fn first_line(error: &dyn Error) -> String {
+    let text = error.to_string();
+    text.lines().map(str::trim_end).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }

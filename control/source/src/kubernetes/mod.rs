@@ -236,6 +236,9 @@ pub fn location(config: &KubernetesConfig) -> String {
     }
 }
 
+/// What [`load`] needs.
+const REACHABLE: &str = "an API server that answers, and a valid kubeconfig for it";
+
 /// Reads all objects once, for `check`, `replay` and `explain`: from the API server, or from disk if the API server
 /// cannot be reached. Faults are in the report, which has an error if there are no objects.
 #[must_use]
@@ -262,17 +265,17 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
             );
             let (mut objects, mut report) = of_disk(saved);
             slices::leave_out(&mut objects, config.endpoint_slices_mib, &mut report);
-            report.push(Diagnostic::warning(what).accepting("an API server that answers"));
+            report.push(Diagnostic::warning(what).accepting(REACHABLE));
             (objects, report)
         }
         Some(Err(unread)) => {
             let what =
                 format!("source.kubernetes: {why}; the objects saved to disk cannot be used: {unread}");
-            (Objects::default(), fault(Diagnostic::error(what).accepting("an API server that answers")))
+            (Objects::default(), fault(Diagnostic::error(what).accepting(REACHABLE)))
         }
         None | Some(Ok(None)) => {
             let what = format!("source.kubernetes: {why}");
-            (Objects::default(), fault(Diagnostic::error(what).accepting("an API server that answers")))
+            (Objects::default(), fault(Diagnostic::error(what).accepting(REACHABLE)))
         }
     }
 }

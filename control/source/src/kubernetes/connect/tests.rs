@@ -286,6 +286,22 @@ async fn a_kubeconfig_that_breaks_leaves_the_last_good_client() {
     assert!(world.status().await.1 > serial, "it is whole again");
 }
 
+#[tokio::test]
+async fn an_error_of_a_kubeconfig_is_one_line_without_the_credentials_beside_the_fault() {
+    let world = World::new();
+    for user in [
+        "token: 'of-the-user",
+        "client-key-data: of-the-user\n    token: []",
+        "token: of-the-user\n     x: 1",
+    ] {
+        let text = format!("apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n    {user}\n");
+        world.file("kubeconfig", &text);
+        let said = world.fault().await;
+        assert!(said.contains("failed to parse kubeconfig YAML: error: line "), "{said}");
+        assert!(!said.contains("of-the-user") && !said.contains('\n'), "{said}");
+    }
+}
+
 /// A proxy that opens and counts tunnels. With `password`, clients must authenticate.
 struct HttpProxy {
     address: SocketAddr,
