@@ -26,7 +26,7 @@ pub struct GatewayConfig {
     /// `node.name`: the cluster's name for this machine, if the gateway is also a node of the cluster. Default `""`: an
     /// appliance outside of the cluster.
     pub node_name: Option<String>,
-    /// `node.zone`: the zone for topology hints. Default `""`: none.
+    /// `node.zone`: the zone for topology hints. Default `""`: that of the node's object, if there is one.
     pub node_zone: Option<String>,
     /// `dataplane`.
     pub dataplane: DataplaneConfig,

@@ -73,7 +73,8 @@ pub const KEYS: &[Key] = &[
         "Labels of the gateway, by which pools select the gateways that announce their addresses ([layer2.md](layer2.md#gateway-groups))."),
     key("node.name", "text", Value("\"\""), "node-a", Reload,
         "The name of this machine's Node object, if the gateway runs on a node of the cluster. Endpoints on this node are local."),
-    key("node.zone", "text", Value("\"\""), "zone-1", Reload, "The zone of this gateway. It decides which topology hints of endpoints apply."),
+    key("node.zone", "text", Value("\"\""), "zone-1", Reload,
+        "The zone of this gateway, which decides which topology hints of endpoints apply. `\"\"`: the zone of `node.name`, by the label `topology.kubernetes.io/zone` of its Node object."),
 
     key("dataplane.cores", "1 to 64 core numbers", Value("[1]"), "[2, 3]", Restart,
         "Dedicated CPU cores, one worker each."),

@@ -50,16 +50,14 @@ pub(super) fn candidates<'e, 'a: 'e>(
             accepted: "forwarding nat or fullnat".to_owned(),
         });
     }
-    let own_node = settings.node.as_deref();
+    let (own_node, zone) = (settings.node.as_deref(), context.own_zone());
     let (policy, viewpoint) = match (frontend.via, plan.options.target) {
         (VipKind::ClusterIp, _) => {
             // No node is called "", so outside of a cluster no endpoint is on the gateway's node.
             let node = Some(own_node.unwrap_or_default());
-            (service.internal_traffic_policy, Viewpoint { node, zone: settings.zone.as_deref() })
+            (service.internal_traffic_policy, Viewpoint { node, zone })
         }
-        (_, Target::Pod) => {
-            (service.external_traffic_policy, Viewpoint { node: own_node, zone: settings.zone.as_deref() })
-        }
+        (_, Target::Pod) => (service.external_traffic_policy, Viewpoint { node: own_node, zone }),
         // Policy Local has already decided which nodes are included.
         (_, Target::Node) => (TrafficPolicy::Cluster, Viewpoint { node: None, zone: None }),
     };

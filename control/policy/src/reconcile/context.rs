@@ -36,6 +36,12 @@ impl<'a> Context<'a> {
         self.input.settings
     }
 
+    /// The zone of the gateway: the configured one, otherwise that of its node, as for kube-proxy.
+    pub(super) fn own_zone(&self) -> Option<&'a str> {
+        let (settings, objects) = (self.settings(), self.input.objects);
+        settings.zone.as_deref().or_else(|| objects.zone_of(settings.node.as_deref()?))
+    }
+
     /// Whether the operator allows checks of an endpoint.
     pub(super) fn may_be_checked(&self, endpoint: &ResolvedEndpoint) -> bool {
         let node = || self.input.objects.nodes.get(endpoint.node.as_deref()?).map(AsRef::as_ref);

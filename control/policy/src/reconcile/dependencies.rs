@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_model::config::Target;
-use tidegate_model::objects::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints};
+use tidegate_model::objects::{Metadata, Node, ObjectKey, Pod, ResolvedEndpoint, ServiceEndpoints};
 use tidegate_model::shared_map::Difference;
 
 use super::annotations::key::WEIGHT;
@@ -78,6 +78,13 @@ impl Dependencies {
             keys.push(DependencyKey::Address(endpoint.ip).hashed());
             keys.extend(endpoint.node.as_deref().map(|node| DependencyKey::Node(node).hashed()));
             keys.extend(endpoint.pod.as_ref().map(|pod| DependencyKey::Pod(pod).hashed()));
+        }
+        let settings = context.settings();
+        if let Some(node) = settings.node.as_deref().filter(|_| settings.zone.is_none()) {
+            // The gateway has the zone of its node, which decides which zone hints apply.
+            let is_hinted = |endpoint: &ResolvedEndpoint| !endpoint.hint_zones.is_empty();
+            let mut all = endpoints.ports.iter().flat_map(|port| &port.endpoints);
+            keys.extend(all.any(is_hinted).then(|| DependencyKey::Node(node).hashed()));
         }
         keys.sort_unstable();
         keys.dedup();

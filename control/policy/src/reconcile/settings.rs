@@ -20,7 +20,7 @@ use crate::pools::Authority;
 pub struct Settings {
     /// `node.name`: the gateway runs on this node, and its endpoints are the local ones.
     pub node: Option<String>,
-    /// `node.zone`, for topology hints.
+    /// `node.zone`, for topology hints; `None`: the zone of the node.
     pub zone: Option<String>,
     /// `metadata.labels`, by which pools select gateways.
     pub labels: Labels,

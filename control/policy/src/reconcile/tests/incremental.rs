@@ -161,6 +161,28 @@ fn no_service_is_reprocessed_that_a_change_cannot_affect() {
 }
 
 #[test]
+fn a_service_with_zone_hints_follows_the_zone_of_the_gateways_node() {
+    let hinted =
+        |address: &str, zone: &str| Endpoint { hint_zones: vec![zone.to_owned()], ..endpoint(address) };
+    let slice = http("web", vec![hinted("10.0.1.1", "z1"), hinted("10.0.1.2", "z2")]);
+    let mut world = World::new(vec![service("web")], vec![slice]);
+    world.settings.node = Some("n0".to_owned());
+    let mut reconciler = Reconciler::default();
+    let mut states_in = |zone: &str| {
+        let mut node = node("n0", &["10.0.2.1"]);
+        node.meta.labels.insert("topology.kubernetes.io/zone".into(), zone.into());
+        world.put_node(node);
+        let outcome = reconciler.reconcile(&world.input());
+        let backends = states(only(&outcome));
+        world.memory = outcome.memory;
+        backends
+    };
+    assert_eq!(states_in("z1"), ["10.0.1.1:8080 active", "10.0.1.2:8080 draining"]);
+    assert_eq!(states_in("z2"), ["10.0.1.1:8080 draining", "10.0.1.2:8080 active"]);
+    assert_eq!(states_in("z3"), ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]);
+}
+
+#[test]
 fn who_is_taken_up_and_comes_out_the_same_stays_the_same_value() {
     let mut world = mixed();
     let mut reconciler = Reconciler::default();

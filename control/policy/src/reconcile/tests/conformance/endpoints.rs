@@ -211,6 +211,33 @@ fn topology_hints_filter_only_if_every_ready_endpoint_carries_them_and_one_names
 }
 
 #[test]
+fn a_gateway_without_a_configured_zone_is_in_the_zone_of_its_node() {
+    let hinted = |address: &str, zone: &str| {
+        format!("addresses: [{address}], zone: {zone}, hints: {{forZones: [{{name: {zone}}}]}}")
+    };
+    let (a, b) = (hinted("10.1.0.1", "a"), hinted("10.1.0.2", "b"));
+    let slice = slice_of_web("web-1", "IPv4", &[a.as_str(), b.as_str()]);
+    let node = node_yaml("edge", &["10.0.2.1"], ", labels: {topology.kubernetes.io/zone: b}");
+    let yaml = web("") + &slice + &node;
+    let backends = |node: Option<&str>, zone: Option<&str>| {
+        let both = Both::new(&yaml).with(|world| {
+            (world.settings.node, world.settings.zone) = (node.map(str::to_owned), zone.map(str::to_owned));
+        });
+        both.backends()
+    };
+    let in_zone_b = ["10.1.0.1:8080 draining", "10.1.0.2:8080 active"];
+    assert_eq!(backends(Some("edge"), None), in_zone_b);
+    assert_eq!(
+        backends(Some("edge"), Some("a")),
+        ["10.1.0.1:8080 active", "10.1.0.2:8080 draining"],
+        "the configuration decides"
+    );
+    let everywhere = ["10.1.0.1:8080 active", "10.1.0.2:8080 active"];
+    assert_eq!(backends(Some("unknown"), None), everywhere);
+    assert_eq!(backends(None, None), everywhere);
+}
+
+#[test]
 fn node_hints_come_before_zone_hints_where_every_ready_endpoint_carries_them_and_one_names_our_node() {
     let hinted = |address: &str, zone: &str, node: &str| {
         format!(
