@@ -24,7 +24,7 @@ pub struct HealthConfig {
     /// `path`: the path that `http` and `https` request. Default `/`.
     pub path: Arc<str>,
     /// `interval`: between checks of one backend, 100ms to 1h, default 2s. `timeout`: of one check, 10ms to `interval`,
-    /// default 1s. `healthyThreshold`: consecutive successes that restore a backend, 1 to 100, default 2.
+    /// default 1s, or a shorter `interval`. `healthyThreshold`: consecutive successes that restore a backend, 1 to 100, default 2.
     /// `unhealthyThreshold`: consecutive failures that remove it, 1 to 100, default 3. `damping`: whether a backend
     /// whose state changes more than 4 times within 60 checks needs more of them, default `true`.
     pub rules: Rules,
@@ -143,12 +143,12 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         }
         config.interval_min = limit(fields, "intervalMin", HEALTH_INTERVAL).unwrap_or(config.interval_min);
         config.timeout_max = limit(fields, "timeoutMax", HEALTH_TIMEOUT).unwrap_or(config.timeout_max);
-        // A default must respect the configured limits.
+        // A default must respect the configured limits, and the configured interval.
         if interval.is_none() {
             rules.interval = rules.interval.max(config.interval_min);
         }
         if timeout.is_none() {
-            rules.timeout = rules.timeout.min(config.timeout_max);
+            rules.timeout = rules.timeout.min(config.timeout_max).min(rules.interval);
         }
         let shown = text::show_duration;
         if let Some(field) = interval.as_ref().filter(|_| rules.interval < config.interval_min) {
@@ -161,9 +161,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
             let what = format_args!("timeout {} is longer than timeoutMax {max}", shown(rules.timeout));
             field.error(what, format!("a timeout of at most {max}"));
         }
-        if rules.timeout > rules.interval
-            && let Some(field) = timeout.as_ref().or(interval.as_ref())
-        {
+        if let Some(field) = timeout.as_ref().filter(|_| rules.timeout > rules.interval) {
             let [timeout, interval] = [rules.timeout, rules.interval].map(text::show_duration);
             let what = format_args!("timeout {timeout} is longer than interval {interval}");
             field.error(what, format!("a timeout of at most the interval, {interval}"));

@@ -282,7 +282,7 @@ pub const KEYS: &[Key] = &[
         "How backends are checked ([control/README.md](../control/README.md#health-checks))."),
     key("health.path", "path, at most 1024 bytes", Value("/"), "/healthz", Reload, "The path that `http` and `https` checks request."),
     key("health.interval", "duration, 100ms to 1h", Value("2s"), "5s", Reload, "The time from one check of a backend to the next."),
-    key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload, "How long one check may take before it counts as failed."),
+    key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload, "How long one check may take before it counts as failed. Left out, it is not longer than the interval."),
     key("health.healthyThreshold", "1 to 100", Value("2"), "4", Reload, "A backend becomes healthy after this many successful checks in a row."),
     key("health.unhealthyThreshold", "1 to 100", Value("3"), "5", Reload, "A backend becomes unhealthy after this many failed checks in a row."),
     key("health.dsrDestination", "`vip`, `backend`", Value("vip"), "backend", Reload,

@@ -110,10 +110,12 @@ impl HealthOptions {
     ) -> Checks {
         self.apply_operator_limits(read);
         if self.rules.timeout > self.rules.interval {
-            let annotation = self.timeout_said.as_deref().unwrap_or(key::HEALTH_INTERVAL);
-            let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
-            let what = format!("health-check timeout {timeout} is longer than the interval {interval}");
-            read.invalid_at(&annotation_field(annotation), what, "at most the interval");
+            // A timeout that the Service does not set is the operator's default, and no fault of the Service.
+            if let Some(annotation) = &self.timeout_said {
+                let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
+                let what = format!("health-check timeout {timeout} is longer than the interval {interval}");
+                read.invalid_at(&annotation_field(annotation), what, "at most the interval");
+            }
             self.rules.timeout = self.rules.interval;
         }
         let by_http = matches!(self.protocol, HealthProtocol::Http | HealthProtocol::Https);

@@ -266,6 +266,17 @@ fn every_key_of_protection_arrives() {
 }
 
 #[test]
+fn a_timeout_of_health_checks_that_is_left_out_is_not_longer_than_the_interval() {
+    let rules = |health: &str| {
+        let rules = valid(&format!("{BASE}health: {health}\n")).health.rules;
+        (rules.interval.as_millis(), rules.timeout.as_millis())
+    };
+    assert_eq!(rules("{interval: 500ms}"), (500, 500));
+    assert_eq!(rules("{interval: 5s}"), (5000, 1000));
+    assert_eq!(rules("{interval: 500ms, timeoutMax: 200ms}"), (500, 200));
+}
+
+#[test]
 fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     let directory = std::env::temp_dir().join(format!("tidegate-lists-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();

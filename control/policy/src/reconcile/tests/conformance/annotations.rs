@@ -664,6 +664,13 @@ fn health_check_annotations_choose_what_is_asked_where_and_how_often() {
     let rules = outcome.targets.first().expect("one target").probe.rules;
     assert_eq!((rules.interval.as_secs(), rules.timeout.as_secs()), (5, 3));
     assert_eq!((rules.healthy_threshold, rules.unhealthy_threshold), (1, 100));
+    let outcome = look(&[(key::HEALTH_INTERVAL, "500ms")]);
+    let rules = outcome.targets.first().expect("one target").probe.rules;
+    assert_eq!(
+        (rules.interval.as_millis(), rules.timeout.as_millis()),
+        (500, 500),
+        "the configured timeout, 1 s, is cut without a word"
+    );
     let udp = annotated_web(&[(key::HEALTH_PROTOCOL, "udp")])
         .replace("port: 80,", "port: 80, protocol: UDP,")
         .replace("protocol: TCP", "protocol: UDP");
