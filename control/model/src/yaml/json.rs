@@ -1,15 +1,70 @@
 //! Converts JSON to the same tree as YAML, so that the readers of manifests also decode objects of an API server.
 //!
 //! Values have no position (line 0); the decoder names the object instead. A tree is written back as JSON to be saved
-//! on disk.
+//! on disk. A manifest in JSON is read as YAML, for its positions: [`as_yaml`] replaces what YAML does not know.
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use std::borrow::Cow;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
 use super::{Entry, Node, Position, Scalar, ScalarKind, Value};
 
 /// The position of values that were not read from a file.
 const NOWHERE: Position = Position { line: 0, column: 0 };
+
+/// The text, where JSON is not YAML: JSON escapes a character above U+FFFF as a surrogate pair (RFC 8259 section 7),
+/// and YAML as `\U` with eight digits. What follows on the same line moves by two columns. Other texts are returned as
+/// they are.
+pub(super) fn as_yaml(text: &str) -> Cow<'_, str> {
+    let may_be_json = text.trim_start().starts_with(['{', '[']) && text.contains("\\u");
+    if !may_be_json || pairs(text).next().is_none() || serde_json::from_str::<IgnoredAny>(text).is_err() {
+        return Cow::Borrowed(text);
+    }
+    let (mut yaml, mut from) = (String::with_capacity(text.len()), 0);
+    for (at, character) in pairs(text) {
+        yaml.push_str(&text[from..at]);
+        yaml.push_str(&format!("\\U{:08x}", u32::from(character)));
+        from = at + PAIR_BYTES;
+    }
+    yaml.push_str(&text[from..]);
+    Cow::Owned(yaml)
+}
+
+/// The length of an escape such as `\u00e9`, and of two of them.
+const ESCAPE_BYTES: usize = 6;
+const PAIR_BYTES: usize = 2 * ESCAPE_BYTES;
+
+/// The surrogate pairs of a JSON text: where each begins, and its character.
+fn pairs(text: &str) -> impl Iterator<Item = (usize, char)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        loop {
+            at += text.get(at..)?.find('\\')?;
+            let pair = text.get(at..at + PAIR_BYTES).and_then(pair);
+            let begin = at;
+            // The character after a backslash belongs to its escape, also if it is a backslash. No other byte of an
+            // escape is one.
+            at += if pair.is_some() { PAIR_BYTES } else { 1 + text[at + 1..].chars().next()?.len_utf8() };
+            if let Some(character) = pair {
+                return Some((begin, character));
+            }
+        }
+    })
+}
+
+/// The character of two escapes, if they are a surrogate pair.
+fn pair(text: &str) -> Option<char> {
+    let unit = |escape: &str| {
+        let digits = escape.strip_prefix("\\u")?;
+        let is_hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hex.then(|| u16::from_str_radix(digits, 16).ok())?
+    };
+    let (high, low) = (unit(text.get(..ESCAPE_BYTES)?)?, unit(text.get(ESCAPE_BYTES..)?)?);
+    // A single surrogate is an error, and any other pair of units is two characters.
+    let is_pair = (0xd800..0xdc00).contains(&high) && (0xdc00..0xe000).contains(&low);
+    is_pair.then(|| char::decode_utf16([high, low]).next()?.ok())?
+}
 
 impl Node {
     /// A value without a position.

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
 use super::{
-    DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value,
+    DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value, json,
 };
 
 /// The number of keys of a mapping up to which a scan is cheaper than a set.
@@ -49,7 +49,8 @@ pub struct Fault {
 /// assert_eq!(parsed.documents[1].entry("b").expect("it has one").at.column, 2);
 /// ```
 pub fn parse(text: &str) -> Parsed {
-    let mut rest = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = json::as_yaml(text.strip_prefix('\u{feff}').unwrap_or(text));
+    let mut rest = &*text;
     let mut builder = Builder::default();
     while let Some(stop) = builder.documents(rest) {
         let Some((offset, lines)) = next_document(rest, stop) else { break };

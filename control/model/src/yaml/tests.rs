@@ -64,6 +64,22 @@ fn json_is_read_with_tabs_and_escapes() {
 }
 
 #[test]
+fn a_surrogate_pair_of_json_is_one_character_and_other_text_stays_as_it_is() {
+    let value = |text: &str| {
+        let parsed = parse(text);
+        assert_eq!(parsed.faults, [], "{text}");
+        let node = &parsed.documents[0].entry("a").expect("it has one").node;
+        (node.text().expect("a text").to_owned(), node.at.line)
+    };
+    let json =
+        "{\n  \"emoji\": \"\\uD83D\\ude00\",\n  \"a\": \"x \\ud83d\\ude00\\u00e9 \\\\ud83d\\\\ude00\"\n}\n";
+    assert_eq!(value(json), ("x \u{1f600}\u{e9} \\ud83d\\ude00".to_owned(), 3));
+    assert_eq!(value("{a: '\\ud83d\\ude00'}\n").0, "\\ud83d\\ude00", "YAML, not JSON");
+    let alone = r#"{"a": "\ud83d"}"#;
+    assert!(faults(alone)[0].contains("escape"), "{:?}", faults(alone));
+}
+
+#[test]
 fn empty_documents_are_left_out_and_a_byte_order_mark_is_no_text() {
     assert_eq!(parse("---\n---\na: 1\n---\n# nothing\n").documents.len(), 1);
     assert_eq!(parse("").documents.len(), 0);
