@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use super::files::Files;
-use super::section::section;
+use super::section::{secret_section, section};
 use crate::bounded_file;
 use crate::yaml::{Field, Fields};
 
@@ -91,8 +91,9 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
                 config.peers.push(peer);
             }
         }
-        let mut is_given = false;
-        config.key = section(fields, "key", |key| {
+        // A key in another form than a mapping is a fault of its own.
+        let mut is_given = fields.get("key").is_some();
+        config.key = secret_section(fields, "key", |key| {
             is_given = key.get("value").is_some() || key.get("file").is_some();
             decode_key(key, files)
         });

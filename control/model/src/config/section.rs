@@ -15,6 +15,20 @@ pub(super) fn section<'a, T>(
     value
 }
 
+/// Like [`section`], for a mapping that contains a secret. If the secret itself is in the place of the mapping, the fault
+/// does not repeat it.
+pub(super) fn secret_section<'a, T>(
+    parent: &Fields<'a>,
+    key: &'static str,
+    read: impl FnOnce(&Fields<'a>) -> Option<T>,
+) -> Option<T> {
+    if let Some(field) = parent.get(key).filter(|field| !matches!(field.node.value, Value::Mapping(_))) {
+        field.error("the value is not a mapping", format!("{key}: {{file: FILE}} or {key}: {{value: KEY}}"));
+        return None;
+    }
+    section(parent, key, read)
+}
+
 /// A number or word as written. Some words, such as `off`, are booleans of YAML.
 pub(super) fn scalar_text(node: &Node) -> Option<&str> {
     match &node.value {

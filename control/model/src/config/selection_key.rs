@@ -3,7 +3,7 @@
 use tidegate_core::selection_key::SelectionKey;
 
 use super::files::Files;
-use super::section::section;
+use super::section::secret_section;
 use crate::bounded_file;
 use crate::yaml::{Field, Fields};
 
@@ -14,7 +14,7 @@ const ACCEPTED: &str =
 const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SelectionKey> {
-    section(parent, "selectionKey", |fields| {
+    secret_section(parent, "selectionKey", |fields| {
         let (value, file) = (fields.get("value"), fields.get("file"));
         if value.is_none() && file.is_none() {
             fields.itself().error("neither value nor file is given", "one of the two");

@@ -316,6 +316,26 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
 }
 
 #[test]
+fn a_fault_of_a_key_does_not_repeat_the_key() {
+    let secret = "0a0b0c0d0e0f1a1b1c1d1e1f2a2b2c2d";
+    for (text, said) in [
+        (format!("selectionKey: {secret}\n"), "selectionKey: the value is not a mapping"),
+        (format!("selectionKey: [{secret}]\n"), "selectionKey: the value is not a mapping"),
+        (format!("selectionKey: {{value: [{secret}]}}\n"), "selectionKey.value: the value is not text"),
+        (format!("selectionKey: {{value: {secret}0}}\n"), "selectionKey.value: 33 characters are not a key"),
+        (
+            format!("flowSharing: {{mode: nat, key: {secret}}}\n"),
+            "flowSharing.key: the value is not a mapping",
+        ),
+    ] {
+        let report = read(&format!("{BASE}{text}")).report;
+        let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+        assert!(errors.len() == 1 && errors[0].contains(said), "{text}{report}");
+        assert!(errors[0].contains("accepted: ") && !errors[0].contains(secret), "{report}");
+    }
+}
+
+#[test]
 fn line_ends_of_a_bgp_password_do_not_count_and_blanks_do_with_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     let peer = "{address: 10.0.0.9, asn: 2, ebgpMultihop: 2, passwordFile: password}";
