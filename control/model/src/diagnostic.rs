@@ -3,7 +3,8 @@
 //! Every reader of operator input (the configuration, manifests, annotations) records its faults here and continues,
 //! so that one run reports all of them. Nothing here reads files or decides what a fault is.
 //!
-//! Invariant: a [`Report`] prints its diagnostics in the same order, whatever the order in which they were added.
+//! Invariants: a [`Report`] prints its diagnostics in the same order, whatever the order in which they were added. A
+//! diagnostic has a bounded length, whatever the length of the value that it quotes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -87,12 +88,12 @@ pub struct Diagnostic {
 impl Diagnostic {
     /// An error without a place.
     pub fn error(what: impl Into<String>) -> Self {
-        Self { severity: Severity::Error, location: None, what: what.into(), accepted: None }
+        Self { severity: Severity::Error, location: None, what: shortened(what.into()), accepted: None }
     }
 
     /// A warning without a place.
     pub fn warning(what: impl Into<String>) -> Self {
-        Self { severity: Severity::Warning, location: None, what: what.into(), accepted: None }
+        Self { severity: Severity::Warning, location: None, what: shortened(what.into()), accepted: None }
     }
 
     /// Sets the place: a `Location` or an `Option<Location>`; `None` leaves it without a place.
@@ -122,6 +123,25 @@ impl Diagnostic {
     fn order(&self) -> (&Option<Location>, Severity, &str, &Option<String>) {
         (&self.location, self.severity, &self.what, &self.accepted)
     }
+}
+
+/// The number of characters at the beginning and at the end of a longer text that are kept: a value is quoted between
+/// what it is and what is wrong with it.
+const KEPT_CHARS: usize = 1000;
+
+/// The text without its middle, if it is long. A line of a file may have 64 MiB.
+fn shortened(what: String) -> String {
+    // It has no more characters than bytes.
+    if what.len() <= 2 * KEPT_CHARS {
+        return what;
+    }
+    let end_of_head = what.char_indices().nth(KEPT_CHARS).map_or(what.len(), |(at, _)| at);
+    let begin_of_tail = what.char_indices().rev().nth(KEPT_CHARS - 1).map_or(0, |(at, _)| at);
+    if begin_of_tail <= end_of_head {
+        return what;
+    }
+    let left_out = what[end_of_head..begin_of_tail].chars().count();
+    format!("{} [{left_out} characters] {}", &what[..end_of_head], &what[begin_of_tail..])
 }
 
 impl PartialOrd for Diagnostic {
@@ -235,6 +255,17 @@ mod tests {
             "a.yaml:3:9: error: bad; accepted: 1 to 5"
         );
         assert_eq!(Diagnostic::warning("odd").to_string(), "warning: odd");
+    }
+
+    #[test]
+    fn a_value_of_any_length_is_quoted_without_its_middle() {
+        let value = "\u{e9}".repeat(100_000);
+        let said = Diagnostic::error(format!("{value:?} is not a prefix")).what;
+        assert!(said.starts_with("\"\u{e9}\u{e9}") && said.ends_with("\u{e9}\" is not a prefix"), "{said}");
+        assert!(said.contains(" [98018 characters] "), "{said}");
+        for kept in ["x".repeat(2000), "\u{e9}".repeat(2000), String::new()] {
+            assert_eq!(Diagnostic::warning(kept.as_str()).what, kept);
+        }
     }
 
     #[test]

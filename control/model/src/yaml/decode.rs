@@ -405,10 +405,10 @@ impl<'a> Fields<'a> {
                 (near, _) => near.join(", "),
             };
             let what = format!("unknown key {:?}{place}", entry.key);
-            let location = self.of.sheet.location(entry.at);
-            let diagnostic =
-                Diagnostic { severity, location: Some(location), what, accepted: Some(accepted) };
-            self.of.sheet.push(diagnostic);
+            match severity {
+                Severity::Error => self.of.sheet.error(entry.at, what, accepted),
+                Severity::Warning => self.of.sheet.warning(entry.at, what, accepted),
+            }
         }
     }
 
