@@ -157,6 +157,8 @@ fn read(field: &Field<'_>, path: &Path, files: &Files<'_>) -> Vec<IpNet> {
 /// The prefixes of the contents of a file, or its faults with their lines.
 fn parse(contents: &[u8]) -> Result<Vec<IpNet>, Vec<(u32, String)>> {
     let (mut nets, mut faults) = (Vec::new(), Vec::new());
+    // Some editors begin a file with a byte order mark, which is not a part of its first line.
+    let contents = contents.strip_prefix("\u{feff}".as_bytes()).unwrap_or(contents);
     for (line, number) in contents.split(|byte| *byte == b'\n').zip(1_u32..) {
         match std::str::from_utf8(line).map(parse_line) {
             Ok(Ok(net)) => nets.extend(net),

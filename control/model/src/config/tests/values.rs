@@ -291,6 +291,10 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     assert_eq!(key, SelectionKey::from_hex("000102030405060708090a0b0c0d0e0f"));
     assert!(!format!("{config:?}").contains("08090"), "the key is not shown");
 
+    write("deny.txt", "\u{feff}# made on another system\r\n198.51.100.0/24\r\n");
+    let marked = load().config.expect("a byte order mark is no part of the first line");
+    assert_eq!(marked.protection.sources.counts(), [1, 0]);
+
     // The IPv4 form of these is what packets have.
     write("deny.txt", "::ffff:203.0.113.7\n::ffff:198.51.100.0/120\n");
     let mapped = load().config.expect("it is valid");
