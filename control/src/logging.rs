@@ -1,8 +1,9 @@
 //! Logging to standard error: one line for each event, as text or as JSON.
 //!
-//! `RUST_LOG` selects the events by target and level; without it, `info` and above are logged. The target of an event
-//! is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are
-//! off by default because the source reports them once.
+//! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are logged. If it
+//! is invalid, a warning says so, and the default applies. The target of an event is the module that logs it, for example
+//! `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are off by default because the source reports
+//! them once.
 //!
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
 //! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
@@ -19,6 +20,10 @@ use tracing_subscriber::EnvFilter;
 
 /// Events that are logged when `RUST_LOG` is not set.
 const DEFAULT_FILTER: &str = "info,kube_client=off";
+
+/// The values of `RUST_LOG`.
+const FILTER_ACCEPTED: &str =
+    "error, warn, info, debug, trace or off, also of a target: info,tidegate_source=debug";
 
 /// Target of errors in the configuration and in manifests.
 const DIAGNOSTICS_TARGET: &str = "tidegate::diagnostics";
@@ -45,7 +50,13 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
     if STARTED.set(()).is_err() {
         return Ok(());
     }
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    // An empty filter would log nothing, not even why the configuration is refused.
+    let written = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|text| !text.trim().is_empty());
+    let read = EnvFilter::try_new(written.as_deref().unwrap_or(DEFAULT_FILTER));
+    let (filter, fault) = match read {
+        Ok(filter) => (filter, None),
+        Err(error) => (EnvFilter::new(DEFAULT_FILTER), Some(error)),
+    };
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     match format {
         LogFormat::Text => {
@@ -72,6 +83,10 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
                 tracing::error!(location, "panic: {message}");
             }));
         }
+    }
+    if let (Some(written), Some(error)) = (written, fault) {
+        let accepted = FILTER_ACCEPTED;
+        tracing::warn!(%error, accepted, "RUST_LOG is {written:?}, which is not valid; the default applies: info");
     }
     Ok(())
 }

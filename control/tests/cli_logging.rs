@@ -9,12 +9,16 @@ const FAULTY: &str =
     "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nmetadata: {name: edge-1}\nnot-a-key: 1\n";
 
 fn run(arguments: &[&str], variable: Option<&str>) -> Output {
+    run_with(arguments, variable.map(|format| ("TIDEGATE_LOG_FORMAT", format)))
+}
+
+fn run_with(arguments: &[&str], variable: Option<(&str, &str)>) -> Output {
     let directory = tempfile::tempdir().expect("a directory");
     let config = directory.path().join("gateway.yaml");
     std::fs::write(&config, FAULTY).expect("a file");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.env_remove("RUST_LOG").env_remove("TIDEGATE_LOG_FORMAT").args(["run", "-c"]).arg(&config);
-    command.args(arguments).envs(variable.map(|format| ("TIDEGATE_LOG_FORMAT", format)));
+    command.args(arguments).envs(variable);
     command.output().expect("the binary runs")
 }
 
@@ -54,6 +58,21 @@ fn the_option_overrides_the_variable_and_text_is_the_default() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn an_empty_rust_log_is_none_and_an_invalid_one_is_reported() {
+    let log = |filter: &str| {
+        let output = run_with(&[], Some(("RUST_LOG", filter)));
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for filter in ["", " "] {
+        assert!(log(filter).contains(" ERROR tidegate::diagnostics: "), "{:?}", log(filter));
+    }
+    let said = log("tidegate=verbose");
+    assert!(said.contains(" WARN ") && said.contains("RUST_LOG is \"tidegate=verbose\""), "{said}");
+    assert!(said.contains("accepted=") && said.contains(" ERROR tidegate::diagnostics: "), "{said}");
 }
 
 #[test]
