@@ -36,7 +36,8 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
         if let Some(path) = fields.get("socket").and_then(|f| f.string_where(fits, &accepted)) {
             config.socket = PathBuf::from(path);
         }
-        if let Some(listen) = fields.get("listen").and_then(|f| address(&f)) {
+        let listen_field = fields.get("listen");
+        if let Some(listen) = listen_field.as_ref().and_then(address) {
             config.listen = listen;
         }
         config.metrics_per_backend =
@@ -45,10 +46,20 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
         if let Some(healthz) = healthz_field.as_ref().and_then(address) {
             config.healthz = healthz;
         }
-        if let (Some(field), Some(healthz)) = (&healthz_field, config.healthz)
-            && config.listen.is_some_and(|l| clash(l, healthz))
+        if let (Some(listen), Some(healthz)) = (config.listen, config.healthz)
+            && clash(listen, healthz)
         {
-            field.error(format_args!("{healthz} is taken by admin.listen"), "another address or port");
+            let accepted = "another address or port";
+            match (&healthz_field, &listen_field) {
+                (Some(field), _) => field.error(format_args!("{healthz} is taken by admin.listen"), accepted),
+                (None, Some(field)) => {
+                    field.error(
+                        format_args!("{listen} is taken by admin.healthz, by default {healthz}"),
+                        accepted,
+                    );
+                }
+                (None, None) => {}
+            }
         }
         Some(())
     });
@@ -68,5 +79,8 @@ fn address(field: &Field<'_>) -> Option<Option<SocketAddr>> {
 /// Whether two listeners cannot both be bound.
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
     let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && same_address
+    // A socket at [::] takes connections of IPv4, too.
+    let serves_both = |one: SocketAddr| one.is_ipv6() && one.ip().is_unspecified();
+    let same_family = a.is_ipv4() == b.is_ipv4() || serves_both(a) || serves_both(b);
+    a.port() == b.port() && same_family && same_address
 }

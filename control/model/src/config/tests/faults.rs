@@ -499,6 +499,14 @@ const FAULTS: &[(&str, &str)] = &[
         "admin: {healthz: 127.0.0.1:9469}",
         "8:18: error: admin.healthz: 127.0.0.1:9469 is taken by admin.listen; accepted: another address or port",
     ),
+    (
+        "admin: {listen: 0.0.0.0:10356}",
+        "8:17: error: admin.listen: 0.0.0.0:10356 is taken by admin.healthz, by default 0.0.0.0:10356; accepted: another address or port",
+    ),
+    (
+        "admin: {listen: '[::]:9000', healthz: 127.0.0.1:9000}",
+        "8:39: error: admin.healthz: 127.0.0.1:9000 is taken by admin.listen; accepted: another address or port",
+    ),
     ("---\nkind: X", "9:1: error: the file has a second document; accepted: one GatewayConfig in each file"),
 ];
 
