@@ -6,6 +6,7 @@
 //!
 //! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the input is invalid (`check`, an
 //! invalid configuration, a wrong command line); 3 packets still came to a gateway at the timeout of `drain --gateway`.
+//! `run` has codes of its own (`daemon`).
 
 mod announce_tables;
 mod args;

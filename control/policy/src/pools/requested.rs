@@ -97,7 +97,8 @@ impl Allocation {
             ));
         }
         if self.over_quota(pool, applicant, ip, &[]) {
-            return Err((self.quota_reached(pool, applicant), None));
+            let accepted = "a Service that releases an address, or a larger quotaPerNamespace of the pool";
+            return Err((self.quota_reached(pool, applicant), Some(accepted.to_owned())));
         }
         self.admits(pool, ip, applicant).map_err(|taken| {
             (

@@ -133,14 +133,18 @@ impl Listing {
                     self.found.insert(path, Found::BrokenLink);
                 }
             }
-            Err(error) if wanted => self.fault(&path, format!("cannot be read: {error}")),
+            Err(error) if wanted => self.faulty(&path, format!("cannot be read: {error}"), "a readable file"),
             Err(_) => {}
         }
     }
 
     fn fault(&mut self, path: &Path, what: String) {
+        self.faulty(path, what, "a readable directory of manifests");
+    }
+
+    fn faulty(&mut self, path: &Path, what: String, accepted: &str) {
         let place = Location::start_of(path.to_string_lossy().as_ref());
-        self.report.push(Diagnostic::error(what).accepting("a readable directory of manifests").at(place));
+        self.report.push(Diagnostic::error(what).accepting(accepted).at(place));
         self.unreadable.push(path.to_owned());
     }
 }

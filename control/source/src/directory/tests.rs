@@ -154,6 +154,20 @@ fn each_directory_is_read_once_whatever_links_lead_to_it() {
 }
 
 #[test]
+fn a_link_to_itself_is_an_error_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    symlink("a.yaml", dir.path().join("a.yaml")).unwrap();
+    write(&dir.path().join("b.yaml"), &service("b", 80));
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert_eq!(names(&objects), ["b"]);
+    let said = report.to_string();
+    assert!(
+        said.contains("a.yaml:1:1: error: cannot be read: ") && said.contains("accepted: a readable file"),
+        "{said}"
+    );
+}
+
+#[test]
 fn directories_nested_too_deep_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let deep = (0..20).fold(dir.path().to_owned(), |path, n| path.join(n.to_string()));

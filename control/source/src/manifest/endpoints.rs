@@ -76,8 +76,9 @@ fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
     let labels = || document.node.entry("metadata")?.node.entry("labels")?.node.entry(SERVICE_NAME_LABEL);
     let (why, at) = match (meta.labels.get(SERVICE_NAME_LABEL), labels()) {
         (Some(name), Some(entry)) if name.is_empty() => ("is empty", entry.node.at),
-        (Some(_), _) => return,
-        (None, _) => ("is missing", document.at()),
+        // It is written, but was not read with the rest because of an error in the metadata.
+        (Some(_), _) | (None, Some(_)) => return,
+        (None, None) => ("is missing", document.at()),
     };
     let slice = match meta.key.name.as_str() {
         "" => "the EndpointSlice".to_owned(),

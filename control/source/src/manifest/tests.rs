@@ -662,6 +662,10 @@ fn a_slice_without_a_service_is_warned_about() {
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: A}\naddressType: IPv4\n",
     );
     assert!(report.to_string().contains("warning: the EndpointSlice belongs to no Service"), "{report}");
+    let (_, report) = read(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: A, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\n",
+    );
+    assert!(report.len() == 1 && report.to_string().contains("metadata.name: the text \"A\""), "{report}");
 }
 
 #[test]

@@ -148,6 +148,12 @@ fn external_ips_count_in_the_quota_of_their_namespace_and_each_address_once() {
     let balancer = service_with("name: lb, annotations: {tidegate.dev/address-pool: edge}", "");
     both.now_is(&(two.clone() + &balancer));
     assert!(pending(&both.step(), "lb").is_some_and(|why| why.contains("holds its quota of 2")));
+    let requests = service_with("name: lb, annotations: {tidegate.dev/load-balancer-ips: 198.51.100.9}", "");
+    both.now_is(&(two.clone() + &requests));
+    let outcome = both.step();
+    let (reason, _, accepted) = finding(&outcome);
+    assert_eq!(reason, Reason::AllocationFailed);
+    assert!(accepted.contains("quotaPerNamespace"), "{accepted}");
     both.now_is(&third);
     assert_eq!(owned(&both.step()), ["TCP 198.51.100.3:80 c"], "what is given back counts no more");
 }
