@@ -26,10 +26,10 @@ pub(crate) const SMALL_TABLE: u32 = 131_072;
 const PACE: Duration = Duration::from_millis(20);
 /// The priority of the gateway. A real gateway has its own core; here the priority keeps other work of the machine off
 /// its core.
-const GATEWAY_PRIORITY: i32 = -10;
+pub(crate) const GATEWAY_PRIORITY: i32 = -10;
 
 /// The maximum time between two retransmissions of a TCP segment after 20 s of losses.
-const LATE_MAX: Duration = Duration::from_secs(60);
+pub(crate) const LATE_MAX: Duration = Duration::from_secs(60);
 
 /// Whether every flood lasts for the time in `docs/floods.md` and not for the short time of `make test`.
 pub(crate) fn long() -> bool {
@@ -224,7 +224,11 @@ pub(crate) struct Counters(BTreeMap<String, f64>);
 
 impl Counters {
     fn read(world: &World) -> Self {
-        let text = world.gateway().metrics().expect("the gateway tells its metrics");
+        Self::of(&world.gateway().metrics().expect("the gateway tells its metrics"))
+    }
+
+    /// Those of the text of `/metrics`.
+    pub(crate) fn of(text: &str) -> Self {
         let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
             Some((series.to_owned(), value.parse().ok()?))
