@@ -22,7 +22,7 @@ use tidegate::netlab::cleanup;
 
 use crate::dut::{Restarted, Round, Sample, Setup};
 use crate::generator::{Job, Soak, Stream};
-use crate::results::{Machine, Results, Row};
+use crate::results::{Machine, Results, Row, Spread};
 use crate::scenario::Scenario;
 
 /// Measures load balancers over virtual wires.
@@ -288,9 +288,7 @@ fn soak(name: &str, seconds: f64, place: &Place) -> Result<()> {
     }
     // What is in use at one moment varies, for example while a snapshot is compiled.
     let median = |part: &[Sample], of: fn(&Sample) -> f64| {
-        let mut all: Vec<f64> = part.iter().map(of).collect();
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
+        Spread::of(part.iter().map(of)).map_or(0.0, |spread| spread.median)
     };
     let both = |of: fn(&Sample) -> f64| [median(early, of), median(late, of)];
     let [before, after] = both(|sample| sample.resident_mib);

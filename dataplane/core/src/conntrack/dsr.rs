@@ -145,7 +145,14 @@ impl DsrTable {
         idle: IdleTimeout,
         now: Now,
     ) -> Result<(), Full> {
-        self.put(key, hash, backend, packet, idle, true, now)
+        by_family!(mut self, key, |table, packed| {
+            let Some(place) = table.find(&packed, hash) else {
+                return begin(table, (packed, hash), backend, packet, idle, now);
+            };
+            table.replace(place, now);
+            table.write(place, &Entry::first(packed, None, backend, packet, idle, now));
+            Ok(())
+        })
     }
 
     /// [`Self::insert`] for a key that a look-up has not found, which saves another search.
@@ -162,34 +169,7 @@ impl DsrTable {
         idle: IdleTimeout,
         now: Now,
     ) -> Result<(), Full> {
-        self.put(key, hash, backend, packet, idle, false, now)
-    }
-
-    #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "those of its two callers, and which of them it is")]
-    fn put(
-        &mut self,
-        key: &FlowKey,
-        hash: FlowHash,
-        backend: BackendId,
-        packet: Packet,
-        idle: IdleTimeout,
-        is_known: bool,
-        now: Now,
-    ) -> Result<(), Full> {
-        by_family!(mut self, key, |table, packed| {
-            debug_assert!(is_known || table.find(&packed, hash).is_none(), "no key is in the table twice");
-            let known = if is_known { table.find(&packed, hash) } else { None };
-            let place = match known {
-                Some(place) => {
-                    table.replace(place, now);
-                    place
-                }
-                None => table.admit(&packed, hash, now).map_err(|_| Full)?,
-            };
-            table.write(place, &first_entry(packed, backend, packet, idle, now));
-            Ok(())
-        })
+        by_family!(mut self, key, |table, packed| begin(table, (packed, hash), backend, packet, idle, now))
     }
 
     /// Removes a flow. Returns whether it was known.
@@ -212,19 +192,6 @@ impl DsrTable {
     }
 }
 
-/// The entry of a flow that begins with `packet`.
-#[inline(always)]
-fn first_entry<const A: usize>(
-    key: PackedKey<A>,
-    backend: BackendId,
-    packet: Packet,
-    idle: IdleTimeout,
-    now: Now,
-) -> Entry<A> {
-    let (state, seen, value) = (State::first(packet), now.millis(), backend.raw());
-    Entry { key, state, idle, seen, value, peer: None }
-}
-
 /// [`DsrTable::insert_new`] in the table of one family.
 #[inline(always)]
 pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usize>(
@@ -237,7 +204,7 @@ pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usi
 ) -> Result<(), Full> {
     debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
     let place = table.admit(&key, hash, now).map_err(|_| Full)?;
-    table.write(place, &first_entry(key, backend, packet, idle, now));
+    table.write(place, &Entry::first(key, None, backend, packet, idle, now));
     Ok(())
 }
 

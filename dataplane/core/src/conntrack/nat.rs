@@ -331,14 +331,8 @@ impl NatTable {
         let (key, reply_key) = (flow.0, reply.0);
         assert_eq!(key.addr().is_v4(), reply_key.addr().is_v4(), "NAT stays within a family");
         by_family!(mut self, key, |table, packed| {
-            let entry = Entry {
-                key: packed,
-                state: State::first(packet),
-                idle,
-                seen: now.millis(),
-                value: backend.raw(),
-                peer: Some(PackedKey::from(reply_key)),
-            };
+            let peer = Some(PackedKey::from(reply_key));
+            let entry = Entry::first(packed, peer, backend, packet, idle, now);
             insert_pair(table, &entry, (flow.1, is_known), reply.1, State::silent(packet), now)
         })
     }
@@ -609,14 +603,7 @@ pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usi
         return false;
     }
     let Some([place, reply_place]) = table.free_for_pair(hash, reply_hash) else { return false };
-    let flow = Entry {
-        key,
-        state: State::first(packet),
-        idle,
-        seen: now.millis(),
-        value: backend.raw(),
-        peer: Some(reply_key),
-    };
+    let flow = Entry::first(key, Some(reply_key), backend, packet, idle, now);
     table.write(place, &flow);
     table.forget_streams(place);
     let reply = Entry { key: reply_key, state: State::silent(packet), peer: Some(key), ..flow };

@@ -119,6 +119,21 @@ pub(super) struct Entry<const A: usize> {
     pub(super) peer: Option<PackedKey<A>>,
 }
 
+impl<const A: usize> Entry<A> {
+    /// The client's entry of a flow that begins with `packet`.
+    #[inline(always)]
+    pub(super) fn first(
+        key: PackedKey<A>,
+        peer: Option<PackedKey<A>>,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Self {
+        Self { key, state: State::first(packet), idle, seen: now.millis(), value: backend.raw(), peer }
+    }
+}
+
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     /// Whether entries come in pairs: an entry then has room for a second key.
     pub(super) const PAIRED: bool = W >= ADDR + A + 2 + A;

@@ -101,10 +101,16 @@ pub(super) fn seek_opening<const A: usize>(
     ways.opening = true;
 }
 
+/// The part of a packet that affects the state of its flow.
+#[inline(always)]
+fn kind_of<const A: usize>(packet: &Usual<A>) -> Packet {
+    if packet.proto == proto::TCP { Packet::Tcp(packet.flags) } else { Packet::Datagram }
+}
+
 /// Whether a packet whose flow is not known begins one, and nothing but the hash decides on it.
 fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Usual<A>) -> bool {
-    let is_tcp = packet.proto == proto::TCP;
-    (!is_tcp || Packet::Tcp(packet.flags).is_opening() && service.mss_limit == 0)
+    let kind = kind_of(packet);
+    (!kind.has_connection() || kind.is_opening() && service.mss_limit == 0)
         && service.affinity_ms == 0
         && !service.passive
         && !service.limited.of_new_flows()
@@ -187,7 +193,7 @@ pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>],
             }
             begun.add(&item.packet);
         } else {
-            let opens = item.packet.proto == proto::TCP && Packet::Tcp(item.packet.flags).is_opening();
+            let opens = kind_of(&item.packet).is_opening();
             item.service = if opens { Item::<A>::OPENS } else { Item::<A>::WITHOUT_ENTRY };
         }
         snapshot.prefetch_backend(backend);
@@ -263,11 +269,9 @@ pub(super) fn open<const A: usize>(
             && let Some(service) = service.and_then(|id| view.snapshot.service_by_id(id))
         {
             let packet = &item.packet;
-            let is_tcp = packet.proto == proto::TCP;
-            let kind = if is_tcp { Packet::Tcp(packet.flags) } else { Packet::Datagram };
             let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
             // Without room, the flow may move when the owner of its hash changes. The table has counted that.
-            let _ = flows.begin_dsr(&key, backend, kind, service.idle, now);
+            let _ = flows.begin_dsr(&key, backend, kind_of(packet), service.idle, now);
         }
     }
 }
