@@ -10,6 +10,7 @@ pub mod assemble;
 pub mod cli;
 pub mod daemon;
 pub mod demo;
+mod log_sink;
 mod logging;
 pub mod netlab;
 mod state_file;

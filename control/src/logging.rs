@@ -8,15 +8,22 @@
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
 //! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
 //!
-//! Nothing is logged per packet: counters record what happens to packets.
+//! Nothing is logged per packet: counters record what happens to packets. Nobody waits for who reads standard error, and
+//! nothing fails if nobody does ([`log_sink`](crate::log_sink)).
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader};
-use std::sync::{Mutex, OnceLock};
+use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader, Write};
+use std::panic::PanicHookInfo;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use clap::ValueEnum;
+use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Severity};
+use tidegate_model::time::whole_seconds;
 use tracing_subscriber::EnvFilter;
+
+use crate::log_sink::LogSink;
 
 /// Events that are logged when `RUST_LOG` is not set.
 const DEFAULT_FILTER: &str = "info,kube_client=off";
@@ -46,8 +53,13 @@ pub(crate) enum LogFormat {
 /// # Errors
 /// When standard error cannot be redirected for JSON.
 pub(crate) fn start(format: LogFormat) -> io::Result<()> {
-    static STARTED: OnceLock<()> = OnceLock::new();
-    if STARTED.set(()).is_err() {
+    let log = File::from(rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3)?);
+    let is_terminal = io::stderr().is_terminal();
+    let note = match format {
+        LogFormat::Text => lost_as_text,
+        LogFormat::Json => lost_as_json,
+    };
+    if SINK.set(Mutex::new(LogSink::new(log, note))).is_err() {
         return Ok(());
     }
     // An empty filter would log nothing, not even why the configuration is refused.
@@ -57,38 +69,88 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
         Ok(filter) => (filter, None),
         Err(error) => (EnvFilter::new(DEFAULT_FILTER), Some(error)),
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Log);
     match format {
         LogFormat::Text => {
-            let _ = builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).try_init();
+            let _ = builder.with_ansi(is_terminal).try_init();
         }
         LogFormat::Json => {
-            let log = File::from(rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3)?);
             let (lines, written) = io::pipe()?;
-            let _ = builder
-                .json()
-                .with_current_span(false)
-                .with_span_list(false)
-                .with_writer(Mutex::new(log))
-                .try_init();
+            let _ = builder.json().with_current_span(false).with_span_list(false).try_init();
             rustix::stdio::dup2_stderr(&written)?;
             std::thread::Builder::new().name("tg-stderr".into()).spawn(move || forward(lines))?;
-            // The default hook writes text to standard error, and the process may end before the pipe is read.
-            std::panic::set_hook(Box::new(|panic| {
-                let payload = panic.payload();
-                let text = payload.downcast_ref::<String>().map(String::as_str);
-                let message =
-                    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                let location = panic.location().map(ToString::to_string);
-                tracing::error!(location, "panic: {message}");
-            }));
         }
     }
+    // The default hook writes text to standard error, and waits for its reader.
+    std::panic::set_hook(Box::new(panicked));
     if let (Some(written), Some(error)) = (written, fault) {
         let accepted = FILTER_ACCEPTED;
         tracing::warn!(%error, accepted, "RUST_LOG is {written:?}, which is not valid; the default applies: info");
     }
     Ok(())
+}
+
+/// The output of all events. It is set once.
+static SINK: OnceLock<Mutex<LogSink>> = OnceLock::new();
+
+/// Writes to [`SINK`].
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        sink().map_or(Ok(line.len()), |mut sink| sink.write(line))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn sink() -> Option<MutexGuard<'static, LogSink>> {
+    Some(SINK.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The number of log lines that were lost because standard error did not take them.
+pub(crate) fn lost_lines() -> u64 {
+    sink().map_or(0, |sink| sink.lost_in_total())
+}
+
+/// That log lines are lost now, as text for display.
+pub(crate) fn trouble() -> Option<String> {
+    let (lines, since) = sink()?.trouble()?;
+    Some(format!(
+        "{lines} log lines have been lost since {}: nobody reads standard error",
+        whole_seconds(since)
+    ))
+}
+
+/// What [`SINK`] writes when lines were lost.
+const LOST: &str = "log lines were lost: nobody read standard error";
+
+fn lost_as_text(lines: u64) -> String {
+    format!("{}  WARN {}: {LOST} lines={lines}\n", Timestamp::now(), module_path!())
+}
+
+fn lost_as_json(lines: u64) -> String {
+    let line = serde_json::json!({
+        "timestamp": Timestamp::now().to_string(),
+        "level": "WARN",
+        "fields": {"message": LOST, "lines": lines},
+        "target": module_path!(),
+    });
+    format!("{line}\n")
+}
+
+/// Logs a panic. A backtrace is in it if `RUST_BACKTRACE` asks for one.
+fn panicked(panic: &PanicHookInfo<'_>) {
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let message = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    let location = panic.location().map(ToString::to_string);
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    let thread = std::thread::current();
+    tracing::error!(thread = thread.name(), location, backtrace, "panic: {message}");
 }
 
 /// Logs each line that a library writes to standard error, until the process ends.

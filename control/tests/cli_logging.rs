@@ -1,8 +1,11 @@
 //! `--log-format` and `TIDEGATE_LOG_FORMAT`, with the built binary. The configurations are invalid, so no port is
 //! needed; `kubernetes::json_log` reads the log of a gateway that forwards.
 
+use std::io::{self, PipeWriter, Write as _};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 const FAULTY: &str =
@@ -93,4 +96,41 @@ fn the_final_error_of_any_command_is_an_object_too() {
     assert_eq!(output.status.code(), Some(1));
     let lines = lines(&output);
     assert_eq!((lines.len(), &lines[0]["level"]), (1, &Value::from("ERROR")), "{lines:?}");
+}
+
+/// Runs with this pipe as standard error, and returns the exit code.
+fn run_with_stderr(stderr: &PipeWriter, format: &str) -> Option<i32> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = directory.path().join("gateway.yaml");
+    std::fs::write(&config, FAULTY).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.env_remove("RUST_LOG").args(["--log-format", format, "run", "-c"]).arg(&config);
+    let mut child = command.stderr(stderr.try_clone().expect("a copy")).spawn().expect("the binary runs");
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            return status.code();
+        }
+        if Instant::now() >= until {
+            child.kill().and_then(|()| child.wait()).expect("it is ours");
+            panic!("{format}: it waits for the reader of its log");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_log_that_nobody_reads_and_nothing_fails_if_its_reader_is_gone() {
+    let (reader, mut writer) = io::pipe().expect("a pipe");
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    while poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&now)) == Ok(1) {
+        writer.write_all(&[b'x'; 4096]).expect("somebody could read it");
+    }
+    for format in ["text", "json"] {
+        assert_eq!(run_with_stderr(&writer, format), Some(2), "{format}");
+    }
+    drop(reader);
+    for format in ["text", "json"] {
+        assert_eq!(run_with_stderr(&writer, format), Some(2), "{format}");
+    }
 }

@@ -413,6 +413,7 @@ impl State {
             flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
             log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed)
                 + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
+            log_lines_lost: crate::logging::lost_lines(),
             source: &self.source_state(),
             cluster,
             announce: announced

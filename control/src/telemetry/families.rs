@@ -538,6 +538,8 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
 
     let help = "Log lines about faults of objects and about failed writes that were left out, because their namespace had too many.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log_lines_left_out);
+    let help = "Log lines that were lost, because nobody read standard error.";
+    page.counter("tidegate_log_lines_lost_total", help, []).sample([], sample.log_lines_lost);
     let help = "EndpointSlices whose endpoints are not kept, because a Service lists too many or a namespace is above its share.";
     page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.round.slices_left_out);
 

@@ -41,6 +41,8 @@ pub struct Sample<'a> {
     pub flow_sharing: Option<&'a FlowSharingSample>,
     /// Log lines about faults of objects that were left out.
     pub log_lines_left_out: u64,
+    /// Log lines that standard error did not take.
+    pub log_lines_lost: u64,
     /// The state of the source.
     pub source: &'a SourceState,
     /// What is written to the cluster; `None` leaves its families out.

@@ -214,6 +214,7 @@ impl World {
             latencies: &self.latencies,
             flow_sharing: Some(&self.flow_sharing),
             log_lines_left_out: 11,
+            log_lines_lost: 12,
             source: &self.source,
             cluster: None,
             announce: None,
@@ -591,6 +592,7 @@ fn values_of_the_control_plane_are_those_of_the_sample() {
     check("source_stale_files", &[], 2.0);
     check("source_endpoint_slices_left_out", &[], 7.0);
     check("log_lines_left_out_total", &[], 11.0);
+    check("log_lines_lost_total", &[], 12.0);
     check("configuration_refused", &[], 1.0);
     check("gateway_state", &[("state", "draining")], 1.0);
     check("gateway_state", &[("state", "serving")], 0.0);

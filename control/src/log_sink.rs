@@ -1,0 +1,180 @@
+//! Where log lines go: standard error, whose reader may be slow, stopped or gone.
+//!
+//! A write to a pipe that nobody reads does not return. A thread that logs would hang there, and with it all others that
+//! log: the daemon's loop, the announcements, the slow path. So a line waits for [`WAIT`] at most. After that lines are
+//! lost and counted, without a wait, until there is room again, and a line then says how many they were.
+//!
+//! Invariant: a write never fails, and waits no longer than [`WAIT`], unless standard error is a file on a disk that does
+//! not answer.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// The longest wait for room.
+const WAIT: Duration = Duration::from_millis(100);
+/// The bytes of one write: a pipe or socket that can be written has room for as many (`PIPE_BUF`), and does not make the
+/// writer wait.
+const CHUNK: usize = 4096;
+
+/// Makes the line that says how many lines were lost.
+pub(crate) type Note = fn(u64) -> String;
+
+/// The output.
+#[derive(Debug)]
+pub(crate) struct LogSink {
+    out: File,
+    note: Note,
+    /// The lines that were lost since the last one that was written, and since when.
+    lost: Option<(u64, Timestamp)>,
+    /// All lines that were lost.
+    lost_in_total: u64,
+    /// Whether the last line was written in part.
+    is_cut: bool,
+}
+
+impl LogSink {
+    pub(crate) fn new(out: File, note: Note) -> Self {
+        Self { out, note, lost: None, lost_in_total: 0, is_cut: false }
+    }
+
+    /// The number of lines that were lost.
+    pub(crate) fn lost_in_total(&self) -> u64 {
+        self.lost_in_total
+    }
+
+    /// How many lines are lost and since when, unless there is room again.
+    pub(crate) fn trouble(&mut self) -> Option<(u64, Timestamp)> {
+        if self.tell_lost() { None } else { self.lost }
+    }
+
+    /// Writes how many lines were lost, if any. Returns false if there is no room for that.
+    fn tell_lost(&mut self) -> bool {
+        let Some((lines, _)) = self.lost else { return true };
+        let is_told = self.put((self.note)(lines).as_bytes(), Duration::ZERO);
+        if is_told {
+            self.lost = None;
+        }
+        is_told
+    }
+
+    /// Writes all of the text. Returns false if there is no room for it in time, or nobody reads it.
+    fn put(&mut self, text: &[u8], wait: Duration) -> bool {
+        let until = Instant::now() + wait;
+        let end: &[u8] = if self.is_cut { b"\n" } else { b"" };
+        for (n, chunk) in end.chunks(1).chain(text.chunks(CHUNK)).enumerate() {
+            if !has_room(&self.out, until) {
+                self.is_cut |= n > 0;
+                return false;
+            }
+            if self.out.write_all(chunk).is_err() {
+                self.is_cut = true;
+                return false;
+            }
+        }
+        self.is_cut = false;
+        true
+    }
+}
+
+impl Write for LogSink {
+    /// Writes a line, or counts it as lost.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if !self.tell_lost() || !self.put(line, WAIT) {
+            let (lines, since) = self.lost.unwrap_or((0, Timestamp::now()));
+            self.lost = Some((lines + 1, since));
+            self.lost_in_total += 1;
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a chunk can be written without a wait, by `until` at the latest.
+fn has_room(out: &File, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+        let mut fds = [PollFd::new(out, PollFlags::OUT)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) => return fds[0].revents().contains(PollFlags::OUT),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Read as _};
+    use std::os::fd::OwnedFd;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const NOTE: Note = |lines| format!("{lines} lines were lost\n");
+
+    /// Does something on another thread, and fails if that does not end.
+    fn within_a_minute<T: Send + 'static>(task: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, waits) = mpsc::channel();
+        std::thread::spawn(move || done.send(task()));
+        waits.recv_timeout(Duration::from_secs(60)).expect("a line waited for its reader")
+    }
+
+    #[test]
+    fn lines_that_nobody_reads_are_lost_without_a_wait_and_counted_when_somebody_reads_again() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let mut sink = LogSink::new(File::from(OwnedFd::from(writer)), NOTE);
+        let line = |n: u32| format!("line {n} {}\n", "x".repeat(10_000));
+        let mut sink = within_a_minute(move || {
+            (0..200).for_each(|n| sink.write_all(line(n).as_bytes()).expect("it never fails"));
+            sink
+        });
+        let lost = sink.lost_in_total();
+        assert!((1..200).contains(&lost), "{lost} lines were lost");
+        assert_eq!(sink.trouble().map(|(lines, _)| lines), Some(lost));
+
+        let mut taken = vec![0; 20_000];
+        reader.read_exact(&mut taken).expect("the pipe is full");
+        assert_eq!(sink.trouble(), None, "there is room again");
+        let mut text = String::from_utf8(taken).expect("text");
+        let rest = std::thread::spawn(move || {
+            let mut rest = String::new();
+            reader.read_to_string(&mut rest).expect("text");
+            rest
+        });
+        sink.write_all(b"the last line\n").expect("it never fails");
+        assert_eq!(sink.lost_in_total(), lost);
+        drop(sink);
+        text += &rest.join().expect("it reads");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[lines.len() - 2..], [NOTE(lost).trim_end(), "the last line"]);
+        let whole = |n: u32, text: &str| text == line(n).trim_end();
+        let written = (0..).zip(&lines).take_while(|(n, text)| whole(*n, text)).count();
+        assert_eq!(written as u64, 200 - lost, "those before are whole");
+        // The rest is the line that was cut.
+        assert!(lines.len() - 2 - written <= 1, "{} lines", lines.len());
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_is_no_error() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let mut sink = LogSink::new(File::from(OwnedFd::from(writer)), NOTE);
+        sink.write_all(b"one\n").expect("it never fails");
+        let mut lines = BufReader::new(reader);
+        let mut line = String::new();
+        lines.read_line(&mut line).expect("it is there");
+        assert_eq!((line.as_str(), sink.trouble()), ("one\n", None));
+        drop(lines);
+        (0..3).for_each(|_| sink.write_all(b"two\n").expect("it never fails"));
+        assert_eq!(sink.lost_in_total(), 3);
+        assert_eq!(sink.trouble().map(|(lines, _)| lines), Some(3));
+    }
+}
