@@ -184,6 +184,8 @@ struct Worker {
     directory: PathBuf,
     condition: Box<dyn Fn() -> Condition + Send>,
     bird: Option<Bird>,
+    /// Why there can be no BIRD, if so.
+    no_bird: Option<String>,
     table: Option<Table>,
     damping: Damping,
     /// The VIPs that were announced last.
@@ -209,6 +211,7 @@ impl Worker {
             directory,
             condition,
             bird: None,
+            no_bird: None,
             table: None,
             damping: Damping::default(),
             announced: BTreeSet::new(),
@@ -253,7 +256,7 @@ impl Worker {
                 if round.is_some() || gateway.leaving {
                     is_applied = self.apply(setup, now);
                 }
-                *lock(&shared.status) = Arc::new(self.status(setup));
+                *lock(&shared.status) = Arc::new(Status { at: Some(Instant::now()), ..self.status(setup) });
             }
             if gateway.leaving && is_applied && self.announced.is_empty() {
                 *lock(&shared.withdrawn) = true;
@@ -346,15 +349,20 @@ impl Worker {
             if let Some(mut bird) = self.bird.take() {
                 bird.stop();
             }
+            self.no_bird = None;
             self.peers.clear();
             return true;
         };
         if self.bird.is_none() {
             match Bird::open(&self.directory) {
-                Ok(bird) => self.bird = Some(bird),
+                Ok(bird) => (self.bird, self.no_bird) = (Some(bird), None),
                 Err(error) => {
                     let directory = self.directory.display();
-                    tracing::error!(%directory, %error, "BGP: cannot create the directory of BIRD");
+                    let why = Some(format!("cannot create the directory of BIRD: {directory}: {error}"));
+                    if self.no_bird != why {
+                        tracing::error!(reason = why, "BGP: nothing is announced until BIRD works");
+                        self.no_bird = why;
+                    }
                     return false;
                 }
             }
@@ -399,7 +407,12 @@ impl Worker {
             bgp: setup.config.bgp.as_ref().map(|_| BgpStatus {
                 is_running: self.bird.as_ref().is_some_and(Bird::is_up),
                 restarts: self.bird.as_ref().map_or(0, Bird::restarts),
-                last_error: self.bird.as_ref().and_then(Bird::last_error).map(str::to_owned),
+                last_error: self
+                    .bird
+                    .as_ref()
+                    .and_then(Bird::last_error)
+                    .or(self.no_bird.as_deref())
+                    .map(str::to_owned),
                 peers: self.peers.clone(),
             }),
             kernel: self.table.as_ref().map(|table| KernelStatus {
@@ -408,6 +421,7 @@ impl Worker {
                 routes: table.len(),
                 last_error: table.last_error().map(str::to_owned),
             }),
+            at: None,
         }
     }
 
@@ -427,4 +441,46 @@ pub fn directory_beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".bird");
     PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tidegate_model::config::BgpConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_shown_until_it_can() {
+        let at = tempfile::tempdir().unwrap();
+        let parent = at.path().join("run");
+        fs::write(&parent, "a file").unwrap();
+        let condition = || Condition { forwarding: true, draining: false, catching_up: false };
+        let mut worker = Worker::new(parent.join("bird"), Box::new(condition));
+        let bgp = BgpConfig {
+            asn: 64_512,
+            router_id: None,
+            peers: Vec::new(),
+            aggregates: Vec::new(),
+            bfd_interval: Duration::from_millis(300),
+            bfd_multiplier: 3,
+            program: PathBuf::from("there-is-no-such-bird"),
+        };
+        let config = AnnounceConfig { bgp: Some(bgp), ..AnnounceConfig::default() };
+        let setup = Arc::new(Setup { config, own: Vec::new() });
+        let told = |worker: &Worker| {
+            let bgp = worker.status(&setup).bgp.unwrap();
+            assert!(!bgp.is_running);
+            bgp.last_error.unwrap_or_default()
+        };
+        let now = Instant::now();
+        assert!(!worker.apply_to_bird(&setup, now));
+        let why = told(&worker);
+        assert!(why.starts_with("cannot create the directory of BIRD: "), "{why}");
+        fs::remove_file(&parent).unwrap();
+        assert!(!worker.apply_to_bird(&setup, now));
+        let why = told(&worker);
+        assert!(why.starts_with("cannot start BIRD"), "{why}");
+    }
 }

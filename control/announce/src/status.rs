@@ -24,6 +24,8 @@ pub struct Status {
     pub bgp: Option<BgpStatus>,
     /// Routes of the kernel; `None` without `announce.kernelRoutes`.
     pub kernel: Option<KernelStatus>,
+    /// When the thread of the announcements had this state; `None` before its first one.
+    pub at: Option<Instant>,
 }
 
 impl Status {

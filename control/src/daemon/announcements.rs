@@ -19,6 +19,9 @@ use crate::admin::api::{self, GatewayDrainState};
 
 /// The longest wait for the withdrawal at the end. BIRD needs some 20 ms for 10,000 routes.
 const WITHDRAW_MAX: Duration = Duration::from_millis(800);
+/// The state of the announcements is newer than this, unless their thread hangs or has failed. A BIRD that does not answer
+/// takes some seconds of it.
+const AGE_MAX: Duration = Duration::from_secs(15);
 
 /// Starts the announcer of this gateway.
 pub(super) fn start(config: &GatewayConfig, state: &Arc<State>) -> anyhow::Result<Arc<Announcer>> {
@@ -118,6 +121,12 @@ fn shown_bgp(bgp: &BgpStatus) -> api::BgpStatus {
 /// What does not work, for people.
 pub(super) fn degraded(status: &Status) -> Vec<String> {
     let mut found = Vec::new();
+    if let Some(age) = status.at.map(|at| at.elapsed()).filter(|age| *age > AGE_MAX) {
+        let age = age.as_secs();
+        found.push(format!(
+            "the thread of the announcements hangs or has failed: nothing changes since {age} s"
+        ));
+    }
     if let Some(bgp) = &status.bgp {
         if let Some(why) = bgp.last_error.as_ref().filter(|_| !bgp.is_running) {
             found.push(format!("BGP: {why}"));
@@ -131,4 +140,19 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
     let kernel = status.kernel.as_ref().and_then(|KernelStatus { last_error, .. }| last_error.clone());
     found.extend(kernel);
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_state_that_is_too_old_is_told() {
+        let status = |age: Duration| Status { at: Instant::now().checked_sub(age), ..Status::default() };
+        assert_eq!(degraded(&status(AGE_MAX / 2)), Vec::<String>::new());
+        let told = degraded(&status(AGE_MAX * 2));
+        assert!(told.len() == 1 && told[0].ends_with("has failed: nothing changes since 30 s"), "{told:?}");
+    }
 }

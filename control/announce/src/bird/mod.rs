@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use self::config::Files;
 use self::process::Process;
-use self::replies::Protocols;
+use self::replies::{Protocols, SessionState};
 
 /// How long BIRD may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -31,6 +31,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const STABLE: Duration = Duration::from_secs(60);
 /// The interval of questions about the sessions.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The pause before BIRD is told again to begin a session that it has turned off.
+const BEGIN_AGAIN: Duration = Duration::from_secs(5);
 
 /// The BIRD of the gateway.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub struct Bird {
     directory: PathBuf,
     /// What BIRD should have.
     wanted: Files,
+    /// Whether the files have it.
+    is_written: bool,
     program: PathBuf,
     /// Whether a crash must not end the graceful restart of the sessions.
     recovers: bool,
@@ -60,6 +64,8 @@ struct Running {
     /// What it was given.
     applied: Files,
     poll_at: Instant,
+    /// When it may be told again to begin a session that it has turned off.
+    begin_at: Instant,
 }
 
 impl Bird {
@@ -68,11 +74,12 @@ impl Bird {
     /// # Errors
     /// When the directory cannot be created.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        make(directory)?;
         process::end_old(&directory.join(process::PID_FILE), &directory.join(config::MAIN));
         Ok(Self {
             directory: directory.to_owned(),
             wanted: Files::default(),
+            is_written: false,
             program: PathBuf::from("bird"),
             recovers: false,
             running: None,
@@ -93,16 +100,29 @@ impl Bird {
         self.recovers = recovers;
         if self.wanted != *wanted {
             self.wanted = wanted.clone();
+            self.is_written = false;
+        }
+        // A new BIRD would read the old files, so it waits for the new ones.
+        if !self.is_written && self.may_start(now) {
             if let Err(error) = self.write() {
                 self.fail(format!("cannot write the configuration of BIRD: {error}"));
                 // The old one would announce what was withdrawn.
                 self.kill(now);
                 return false;
             }
+            self.is_written = true;
+        }
+        if !self.is_written {
+            return false;
         }
         self.watch(now);
         self.configure(now);
         self.running.as_ref().is_some_and(|running| running.is_up && running.applied == self.wanted)
+    }
+
+    /// Whether the pause after the last failure is over, if there was one.
+    fn may_start(&self, now: Instant) -> bool {
+        self.running.is_some() || self.start_at.is_none_or(|at| at <= now)
     }
 
     /// Starts BIRD if it does not run and may start, and notices its end.
@@ -114,7 +134,7 @@ impl Bird {
             self.fail(format!("BIRD ended ({how}){said}"));
             self.gone(now);
         }
-        if self.running.is_some() || self.start_at.is_some_and(|at| at > now) {
+        if self.running.is_some() || !self.may_start(now) {
             return;
         }
         let is_restart = self.starts > 0;
@@ -124,7 +144,8 @@ impl Bird {
                 self.starts += 1;
                 self.restarts += u64::from(is_restart);
                 let applied = self.wanted.clone();
-                self.running = Some(Running { process, since: now, is_up: false, applied, poll_at: now });
+                self.running =
+                    Some(Running { process, since: now, is_up: false, applied, poll_at: now, begin_at: now });
             }
             Err(error) => {
                 let program = self.program.display();
@@ -176,7 +197,7 @@ impl Bird {
         if now.saturating_duration_since(running.since) >= STABLE {
             self.failures = 0;
         }
-        match self.protocols() {
+        match self.protocols(now) {
             Ok(protocols) => Some(protocols),
             Err(error) => {
                 self.fail(format!("BIRD does not answer: {error}"));
@@ -186,11 +207,21 @@ impl Bird {
         }
     }
 
-    fn protocols(&self) -> io::Result<Protocols> {
+    fn protocols(&mut self, now: Instant) -> io::Result<Protocols> {
         let socket = self.directory.join(process::SOCKET);
         let sessions = control::ask(&socket, "show protocols all", ANSWER_MAX)?;
         let bfd = control::ask(&socket, "show bfd sessions", ANSWER_MAX)?;
-        Ok(Protocols::read(&sessions, &bfd))
+        let protocols = Protocols::read(&sessions, &bfd);
+        // BIRD turns a session off for good if it cannot listen for the peer, because another program has the port or the
+        // address is missing. It begins it again when it reads its configuration.
+        if let Some(running) = &mut self.running
+            && running.begin_at <= now
+            && protocols.sessions.values().any(|session| session.state == SessionState::Down)
+        {
+            running.begin_at = now + BEGIN_AGAIN;
+            control::ask(&socket, "configure", ANSWER_MAX)?;
+        }
+        Ok(protocols)
     }
 
     /// Whether it runs and has answered.
@@ -219,7 +250,7 @@ impl Bird {
         }
         self.start_at = None;
         self.starts = 0;
-        self.wanted = Files::default();
+        (self.wanted, self.is_written) = (Files::default(), false);
         for name in config::NAMES {
             // With the passwords of the sessions.
             let _ = fs::remove_file(self.directory.join(name));
@@ -235,6 +266,8 @@ impl Bird {
 
     fn gone(&mut self, now: Instant) {
         self.running = None;
+        // The next one may miss its files because somebody has removed them.
+        self.is_written = false;
         let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
         self.start_at = Some(now + pause);
@@ -249,6 +282,7 @@ impl Bird {
 
     /// Writes every file as a whole, so that BIRD never reads a part of one.
     fn write(&self) -> io::Result<()> {
+        make(&self.directory)?;
         for (name, text) in self.wanted.each() {
             let (path, new) = (self.directory.join(name), self.directory.join(format!("{name}.new")));
             // A file that exists keeps its mode.
@@ -259,5 +293,68 @@ impl Bird {
             fs::rename(&new, &path)?;
         }
         Ok(())
+    }
+}
+
+/// Creates the directory of BIRD's files, if it does not exist.
+fn make(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidegate_model::config::BgpConfig;
+    use tidegate_model::objects::RouteAttributes;
+
+    use super::*;
+    use crate::routes::Routes;
+
+    /// The files for this VIP.
+    fn files(vip: &str) -> Files {
+        let bgp = BgpConfig {
+            asn: 64_512,
+            router_id: None,
+            peers: Vec::new(),
+            aggregates: Vec::new(),
+            bfd_interval: Duration::from_millis(300),
+            bfd_multiplier: 3,
+            program: PathBuf::from("bird"),
+        };
+        let routes: Routes = [(vip.parse().unwrap(), RouteAttributes::default())].into();
+        Files::of(&bgp, &[], &routes, &BTreeSet::new())
+    }
+
+    #[test]
+    fn another_bird_starts_only_with_the_newest_files() {
+        let at = tempfile::tempdir().unwrap();
+        let directory = at.path().join("bird");
+        let mut bird = Bird::open(&directory).unwrap();
+        let none = Path::new("there-is-no-such-bird");
+        let written = || fs::read_to_string(directory.join("vips4.conf")).unwrap_or_default();
+        let mut now = Instant::now();
+        bird.apply(&files("203.0.113.1/32"), none, false, now);
+        assert!(written().contains("203.0.113.1/32"), "{bird:?}");
+
+        // As on a file system that is full.
+        let beside = directory.join("vips4.conf.new");
+        fs::create_dir(&beside).unwrap();
+        let wanted = files("203.0.113.2/32");
+        now += PAUSE_MAX;
+        bird.apply(&wanted, none, false, now);
+        assert!(bird.last_error().is_some_and(|why| why.contains("cannot write")), "{bird:?}");
+        fs::remove_dir(&beside).unwrap();
+        bird.apply(&wanted, none, false, now);
+        assert!(written().contains("203.0.113.1/32"), "a pause follows each failure");
+        now += PAUSE_MAX;
+        bird.apply(&wanted, none, false, now);
+        assert!(written().contains("203.0.113.2/32"), "{bird:?}");
+        assert!(bird.last_error().is_some_and(|why| why.contains("cannot start BIRD")), "{bird:?}");
+
+        fs::remove_dir_all(&directory).unwrap();
+        now += PAUSE_MAX;
+        bird.apply(&wanted, none, false, now);
+        assert!(written().contains("203.0.113.2/32"), "somebody had removed the files");
     }
 }

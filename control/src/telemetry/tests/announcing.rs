@@ -18,6 +18,7 @@ pub(super) fn status() -> Status {
         withheld: BTreeMap::new(),
         bgp: Some(BgpStatus { is_running: true, restarts: 1, last_error: None, peers: vec![up, down] }),
         kernel: Some(KernelStatus { table: 179, protocol: 179, routes: 5, last_error: None }),
+        at: None,
     }
 }
 

@@ -12,10 +12,13 @@ use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT};
 use tidegate::netlab::client::Tell;
 use tidegate::netlab::gateway::manifests_of;
 use tidegate::netlab::manifests::put;
+use tidegate::netlab::namespace::output_of;
+use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::router::{BirdRouter, Frr, GoBgp};
+use tidegate::netlab::wait_for;
 
 use crate::hung::StoppedThread;
-use crate::world::alone;
+use crate::world::{APPLIED, alone};
 
 /// The prefix of a VIP.
 fn prefix(family: Family, number: u8) -> String {
@@ -230,6 +233,36 @@ fn a_wrong_password_and_a_peer_that_flaps_are_told_and_recovered_from() {
         (gateway.status()?["announce"]["bgp"]["restarts"] == 1 && gateway.peer()?["up"] == true).then_some(())
     });
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
+}
+
+#[test]
+fn a_session_for_which_bird_could_not_listen_begins_when_the_port_is_free() {
+    let _turn = alone();
+    let edge = Edge::build(1);
+    edge.write(&edge.service(1, &[1]));
+    let peer = gateway_address(1, Family::V4);
+    let config = format!(
+        "router id {router};\nprotocol device {{ }}\nprotocol bgp of_edge {{ local {router} as {ROUTER_AS}; neighbor {peer} as {GATEWAY_AS}; \
+         direct; passive; ipv4 {{ import all; export none; }}; ipv6 {{ import all; export none; }}; }}\n",
+        router = ROUTER[0],
+    );
+    let _router = BirdRouter::start(&edge.lab, &edge.router, &config).unwrap();
+    let script =
+        "import socket, time\ns = socket.socket()\ns.bind(('0.0.0.0', 179))\ns.listen()\ntime.sleep(600)";
+    let holder =
+        LabProcess::start(edge.lab.gateway(), edge.lab.directory(), "holder", "python3", &["-c", script]);
+    let mut holder = holder.unwrap();
+    let listens = || {
+        let mut ss = edge.lab.gateway().command("ss");
+        output_of(ss.args(["-ltn"])).is_ok_and(|text| text.contains("0.0.0.0:179 "))
+    };
+    wait_for("another program to have the port", APPLIED, || listens().then_some(())).unwrap();
+    let mut gateway = edge.gateway(1, &bgp(""));
+    gateway.wait_until("the status to say why there is no session", |gateway| {
+        gateway.ask(&["status"]).ok()?.contains("No listening socket").then_some(())
+    });
+    holder.kill();
+    gateway.wait_until_established();
 }
 
 #[test]
