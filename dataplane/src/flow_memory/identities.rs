@@ -87,6 +87,8 @@ pub(super) struct Identities {
     path: PathBuf,
     file: File,
     records: usize,
+    /// Whether the file has all ids. Otherwise it is written anew for the next snapshot.
+    is_whole: bool,
 }
 
 impl Identities {
@@ -94,11 +96,22 @@ impl Identities {
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         let path = directory.join(FILE);
         let file = open(&path)?;
-        Ok(Self { path, file, records: 0 })
+        Ok(Self { path, file, records: 0, is_whole: true })
     }
 
-    /// Adds the ids that the previous snapshot did not have.
+    /// Whether the file has all ids that it was told.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Adds the ids that the previous snapshot did not have. After a failure it adds all ids of the snapshot.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let written = if self.is_whole { self.add(snapshot) } else { self.rewrite(snapshot) };
+        self.is_whole = written.is_ok();
+        written
+    }
+
+    fn add(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let fresh = snapshot.fresh();
         let mut bytes = Vec::new();
         let services = fresh.services.iter().filter_map(|&id| Record::of_service(snapshot, id));
@@ -274,6 +287,40 @@ mod tests {
         assert!(shown.contains(&format!("Some(({of:?}, {service:?}))")), "{shown}");
         assert!(shown.contains(&format!("Some(({old:?}, {of:?}, {new:?}))")), "{shown}");
         assert_eq!(shown.matches("Some").count(), 2, "the others are gone: {shown}");
+    }
+
+    #[test]
+    fn ids_that_could_not_be_written_are_written_with_the_next_snapshot() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let compile = |backends: &[&str], previous: Option<&Snapshot>| {
+            let service = lab::service(ForwardingMode::Nat, Protocol::Tcp, "203.0.113.9:80", backends);
+            let spec = SnapshotSpec { services: vec![service.into()], ..lab::spec() };
+            Snapshot::compile(&spec, previous, &NeighborTable::new()).expect("it compiles").0
+        };
+        let backends = || {
+            let ports = ports(directory.path()).expect("a file");
+            ports.iter().map(|port| port.backends.len()).sum::<usize>()
+        };
+        let mut file = Identities::create(directory.path()).expect("a file");
+        let first = compile(&["10.0.0.11:80"], None);
+        file.follow(&first).expect("room");
+        let second = compile(&["10.0.0.11:80", "10.0.0.12:80"], Some(&first));
+        // As on a file system that is full.
+        file.file = File::open(directory.path().join(FILE)).expect("it is there");
+        let beside = directory.path().join(FILE).with_extension("new");
+        std::fs::create_dir(&beside).expect("ours");
+        file.follow(&second).expect_err("it cannot be written");
+        assert!(!file.is_whole() && backends() == 1);
+        let third = compile(&["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80"], Some(&second));
+        file.follow(&third).expect_err("nor anew");
+        std::fs::remove_dir(&beside).expect("ours");
+        assert!(!file.is_whole() && backends() == 1);
+        file.follow(&third).expect("room");
+        assert!(file.is_whole() && backends() == 3);
+        let all = ["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80", "10.0.0.14:80"];
+        let fourth = compile(&all, Some(&third));
+        file.follow(&fourth).expect("room");
+        assert_eq!(backends(), 4, "it goes on behind them");
     }
 
     #[test]

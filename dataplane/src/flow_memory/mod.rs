@@ -166,6 +166,12 @@ impl FlowMemory {
         self.store.is_some() && (is_on_heap || self.placed().iter().any(is_elsewhere))
     }
 
+    /// Whether the next process will not know some Services and backends, because they could not be recorded.
+    #[must_use]
+    pub fn lacks_records(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| !store.is_recorded())
+    }
+
     /// The service ports of earlier processes, each with its backends. Call it before [`Self::restoration`].
     pub(crate) fn earlier_ports(&self) -> Vec<EarlierPort> {
         self.store.as_ref().map_or_else(Vec::new, Store::earlier_ports)

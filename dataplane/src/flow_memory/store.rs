@@ -102,7 +102,7 @@ pub struct Store {
     run: PathBuf,
     /// Locked as long as the process lives.
     _lock: File,
-    identities: Mutex<Option<Identities>>,
+    identities: Mutex<Identities>,
     /// The tables of earlier processes, the newest first.
     pub(super) earlier: Vec<Earlier>,
     /// Earlier processes whose tables are refused as a whole.
@@ -168,7 +168,7 @@ impl Store {
         let about = About::of(shape, now).text();
         let (new, path) = (run.join("about.new"), run.join("about"));
         write(&new, about.as_bytes()).and_then(|()| fs::rename(&new, &path)).map_err(fault(&path))?;
-        Ok(Self { run, _lock: lock, identities: Mutex::new(Some(identities)), earlier, refused })
+        Ok(Self { run, _lock: lock, identities: Mutex::new(identities), earlier, refused })
     }
 
     /// The service ports of earlier processes, each with its backends; of several processes the newest counts.
@@ -189,12 +189,19 @@ impl Store {
     /// Records the ids of a snapshot. Call it before workers get the snapshot.
     pub(super) fn follow(&self, snapshot: &Snapshot) {
         let mut identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(known) = identities.as_mut() else { return };
-        if let Err(error) = known.follow(snapshot) {
-            tracing::warn!(%error, "cannot record new Services and backends: their flows end with this process");
-            // A later record after a gap would be complete, but the list ends at an incomplete one.
-            *identities = None;
+        let was_whole = identities.is_whole();
+        match identities.follow(snapshot) {
+            Err(error) if was_whole => {
+                tracing::warn!(%error, "cannot record new Services and backends: their flows end with this process");
+            }
+            Ok(()) if !was_whole => tracing::info!("all Services and backends are recorded again"),
+            _ => {}
         }
+    }
+
+    /// Whether the next process will know all Services and backends.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.identities.lock().unwrap_or_else(PoisonError::into_inner).is_whole()
     }
 
     /// A file with room for the words of an array, without pages.

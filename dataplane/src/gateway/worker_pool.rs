@@ -422,10 +422,14 @@ impl<F> WorkerPool<F> {
     /// Why flows end with this process although their tables have a directory in memory, as text for display.
     #[must_use]
     pub fn flows_not_kept(&self) -> Option<String> {
-        let lacks_room = || self.flow_memory.lacks_room();
-        let room =
-            || "there is no room for the file of a flow table in dataplane.flowTable.directory".to_owned();
-        let why = self.store_trouble.clone().or_else(|| lacks_room().then(room))?;
+        let memory = &self.flow_memory;
+        let room = "there is no room for the file of a flow table in dataplane.flowTable.directory";
+        let records = "new Services and backends cannot be recorded in dataplane.flowTable.directory";
+        let lacks = || {
+            let lacks_records = || memory.lacks_records().then_some(records);
+            memory.lacks_room().then_some(room).or_else(lacks_records).map(str::to_owned)
+        };
+        let why = self.store_trouble.clone().or_else(lacks)?;
         Some(format!(
             "flows end with this process, so a restart breaks connections of nat and fullnat: {why}"
         ))
