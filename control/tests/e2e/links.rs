@@ -121,6 +121,14 @@ fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections
             "the kernel is quiet on the new interface: {name}"
         );
     }
+    // As tools for sysctls do it, at any time.
+    for all in ["net.ipv6.conf.all.disable_ipv6=0", "net.ipv4.conf.eth0.arp_ignore=0"] {
+        run(world.lab.gateway().command("sysctl").args(["-w", all]));
+    }
+    world.wait_until("the kernel to be quiet again", || {
+        let mut all = silent.iter();
+        all.all(|&(family, name, value, _)| sysctl(&world.lab, family, name) == value).then_some(())
+    });
     assert!(world.take_gateway().stop().expect("it ends").success());
     for (family, name, _, before) in silent {
         assert_eq!(sysctl(&world.lab, family, name), before, "as it was: {name}");

@@ -207,6 +207,13 @@ impl WatchedPort {
         }
     }
 
+    /// Keeps the kernel silent on the interface.
+    pub(crate) fn look_after_sysctls(&self) {
+        if let (Some(guard), Some(name)) = (&self.sysctl_guard, self.device.kernel_name()) {
+            guard.look_after(name);
+        }
+    }
+
     /// Tells workers and `links` about an open port.
     fn report(&self, interface: usize, state: LinkState, short_mtu: Option<(u32, u16)>, links: &Links) {
         links.set_short_mtu(interface, short_mtu);

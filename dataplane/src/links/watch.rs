@@ -21,7 +21,7 @@ use crate::gateway::threads::confine;
 
 /// The longest time that it sleeps. Announcements are withdrawn a moment after a lost link is seen.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often the counters of the drivers are read.
+/// How often the counters of the drivers and the sysctls are read.
 const COUNTERS_EVERY: Duration = Duration::from_secs(1);
 /// How long it sleeps while a worker must still release or accept a queue of a port.
 const LOOK_SOON: Duration = Duration::from_millis(1);
@@ -114,6 +114,7 @@ impl Watched {
             self.counters_at = now + COUNTERS_EVERY;
             for (interface, port) in self.ports.iter().enumerate() {
                 port.read_counters(interface, &self.links);
+                port.look_after_sysctls();
             }
         }
         for (interface, tap) in self.taps.iter().enumerate() {

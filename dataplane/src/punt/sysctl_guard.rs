@@ -6,6 +6,9 @@
 //! route uses the tap. (`tc ... action drop` would be more direct, but not every kernel has the classifier.) Frames
 //! that the gateway sends are not affected.
 //!
+//! Other programs change them, often without the intention: a write to `all` sets the value of every interface. So they are
+//! looked at again and again ([`SysctlGuard::look_after`]).
+//!
 //! Invariant: the sysctls are restored on drop. Until then their original values are in the device's [`Record`], so
 //! that after a kill the next process restores those, and not the values that it finds.
 
@@ -63,7 +66,7 @@ impl SysctlGuard {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());
         for (family, name, value) in SYSCTLS {
-            let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{name}"));
+            let path = path(interface, family, name);
             let Ok(found) = std::fs::read_to_string(&path) else { continue };
             if found.trim() != value {
                 before.push((path.clone(), found.trim().to_owned()));
@@ -93,6 +96,27 @@ impl SysctlGuard {
         Ok(guard)
     }
 
+    /// Sets those again that another program has changed.
+    pub fn look_after(&self, interface: &str) {
+        for (family, name, value) in SYSCTLS {
+            let path = path(interface, family, name);
+            let Ok(found) = std::fs::read_to_string(&path) else { continue };
+            let found = found.trim();
+            if found == value {
+                continue;
+            }
+            match std::fs::write(&path, value) {
+                Ok(()) => tracing::warn!(
+                    path = %path.display(), found, value,
+                    "another program has changed a sysctl of the interface, so that the kernel took the gateway's packets: set again"
+                ),
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), found, %error, "cannot set the sysctl again");
+                }
+            }
+        }
+    }
+
     /// Forgets the original values without restoring them: the interface no longer exists, and neither do its sysctls.
     pub fn forget(mut self) {
         self.before.clear();
@@ -101,6 +125,11 @@ impl SysctlGuard {
     fn remember(&self) {
         self.record.write(&Kept { pid: Some(std::process::id()), sysctls: self.before.clone() });
     }
+}
+
+/// The file of a sysctl.
+fn path(interface: &str, family: &str, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{name}"))
 }
 
 impl Drop for SysctlGuard {
