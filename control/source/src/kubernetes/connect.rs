@@ -8,7 +8,8 @@
 //! server.
 //!
 //! This file sends no request. Nothing here waits without a limit. Files and plugins are read on a separate thread
-//! that shutdown does not wait for.
+//! that shutdown does not wait for. While there is a valid client, requests wait for a newer one only for [`REPLACE_MAX`], and
+//! for a file system that does not say whether a file has changed only once, for [`LOOK_MAX`]: Leases must be renewed.
 
 mod exec;
 mod found;
@@ -33,6 +34,8 @@ use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::{Mutex, Notify, Semaphore, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 
 use super::causes::causes;
@@ -50,6 +53,10 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 const KEEPALIVE_RETRIES: u32 = 3;
 /// The maximum wait for a credential plugin, and for the files.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
+/// The maximum wait for a newer client while the last one is valid.
+const REPLACE_MAX: Duration = Duration::from_secs(2);
+/// The maximum wait for the metadata of the files.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 /// How long before their expiry credentials are fetched again.
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
 /// How long a plugin that failed is not run again.
@@ -83,6 +90,23 @@ struct State {
     refused: Option<Instant>,
     /// The last reported reason why the last valid client stays in use.
     logged: Option<ConnectError>,
+    /// The client that is being created.
+    making: Option<Making>,
+    look: Look,
+}
+
+/// A client that is being created on a thread.
+#[derive(Debug)]
+struct Making {
+    made: oneshot::Receiver<Made>,
+    began: Instant,
+}
+
+/// Looks whether files have changed, on threads that may block.
+#[derive(Debug, Default)]
+struct Look {
+    /// A look that has not ended in time.
+    under_way: Option<JoinHandle<bool>>,
 }
 
 struct Current {
@@ -157,16 +181,24 @@ impl Connector {
 
     async fn current(&self) -> Result<(Connection, Option<Host>), ConnectError> {
         let mut state = self.state.lock().await;
-        if let Some(current) = state.current.as_ref().filter(|current| !state.given_up && current.is_of_now())
-        {
-            return Ok(current.connection());
+        let valid = state.current.as_ref().filter(|current| !state.given_up && !current.has_expired());
+        let last = valid.map(|current| (current.connection(), current.expires_soon(), current.files.clone()));
+        if let Some((connection, false, files)) = &last {
+            let files = files.clone();
+            let is_old =
+                state.look.differs(move || files.iter().any(|(path, was)| *was != Signature::of(path)));
+            if !is_old.await {
+                return Ok(connection.clone());
+            }
         }
-        let serial = state.current.as_ref().map_or(0, |current| current.serial) + 1;
-        let (made, plugin) = self.make(serial, state.plugin.clone()).await;
+        let last = last.map(|(connection, ..)| connection);
+        let Some((made, plugin)) = self.made(&mut state, last.is_some()).await else {
+            return last.ok_or_else(late);
+        };
         state.plugin = plugin;
         let error = match made {
             Ok(made) => {
-                if state.current.as_ref().is_some_and(Current::files_differ) {
+                if state.current.as_ref().is_some_and(|before| before.files != made.files) {
                     self.changed.notify_waiters();
                 }
                 (state.given_up, state.logged) = (false, None);
@@ -174,8 +206,7 @@ impl Connector {
             }
             Err(error) => error,
         };
-        let last = state.current.as_ref().filter(|current| !state.given_up && !current.has_expired());
-        let Some(connection) = last.map(Current::connection) else { return Err(error) };
+        let Some(connection) = last else { return Err(error) };
         if state.logged.as_ref() != Some(&error) {
             tracing::warn!(%error, "cannot reload the kubeconfig: keeping the previous API connection");
             state.logged = Some(error);
@@ -202,6 +233,8 @@ impl Connector {
         let mut state = self.state.lock().await;
         if state.current.as_ref().is_some_and(|current| current.serial == serial) {
             state.given_up = true;
+            // It may use the same credentials.
+            state.making = None;
             // A plugin may return the same credentials again, so it is not run for every request.
             if state.refused.is_none_or(|at| at.elapsed() >= PLUGIN_PAUSE) {
                 (state.plugin, state.refused) = (None, Some(Instant::now()));
@@ -209,12 +242,37 @@ impl Connector {
         }
     }
 
-    async fn make(&self, serial: u64, plugin: Option<Plugin>) -> Made {
+    /// A client from the files, and the result of its plugin. With a valid client, `has_valid`, the wait is short: after it the
+    /// result is `None`, and a later call gets the new client.
+    async fn made(&self, state: &mut State, has_valid: bool) -> Option<Made> {
+        if state.making.is_none() {
+            let serial = state.current.as_ref().map_or(0, |current| current.serial) + 1;
+            match self.begin(serial, state.plugin.clone()) {
+                Ok(made) => state.making = Some(Making { made, began: Instant::now() }),
+                Err(error) => return Some((Err(error), state.plugin.clone())),
+            }
+        }
+        let making = state.making.as_mut()?;
+        let wait = if has_valid { REPLACE_MAX } else { CREDENTIALS_MAX };
+        let ended = timeout(wait.saturating_sub(making.began.elapsed()), &mut making.made).await;
+        // One that takes this long may never end.
+        let is_late = making.began.elapsed() >= CREDENTIALS_MAX;
+        if ended.is_err() && !is_late {
+            return None;
+        }
+        state.making = None;
+        let unread = |_| (Err(ConnectError("the credentials could not be read".to_owned())), None);
+        let made = ended.map(|made| made.unwrap_or_else(unread));
+        Some(made.unwrap_or_else(|_| (Err(late()), state.plugin.clone())))
+    }
+
+    /// Begins to create a client.
+    fn begin(&self, serial: u64, asked: Option<Plugin>) -> Result<oneshot::Receiver<Made>, ConnectError> {
         let Ok(permit) = Arc::clone(&self.readers).try_acquire_owned() else {
             let why = format!("{READERS_MAX} threads wait for the files of the credentials and do not end");
-            return (Err(ConnectError(why)), plugin);
+            return Err(ConnectError(why));
         };
-        let (kubeconfig, asked) = ((self.kubeconfig.clone(), self.context.clone()), plugin.clone());
+        let kubeconfig = (self.kubeconfig.clone(), self.context.clone());
         let (done, made) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let body = move || {
@@ -227,16 +285,37 @@ impl Connector {
             let _ = done.send((made, plugin));
         };
         let thread = std::thread::Builder::new().name("tg-connect".to_owned()).spawn(body);
-        let why = match thread {
-            Ok(_) => match tokio::time::timeout(CREDENTIALS_MAX, made).await {
-                Ok(Ok(made)) => return made,
-                Ok(Err(_)) => "the credentials could not be read".to_owned(),
-                Err(_) => format!("no credentials within {} s", CREDENTIALS_MAX.as_secs()),
-            },
-            Err(error) => format!("no thread: {error}"),
-        };
-        (Err(ConnectError(why)), plugin)
+        thread.map_err(|error| ConnectError(format!("no thread: {error}")))?;
+        Ok(made)
     }
+}
+
+impl Look {
+    /// Whether the files differ. If their file system does not say so in time, they count as unchanged, and no other look
+    /// begins until that one has ended.
+    async fn differs(&mut self, look: impl FnOnce() -> bool + Send + 'static) -> bool {
+        if self.under_way.as_ref().is_some_and(|before| !before.is_finished()) {
+            return false;
+        }
+        // Kept here from the beginning, because the caller may stop waiting.
+        let under_way = self.under_way.insert(tokio::task::spawn_blocking(look));
+        match timeout(LOOK_MAX, under_way).await {
+            Ok(differs) => {
+                self.under_way = None;
+                differs.unwrap_or(false)
+            }
+            Err(_) => {
+                tracing::warn!(
+                    "the file system of the kubeconfig does not answer: keeping the API connection until it does"
+                );
+                false
+            }
+        }
+    }
+}
+
+fn late() -> ConnectError {
+    ConnectError(format!("no credentials within {} s", CREDENTIALS_MAX.as_secs()))
 }
 
 /// A client, and the result of its plugin, current or cached.
@@ -248,14 +327,9 @@ impl Current {
         (Connection { client, server, serial: self.serial }, self.host.clone())
     }
 
-    /// Whether files and credentials are still those that it was created from.
-    fn is_of_now(&self) -> bool {
-        let soon = self.expires.is_some_and(|at| Timestamp::now() + EXPIRY_MARGIN >= at);
-        !soon && !self.files_differ()
-    }
-
-    fn files_differ(&self) -> bool {
-        self.files.iter().any(|(path, signature)| *signature != Signature::of(path))
+    /// Whether its credentials must be fetched again.
+    fn expires_soon(&self) -> bool {
+        self.expires.is_some_and(|at| Timestamp::now() + EXPIRY_MARGIN >= at)
     }
 
     fn has_expired(&self) -> bool {

@@ -399,3 +399,47 @@ async fn a_context_by_name_is_used_and_one_that_is_not_there_is_refused_with_tho
     let fault = world.fault().await;
     assert_eq!(fault, "the kubeconfig has no context \"production\"; accepted: test");
 }
+
+/// A shell that reads a FIFO waits for its writer.
+#[tokio::test]
+async fn while_the_last_client_is_valid_requests_do_not_wait_for_a_plugin_that_hangs() {
+    let world = World::new();
+    let (_, serial) = world.status().await;
+    let user = world.plugin(FAR);
+    let gate = world.directory.path().join("gate");
+    let made = std::process::Command::new("mkfifo").arg(&gate).status().expect("coreutils");
+    assert!(made.success());
+    world.file(
+        "hanging",
+        "#!/bin/sh\nread line < \"$(dirname \"$0\")/gate\"\nexec \"$(dirname \"$0\")/login\"\n",
+    );
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(world.directory.path().join("hanging"), permissions).expect("ours");
+    let mut hanging = user.clone();
+    hanging["exec"]["command"] = json!("./hanging");
+    world.write(hanging, &json!({}));
+    // The plugin would be ended after 20 s.
+    for _ in 0..3 {
+        let answered = timeout(Duration::from_secs(15), world.status()).await;
+        assert_eq!(answered.expect("it does not wait"), (200, serial), "the last one");
+    }
+    std::fs::write(&gate, "go on\n").expect("it is read");
+    let until = Instant::now() + Duration::from_secs(60);
+    while world.status().await.1 == serial {
+        assert!(Instant::now() < until, "it is not used when it has ended");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_system_that_does_not_answer_is_waited_for_once_and_its_files_count_as_unchanged() {
+    let (release, hangs) = std::sync::mpsc::channel::<()>();
+    let mut look = Look::default();
+    assert!(look.differs(|| true).await && !look.differs(|| false).await);
+    assert!(!look.differs(move || hangs.recv().is_err()).await);
+    assert!(!look.differs(|| true).await, "no other look begins");
+    drop(release);
+    while !look.differs(|| true).await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
