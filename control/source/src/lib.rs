@@ -74,7 +74,7 @@ pub struct StaleFile {
     pub since: SystemTime,
 }
 
-/// The state of the source. A directory is always connected.
+/// The state of the source. A directory is connected while it answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceState {
     /// Whether every watch is connected. Otherwise the gateway continues with the last known objects.

@@ -267,7 +267,7 @@ impl Controller {
     }
 
     /// Carries out a request of the operator. It takes effect with the next round.
-    pub(super) fn execute(&mut self, command: Command) {
+    pub(super) async fn execute(&mut self, command: Command) {
         if command.is_abandoned() {
             tracing::warn!("ignoring a request through the admin socket: its sender no longer waits for it");
             return;
@@ -277,21 +277,25 @@ impl Controller {
             Command::Drain(target, answer) => {
                 tracing::info!(%target, "draining");
                 self.drained.insert(target);
+                self.drained.save().await;
                 let _ = answer.send(self.drained());
             }
             Command::Undrain(target, answer) => {
                 tracing::info!(%target, "no longer draining");
                 let was_drained = self.drained.remove(&target);
+                self.drained.save().await;
                 let _ = answer.send(was_drained.then(|| self.drained()));
             }
             Command::DrainGateway(answer) => {
                 self.drained.set_gateway(true);
                 self.state.request_drain(DrainRequester::Command, true);
+                self.drained.save().await;
                 let _ = answer.send(self.drained.trouble().map(str::to_owned));
             }
             Command::UndrainGateway(answer) => {
                 let was_drained = self.drained.set_gateway(false);
                 self.state.request_drain(DrainRequester::Command, false);
+                self.drained.save().await;
                 let _ = answer.send(was_drained.then(|| self.drained.trouble().map(str::to_owned)));
             }
             Command::Reload(answer) => self.reader.request(Some(answer)),
@@ -338,6 +342,7 @@ impl Controller {
     /// Runs one round; `seen` is when its first change was seen. Reconcile and compile run here, on the thread of the
     /// daemon's loop. Listeners, checks and sources run on other threads and do not wait for it.
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
+        self.drained.save().await;
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         let given = &self.desired.memory.allocations;
@@ -366,7 +371,6 @@ impl Controller {
             // Before anybody can use one of them: a restart gives them to the same Services.
             addresses.save(&self.desired.memory.allocations).await;
         }
-        self.drained.keep_again();
         let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
         let drained = self.drained.trouble().map(str::to_owned);
         self.state.leave_unsaved([addresses, drained, self.copies.trouble()]);

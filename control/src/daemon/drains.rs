@@ -7,21 +7,24 @@
 //! there is no state directory. With a directory of manifests, earlier versions always had it beside the socket: such a
 //! file is moved.
 //!
-//! Invariant: if the file cannot be written or read, the log, [`Drains::trouble`] and the answer to a drain report
-//! it, and nothing stops. The write is retried until it succeeds.
+//! Invariant: if the file cannot be written or read, or its disk does not answer, the log, [`Drains::trouble`] and the
+//! answer to a drain report it, and nothing stops. The write is retried until it succeeds.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_policy::reconcile::DrainTarget;
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 use crate::state_file;
 
+/// How long a change waits for the disk.
+const SAVE_MAX: Duration = Duration::from_secs(2);
 /// The pause before a failed write of the file is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -41,8 +44,10 @@ pub(super) struct Drains {
     path: PathBuf,
     /// The error of the file.
     trouble: Option<String>,
-    /// When the file must be written again.
-    again: Option<Instant>,
+    /// When the file must be written: [`Drains::save`] does it.
+    write_at: Option<Instant>,
+    /// A write that has not ended in time.
+    under_way: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl Drains {
@@ -65,7 +70,8 @@ impl Drains {
         }
         let mut drains = Self { path, ..Self::read(before.to_owned()) };
         if drains.trouble.is_none() {
-            drains.keep();
+            let written = write(&drains.path, &drains.text());
+            drains.written(written.map_err(|error| error.to_string()));
         }
         // Otherwise the next start needs it.
         if drains.trouble.is_none()
@@ -113,7 +119,7 @@ impl Drains {
                 }
             }
         }
-        Self { targets, gateway, gateway_annotated, path, trouble, again: None }
+        Self { targets, gateway, gateway_annotated, path, trouble, write_at: None, under_way: None }
     }
 
     /// The drained targets.
@@ -124,7 +130,7 @@ impl Drains {
     /// Adds a target.
     pub(super) fn insert(&mut self, target: DrainTarget) {
         if self.targets.insert(target) {
-            self.keep();
+            self.changed();
         }
     }
 
@@ -132,7 +138,7 @@ impl Drains {
     pub(super) fn remove(&mut self, target: &DrainTarget) -> bool {
         let was_drained = self.targets.remove(target);
         if was_drained {
-            self.keep();
+            self.changed();
         }
         was_drained
     }
@@ -151,7 +157,7 @@ impl Drains {
     pub(super) fn set_gateway(&mut self, is_drained: bool) -> bool {
         let before = std::mem::replace(&mut self.gateway, is_drained);
         if before != is_drained {
-            self.keep();
+            self.changed();
         }
         before
     }
@@ -159,7 +165,7 @@ impl Drains {
     /// Sets whether the annotation drains the gateway.
     pub(super) fn set_gateway_annotated(&mut self, is_drained: bool) {
         if std::mem::replace(&mut self.gateway_annotated, is_drained) != is_drained {
-            self.keep();
+            self.changed();
         }
     }
 
@@ -168,26 +174,47 @@ impl Drains {
         self.trouble.as_deref()
     }
 
-    /// When the file must be written again.
+    /// When [`Drains::save`] must be called.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.again
+        self.write_at
     }
 
-    /// Writes the file again, if that failed and is due.
-    pub(super) fn keep_again(&mut self) {
-        if self.again.is_some_and(|at| at <= Instant::now()) {
-            self.keep();
+    /// Writes the file if it has changed, or if that failed and is due again. Waits for the disk with a limit.
+    pub(super) async fn save(&mut self) {
+        if self.write_at.is_none_or(|at| at > Instant::now()) {
+            return;
         }
+        if self.under_way.as_ref().is_some_and(|before| !before.is_finished()) {
+            // The disk hangs, so a second write would not help.
+            return self.written(Err("the disk has not answered yet".to_owned()));
+        }
+        let until = Instant::now() + SAVE_MAX;
+        let (path, text) = (self.path.clone(), self.text());
+        let mut writing = tokio::task::spawn_blocking(move || write(&path, &text));
+        let written = match timeout_at(until, &mut writing).await {
+            Ok(Ok(written)) => written.map_err(|error| error.to_string()),
+            Ok(Err(panic)) => Err(panic.to_string()),
+            Err(_) => {
+                self.under_way = Some(writing);
+                Err(format!("the disk has not answered within {} s", SAVE_MAX.as_secs()))
+            }
+        };
+        self.written(written);
     }
 
-    fn keep(&mut self) {
-        let trouble = self.write().err().map(|error| {
+    fn changed(&mut self) {
+        self.write_at = Some(Instant::now());
+    }
+
+    /// Takes note of the result of a write.
+    fn written(&mut self, written: Result<(), String>) {
+        let trouble = written.err().map(|error| {
             format!(
                 "cannot save the list of drained targets, a restart forgets them: {}: {error}",
                 self.path.display()
             )
         });
-        self.again = trouble.is_some().then(|| Instant::now() + RETRY);
+        self.write_at = trouble.is_some().then(|| Instant::now() + RETRY);
         if trouble != self.trouble {
             match &trouble {
                 Some(trouble) => tracing::error!("{trouble}"),
@@ -197,15 +224,17 @@ impl Drains {
         }
     }
 
-    fn write(&self) -> io::Result<()> {
-        state_file::replace(&self.path, |out| {
-            let of_gateway = [(self.gateway, GATEWAY), (self.gateway_annotated, GATEWAY_ANNOTATED)];
-            for (_, line) in of_gateway.into_iter().filter(|(is_drained, _)| *is_drained) {
-                state_file::line(out, line)?;
-            }
-            self.targets.iter().try_for_each(|target| state_file::line(out, &target.to_string()))
-        })
+    /// The contents of the file.
+    fn text(&self) -> String {
+        let of_gateway = [(self.gateway, GATEWAY), (self.gateway_annotated, GATEWAY_ANNOTATED)];
+        let of_gateway = of_gateway.into_iter().filter(|(is_drained, _)| *is_drained);
+        let lines = of_gateway.map(|(_, line)| line.to_owned());
+        lines.chain(self.targets.iter().map(ToString::to_string)).map(|line| line + "\n").collect()
     }
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    state_file::replace(path, |out| out.write_all(text.as_bytes()))
 }
 
 fn path(config: &GatewayConfig) -> PathBuf {
@@ -220,23 +249,27 @@ fn beside_socket(config: &GatewayConfig) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     fn target(text: &str) -> DrainTarget {
         text.parse().expect("a target")
     }
 
-    #[test]
-    fn what_is_drained_is_found_again_and_a_broken_line_costs_no_other() {
+    #[tokio::test]
+    async fn what_is_drained_is_found_again_and_a_broken_line_costs_no_other() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("missing").join("tidegate.drained");
         let mut drains = Drains::read(path.clone());
         assert!(drains.targets().is_empty());
         let all = ["10.0.0.1:80", "2001:db8::1", "node-3"].map(target);
         all.iter().for_each(|target| drains.insert(target.clone()));
+        drains.save().await;
         assert_eq!(Drains::read(path.clone()).targets(), &BTreeSet::from(all.clone()));
 
         assert!(drains.remove(&all[0]) && !drains.remove(&all[0]));
+        drains.save().await;
         assert_eq!(Drains::read(path.clone()).targets(), &BTreeSet::from([all[1].clone(), all[2].clone()]));
 
         fs::write(&path, b"node-3\n\xff\xfe bad\n\n10.0.0.9\n").expect("a file");
@@ -282,25 +315,28 @@ mod tests {
         assert_eq!(Drains::moved(path, &before).targets(), &all, "the file in the state directory counts");
     }
 
-    #[test]
-    fn a_drain_of_the_gateway_is_found_again_beside_those_of_targets() {
+    #[tokio::test]
+    async fn a_drain_of_the_gateway_is_found_again_beside_those_of_targets() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("edge.drained");
         let mut drains = Drains::read(path.clone());
         drains.insert(target("node-3"));
         assert!(!drains.set_gateway(true) && drains.set_gateway(true));
+        drains.save().await;
         let again = Drains::read(path.clone());
         assert_eq!((again.gateway(), again.gateway_annotated(), again.targets().len()), (true, false, 1));
         drains.set_gateway_annotated(true);
         assert!(drains.set_gateway(false));
+        drains.save().await;
         let again = Drains::read(path.clone());
         assert_eq!((again.gateway(), again.gateway_annotated(), again.targets().len()), (false, true, 1));
         drains.set_gateway_annotated(false);
+        drains.save().await;
         assert_eq!(fs::read_to_string(&path).expect("the file"), "node-3\n");
         assert!(GATEWAY.parse::<DrainTarget>().is_err() && GATEWAY_ANNOTATED.parse::<DrainTarget>().is_err());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_unsaved_drain_is_reported_and_saved_as_soon_as_the_disk_allows() {
         let directory = tempfile::tempdir().expect("a directory");
         let state = directory.path().join("state");
@@ -309,16 +345,49 @@ mod tests {
         let mut drains = Drains::read(path.clone());
         assert!(drains.trouble().is_some_and(|message| message.contains("drain them again")), "{drains:?}");
         drains.insert(target("node-3"));
+        drains.save().await;
         assert!(
             drains.trouble().is_some_and(|message| message.contains("a restart forgets them")),
             "{drains:?}"
         );
         fs::remove_file(&state).expect("ours");
-        drains.keep_again();
+        drains.save().await;
         assert!(drains.trouble().is_some(), "not before it is time");
-        tokio::time::advance(RETRY).await;
-        drains.keep_again();
+        drains.write_at = Some(Instant::now());
+        drains.save().await;
         assert_eq!((drains.trouble(), drains.due()), (None, None));
         assert_eq!(Drains::read(path).targets(), &BTreeSet::from([target("node-3")]));
+    }
+
+    #[test]
+    fn nothing_waits_for_a_disk_that_does_not_answer() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("edge.drained");
+        // Opening a FIFO waits for its reader, like a file on a mount whose server does not answer.
+        let fifo = directory.path().join("edge.new");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+        let (done, waits) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let mut drains = Drains::read(path.clone());
+                for (node, why) in [("node-1", "not answered within 2 s"), ("node-2", "not answered yet")] {
+                    drains.insert(target(node));
+                    drains.save().await;
+                    assert!(drains.trouble().is_some_and(|message| message.contains(why)), "{drains:?}");
+                }
+                // Now it is opened, and cannot be flushed to a disk.
+                fs::read(&fifo).expect("it is there");
+                while drains.trouble().is_some() {
+                    drains.write_at = Some(Instant::now());
+                    drains.save().await;
+                    tokio::task::yield_now().await;
+                }
+                let all = BTreeSet::from(["node-1", "node-2"].map(target));
+                assert_eq!(Drains::read(path).targets(), &all);
+            });
+            done.send(()).expect("the test waits");
+        });
+        waits.recv_timeout(Duration::from_secs(120)).expect("a change waited for the disk, or failed");
     }
 }

@@ -39,6 +39,7 @@ mod self_check;
 mod start;
 mod state;
 mod supervisor;
+mod turn;
 mod vrrp;
 mod watches;
 
@@ -86,6 +87,11 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The maximum time for the threads of the dataplane to end. Each of them ends at the end of its turn, unless it hangs.
 const THREADS_END: Duration = Duration::from_secs(10);
+/// The same after one of them has failed: packets are being lost, and one that hangs does not end.
+const THREADS_END_AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// The maximum time for everything else to end, after the grace period. Each step has a limit of its own, some seconds in
+/// total, unless the kernel does not let a thread or BIRD end.
+const CONTROL_ENDS: Duration = Duration::from_secs(20);
 /// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
 /// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
@@ -185,10 +191,11 @@ async fn serve(
     changes: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
     let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, changes).await?;
-    let End { code, grace } = gateway.run().await;
+    let End { code, grace, threads_end } = gateway.run().await;
+    exit_if_it_hangs("the end of the control plane", grace + CONTROL_ENDS);
     // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
     gateway.shut_down(grace).await;
-    stop(dataplane).await;
+    stop(dataplane, threads_end).await;
     tracing::info!("stopped");
     Ok(code)
 }
@@ -220,6 +227,14 @@ struct End {
     code: ExitCode,
     /// How long to keep forwarding.
     grace: Duration,
+    /// How long to wait for the threads of the dataplane.
+    threads_end: Duration,
+}
+
+impl End {
+    fn new(code: ExitCode, grace: Duration) -> Self {
+        Self { code, grace, threads_end: THREADS_END }
+    }
 }
 
 impl Gateway {
@@ -269,7 +284,7 @@ impl Gateway {
         let announcer = announcements::start(&config, &state)?;
         let connector = match &source {
             Source::Watched(watched) => Some(watched.connector()),
-            Source::Directory(_) => None,
+            Source::Directory(..) => None,
         };
         let (layer2, layer2_view) =
             Layer2::start(&config, cluster.as_ref().zip(connector), dataplane.neighbors().ownership())?;
@@ -322,6 +337,7 @@ impl Gateway {
 
     /// Runs a round after each change, until a signal, a dead worker or another gateway's name ends it.
     async fn run(&mut self) -> End {
+        self.state.turn.begin();
         self.inputs.pass_to(&mut self.controller);
         self.controller.apply(None).await;
         let started = Instant::now();
@@ -338,7 +354,10 @@ impl Gateway {
                 break end;
             }
             let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
-            match self.inputs.next(due, self.controller.read()).await {
+            self.state.turn.end();
+            let wake = self.inputs.next(due, self.controller.read()).await;
+            self.state.turn.begin();
+            match wake {
                 Wake::Changed => {
                     seen = self.inputs.seen.take();
                     sleep_until(pace.next()).await;
@@ -350,7 +369,7 @@ impl Gateway {
                     }
                     sleep_until(pace.next()).await;
                 }
-                Wake::Command(command) => self.controller.execute(command),
+                Wake::Command(command) => self.controller.execute(command).await,
                 Wake::Reload => {
                     self.controller.request_reload();
                     continue;
@@ -365,7 +384,7 @@ impl Gateway {
                 },
                 Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
                     tracing::error!("exiting: another gateway has the same metadata.name");
-                    break End { code: ExitCode::from(NAME_TAKEN), grace: Duration::ZERO };
+                    break End::new(ExitCode::from(NAME_TAKEN), Duration::ZERO);
                 }
                 Wake::NameTaken => {
                     tracing::error!(
@@ -375,7 +394,8 @@ impl Gateway {
                 Wake::Failed(why) => {
                     tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
                     // Packets are already being lost, and only a new process can fix that.
-                    break End { code: ExitCode::FAILURE, grace: Duration::ZERO };
+                    let threads_end = THREADS_END_AFTER_FAILURE;
+                    break End { threads_end, ..End::new(ExitCode::FAILURE, Duration::ZERO) };
                 }
             }
             self.inputs.pass_to(&mut self.controller);
@@ -407,17 +427,17 @@ impl Gateway {
         self.state.request_drain(DrainRequester::Signal, true);
         let config = self.controller.config();
         match config.drain.stop_timeout(config.announce.is_withdrawable()) {
-            _ if is_drained => Some(End { code, grace: Duration::ZERO }),
+            _ if is_drained => Some(End::new(code, Duration::ZERO)),
             _ if self.stops_at.is_some() => {
                 tracing::warn!("a second signal ends the drain: stopping now");
-                Some(End { code, grace: Duration::ZERO })
+                Some(End::new(code, Duration::ZERO))
             }
             Some(timeout) if !is_taken => {
                 tracing::info!(?timeout, quiet = ?config.drain.quiet, "stopping when no packet comes any more, or at the timeout");
                 self.stops_at = Some(Instant::now() + timeout);
                 None
             }
-            _ => Some(End { code, grace: SHUTDOWN_GRACE }),
+            _ => Some(End::new(code, SHUTDOWN_GRACE)),
         }
     }
 
@@ -434,7 +454,7 @@ impl Gateway {
             );
         }
         (is_late || self.state.drain.phase() == GatewayDrainState::Drained)
-            .then_some(End { code: ExitCode::SUCCESS, grace: Duration::ZERO })
+            .then_some(End::new(ExitCode::SUCCESS, Duration::ZERO))
     }
 
     /// Keeps forwarding for `grace`, and ends everything but the dataplane.
@@ -471,26 +491,26 @@ fn waits_for(source: &SourceState, degraded: &[String]) -> String {
     }
     match &source.last_error {
         Some(why) => format!("waiting for the initial objects: {why}"),
-        None => "waiting for the initial objects and for the workers to apply them".to_owned(),
+        None => "waiting for objects, or for the workers to apply them".to_owned(),
     }
 }
 
-/// Ends the process although threads of the dataplane have not ended in time: nobody can wait for one that hangs.
-fn exit_if_threads_hang() {
-    let exit = || {
-        std::thread::sleep(THREADS_END);
-        tracing::error!("a thread of the dataplane hangs: exiting without its end");
+/// Ends the process if it has not ended in time: nobody can wait for a thread that hangs.
+fn exit_if_it_hangs(what: &'static str, within: Duration) {
+    let exit = move || {
+        std::thread::sleep(within);
+        tracing::error!("{what} hangs: exiting without it");
         std::process::exit(1);
     };
     if let Err(error) = std::thread::Builder::new().name("tg-exit".to_owned()).spawn(exit) {
-        tracing::warn!(%error, "if a thread of the dataplane hangs, so will the exit");
+        tracing::warn!(%error, "if {what} hangs, so will the exit");
     }
 }
 
 /// Ends the threads of the dataplane. If other tasks still hold it for an answer in progress, they drop it when the
 /// runtime ends, with the same effect.
-async fn stop(dataplane: Arc<Dataplane>) {
-    exit_if_threads_hang();
+async fn stop(dataplane: Arc<Dataplane>, within: Duration) {
+    exit_if_it_hangs("a thread of the dataplane", within);
     if let Ok(dataplane) = Arc::try_unwrap(dataplane) {
         let stopped = tokio::task::spawn_blocking(move || dataplane.stop()).await;
         if let Err(error) = stopped {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use jiff::Timestamp;
 use tidegate_cluster::ClusterWriter;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
 use tidegate_health::health_check_node_port::probes::Probes;
@@ -25,6 +26,10 @@ use crate::telemetry::{self, Listener};
 
 /// The maximum wait for the disk at shutdown.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
+/// A directory of manifests whose reading takes longer does not answer.
+const READING_MAX: Duration = Duration::from_secs(15);
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts ports and workers. `failed` gets the failure of a worker; `changed` is notified when an interface has changed its
 /// state, or a worker hangs or goes on.
@@ -70,8 +75,8 @@ pub(super) fn confine_to(cpus: &[usize]) {
 
 /// The source of the objects: a directory of manifests, watched or read on request, or an API server.
 pub(super) enum Source {
-    /// A directory of manifests.
-    Directory(Watch),
+    /// A directory of manifests, with its state.
+    Directory(Watch, watch::Receiver<SourceState>),
     /// An API server, whose changes are received as they happen.
     Watched(KubernetesSource),
 }
@@ -86,7 +91,9 @@ impl Source {
                 let (path, mib) = (&directory.path, directory.endpoint_slices_mib);
                 let source = DirectorySource::watch(path, changes, directory.loss_grace, mib)
                     .context("cannot start the thread that reads the directory of manifests")?;
-                Ok(Self::Directory(source))
+                let reading = source.reading();
+                let state = directory_state(move || reading.takes(), directory.path.display().to_string());
+                Ok(Self::Directory(source, state))
             }
             SourceConfig::Kubernetes(server) => {
                 Ok(Self::Watched(KubernetesSource::start(server, &config.name)))
@@ -97,17 +104,15 @@ impl Source {
     /// A receiver of the newest state and the following ones.
     pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
         match self {
-            Self::Directory(source) => source.updates(),
+            Self::Directory(source, _) => source.updates(),
             Self::Watched(source) => source.updates(),
         }
     }
 
-    /// The state of the source. A directory is always connected.
+    /// The state of the source.
     pub(super) fn state(&self) -> watch::Receiver<SourceState> {
         match self {
-            Self::Directory(_) => {
-                watch::Sender::new(SourceState::connected_since(jiff::Timestamp::now())).subscribe()
-            }
+            Self::Directory(_, state) => state.clone(),
             Self::Watched(source) => source.state(),
         }
     }
@@ -124,10 +129,45 @@ impl Source {
     /// Reads the directory again, or sends the next request to the API server at once.
     pub(super) fn reload(&self) {
         match self {
-            Self::Directory(source) => source.reload(),
+            Self::Directory(source, _) => source.reload(),
             Self::Watched(source) => source.reload(),
         }
     }
+}
+
+/// The state of a directory: it is connected, unless the reading under way takes too long.
+fn directory_state(
+    takes: impl Fn() -> Option<Duration> + Send + 'static,
+    path: String,
+) -> watch::Receiver<SourceState> {
+    let (state, shown) = watch::channel(SourceState::connected_since(Timestamp::now()));
+    tokio::spawn(async move {
+        while !state.is_closed() {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let hangs = takes().is_some_and(|takes| takes >= READING_MAX);
+            if state.borrow().connected != hangs {
+                continue;
+            }
+            let now = Timestamp::now();
+            if hangs {
+                tracing::error!(
+                    path,
+                    "the directory of manifests does not answer: changes in it have no effect"
+                );
+                let last_error = Some(format!("{path} does not answer"));
+                let last_sync = Some(now);
+                state.send_replace(SourceState {
+                    last_error,
+                    last_sync,
+                    ..SourceState::unconnected_since(now)
+                });
+            } else {
+                tracing::info!(path, "the directory of manifests answers again");
+                state.send_replace(SourceState::connected_since(now));
+            }
+        }
+    });
+    shown
 }
 
 /// The file with the addresses of Services, if the objects come from a directory. With an API server, the statuses of
@@ -194,4 +234,32 @@ pub(super) async fn listeners(
         }
     };
     Ok(Listeners { _admin: server, _probes: probes, _metrics: metrics })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_directory_that_does_not_answer_is_not_connected_until_it_does() {
+        let seconds = Arc::new(AtomicU64::new(0));
+        let read = Arc::clone(&seconds);
+        let takes = move || Some(Duration::from_secs(read.load(Ordering::Relaxed)));
+        let mut state = directory_state(takes, "/srv/manifests".to_owned());
+        seconds.store(READING_MAX.as_secs() - 1, Ordering::Relaxed);
+        tokio::time::sleep(LOOK_EVERY * 3).await;
+        assert!(state.borrow_and_update().connected);
+        seconds.store(READING_MAX.as_secs(), Ordering::Relaxed);
+        state.changed().await.expect("it is followed");
+        let shown = state.borrow_and_update().clone();
+        assert_eq!(
+            (shown.connected, shown.last_error.as_deref()),
+            (false, Some("/srv/manifests does not answer"))
+        );
+        seconds.store(0, Ordering::Relaxed);
+        state.changed().await.expect("it is followed");
+        assert!(state.borrow().connected && state.borrow().last_error.is_none());
+    }
 }

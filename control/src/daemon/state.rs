@@ -30,6 +30,7 @@ use super::moved_seats::MovedSeats;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
+use super::turn::Turn;
 use crate::admin::api::{DrainRequester, GatewayDrainState};
 use crate::telemetry::{
     self, CheckSample, DataplaneSample, Generations, Latencies, Process, PublicationSample, RoundSample,
@@ -68,6 +69,8 @@ pub(super) struct State {
     pub(super) comparisons: Arc<Comparisons>,
     /// The drain of the gateway itself.
     pub(super) drain: GatewayDrain,
+    /// The turn of the daemon's loop.
+    pub(super) turn: Turn,
     /// Which backends changed lately, for other gateways.
     pub(super) moved_seats: Arc<MovedSeats>,
     timings: Timings,
@@ -115,6 +118,7 @@ impl State {
             checks,
             comparisons: Arc::default(),
             drain: GatewayDrain::default(),
+            turn: Turn::default(),
             moved_seats: Arc::default(),
             timings: Timings::default(),
             readiness: Readiness::new(started),

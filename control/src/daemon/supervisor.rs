@@ -1,4 +1,4 @@
-//! Notifies the supervisor (`sd_notify(3)`) when the gateway forwards, what it waits for, and when it stops.
+//! Notifies the supervisor (`sd_notify(3)`) whether the gateway forwards, what it waits for, and when it stops.
 //!
 //! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway find it
 //! forwarding. If the API server does not answer and no objects are saved on disk, the gateway would wait without
@@ -35,7 +35,8 @@ pub(super) struct Supervisor {
     ready_by: Instant,
     is_ready: bool,
     /// Whether the gateway forwards.
-    is_done: bool,
+    forwards: bool,
+    is_stopping: bool,
     status: String,
 }
 
@@ -51,43 +52,54 @@ impl Supervisor {
 
     fn at(socket: Option<(UnixDatagram, SocketAddr)>) -> Self {
         let ready_by = Instant::now() + READY_MAX;
-        Self { socket, ready_by, is_ready: false, is_done: false, status: String::new() }
+        Self { socket, ready_by, is_ready: false, forwards: false, is_stopping: false, status: String::new() }
     }
 
     /// When the next check is due, even without an event.
     pub(super) fn due(&self) -> Option<Instant> {
-        (!self.is_done && self.socket.is_some()).then(|| Instant::now() + CHECK_INTERVAL)
+        (!self.forwards && !self.is_stopping && self.socket.is_some())
+            .then(|| Instant::now() + CHECK_INTERVAL)
     }
 
-    /// Reports that the gateway forwards, or what it waits for.
+    /// Reports whether the gateway forwards, or what it waits for.
     pub(super) fn notify(&mut self, forwards: bool, waits_for: impl FnOnce() -> String) {
-        if self.is_done || self.socket.is_none() {
+        if self.is_stopping || self.socket.is_none() || self.forwards && forwards {
             return;
         }
-        self.is_done = forwards;
         let is_late = Instant::now() >= self.ready_by;
         let status = if forwards { "forwarding".to_owned() } else { waits_for() };
         let mut message = String::new();
-        if !self.is_ready && (forwards || is_late) {
-            self.is_ready = true;
+        let is_ready = self.is_ready || forwards || is_late;
+        if is_ready != self.is_ready {
             message.push_str("READY=1\n");
         }
         if status != self.status {
             message.push_str(&format!("STATUS={}\n", status.replace('\n', " ")));
-            self.status = status;
         }
-        self.send(&message);
+        // What it has not taken is sent again with the next check: without `READY=1` it would end the gateway.
+        let is_taken = self.send(&message);
+        if is_taken {
+            (self.is_ready, self.status) = (is_ready, status);
+        }
+        self.forwards = forwards && is_taken;
     }
 
     /// Reports that the shutdown has begun.
-    pub(super) fn stopping(&self) {
+    pub(super) fn stopping(&mut self) {
+        self.is_stopping = true;
         self.send("STOPPING=1\nSTATUS=stopping\n");
     }
 
-    fn send(&self, message: &str) {
-        let Some((socket, to)) = self.socket.as_ref().filter(|_| !message.is_empty()) else { return };
-        if let Err(error) = socket.send_to_addr(message.as_bytes(), to) {
-            tracing::warn!(%error, "cannot notify the supervisor");
+    /// Sends a message. Returns false if the supervisor must first take others.
+    fn send(&self, message: &str) -> bool {
+        let Some((socket, to)) = self.socket.as_ref().filter(|_| !message.is_empty()) else { return true };
+        match socket.send_to_addr(message.as_bytes(), to) {
+            Ok(_) => true,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(error) => {
+                tracing::warn!(%error, "cannot notify the supervisor");
+                true
+            }
         }
     }
 }
@@ -129,6 +141,9 @@ mod tests {
         let mut gateway = start();
         assert_eq!(told(&mut gateway, true).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
         assert_eq!((told(&mut gateway, true), gateway.due()), (None, None));
+        assert_eq!(told(&mut gateway, false).as_deref(), Some("STATUS=waiting for the API server\n"));
+        assert!(gateway.due().is_some(), "it looks again");
+        assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
 
         let mut gateway = start();
         let waits = "STATUS=waiting for the API server\n";
@@ -140,5 +155,25 @@ mod tests {
         assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
         gateway.stopping();
         assert_eq!(heard(&supervisor).as_deref(), Some("STOPPING=1\nSTATUS=stopping\n"));
+        assert_eq!((told(&mut gateway, false), told(&mut gateway, true)), (None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_supervisor_that_is_busy_is_told_later() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let supervisor = UnixDatagram::bind(&path).expect("a socket");
+        supervisor.set_nonblocking(true).expect("it can be told");
+        let others = UnixDatagram::unbound().expect("a socket");
+        others.set_nonblocking(true).expect("it can be told");
+        while others.send_to(b"READY=1\n", &path).is_ok() {}
+        let mut gateway =
+            Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+        gateway.notify(true, String::new);
+        assert!(gateway.due().is_some(), "it is tried again");
+        while heard(&supervisor).is_some() {}
+        gateway.notify(true, String::new);
+        assert_eq!(heard(&supervisor).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
+        assert!(gateway.due().is_none());
     }
 }

@@ -27,7 +27,7 @@ use tidegate_model::objects::Objects;
 
 use crate::slices;
 
-pub use watch::{Changes, Watch};
+pub use watch::{Changes, Reading, Watch};
 
 /// A directory of manifests.
 #[derive(Debug, Clone, Copy)]

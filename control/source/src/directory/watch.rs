@@ -4,12 +4,15 @@
 //! a ConfigMap's swap of `..data` need no special handling. Every few seconds there is also a refresh without an
 //! event, for changes that inotify cannot report: targets of links outside of the directory, an overflowing queue, a
 //! replaced directory.
+//!
+//! The directory may be on a mount whose server does not answer. Then the thread hangs in the kernel: [`Reading`] says for how
+//! long, and the end of the watch does not wait for it.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,16 +37,42 @@ const QUIET: Duration = Duration::from_millis(10);
 const DEBOUNCE_MAX: Duration = Duration::from_secs(1);
 /// The interval of refreshes without an event.
 const RESCAN: Duration = Duration::from_secs(3);
+/// The longest wait for the end of the thread.
+const END_MAX: Duration = Duration::from_millis(500);
+const END_POLL: Duration = Duration::from_millis(2);
 
 /// A directory that is watched. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Watch {
     updates: watch::Receiver<SourceUpdate>,
     wake: Sender<Wake>,
+    reading: Reading,
     thread: Option<JoinHandle<()>>,
 }
 
+/// Whether the thread of a [`Watch`] reads the directory now.
+#[derive(Debug, Clone, Default)]
+pub struct Reading(Arc<Mutex<Option<Instant>>>);
+
+impl Reading {
+    /// How long the read under way has taken; `None` if there is none.
+    #[must_use]
+    pub fn takes(&self) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed())
+    }
+
+    fn set(&self, since: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+}
+
 impl Watch {
+    /// Whether the directory is read now, and for how long.
+    #[must_use]
+    pub fn reading(&self) -> Reading {
+        self.reading.clone()
+    }
+
     /// A receiver of the newest state. `changed().await` waits for the next one. A slow receiver sees only the newest
     /// state.
     pub fn updates(&self) -> watch::Receiver<SourceUpdate> {
@@ -60,10 +89,17 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let _ = self.wake.send(Wake::Stop);
-        if let Some(thread) = self.thread.take() {
-            // The panic hook has already reported a panic of the thread.
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        let until = Instant::now() + END_MAX;
+        while !thread.is_finished() {
+            if Instant::now() >= until {
+                tracing::warn!("the directory of manifests does not answer: not waiting for its thread");
+                return;
+            }
+            std::thread::sleep(END_POLL);
         }
+        // The panic hook has already reported a panic of the thread.
+        let _ = thread.join();
     }
 }
 
@@ -88,9 +124,11 @@ pub(super) fn start(
     }
     files.refresh();
     let (sender, updates) = watch::channel(update(&files, endpoint_slices_mib, 1, Instant::now()));
-    let run = move || follow(&mut files, endpoint_slices_mib, notifier.as_mut(), &woken, &sender);
+    let reading = Reading::default();
+    let of_thread = reading.clone();
+    let run = move || follow(&mut files, endpoint_slices_mib, notifier.as_mut(), &woken, &sender, &of_thread);
     let thread = std::thread::Builder::new().name("tidegate-source".to_owned()).spawn(run)?;
-    Ok(Watch { updates, wake, thread: Some(thread) })
+    Ok(Watch { updates, wake, reading, thread: Some(thread) })
 }
 
 /// The thread's main function: waits, refreshes, publishes.
@@ -100,6 +138,7 @@ fn follow(
     mut notifier: Option<&mut Notifier>,
     woken: &Receiver<Wake>,
     sender: &watch::Sender<SourceUpdate>,
+    reading: &Reading,
 ) {
     let mut revision = 1;
     loop {
@@ -114,6 +153,7 @@ fn follow(
             Err(RecvTimeoutError::Timeout) => (false, Instant::now()),
             Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
         };
+        reading.set(Some(Instant::now()));
         let changed = match &mut notifier {
             Some(notifier) => {
                 notifier.ensure(files.root());
@@ -123,6 +163,7 @@ fn follow(
             // The grace time of lost files also ends without a reload.
             None => files.expire(),
         };
+        reading.set(None);
         if changed {
             revision += 1;
             sender.send_replace(update(files, endpoint_slices_mib, revision, seen));
@@ -192,5 +233,26 @@ impl Notifier {
         let mut watcher = notify::recommended_watcher(handler).ok()?;
         watcher.watch(path, RecursiveMode::Recursive).ok()?;
         Some(watcher)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_does_not_wait_for_a_directory_that_does_not_answer() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1).expect("a thread");
+        let (release, hangs) = channel::<()>();
+        let thread = watch.thread.replace(std::thread::spawn(move || drop(hangs.recv())));
+        let (done, waits) = channel();
+        std::thread::spawn(move || {
+            drop(watch);
+            done.send(())
+        });
+        waits.recv_timeout(Duration::from_secs(60)).expect("the end waited for the thread");
+        drop(release);
+        thread.expect("it was started").join().expect("it was told to end");
     }
 }
