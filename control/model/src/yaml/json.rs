@@ -2,13 +2,16 @@
 //!
 //! Values have no position (line 0); the decoder names the object instead. A tree is written back as JSON to be saved
 //! on disk. A manifest in JSON is read as YAML, for its positions: [`as_yaml`] replaces what YAML does not know.
+//!
+//! Invariant: a value that is nested too deeply affects nothing beside it. API servers store such values in
+//! `managedFields`, which users write, and the parser refuses a whole list of objects for one of them.
 
 use std::borrow::Cow;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
-use super::{Entry, Node, Position, Scalar, ScalarKind, Value};
+use super::{DEPTH_MAX, Entry, Node, Position, Scalar, ScalarKind, Value};
 
 /// The position of values that were not read from a file.
 const NOWHERE: Position = Position { line: 0, column: 0 };
@@ -84,11 +87,35 @@ impl Node {
 
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Json)
+        Json { depth: 0 }.deserialize(deserializer)
     }
 }
 
-struct Json;
+/// Reads a value that is nested this deeply.
+#[derive(Clone, Copy)]
+struct Json {
+    depth: usize,
+}
+
+impl Json {
+    /// For the values in this one.
+    fn below(self) -> Self {
+        Self { depth: self.depth + 1 }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Json {
+    type Value = Node;
+
+    /// A value that is nested more deeply than a manifest may be is read as null. The parser skips it without a limit.
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+        if self.depth > DEPTH_MAX {
+            IgnoredAny::deserialize(deserializer)?;
+            return Ok(Node::scalar("", ScalarKind::Null));
+        }
+        deserializer.deserialize_any(self)
+    }
+}
 
 impl<'de> Visitor<'de> for Json {
     type Value = Node;
@@ -128,7 +155,7 @@ impl<'de> Visitor<'de> for Json {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
+        while let Some(item) = seq.next_element_seed(self.below())? {
             items.push(item);
         }
         Ok(Node::placeless(Value::Sequence(items)))
@@ -137,7 +164,7 @@ impl<'de> Visitor<'de> for Json {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let mut entries = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
-            entries.push(Entry { key, at: NOWHERE, node: map.next_value()? });
+            entries.push(Entry { key, at: NOWHERE, node: map.next_value_seed(self.below())? });
         }
         Ok(Node::placeless(Value::Mapping(entries)))
     }
@@ -182,5 +209,19 @@ mod tests {
         assert_eq!(list(&from_json), r#"[1,-2,2.5,true,null,"yes","0644"]"#);
         assert_eq!(strip(&from_json).split(",\"d\"").next(), text.split(",\"d\"").next());
         assert!(!from_json.is_placed());
+    }
+
+    #[test]
+    fn what_is_nested_too_deeply_is_left_out_and_everything_beside_it_is_read() {
+        for (open, close) in [("[", "]"), ("{\"f:a\":", "}")] {
+            let deep = format!("{}1{}", open.repeat(10_000), close.repeat(10_000));
+            let text = format!("[{{\"before\":1,\"deep\":{deep},\"after\":2}},3]");
+            let node: Node = serde_json::from_str(&text).expect("JSON");
+            let Value::Sequence(items) = &node.value else { panic!("a list") };
+            let of_first = |key| items[0].entry(key).and_then(|entry| entry.node.text().map(str::to_owned));
+            assert_eq!((of_first("before").as_deref(), of_first("after").as_deref()), (Some("1"), Some("2")));
+            let written = serde_json::to_string(&node).expect("a tree");
+            assert!(written.contains("null") && written.len() < 1_000, "{written}");
+        }
     }
 }
