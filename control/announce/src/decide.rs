@@ -137,11 +137,16 @@ pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
     let of_gateway = input.gateway.withheld();
     let pools: BTreeMap<&str, &RouteAttributes> =
         input.pools.iter().map(|usage| (usage.pool.as_str(), &usage.routes.attributes)).collect();
+    let of_several = of_several_namespaces(input.services);
     for service in input.services {
         for vip in service.vips.iter().filter(|vip| vip.is_of_pool()) {
             let withheld = of_gateway.or_else(|| withheld(input, service, vip.address));
-            let pool = pools.get(vip.pool.as_str());
-            let attributes = pool.map_or_else(|| service.bgp.clone(), |pool| service.bgp.or(pool));
+            // What one namespace asks for must not change the route of another.
+            let own = match of_several.contains(&vip.address) {
+                true => RouteAttributes::default(),
+                false => service.bgp.clone(),
+            };
+            let attributes = pools.get(vip.pool.as_str()).map_or_else(|| own.clone(), |pool| own.or(pool));
             let one = Vip { withheld, pool: vip.pool.clone(), attributes };
             match vips.get_mut(&vip.address) {
                 None => {
@@ -152,6 +157,20 @@ pub fn decide(input: &Input<'_>) -> BTreeMap<IpAddr, Vip> {
         }
     }
     vips
+}
+
+/// The VIPs that Services of several namespaces share.
+fn of_several_namespaces(services: &[Arc<ServiceView>]) -> BTreeSet<IpAddr> {
+    let mut namespaces: BTreeMap<IpAddr, &str> = BTreeMap::new();
+    let mut of_several = BTreeSet::new();
+    for service in services {
+        for vip in service.vips.iter().filter(|vip| vip.is_of_pool()) {
+            if *namespaces.entry(vip.address).or_insert(&service.namespace) != service.namespace {
+                of_several.insert(vip.address);
+            }
+        }
+    }
+    of_several
 }
 
 impl Vip {
@@ -314,6 +333,39 @@ mod tests {
         assert_eq!(decided(vec![refused], FORWARDS, true, true, true), Some(Some(Withheld::NotProgrammed)));
         let own = service("web", VipKind::NodePort, vec![backend(ACTIVE.0, ACTIVE.1)]);
         assert_eq!(decided(vec![own], FORWARDS, true, true, true), None, "own addresses are no VIPs");
+    }
+
+    #[test]
+    fn a_route_carries_what_services_of_one_namespace_say_and_nothing_if_others_share_its_vip() {
+        let saying = |namespace: &str, communities: &str| {
+            let bgp = RouteAttributes {
+                communities: tidegate_model::objects::communities(communities).unwrap(),
+                ..RouteAttributes::default()
+            };
+            let web = web(&[ACTIVE]);
+            Arc::new(ServiceView { namespace: namespace.to_owned(), bgp, ..web })
+        };
+        let pool = tidegate_model::objects::PoolRoutes {
+            attributes: saying("", "64512:1").bgp.clone(),
+            ..Default::default()
+        };
+        let pools = [PoolUsage { pool: "public".to_owned(), routes: pool, ..PoolUsage::default() }];
+        let carried = |services: &[Arc<ServiceView>]| {
+            let vips = decide(&Input {
+                services,
+                unapplied: &BTreeSet::new(),
+                serves: &|_| true,
+                gateway: FORWARDS,
+                announced: &|_| false,
+                pools: &pools,
+            });
+            let all = &vips[&VIP.parse::<IpAddr>().unwrap()].attributes.communities;
+            all.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let (shop, more) = (saying("shop", "64512:2"), saying("shop", "64512:3"));
+        assert_eq!(carried(&[shop.clone(), more.clone()]), ["64512:1", "64512:2", "64512:3"]);
+        let other = saying("other", "no-advertise");
+        assert_eq!(carried(&[shop, other, more]), ["64512:1"], "that of the pool");
     }
 
     #[test]

@@ -38,8 +38,8 @@ pub use resolve::{
     places_of_endpoints, refused_endpoint,
 };
 pub use route::{
-    COMMUNITY_ACCEPTED, Community, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX,
-    PoolRoutes, RouteAttributes, communities,
+    COMMUNITIES_MAX, COMMUNITY_ACCEPTED, Community, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED,
+    PREPENDS_MAX, PoolRoutes, RouteAttributes, communities,
 };
 pub use selector::{Expression, Operator, Selector};
 pub use service::{

@@ -10,6 +10,13 @@ use serde::{Deserialize, Serialize};
 /// The largest number of prepended AS numbers.
 pub const PREPENDS_MAX: u8 = 10;
 
+/// The largest number of communities that one list may have.
+pub const COMMUNITIES_MAX: usize = 32;
+
+/// The largest number of communities of a route to a VIP that Services share. BIRD needs time that grows with the square of
+/// the number.
+const ROUTE_COMMUNITIES_MAX: usize = 128;
+
 /// What is accepted as a community.
 pub const COMMUNITY_ACCEPTED: &str = "a community such as 65000:100, a large one such as 65000:1:2, or one of \
      no-export, no-advertise, no-export-subconfed, graceful-shutdown";
@@ -125,12 +132,15 @@ impl RouteAttributes {
     }
 
     /// The attributes of a route that two requests share: of each value the one that attracts less traffic, so that the
-    /// result does not depend on their order. Communities of both.
+    /// result does not depend on their order. Communities of both; if these are more than [`ROUTE_COMMUNITIES_MAX`], only
+    /// those of the first.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         let least = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
+        let communities = union(&self.communities, &other.communities);
+        let fit = communities.len() <= ROUTE_COMMUNITIES_MAX;
         Self {
-            communities: union(&self.communities, &other.communities),
+            communities: if fit { communities } else { self.communities.clone() },
             local_pref: least(self.local_pref, other.local_pref),
             med: self.med.max(other.med),
             prepends: self.prepends.max(other.prepends),
@@ -157,15 +167,24 @@ fn union(a: &[Community], b: &[Community]) -> Vec<Community> {
 }
 
 /// Reads a list of communities that commas or white space separate, as an annotation has it. An error is the text
-/// that is no community.
+/// that is no community, or one too many.
 ///
 /// # Errors
 /// The first part that is not accepted.
 pub fn communities(text: &str) -> Result<Vec<Community>, String> {
     let parts = text.split([',', ' ', '\t', '\n']).filter(|part| !part.is_empty());
-    let read = |part: &str| part.parse().map_err(|_| part.to_owned());
-    let read: Vec<Community> = parts.map(read).collect::<Result<_, _>>()?;
-    Ok(union(&read, &[]))
+    let mut read: Vec<Community> = Vec::new();
+    for part in parts {
+        let community: Community = part.parse().map_err(|_| part.to_owned())?;
+        if !read.contains(&community) {
+            if read.len() == COMMUNITIES_MAX {
+                return Err(part.to_owned());
+            }
+            read.push(community);
+        }
+    }
+    read.sort_unstable();
+    Ok(read)
 }
 
 #[cfg(test)]
@@ -192,6 +211,25 @@ mod tests {
             Ok(vec![Community::Standard(1, 1), Community::Standard(2, 2)])
         );
         assert_eq!(communities("1:1,x"), Err("x".to_owned()));
+    }
+
+    #[test]
+    fn a_list_and_a_shared_route_have_a_limited_number_of_communities() {
+        let list = |first: usize, count: usize| {
+            (first..first + count).map(|n| format!("1:{n}")).collect::<Vec<_>>().join(",")
+        };
+        let most = communities(&list(0, COMMUNITIES_MAX)).expect("as many as a list may have");
+        assert_eq!(most.len(), COMMUNITIES_MAX);
+        let twice = format!("{0},{0}", list(0, COMMUNITIES_MAX));
+        assert_eq!(communities(&twice), Ok(most), "one that is repeated counts once");
+        assert_eq!(communities(&list(0, COMMUNITIES_MAX + 1)), Err(format!("1:{COMMUNITIES_MAX}")));
+        let of = |n: usize| RouteAttributes {
+            communities: communities(&list(n * COMMUNITIES_MAX, COMMUNITIES_MAX)).expect("a list"),
+            ..RouteAttributes::default()
+        };
+        let all = (1..1_000).fold(of(0), |route, n| route.with(&of(n)));
+        assert_eq!(all.communities.len(), ROUTE_COMMUNITIES_MAX);
+        assert!(of(0).communities.iter().all(|community| all.communities.contains(community)));
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! gateway or at none.
 
 use tidegate_model::objects::{
-    COMMUNITY_ACCEPTED, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX, RouteAttributes,
-    communities,
+    COMMUNITIES_MAX, COMMUNITY_ACCEPTED, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED, PREPENDS_MAX,
+    RouteAttributes, communities,
 };
 
 use super::annotations::key;
@@ -26,7 +26,9 @@ pub(super) fn apply(
                 read.invalid(
                     annotation,
                     value,
-                    &format!("a list, separated by commas: {COMMUNITY_ACCEPTED}"),
+                    &format!(
+                        "a list of at most {COMMUNITIES_MAX}, separated by commas: {COMMUNITY_ACCEPTED}"
+                    ),
                 );
             }
         },

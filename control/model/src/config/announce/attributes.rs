@@ -1,12 +1,9 @@
 //! Reads what routes carry, as peers and pools say it.
 
-use crate::objects::{COMMUNITY_ACCEPTED, PREPENDS_MAX, PoolRoutes, RouteAttributes};
+use crate::objects::{COMMUNITIES_MAX, COMMUNITY_ACCEPTED, PREPENDS_MAX, PoolRoutes, RouteAttributes};
 use crate::yaml::{Field, Fields};
 
 use crate::config::section::section;
-
-/// The largest number of communities that one list may have.
-const COMMUNITIES_MAX: usize = 32;
 
 /// Reads the keys `communities`, `localPref`, `med` and `prepends`.
 pub(super) fn decode(fields: &Fields<'_>) -> RouteAttributes {

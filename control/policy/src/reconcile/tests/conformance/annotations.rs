@@ -60,6 +60,12 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::SLOW_START, "61m", "0s, or a duration from 10s to 1h"),
     (key::SLOW_START, "slow", "0s, or a duration from 10s to 1h"),
     (key::BGP_COMMUNITIES, "65536:1", "a community such as 65000:100"),
+    (
+        key::BGP_COMMUNITIES,
+        "1:1,1:2,1:3,1:4,1:5,1:6,1:7,1:8,1:9,1:10,1:11,1:12,1:13,1:14,1:15,1:16,1:17,1:18,1:19\
+         ,1:20,1:21,1:22,1:23,1:24,1:25,1:26,1:27,1:28,1:29,1:30,1:31,1:32,1:33",
+        "a list of at most 32, separated by commas",
+    ),
     (key::BGP_LOCAL_PREF, "-1", "from 0 to 4294967295"),
     (key::BGP_MED, "low", "from 0 to 4294967295"),
     (key::BGP_PREPENDS, "11", "from 0 to 10"),
