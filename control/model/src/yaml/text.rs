@@ -3,10 +3,27 @@
 //! Fields and annotations use the same functions. Each returns `None` for invalid text; a constant beside it says
 //! what is accepted, for messages.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
+
+/// The longest value that messages repeat as a whole, in bytes.
+const SHOWN_BYTES_MAX: usize = 160;
+
+/// A value as messages show it: the beginning of a long one. An annotation may have 256 KiB, and a message about it may be
+/// held for each port of a Service.
+pub fn shown(value: &str) -> Cow<'_, str> {
+    if value.len() <= SHOWN_BYTES_MAX {
+        return Cow::Borrowed(value);
+    }
+    let mut end = SHOWN_BYTES_MAX;
+    while !value.is_char_boundary(end) {
+        end -= 1;
+    }
+    Cow::Owned(format!("{}...", &value[..end]))
+}
 
 /// The values that [`duration`] accepts.
 pub const DURATION: &str = "a duration such as 500ms, 2s, 1m30s or 1h";

@@ -17,7 +17,7 @@ use tidegate_model::objects::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Pool,
 
 use super::{
     Assigned, Authority, Claim, ClaimKind, Had, Held, Holder, Ledger, PoolUsage, PoolWish, PortKey, Problem,
-    ProblemKind, Span, Taken,
+    ProblemKind, Problems, Span, Taken,
 };
 
 /// A Service that requests addresses, with its annotations about them.
@@ -94,11 +94,11 @@ pub struct Granted {
     /// External IPs that it may use, each with the ports that it owns there.
     pub external: Vec<(Assigned, Vec<PortKey>)>,
     /// Ports of its LoadBalancer addresses that another Service owns there.
-    pub contested: Vec<(IpAddr, PortKey)>,
+    pub contested: BTreeSet<(IpAddr, PortKey)>,
     /// Why it has to wait for an address, if it does.
     pub pending: Option<String>,
     /// Its requests that were not granted.
-    pub problems: Vec<Problem>,
+    pub problems: Problems,
 }
 
 /// The claims of all Services, while they are given addresses one after another.

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::{IpFamily, IpFamilyPolicy, ObjectKey, number};
+use tidegate_model::yaml::text;
 
 use super::allocate::{Allocation, Applicant, Granted, failed};
 use super::{Authority, Problem, ProblemKind, WantedPool};
@@ -35,7 +36,7 @@ impl Allocation {
             Some(wish) if !self.pools.iter().any(|p| wish.wanted.is(p)) => {
                 let (what, accepted) = self.no_such_pool(applicant, &wish.wanted);
                 granted.pending = Some(what.clone());
-                granted.problems.push(failed(wish.field.clone(), what, Some(accepted)));
+                granted.problems.extend([failed(wish.field.clone(), what, Some(accepted))]);
                 return;
             }
             Some(wish) => wish.field.clone(),
@@ -66,15 +67,15 @@ impl Allocation {
                 let what = format!("Service {} waits for an address: {shown}", applicant.key());
                 granted.pending = Some(what.clone());
                 let accepted = Some("a pool with a free address that this Service may use".to_owned());
-                granted.problems.push(failed(field, what, accepted));
+                granted.problems.extend([failed(field, what, accepted)]);
             } else {
-                granted.problems.push(Problem {
+                granted.problems.extend([Problem {
                     kind: ProblemKind::FamilyFallback,
                     severity: Severity::Warning,
                     field: "spec.ipFamilyPolicy".to_owned(),
                     what: format!("Service {} has one family only: {shown}", applicant.key()),
                     accepted: None,
-                });
+                }]);
             }
         }
         if granted.pending.is_none() {
@@ -90,6 +91,7 @@ impl Allocation {
         let key = applicant.key();
         match wanted {
             WantedPool::Named(name) => {
+                let name = text::shown(name);
                 let names: Vec<&str> = self.pools.iter().map(|p| p.name.as_str()).collect();
                 let none = "no pool is configured".to_owned();
                 (

@@ -26,8 +26,7 @@ impl Allocation {
                 continue;
             }
             let kept = kept.iter().find(|(assigned, _)| assigned.address == *ip);
-            let field = format!("spec.externalIPs[{i}]");
-            self.authorise_one(applicant, granted, *ip, kept, field);
+            self.authorise_one(applicant, granted, (i, *ip), kept);
         }
     }
 
@@ -35,32 +34,34 @@ impl Allocation {
         &mut self,
         applicant: &Applicant<'_>,
         granted: &mut Granted,
-        ip: IpAddr,
+        (at, ip): (usize, IpAddr),
         kept: Option<&(Assigned, Vec<PortKey>)>,
-        field: String,
     ) {
         let own = kept.map_or(&[][..], |(_, ports)| ports);
         let all = applicant.ports();
         let pool = match self.authorising_pool(applicant, ip) {
             // A kept external IP stays. Other conditions depend on whether a pool still authorises it.
-            Err(_) if kept.is_some() && all.iter().all(|port| own.binary_search(port).is_ok()) => None,
-            Ok(pool) => Some(pool),
-            Err((why, accepted)) => {
+            None if kept.is_some() && all.iter().all(|port| own.binary_search(port).is_ok()) => None,
+            Some(pool) => Some(pool),
+            None => {
                 // The address is not among its claims, and the reason for the refusal may change.
                 self.hangs();
-                let what = match kept {
-                    None => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
-                    Some(_) => format!(
-                        "external IP {ip} of Service {} gets no further port, and keeps those that it has: {why}",
-                        applicant.key()
-                    ),
-                };
-                granted.problems.push(Problem {
-                    kind: ProblemKind::ExternalIpDenied,
-                    severity: Severity::Error,
-                    field,
-                    what,
-                    accepted: Some(accepted),
+                granted.problems.add(ProblemKind::ExternalIpDenied, || {
+                    let (why, accepted) = self.why_denied(applicant, ip);
+                    let what = match kept {
+                        None => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
+                        Some(_) => format!(
+                            "external IP {ip} of Service {} gets no further port, and keeps those that it has: {why}",
+                            applicant.key()
+                        ),
+                    };
+                    Problem {
+                        kind: ProblemKind::ExternalIpDenied,
+                        severity: Severity::Error,
+                        field: format!("spec.externalIPs[{at}]"),
+                        what,
+                        accepted: Some(accepted),
+                    }
                 });
                 None
             }
@@ -89,7 +90,7 @@ impl Allocation {
                     is_counted = true;
                     ports.push(port);
                 }
-                Err(taken) => granted.problems.push(Problem {
+                Err(taken) => granted.problems.add(ProblemKind::Conflict, || Problem {
                     kind: ProblemKind::Conflict,
                     severity: Severity::Error,
                     field: format!("spec.ports[{j}]"),
@@ -111,7 +112,23 @@ impl Allocation {
         granted.external.push((Assigned { address: ip, pool: name }, ports));
     }
 
-    fn authorising_pool(&self, applicant: &Applicant<'_>, ip: IpAddr) -> Result<usize, (String, String)> {
+    /// The pool that authorises the address.
+    fn authorising_pool(&self, applicant: &Applicant<'_>, ip: IpAddr) -> Option<usize> {
+        if refused_endpoint(ip).is_some() || self.reserved.contains_key(&ip) {
+            return None;
+        }
+        let mut of_pool = self.pools.iter().enumerate().filter(|(_, pool)| {
+            pool.external_ips && pool.contains(ip) && !pool.disabled && self.admits_service(pool, applicant)
+        });
+        of_pool.find(|(at, _)| !self.over_quota(*at, applicant, ip, &[])).map(|(at, _)| at)
+    }
+
+    fn admits_service(&self, pool: &Pool, applicant: &Applicant<'_>) -> bool {
+        pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels)
+    }
+
+    /// Why no pool authorises the address, and what would be authorised.
+    fn why_denied(&self, applicant: &Applicant<'_>, ip: IpAddr) -> (String, String) {
         let authorising: Vec<&Pool> = self.pools.iter().filter(|p| p.external_ips).collect();
         let accepted = if authorising.is_empty() {
             "an address of a pool with externalIPs: true; no pool has it".to_owned()
@@ -120,18 +137,13 @@ impl Allocation {
             format!("an address of a pool with externalIPs: true: {}", shown.join("; "))
         };
         if let Some(why) = refused_endpoint(ip) {
-            return Err((format!("a {why} address"), accepted));
+            return (format!("a {why} address"), accepted);
         }
         if let Some(holder) = self.reserved.get(&ip) {
-            return Err((holder.to_string(), accepted));
+            return (holder.to_string(), accepted);
         }
         let containing = || self.pools.iter().enumerate().filter(|(_, p)| p.contains(ip));
-        let admits = |p: &Pool| p.admits(&applicant.service.meta.labels, &applicant.namespace_labels);
-        let of_pool = containing().filter(|(_, p)| p.external_ips && admits(p));
-        let may = |at: usize| !self.pools[at].disabled && !self.over_quota(at, applicant, ip, &[]);
-        if let Some((at, _)) = of_pool.clone().find(|(at, _)| may(*at)) {
-            return Ok(at);
-        }
+        let of_pool = containing().filter(|(_, p)| p.external_ips && self.admits_service(p, applicant));
         if let Some((at, pool)) = of_pool.clone().find(|(_, pool)| !pool.disabled).or(of_pool.clone().next())
         {
             let why = if pool.disabled {
@@ -139,7 +151,7 @@ impl Allocation {
             } else {
                 self.quota_reached(at, applicant)
             };
-            return Err((why, accepted));
+            return (why, accepted);
         }
         let why = match containing().find(|(_, p)| p.external_ips).or_else(|| containing().next()) {
             Some((_, p)) if p.external_ips => {
@@ -148,6 +160,6 @@ impl Allocation {
             Some((_, p)) => format!("pool {} does not authorise external IPs", p.name),
             None => "it is in no pool".to_owned(),
         };
-        Err((why, accepted))
+        (why, accepted)
     }
 }

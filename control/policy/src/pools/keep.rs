@@ -253,8 +253,8 @@ impl Allocation {
                     across_namespaces: true,
                 };
                 let Err(taken) = self.take(ip, &claim) else { continue };
-                granted.contested.push((ip, port));
-                granted.problems.push(Problem {
+                granted.contested.insert((ip, port));
+                granted.problems.add(ProblemKind::Conflict, || Problem {
                     kind: ProblemKind::Conflict,
                     severity: Severity::Error,
                     field: format!("spec.ports[{j}]"),

@@ -27,6 +27,7 @@ mod held;
 mod keep;
 mod ledger;
 mod merge;
+mod problems;
 mod range;
 mod requested;
 mod usage;
@@ -40,6 +41,7 @@ pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, Had, adopted};
 pub use held::{HOLDS, Held, Holdings, record, recorded};
 pub use ledger::{Claim, ClaimKind, Ledger, Taken};
 pub use merge::{PoolFault, merge};
+pub use problems::{DESCRIBED_MAX, Problems};
 pub use range::{Band, Span};
 pub use usage::PoolUsage;
 
@@ -48,6 +50,7 @@ use std::net::IpAddr;
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::{ObjectKey, Pool, Protocol};
 use tidegate_model::shared_map::SharedMap;
+use tidegate_model::yaml::text;
 
 /// The label of pools whose addresses are not reachable from the internet, with its value.
 pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
@@ -86,7 +89,7 @@ impl WantedPool {
 impl std::fmt::Display for WantedPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Named(name) => write!(f, "pool {name}"),
+            Self::Named(name) => write!(f, "pool {}", text::shown(name)),
             Self::Internal => write!(f, "a pool labelled {}: {}", INTERNAL_LABEL.0, INTERNAL_LABEL.1),
         }
     }

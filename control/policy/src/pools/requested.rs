@@ -51,7 +51,7 @@ impl Allocation {
                 Err((why, accepted)) => {
                     let what = format!("address {ip} of Service {} is not assigned: {why}", applicant.key());
                     granted.pending = Some(what.clone());
-                    granted.problems.push(failed(field.clone(), what, accepted));
+                    granted.problems.extend([failed(field.clone(), what, accepted)]);
                 }
             }
         }

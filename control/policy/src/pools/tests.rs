@@ -116,7 +116,7 @@ fn addresses(allocated: &Allocated, namespace: &str, name: &str) -> Vec<IpAddr> 
 }
 
 fn problems(allocated: &Allocated, name: &str) -> Vec<Problem> {
-    allocated.granted[&ObjectKey::new("default", name)].problems.clone()
+    allocated.granted[&ObjectKey::new("default", name)].problems.list().to_vec()
 }
 
 #[test]
@@ -382,4 +382,18 @@ fn no_pool_is_looked_through_for_services_beyond_their_quota() {
     let (searches, served) = searches_for_many(pool);
     assert!(searches[0] <= 3 && searches[1..].iter().all(|n| *n <= 1), "{searches:?}");
     assert_eq!(served, 4);
+}
+
+#[test]
+fn of_thousands_of_refused_requests_of_a_service_the_first_are_described() {
+    let mut service = service("default", "web");
+    service.service_type = ServiceType::ClusterIp;
+    service.external_ips =
+        (0..10_000_u32).map(|n| std::net::Ipv4Addr::from(0x0a00_0000 + n).into()).collect();
+    let allocated = run(&[pool("public", &["203.0.113.0/28"])], &[applicant(&service)]);
+    let problems = &allocated.granted[&ObjectKey::new("default", "web")].problems;
+    assert_eq!(problems.list().len(), DESCRIBED_MAX);
+    assert_eq!(problems.list()[31].field, "spec.externalIPs[31]");
+    let not_described: Vec<_> = problems.not_described().collect();
+    assert_eq!(not_described, [(ProblemKind::ExternalIpDenied, 10_000 - DESCRIBED_MAX, Severity::Error)]);
 }

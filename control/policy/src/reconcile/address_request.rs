@@ -5,11 +5,15 @@
 use std::net::IpAddr;
 
 use tidegate_model::objects::Service;
+use tidegate_model::yaml::text;
 
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;
 use super::reader::{Reader, error};
 use crate::pools::{PoolWish, WantedPool};
+
+/// The largest number of addresses in one list: those after the first of each family are refused one by one.
+const REQUESTED_MAX: usize = 16;
 
 /// The addresses that a Service asks for.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -46,7 +50,7 @@ impl AddressRequest {
         let parsed: Result<Vec<IpAddr>, _> =
             value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();
         match parsed {
-            Ok(addresses) if !addresses.is_empty() => {
+            Ok(addresses) if (1..=REQUESTED_MAX).contains(&addresses.len()) => {
                 self.addresses = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
             }
             // A different address from the intended one is worse than none: DNS does not point there. An address that
@@ -57,6 +61,7 @@ impl AddressRequest {
 
     /// Records an invalid value: no new address is assigned.
     pub(super) fn invalid(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str, accepted: &str) {
+        let value = text::shown(value);
         let what = format!("annotation {annotation}: {value:?} is invalid: no new address is assigned");
         self.no_allocation = Some(what.clone());
         read.invalid_at(&annotation_field(annotation), what, accepted);

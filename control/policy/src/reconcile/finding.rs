@@ -87,6 +87,16 @@ impl Reason {
             Self::PoolsOverlap => "PoolsOverlap",
         }
     }
+
+    /// The reason of a finding about a problem of a pool.
+    pub(super) fn of_problem(kind: ProblemKind) -> Self {
+        match kind {
+            ProblemKind::AllocationFailed => Self::AllocationFailed,
+            ProblemKind::FamilyFallback => Self::FamilyFallback,
+            ProblemKind::ExternalIpDenied => Self::ExternalIpDenied,
+            ProblemKind::Conflict => Self::Conflict,
+        }
+    }
 }
 
 impl std::fmt::Display for Reason {
@@ -205,12 +215,7 @@ impl Finding {
 
     /// The finding about a problem of a pool.
     pub(super) fn from_problem(meta: &Metadata, problem: &Problem) -> Self {
-        let reason = match problem.kind {
-            ProblemKind::AllocationFailed => Reason::AllocationFailed,
-            ProblemKind::FamilyFallback => Reason::FamilyFallback,
-            ProblemKind::ExternalIpDenied => Reason::ExternalIpDenied,
-            ProblemKind::Conflict => Reason::Conflict,
-        };
+        let reason = Reason::of_problem(problem.kind);
         let mut diagnostic = match problem.severity {
             Severity::Error => Diagnostic::error(&problem.what),
             Severity::Warning => Diagnostic::warning(&problem.what),

@@ -77,6 +77,7 @@ mod shares;
 mod size_limits;
 mod source_ranges;
 mod sums;
+mod told;
 mod too_large;
 mod tunnel_options;
 pub mod view;

@@ -493,7 +493,7 @@ impl Reader<'_> {
         else {
             return;
         };
-        let mode = options.mode;
+        let (mode, value) = (options.mode, text::shown(value));
         let why = format!("with forwarding {mode}, answers do not pass the gateway");
         let what =
             format!("annotation {annotation}: {value:?} cannot be kept to: {why}: no port is programmed");
@@ -506,6 +506,7 @@ impl Reader<'_> {
 
     /// Records an invalid value whose default could include what the value should exclude.
     fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
+        let value = text::shown(value);
         let what = format!("annotation {annotation}: {value:?} is invalid: no port is programmed");
         let message = format!("{annotation}: {value} is invalid");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));

@@ -10,6 +10,7 @@ use super::options::options;
 use super::planned::Planned;
 use super::settings::Settings;
 use super::size_limits;
+use super::told::told;
 
 /// The plan of a Service; `None` if it requests nothing from this gateway.
 pub(super) fn plan(service: &Arc<Service>, settings: &Settings) -> Option<Planned> {
@@ -21,6 +22,7 @@ pub(super) fn plan(service: &Arc<Service>, settings: &Settings) -> Option<Planne
     let mut findings = Vec::new();
     findings.extend(Finding::of_faults(ObjectKind::Service, &service.meta));
     let options = options(service, settings, &mut findings);
+    let findings = told(&service.meta, findings, &[]);
     let too_large = size_limits::too_many_frontends(settings, service);
     // A Service that is too large is planned without its details. It keeps its assigned addresses.
     let service = match &too_large {

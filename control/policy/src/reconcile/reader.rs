@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Metadata;
+use tidegate_model::yaml::text;
 
 use super::annotations::annotation_field;
 use super::finding::{Finding, Reason};
@@ -20,7 +21,7 @@ impl Reader<'_> {
     /// Reports an invalid value. The default is used.
     pub(super) fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
-        let value = written.as_deref().unwrap_or(value);
+        let value = text::shown(written.as_deref().unwrap_or(value));
         let what = format!("annotation {annotation}: {value:?} is invalid: the default is used");
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }

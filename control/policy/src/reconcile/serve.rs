@@ -18,8 +18,12 @@ use super::listeners::health_check_node_port;
 use super::planned::{Plan, Planned};
 use super::program;
 use super::served::{Entry, Served};
+use super::told::{NotMade, told};
 use super::too_large::TooLarge;
 use crate::pools::Granted;
+
+/// The maximum number of warnings in the view of a Service: users decide how many EndpointSlices it has.
+const WARNINGS_MAX: usize = 32;
 
 /// Performs steps 3 and 4 for one Service, and returns the result with its dependencies.
 pub(super) fn serve(
@@ -56,7 +60,7 @@ fn one_service(
     let meta = &plan.service.meta;
     let mut collector = Collector::new(context, plan);
     let findings = &mut collector.findings;
-    findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
+    findings.extend(granted.problems.list().iter().map(|p| Finding::from_problem(meta, p)));
     let about = |reason, diagnostics: &[Diagnostic]| {
         let finding = |d: &Diagnostic| {
             let (object, diagnostic) = (meta.key.clone(), d.clone());
@@ -75,7 +79,12 @@ fn one_service(
     let slice_faults = endpoints.slice_faults.iter().map(|(_, fault)| fault);
     let not_used = meta.faults.iter().chain(slice_faults).map(Diagnostic::placed);
     let unmatched = endpoints.unmatched.iter().map(|diagnostic| diagnostic.what.clone());
-    programmed.view.warnings = not_used.chain(unmatched).collect();
+    let mut warnings = not_used.chain(unmatched);
+    programmed.view.warnings = warnings.by_ref().take(WARNINGS_MAX).collect();
+    let more = warnings.count();
+    if more > 0 {
+        programmed.view.warnings.push(format!("and {more} more"));
+    }
     let listener = health_check_node_port(plan.service).map(|port| {
         let local_endpoints = match context.settings().node.as_deref() {
             Some(node) => {
@@ -88,11 +97,14 @@ fn one_service(
     });
     let mut specs = programmed.specs;
     specs.sort_by_key(|spec| spec.key);
+    let not_described = granted.problems.not_described();
+    let not_made: Vec<NotMade> =
+        not_described.map(|(kind, count, worst)| (Reason::of_problem(kind), count, worst)).collect();
     Served {
         specs: specs.into_iter().map(SharedService::from).collect(),
         view: Arc::new(programmed.view),
         targets: programmed.targets,
-        findings: collector.findings,
+        findings: told(meta, collector.findings, &not_made),
         drains: collector.drains,
         listener,
     }

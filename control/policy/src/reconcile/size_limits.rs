@@ -35,8 +35,18 @@ pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_core::limits::BACKENDS_
 /// the configuration: 128 tables of the default size, or 12 of the largest.
 pub(super) const SLOTS_MAX: usize = 1 << 23;
 
+/// The maximum number of external IPs of one Service. Each is compared with the others.
+const EXTERNAL_IPS_MAX: usize = 1_024;
+
 /// Whether a Service names too many ports and addresses. Addresses that it may still get are counted too.
 pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Option<TooLarge> {
+    if service.external_ips.len() > EXTERNAL_IPS_MAX {
+        return Some(TooLarge {
+            why: format!("it has {} external IPs", service.external_ips.len()),
+            field: "spec.externalIPs".to_owned(),
+            accepted: format!("at most {EXTERNAL_IPS_MAX} for one Service"),
+        });
+    }
     // One LoadBalancer address of each family.
     let pools = 2 + service.external_ips.len();
     let cluster_ips = if settings.services.own_cluster_ips { service.cluster_ips.len() } else { 0 };

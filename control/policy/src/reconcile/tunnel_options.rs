@@ -6,6 +6,7 @@ use tidegate_core::wire::encapsulation::ServiceIdentity;
 use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Labels, ObjectKey};
+use tidegate_model::yaml::text;
 
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;
@@ -34,6 +35,7 @@ pub(super) fn apply(
         Ok(()) => {}
         // There is no default. Without a mark, `judge_mark` refuses the ports of the mode that needs it.
         Err(accepted) if ours == key::DSCP => {
+            let value = text::shown(value);
             let what = format!("annotation {annotation}: {value:?} is invalid: it is ignored");
             read.invalid_at(&annotation_field(annotation), what, accepted);
         }

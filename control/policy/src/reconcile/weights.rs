@@ -5,6 +5,7 @@
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};
+use tidegate_model::yaml::text;
 
 use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};
@@ -39,6 +40,7 @@ fn decoded(kind: ObjectKind, meta: &Metadata, findings: &mut Vec<Finding>) -> Op
     if let Ok(weight) = value.trim().parse() {
         return Some(weight);
     }
+    let value = text::shown(value);
     let what = format!("annotation {}: {value:?} is invalid: the default is used", key::WEIGHT);
     let diagnostic = Diagnostic::error(what).accepting("a number, 0 (no new flows) to 65535");
     findings.push(Finding::of(kind, meta, &annotation_field(key::WEIGHT), Reason::InvalidValue, diagnostic));

@@ -103,6 +103,15 @@ fn ports_times_addresses_are_counted_before_they_are_built() {
     refused_alone(&outcome, "its ports and addresses make up to 1057800 service ports");
 }
 
+#[test]
+fn external_ips_are_counted_before_they_are_compared() {
+    let mut huge = external("huge", "198.51.100.1");
+    huge.external_ips = (0..1_025_u32).map(|n| std::net::Ipv4Addr::from(0x0a80_0000 + n).into()).collect();
+    let slices = vec![http("other", vec![endpoint("10.200.0.1")])];
+    let outcome = World::new(vec![huge, service("other")], slices).look();
+    refused_alone(&outcome, "it has 1025 external IPs");
+}
+
 /// A Service with this many ports, each of which requests a Maglev table of the maximum size.
 fn with_large_tables(name: &str, ports: u16) -> Service {
     let asking = annotated(service(name), "tidegate.dev/scheduler", "maglev");
@@ -303,4 +312,64 @@ fn nodes_are_counted_as_backends_where_they_are_the_target() {
     let outcome = world.look();
     let why = outcome.services[0].refused.as_deref();
     assert_eq!(why, Some("its endpoints make 300000 backends over all of its ports and addresses"));
+}
+
+/// The number of findings, and the texts of those that say how many there are.
+fn told(outcome: &Outcome) -> (usize, Vec<&str>) {
+    let texts = outcome.findings.iter().map(|finding| finding.diagnostic.what.as_str());
+    (outcome.findings.len(), texts.filter(|what| what.contains(" faults of the kind ")).collect())
+}
+
+#[test]
+fn of_thousands_of_faults_of_a_service_the_first_are_reported_and_how_many_there_are() {
+    let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-l2");
+    web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];
+    // None of these is on a link.
+    let port = [("http", Protocol::Tcp, 8080)];
+    let mut slices = many_endpoints("web", &port, 3_000);
+    slices.push(slice("near", "web", &port, vec![endpoint("10.0.1.1")]));
+    let outcome = World::new(vec![web], slices).look();
+    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
+    let endpoints =
+        "Service default/web has 3000 faults of the kind EndpointRefused; the first 32 are reported";
+    assert_eq!(told(&outcome), (33, vec![endpoints]));
+
+    let mut web = service("web");
+    web.meta.annotations.extend((0..1_000).map(|n| (format!("tidegate.dev/x{n}"), "x".to_owned())));
+    let annotations =
+        "Service default/web has 1000 faults of the kind InvalidValue; the first 32 are reported";
+    assert_eq!(told(&World::new(vec![web], vec![]).look()), (33, vec![annotations]));
+
+    let mut denied = external("web", "192.0.2.1");
+    denied.external_ips = (0..1_000_u32).map(|n| std::net::Ipv4Addr::from(0x0a80_0000 + n).into()).collect();
+    let addresses =
+        "Service default/web has 1000 faults of the kind ExternalIPDenied; the first 32 are reported";
+    assert_eq!(told(&World::new(vec![denied], vec![]).look()), (33, vec![addresses]));
+}
+
+#[test]
+fn a_service_with_many_faulty_slices_has_a_limited_number_of_warnings() {
+    let faulty = |n: u8| {
+        let port = [("http", Protocol::Tcp, 8080)];
+        let mut slice = slice(&format!("s{n}"), "web", &port, vec![endpoint(&format!("10.0.1.{n}"))]);
+        slice.meta.faults = vec![Diagnostic::error(format!("fault {n:03}"))];
+        slice
+    };
+    let outcome = World::new(vec![service("web")], (0..100).map(faulty).collect()).look();
+    assert_eq!(states(only(&outcome)).len(), 100);
+    let warnings = &outcome.services[0].warnings;
+    assert_eq!((warnings.len(), warnings[32].as_str()), (33, "and 68 more"));
+    assert_eq!(told(&outcome).0, 33);
+}
+
+#[test]
+fn a_long_value_is_not_repeated_at_each_port() {
+    let mut web = annotated(service("web"), "tidegate.dev/hash", &"x".repeat(200_000));
+    web.ports = (1..=100).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
+    let outcome = World::new(vec![web], vec![]).look();
+    let ports = &outcome.services[0].ports;
+    let refused = |port: &view::PortView| port.refused.as_ref().map(|refusal| refusal.message.len());
+    assert_eq!(ports.len(), 100);
+    assert!(ports.iter().all(|port| refused(port).is_some_and(|length| length < 300)), "{:?}", ports[0]);
+    assert!(messages(&outcome).iter().all(|message| message.len() < 1_000));
 }

@@ -1,0 +1,113 @@
+//! Limits how many findings of one Service are told one by one.
+//!
+//! Users decide how many annotations, ports, external IPs and endpoints a Service has, and each of them may have a fault.
+//! Findings are held in memory, logged, shown, and written as events, and a round compares all of them. So of each reason
+//! only the first are kept, and one more finding says how many there are.
+
+use std::collections::BTreeMap;
+
+use tidegate_model::diagnostic::{Diagnostic, Severity};
+use tidegate_model::objects::Metadata;
+
+use super::finding::{Finding, Reason};
+use crate::pools::DESCRIBED_MAX;
+
+/// The maximum number of findings of one reason that are told one by one.
+const TOLD_MAX: usize = DESCRIBED_MAX;
+
+/// The number of findings of a reason that were not even made, with the worst severity of the reason.
+pub(super) type NotMade = (Reason, usize, Severity);
+
+/// The findings of a Service, without those that are too many of one reason, and with one about these and those that were
+/// not made.
+pub(super) fn told(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
+    if findings.len() <= TOLD_MAX && not_made.is_empty() {
+        return findings;
+    }
+    findings.sort_unstable();
+    findings.dedup();
+    let mut counts: BTreeMap<Reason, (usize, Severity)> = BTreeMap::new();
+    findings.retain(|finding| {
+        let severity = finding.diagnostic.severity;
+        let (count, worst) = counts.entry(finding.reason).or_insert((0, severity));
+        (*count, *worst) = (*count + 1, severity.min(*worst));
+        *count <= TOLD_MAX
+    });
+    for &(reason, more, severity) in not_made {
+        let (count, worst) = counts.entry(reason).or_insert((0, severity));
+        (*count, *worst) = (*count + more, severity.min(*worst));
+    }
+    for (reason, (count, worst)) in counts {
+        if count > TOLD_MAX {
+            findings.push(more(service, reason, count, worst));
+        }
+    }
+    findings
+}
+
+/// The finding that there are more of a reason than are told.
+fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Finding {
+    let what = format!(
+        "Service {} has {count} faults of the kind {reason}; the first {TOLD_MAX} are reported",
+        service.key
+    );
+    let diagnostic = match worst {
+        Severity::Error => Diagnostic::error(what),
+        Severity::Warning => Diagnostic::warning(what),
+    };
+    let accepted = "a Service and endpoints without such faults";
+    Finding::at(service, "spec", reason, diagnostic.accepting(accepted))
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_model::diagnostic::Location;
+    use tidegate_model::objects::ObjectKey;
+
+    use super::super::finding::ObjectKind;
+    use super::*;
+
+    #[test]
+    fn of_each_reason_the_first_are_told_and_how_many_there_are() {
+        let meta = Metadata::new(ObjectKey::new("shop", "web"));
+        let found = |n: usize, reason, severity: fn(String) -> Diagnostic| {
+            Finding::at(&meta, "spec", reason, severity(format!("fault {n:06}")))
+        };
+        let mut all: Vec<Finding> =
+            (0..10_000).map(|n| found(n, Reason::EndpointRefused, Diagnostic::warning)).collect();
+        // Each of them at every port.
+        all.extend(all.clone());
+        all.push(found(0, Reason::AllocationFailed, Diagnostic::error));
+        let told = told(&meta, all, &[(Reason::Conflict, 40, Severity::Error)]);
+        let of = |reason| told.iter().filter(|finding| finding.reason == reason).collect::<Vec<_>>();
+        assert_eq!(of(Reason::AllocationFailed).len(), 1);
+        let [conflict] = of(Reason::Conflict)[..] else { panic!("{told:?}") };
+        assert!(conflict.diagnostic.what.contains("has 40 faults of the kind Conflict"), "{conflict:?}");
+        let refused = of(Reason::EndpointRefused);
+        assert_eq!((refused.len(), told.len()), (TOLD_MAX + 1, TOLD_MAX + 3));
+        let last = &refused[TOLD_MAX].diagnostic;
+        assert_eq!(
+            (last.what.as_str(), last.severity),
+            (
+                "Service shop/web has 10000 faults of the kind EndpointRefused; the first 32 are reported",
+                Severity::Warning
+            )
+        );
+    }
+
+    #[test]
+    fn an_error_among_those_that_are_not_told_is_told_as_an_error() {
+        let meta = Metadata::new(ObjectKey::new("shop", "web"));
+        let at = |line: usize, diagnostic: Diagnostic| Finding {
+            object: meta.key.clone(),
+            kind: ObjectKind::Service,
+            reason: Reason::InvalidValue,
+            diagnostic: diagnostic.at(Location::new("web.yaml", u32::try_from(line).expect("few lines"), 1)),
+        };
+        let warnings = (1..=TOLD_MAX).map(|line| at(line, Diagnostic::warning("odd")));
+        let all = warnings.chain([at(TOLD_MAX + 1, Diagnostic::error("bad"))]).collect();
+        let told = told(&meta, all, &[]);
+        assert_eq!(told.len(), TOLD_MAX + 1);
+        assert_eq!(told[TOLD_MAX].diagnostic.severity, Severity::Error);
+    }
+}
