@@ -19,6 +19,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_model::objects::{ObjectKey, Pool};
+use tidegate_model::shared_map::SharedMap;
 
 use super::allocate::{Allocation, Footprint};
 use super::usage::Users;
@@ -27,7 +28,8 @@ use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, 
 /// From this number of new memories on, a check whether they change anything is cheaper than a second turn for all.
 const SETTLE_MIN: usize = 64;
 
-/// The maximum number of removed Services whose addresses are remembered, in case they return.
+/// The maximum number of removed Services whose addresses are remembered, in case they return. If there are more, those of
+/// the namespace that has the most are forgotten.
 const DEPARTED_MAX: usize = 4096;
 
 /// The addresses of all Services.
@@ -208,8 +210,9 @@ impl Allocator {
         self.users.replace(service, &holdings.held, &[], &self.allocation.pools);
         let allocations = Arc::make_mut(&mut self.allocations);
         allocations.by_service.remove(service);
-        if allocations.departed.len() < DEPARTED_MAX {
-            allocations.departed.insert(service.clone(), holdings);
+        allocations.departed.insert(service.clone(), holdings);
+        if allocations.departed.len() > DEPARTED_MAX {
+            forget_one(&mut allocations.departed);
         }
         self.unsettled.insert(service.clone());
     }
@@ -288,6 +291,25 @@ impl Allocator {
     #[must_use]
     pub fn usage(&self) -> Vec<PoolUsage> {
         self.users.complete(self.allocation.usage())
+    }
+}
+
+/// Forgets one removed Service of the namespace that has the most.
+fn forget_one(departed: &mut SharedMap<ObjectKey, Holdings>) {
+    let mut largest: Option<(usize, &ObjectKey)> = None;
+    let mut of_namespace: Option<(usize, &ObjectKey)> = None;
+    for key in departed.keys() {
+        let (count, first) = match of_namespace {
+            Some((count, first)) if first.namespace == key.namespace => (count + 1, first),
+            _ => (1, key),
+        };
+        of_namespace = Some((count, first));
+        if largest.is_none_or(|(most, _)| count > most) {
+            largest = Some((count, first));
+        }
+    }
+    if let Some(key) = largest.map(|(_, first)| first.clone()) {
+        departed.remove(&key);
     }
 }
 

@@ -29,6 +29,11 @@ impl Demand {
         ranges: 32 * limits::SOURCE_RANGES_MAX,
     };
 
+    /// The backends of the tables, if this is the limit for all Services: with those that have left and keep their flows.
+    pub(super) fn backends_of_tables(&self) -> usize {
+        self.backends.saturating_mul(4) / 3
+    }
+
     /// Whether no value exceeds that of `max`.
     pub(super) fn fits(&self, max: &Self) -> bool {
         self.frontends <= max.frontends

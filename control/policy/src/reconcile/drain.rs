@@ -220,14 +220,14 @@ impl Drains {
         self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
     }
 
-    /// The service ports with backends that have left, each with their number, in descending order of that number.
-    pub(super) fn most_left(&self) -> Vec<(usize, ServiceKey)> {
+    /// The service ports with backends that have left, each with their number, in ascending order of that number.
+    pub(super) fn least_left(&self) -> Vec<(usize, ServiceKey)> {
         let left = |memory: &PortMemory| {
             memory.backends.values().filter(|presence| matches!(presence, Presence::LeftUntil(_))).count()
         };
         let mut ports: Vec<_> = self.ports.iter().map(|(key, memory)| (left(memory), *key)).collect();
         ports.retain(|(left, _)| *left > 0);
-        ports.sort_unstable_by(|a, b| b.cmp(a));
+        ports.sort_unstable();
         ports
     }
 

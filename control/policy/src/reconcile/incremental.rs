@@ -14,7 +14,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidegate_core::limits::BACKENDS_MAX;
 use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
 use tidegate_model::config::PodRoutes;
 use tidegate_model::health::Verdicts;
@@ -367,10 +366,11 @@ impl Last {
         let (sums, addresses) = (&mut self.sums, &self.addresses);
         let health_check_node_ports = sums.health_check_node_ports(&self.plans);
         let mut spec = gateway(input, &addresses.pod_routes);
-        spec.services = sums.fitting_specs(BACKENDS_MAX);
+        let limits = &input.settings.limits;
+        spec.services = sums.fitting_specs(limits.backends_of_tables());
         let is_here = |service: &ObjectKey| self.plans.contains_key(service);
         let before = input.memory;
-        let leavings = before.leavings.step(&sums.specs, &before.drains, is_here, input.now);
+        let leavings = before.leavings.step(&sums.specs, &before.drains, is_here, limits, input.now);
         leavings.add_to(&mut spec.services);
         let deadline = sums.deadlines.first().map(|(deadline, _)| *deadline);
         let reconcile_at = deadline.into_iter().chain(leavings.next_deadline()).min();

@@ -5,9 +5,12 @@
 //! without new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or another Service has
 //! it. If another Service has the port by then, the port belongs to that one.
 //!
+//! The room for them is limited. If they are more, those of the namespace that has the most are forgotten, so that a
+//! namespace that creates and deletes Services all the time takes nothing from the others.
+//!
 //! Invariant: if a Service stays and loses a port, or is refused, nothing is kept for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +22,7 @@ use tidegate_core::snapshot::{
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 
+use super::demand::Demand;
 use super::drain::Drains;
 
 /// The programmed service ports, and those of removed Services.
@@ -37,14 +41,35 @@ struct Left {
     until: Duration,
 }
 
+impl Left {
+    fn backends(&self) -> usize {
+        self.spec.backends.len()
+    }
+}
+
+/// A limit for the ports of removed Services of all namespaces together.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    ports: usize,
+    backends: usize,
+}
+
+impl Room {
+    /// The room in memory: with the usual limits 65,536 ports and 524,288 backends.
+    fn in_memory(limits: &Demand) -> Self {
+        Self { ports: limits.frontends / 16, backends: limits.backends / 6 }
+    }
+}
+
 impl Leavings {
     /// The next state when these ports are programmed. `is_here` returns whether a Service is one of ours; `drains` is
-    /// the memory of the last call.
+    /// the memory of the last call; `limits` are those of all Services together.
     pub(super) fn step(
         &self,
         programmed: &SharedMap<ServiceKey, SharedService>,
         drains: &Drains,
         is_here: impl Fn(&ObjectKey) -> bool,
+        limits: &Demand,
         now: Duration,
     ) -> Self {
         let gone = self.programmed.diff(programmed).filter_map(|change| match change.after {
@@ -66,7 +91,12 @@ impl Leavings {
             Arc::clone(&self.left)
         } else {
             let stay = self.left.iter().filter(|(key, left)| stays(key, left));
-            Arc::new(stay.map(|(key, left)| (*key, left.clone())).chain(come).collect())
+            let mut all: BTreeMap<ServiceKey, Left> =
+                stay.map(|(key, left)| (*key, left.clone())).chain(come).collect();
+            for key in surplus(&all, Room::in_memory(limits)) {
+                all.remove(&key);
+            }
+            Arc::new(all)
         };
         Self { programmed: programmed.clone(), left }
     }
@@ -77,13 +107,15 @@ impl Leavings {
         if self.left.is_empty() {
             return;
         }
-        let left = || self.left.values().map(|left| &left.spec);
-        let count = |spec: &SharedService| spec.backends.len();
-        let backends = specs.iter().map(count).sum::<usize>() + left().map(count).sum::<usize>();
-        if specs.len() + self.left.len() <= SERVICES_MAX && backends <= BACKENDS_MAX {
-            specs.extend(left().cloned());
-            specs.sort_by_key(|spec| spec.key);
-        }
+        let backends = specs.iter().map(|spec| spec.backends.len()).sum();
+        let room = Room {
+            ports: SERVICES_MAX.saturating_sub(specs.len()),
+            backends: BACKENDS_MAX.saturating_sub(backends),
+        };
+        let surplus = surplus(&self.left, room);
+        let fitting = self.left.iter().filter(|(key, _)| !surplus.contains(*key));
+        specs.extend(fitting.map(|(_, left)| left.spec.clone()));
+        specs.sort_by_key(|spec| spec.key);
     }
 
     /// When the next of them is forgotten.
@@ -95,6 +127,46 @@ impl Leavings {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.programmed.is_same(&other.programmed) && Arc::ptr_eq(&self.left, &other.left)
     }
+}
+
+/// A size of a port.
+type Size = fn(&Left) -> usize;
+/// The size of all ports of a namespace; and of each its end, its key and its size.
+type OfNamespace = (usize, Vec<(Duration, ServiceKey, usize)>);
+
+/// The ports for which there is no room: of the namespace that has the most, those that end first, again and again.
+fn surplus(left: &BTreeMap<ServiceKey, Left>, room: Room) -> BTreeSet<ServiceKey> {
+    let mut surplus = BTreeSet::new();
+    let sizes: [(Size, usize); 2] = [(|_| 1, room.ports), (Left::backends, room.backends)];
+    for (size, max) in sizes {
+        let stay = || left.iter().filter(|(key, _)| !surplus.contains(*key));
+        let mut total: usize = stay().map(|(_, one)| size(one)).sum();
+        if total <= max {
+            continue;
+        }
+        let mut namespaces: BTreeMap<&str, OfNamespace> = BTreeMap::new();
+        for (key, one) in stay().filter(|(_, one)| size(one) > 0) {
+            let (sum, ports) = namespaces.entry(one.spec.namespace.as_str()).or_default();
+            *sum += size(one);
+            ports.push((one.until, *key, size(one)));
+        }
+        for (_, ports) in namespaces.values_mut() {
+            ports.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        let mut largest: BinaryHeap<(usize, &str)> =
+            namespaces.iter().map(|(name, (sum, _))| (*sum, *name)).collect();
+        while total > max
+            && let Some((_, name)) = largest.pop()
+            && let Some((sum, ports)) = namespaces.get_mut(name)
+            && let Some((_, key, size)) = ports.pop()
+        {
+            surplus.insert(key);
+            total -= size;
+            *sum -= size;
+            largest.push((*sum, name));
+        }
+    }
+    surplus
 }
 
 fn owner(spec: &SharedService) -> ObjectKey {

@@ -3,7 +3,7 @@
 //! `incremental` calls it for each Service that was computed again. Lists that others hold (findings, listeners) are
 //! rebuilt only if their contents have changed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,9 @@ pub(super) struct Sums {
     pub(super) listed_findings: Listed<Finding>,
     listed_listeners: Listed<HealthCheckNodePort>,
 }
+
+/// The number of removed backends of a namespace; and each of its ports that has any, with their number.
+type LeftOfNamespace = (usize, Vec<(usize, ServiceKey)>);
 
 /// A list that is rebuilt if its contents have changed.
 type Listed<T> = Option<Arc<[T]>>;
@@ -76,16 +79,32 @@ impl Sums {
         }
     }
 
-    /// The service ports for the dataplane. If removed backends would exceed the size of the tables, those of the ports
-    /// with the most of them are left out: their flows end early, and everything else is forwarded.
+    /// The service ports for the dataplane. If removed backends would exceed the size of the tables, those of the namespace
+    /// with the most of them are left out, and of its ports that with the most, again and again until the rest fits: their
+    /// flows end early, and everything else is forwarded.
     pub(super) fn fitting_specs(&self, backends_max: usize) -> Vec<SharedService> {
         let mut surplus = self.backends.saturating_sub(backends_max);
         if surplus == 0 {
             return self.specs.values().cloned().collect();
         }
         let mut specs = self.specs.clone();
-        for (_, key) in self.drains.most_left() {
-            let Some(spec) = specs.get(&key).filter(|_| surplus > 0) else { continue };
+        let mut namespaces: BTreeMap<&str, LeftOfNamespace> = BTreeMap::new();
+        for (left, key) in self.drains.least_left() {
+            let Some(spec) = self.specs.get(&key) else { continue };
+            let (sum, ports) = namespaces.entry(spec.namespace.as_str()).or_default();
+            *sum += left;
+            ports.push((left, key));
+        }
+        let mut largest: BinaryHeap<(usize, &str)> =
+            namespaces.iter().map(|(name, (sum, _))| (*sum, *name)).collect();
+        while surplus > 0
+            && let Some((_, name)) = largest.pop()
+            && let Some((sum, ports)) = namespaces.get_mut(name)
+            && let Some((left, key)) = ports.pop()
+            && let Some(spec) = self.specs.get(&key)
+        {
+            *sum -= left;
+            largest.push((*sum, name));
             let mut trimmed = ServiceSpec::clone(spec);
             trimmed.backends.retain(|b| !self.drains.has_left(&key, SocketAddr::new(b.address, b.port)));
             surplus = surplus.saturating_sub(spec.backends.len() - trimmed.backends.len());

@@ -232,3 +232,20 @@ fn a_created_or_deleted_service_reprocesses_no_other_service() {
         allocator.update([last.clone()], |key, remembered| applicants(key, remembered).filter(|_| false));
     }
 }
+
+#[test]
+fn a_namespace_that_removes_thousands_of_services_does_not_make_those_of_others_forgotten() {
+    let held = |n: u32| {
+        let address = IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + n));
+        Holdings::new("", vec![Held::of_status(address)])
+    };
+    let greedy = (0..5_000).map(|n| (ObjectKey::new("greedy", format!("s{n:05}")), held(n)));
+    let victim = ObjectKey::new("victim", "web");
+    let by_service = greedy.chain([(victim.clone(), held(9_999))]).collect();
+    let previous = Allocations { by_service, ..Allocations::default() };
+    let pools = [pool("public", &["10.0.0.0/16"])];
+    let gone = allocate(&pools, &BTreeMap::new(), &[], &previous, &Authority::default()).allocations;
+    assert!(gone.by_service.is_empty());
+    assert_eq!(gone.departed.len(), 4_096);
+    assert_eq!(gone.departed.get(&victim), Some(&held(9_999)), "it gets its address again");
+}

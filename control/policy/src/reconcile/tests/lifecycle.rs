@@ -157,3 +157,88 @@ fn a_spec_shares_the_network_of_the_settings() {
     let spec = world.step().spec;
     assert!(!spec.network.is_same(&network) && spec.network == world.settings.network);
 }
+
+/// This many Services of a namespace, each with `backends` endpoints from 10.0.1.`first` on.
+fn of_namespace(
+    namespace: &str,
+    services: u8,
+    first: u8,
+    backends: u8,
+) -> (Vec<Service>, Vec<EndpointSlice>) {
+    let service = |n: u8| {
+        let mut one = service(&format!("{namespace}-{n}"));
+        namespace.clone_into(&mut one.meta.key.namespace);
+        one
+    };
+    let services: Vec<Service> = (0..services).map(service).collect();
+    let slice = |of: &Service| {
+        let endpoints = (first..first + backends).map(|n| endpoint(&format!("10.0.1.{n}"))).collect();
+        let mut slice = http(&of.meta.key.name, endpoints);
+        namespace.clone_into(&mut slice.meta.key.namespace);
+        slice
+    };
+    let slices = services.iter().map(slice).collect();
+    (services, slices)
+}
+
+/// A world with the Services of both, which all get an address.
+fn world_of(both: [(Vec<Service>, Vec<EndpointSlice>); 2]) -> World {
+    let [(mut services, mut slices), (more, more_slices)] = both;
+    services.extend(more);
+    slices.extend(more_slices);
+    let mut world = World::new(services, slices);
+    world.settings.pools[0].ranges =
+        vec!["203.0.113.0/24".parse::<ipnet::IpNet>().expect("a network").into()];
+    world
+}
+
+/// The number of service ports of a namespace.
+fn ports_of(outcome: &Outcome, namespace: &str) -> usize {
+    outcome.spec.services.iter().filter(|spec| spec.namespace == namespace).count()
+}
+
+#[test]
+fn a_namespace_that_removes_many_services_ends_no_flows_of_removed_services_of_others() {
+    let mut world = world_of([of_namespace("greedy", 20, 1, 1), of_namespace("victim", 2, 1, 1)]);
+    // There is room for ten ports of removed Services.
+    world.settings.limits = Demand { frontends: 160, ..Demand::MAX };
+    let outcome = world.step();
+    assert_eq!((ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")), (20, 2));
+    world.objects.services.clear();
+    let outcome = world.step();
+    assert_eq!((ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")), (8, 2));
+    // The same for their backends.
+    let mut world = world_of([of_namespace("greedy", 4, 1, 2), of_namespace("victim", 1, 1, 3)]);
+    world.settings.limits = Demand { backends: 30, ..Demand::MAX };
+    world.step();
+    world.objects.services.clear();
+    let outcome = world.step();
+    assert_eq!(
+        (ports_of(&outcome, "greedy"), ports_of(&outcome, "victim")),
+        (1, 1),
+        "room for five backends"
+    );
+}
+
+#[test]
+fn a_namespace_whose_backends_leave_all_the_time_ends_no_flows_of_others() {
+    let mut world = world_of([of_namespace("greedy", 6, 1, 4), of_namespace("victim", 1, 1, 6)]);
+    // The tables have room for 40 backends.
+    world.settings.limits = Demand { backends: 30, ..Demand::MAX };
+    world.step();
+    let (_, mut slices) = of_namespace("greedy", 6, 11, 4);
+    slices.extend(of_namespace("victim", 1, 11, 6).1);
+    world.set_slices(slices);
+    // Of 30 removed backends 10 have room. One port of the victim has more of them than any other.
+    let outcome = world.step();
+    let left = |namespace: &str| {
+        let specs = outcome.spec.services.iter().filter(|spec| spec.namespace == namespace);
+        let backends = specs.flat_map(|spec| &spec.backends);
+        backends.filter(|backend| backend.state == BackendState::Down).count()
+    };
+    assert_eq!((left("greedy"), left("victim")), (4, 6));
+    assert_eq!(
+        states(outcome.spec.services.iter().find(|s| s.namespace == "victim").expect("it is served")).len(),
+        12
+    );
+}
