@@ -39,8 +39,10 @@ pub fn gateway_status(
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let generation = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let listed = |is_listed: &dyn Fn(&ServiceView) -> bool| {
-        let services = services.iter().filter(|service| is_listed(service));
-        services.map(|service| key(service).to_string()).take(SERVICES_MAX).collect::<Vec<_>>()
+        in_shares(
+            services.iter().filter(|service| is_listed(service)).map(|service| key(service)),
+            SERVICES_MAX,
+        )
     };
     crd::GatewayStatusStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -74,6 +76,27 @@ pub fn gateway_status(
         stopped: false,
         conditions: conditions(situation, &before.conditions),
     }
+}
+
+/// At most `max` of these Services, which are sorted. If there are more, namespaces have equal shares: of a namespace that
+/// has fewer than its share all are listed, so that the leader knows of each.
+fn in_shares(services: impl Iterator<Item = ObjectKey>, max: usize) -> Vec<String> {
+    let services: Vec<ObjectKey> = services.collect();
+    if services.len() <= max {
+        return services.iter().map(ToString::to_string).collect();
+    }
+    let mut namespaces: Vec<&[ObjectKey]> =
+        services.chunk_by(|one, next| one.namespace == next.namespace).collect();
+    namespaces.sort_by_key(|of_namespace| of_namespace.len());
+    let (mut left, mut others) = (max, namespaces.len());
+    let mut listed: Vec<&ObjectKey> = Vec::with_capacity(max);
+    for of_namespace in namespaces {
+        let share = of_namespace.len().min(left / others);
+        listed.extend(&of_namespace[..share]);
+        (left, others) = (left - share, others - 1);
+    }
+    listed.sort_unstable();
+    listed.into_iter().map(ToString::to_string).collect()
 }
 
 fn key(service: &ServiceView) -> ObjectKey {
@@ -174,4 +197,28 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
         condition
     };
     rows.map(condition).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_with_many_unserved_services_hides_none_of_another() {
+        let of = |namespace: &'static str, count: usize| {
+            (0..count).map(move |n| ObjectKey::new(namespace, format!("s{n:05}")))
+        };
+        let listed =
+            |many: usize| in_shares(of("aaa", many).chain(of("shop", 3)).chain(of("zoo", 600)), 1024);
+        let few = listed(10);
+        assert_eq!((few.len(), few[0].as_str(), few[10].as_str()), (613, "aaa/s00000", "shop/s00000"));
+        let many = listed(5_000);
+        let count = |namespace: &str| many.iter().filter(|name| name.starts_with(namespace)).count();
+        assert_eq!((count("aaa/"), count("shop/"), count("zoo/"), many.len()), (511, 3, 510, 1024));
+        assert!(many.is_sorted());
+        assert_eq!(
+            in_shares((0..2_000).map(|n| ObjectKey::new(format!("n{n:04}"), "web")), 1024).len(),
+            1024
+        );
+    }
 }
