@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use tidegate_model::objects::{Labels, ObjectKey, Service};
 use tidegate_model::shared_map::SharedMap;
-use tidegate_policy::pools::{Allocations, Authority, Holdings};
+use tidegate_policy::pools::{Allocations, Authority, ClaimKind, Holdings};
 
 /// The state of all gateways at one API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,7 +69,10 @@ impl ReleaseTracker {
             self.version = 0;
             return;
         }
-        let lost = self.count(services, given);
+        // First what the last round has granted: a Service may have given it back since.
+        let known = self.services.clone();
+        let mut lost = self.count(&known, given);
+        lost.append(&mut self.count(services, given));
         // After a restore of the API server the versions are lower: earlier releases then count as releases of its
         // current version.
         self.given_back.values_mut().for_each(|since| *since = (*since).min(version));
@@ -85,12 +88,11 @@ impl ReleaseTracker {
         let settled = self.given_back.values().copied().filter(|since| is_settled(*since)).max();
         self.settled_since = self.settled_since.max(settled.unwrap_or(0));
         self.given_back.retain(|_, since| !is_settled(*since));
-        self.services.clone_from(services);
-        self.given = Arc::clone(given);
         (self.version, self.seen) = (version, version);
     }
 
-    /// Counts the Services that name each address. Returns the addresses that no Service names anymore.
+    /// Counts the Services that name each address, and remembers the Services. Returns the addresses that no Service names
+    /// anymore.
     fn count(
         &mut self,
         services: &SharedMap<ObjectKey, Arc<Service>>,
@@ -119,6 +121,8 @@ impl ReleaseTracker {
         for ip in &lost {
             self.named.remove(ip);
         }
+        self.services.clone_from(services);
+        self.given = Arc::clone(given);
         lost
     }
 
@@ -147,14 +151,20 @@ impl ReleaseTracker {
     }
 }
 
-/// All addresses on which a gateway may serve a Service: those in its status and its spec, and those that will be in
-/// its status. A deleted Service has none.
+/// All addresses on which a gateway may serve a Service: those in its status, those that will be there, and external IPs
+/// that it has. External IPs that it only asks for do not count: whoever may create a Service could otherwise hold back
+/// any address by asking for it again and again. A deleted Service has none.
 fn names(service: Option<&Arc<Service>>, given: Option<&Holdings>) -> BTreeSet<IpAddr> {
     let Some(service) = service.filter(|service| service.meta.deletion_time.is_none()) else {
         return BTreeSet::new();
     };
+    let has = |ip: &IpAddr| {
+        let mut held = given.into_iter().flat_map(|given| &given.held);
+        held.any(|held| held.kind == ClaimKind::ExternalIp && held.address == *ip)
+    };
+    let external = service.external_ips.iter().copied().filter(has);
     let given = given.into_iter().flat_map(Holdings::load_balancer);
-    service.ingress_ips.iter().chain(&service.external_ips).copied().chain(given).collect()
+    service.ingress_ips.iter().copied().chain(external).chain(given).collect()
 }
 
 #[cfg(test)]
@@ -163,6 +173,7 @@ mod tests {
 
     use super::*;
     use tidegate_model::objects::Metadata;
+    use tidegate_policy::pools::Held;
 
     fn ip(n: u8) -> IpAddr {
         IpAddr::from([203, 0, 113, n])
@@ -241,6 +252,34 @@ mod tests {
     }
 
     #[test]
+    fn external_ips_are_withheld_if_a_gateway_may_serve_them_and_not_if_a_service_only_asks_for_them() {
+        let key = || ObjectKey::new("shop", "s1");
+        let asking = |asks: bool| {
+            let mut service = Service::new(Metadata::new(key()));
+            if asks {
+                service.external_ips = vec![ip(1), ip(2)];
+            }
+            SharedMap::from([(key(), Arc::new(service))])
+        };
+        // A pool authorises the first one.
+        let held = Held { kind: ClaimKind::ExternalIp, ..Held::of_status(ip(1)) };
+        let by_service = SharedMap::from([(key(), Holdings::new("", vec![held]))]);
+        let granted = Arc::new(Allocations { by_service, ..Allocations::default() });
+        let mut tracker = ReleaseTracker::default();
+        tracker.see(&asking(true), &Arc::default(), 10, &leads(10));
+        tracker.see(&asking(false), &granted, 20, &leads(10));
+        assert_eq!(withheld(&tracker, &leads(10)), Some(vec![ip(1)]));
+        tracker.see(&asking(false), &Arc::default(), 25, &leads(20));
+        assert_eq!(withheld(&tracker, &leads(20)), Some(vec![]));
+
+        let mut tracker = ReleaseTracker::default();
+        for version in 10..30 {
+            tracker.see(&asking(version % 2 == 0), &Arc::default(), version, &leads(10));
+            assert_eq!(withheld(&tracker, &leads(10)), Some(vec![]), "no gateway serves any");
+        }
+    }
+
+    #[test]
     fn a_new_leader_waits_for_addresses_released_before() {
         let follows = PeerReleases::default();
         let tracker = seen(&[(&[(1, 1)], 10, &follows), (&[], 20, &follows)]);
@@ -269,7 +308,7 @@ mod tests {
 
     /// The leader's memory of assigned addresses. The Services exist, without a status.
     fn memory(given: &[(usize, u8, u32)]) -> Arc<Allocations> {
-        let held = |n: u8| Holdings::new("", vec![tidegate_policy::pools::Held::of_status(ip(n))]);
+        let held = |n: u8| Holdings::new("", vec![Held::of_status(ip(n))]);
         let of = |(_, address, name): &(usize, u8, u32)| {
             (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), held(*address))
         };
