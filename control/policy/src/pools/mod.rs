@@ -106,6 +106,8 @@ pub enum Holder {
     Node(String),
     /// An API server, or the cluster IP in front of it.
     ApiServer,
+    /// A router of this gateway, or a fixed neighbour.
+    Router,
 }
 
 impl std::fmt::Display for Holder {
@@ -115,6 +117,7 @@ impl std::fmt::Display for Holder {
             Self::OtherGateway(name) => write!(f, "an address of gateway {name}"),
             Self::Node(name) => write!(f, "an address of node {name}"),
             Self::ApiServer => f.write_str("an address of the API server"),
+            Self::Router => f.write_str("an address of a router or a fixed neighbor of the gateway"),
         }
     }
 }

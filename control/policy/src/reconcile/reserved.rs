@@ -1,4 +1,4 @@
-//! Addresses that no Service may have: those of gateways, nodes and API servers (`docs/kubernetes.md`, section 7).
+//! Addresses that no Service may have: those of gateways, nodes, API servers and routers (`docs/kubernetes.md`, section 7).
 //!
 //! A Service that could take one of these with `spec.externalIPs` would receive the traffic of others. Pure.
 
@@ -16,7 +16,10 @@ pub(super) fn reserved(
     objects: &Objects,
     slices: &SliceIndex,
 ) -> BTreeMap<IpAddr, Holder> {
-    let mut reserved = BTreeMap::new();
+    let network = &settings.network;
+    let routers = network.routes.iter().map(|route| route.via);
+    let neighbors = routers.chain(network.neighbors.iter().map(|neighbor| neighbor.ip));
+    let mut reserved: BTreeMap<IpAddr, Holder> = neighbors.map(|ip| (ip, Holder::Router)).collect();
     for node in objects.nodes.values() {
         for ip in node.internal_ips.iter().chain(&node.external_ips) {
             reserved.insert(*ip, Holder::Node(node.meta.key.name.clone()));
@@ -25,7 +28,7 @@ pub(super) fn reserved(
     reserved.extend(api_servers(objects, slices).into_iter().map(|ip| (ip, Holder::ApiServer)));
     let others = settings.other_gateways.iter();
     reserved.extend(others.map(|(ip, name)| (*ip, Holder::OtherGateway(name.clone()))));
-    reserved.extend(settings.network.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
+    reserved.extend(network.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
     reserved
 }
 

@@ -1,5 +1,7 @@
 //! Section 7: `spec.externalIPs` with authorisation.
 
+use tidegate_core::snapshot::NeighborSpec;
+
 use super::*;
 
 /// `default/web` of a type with these external IPs; `more` is more of its spec.
@@ -92,11 +94,17 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
         ("10.0.2.1", "an address of the API server"),
         ("10.0.2.3", "an address of the API server"),
         ("10.0.2.4", "an address of the API server"),
+        ("10.0.0.254", "an address of a router or a fixed neighbor of the gateway"),
+        ("10.0.0.253", "an address of a router or a fixed neighbor of the gateway"),
     ] {
         let both = Both::new(&(external(address, "") + cluster)).with(|world| {
             everything_authorised(world);
             // By which the gateway itself reaches one.
             world.objects.api_servers.insert(ip("10.0.2.4"));
+            let network = &mut world.settings.network;
+            let to = "0.0.0.0/0".parse().expect("a network");
+            network.routes.push(RouteSpec { to, via: ip("10.0.0.254") });
+            network.neighbors.push(NeighborSpec { ip: ip("10.0.0.253"), mac: MacAddr([2, 0, 0, 0, 0, 9]) });
         });
         let said = denied(&both);
         assert!(said.ends_with(&format!("is denied: {whose}")), "{address}: {said}");
