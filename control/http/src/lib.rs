@@ -15,7 +15,7 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -121,8 +121,23 @@ where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Answer> + Send + 'static,
 {
+    let connections_max = Arc::new(AtomicUsize::new(limits.connections_max));
+    serve_up_to(connections_max, listener, limits, handler).await;
+}
+
+/// Like [`serve`], with a maximum number of connections that may change, for listeners that share the descriptors of the
+/// process. It counts as at least 1, and at most that of the limits.
+pub async fn serve_up_to<F, Fut>(
+    connections_max: Arc<AtomicUsize>,
+    listener: impl Accept,
+    limits: Limits,
+    handler: F,
+) where
+    F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Answer> + Send + 'static,
+{
     let handler = Arc::new(handler);
-    let mut connections = Connections::new(limits);
+    let mut connections = Connections::new(limits, connections_max);
     loop {
         tokio::select! {
             accepted = listener.accept_stream() => match accepted {
@@ -143,6 +158,7 @@ where
 /// The connections of one listener.
 struct Connections {
     limits: Limits,
+    connections_max: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
     /// By age, the oldest first.
     open: BTreeMap<u64, Open>,
@@ -167,9 +183,10 @@ impl Open {
 }
 
 impl Connections {
-    fn new(limits: Limits) -> Self {
+    fn new(limits: Limits, connections_max: Arc<AtomicUsize>) -> Self {
         Self {
             limits,
+            connections_max,
             tasks: JoinSet::new(),
             open: BTreeMap::new(),
             ages: HashMap::new(),
@@ -196,7 +213,7 @@ impl Connections {
                 self.ended().await;
             }
         }
-        while self.open.len() >= self.limits.connections_max {
+        while self.open.len() >= self.connections_max() {
             let mut late = self.open.values().filter(|open| open.since.elapsed() >= REQUEST_BEGINS);
             if let Some(oldest) = late.find(|open| open.is_idle()) {
                 oldest.task.abort();
@@ -204,6 +221,10 @@ impl Connections {
             let _ = tokio::time::timeout(ROOM_POLL, self.ended()).await;
         }
         true
+    }
+
+    fn connections_max(&self) -> usize {
+        self.connections_max.load(Ordering::Relaxed).min(self.limits.connections_max).max(1)
     }
 
     fn has_its_share(&self, source: Option<IpAddr>) -> bool {
@@ -332,6 +353,26 @@ mod tests {
             idle.push(connect(server, &format!("127.0.0.{n}")).await);
         }
         assert!(ask(connect(server, "127.0.0.1").await).await.ends_with("fine"));
+    }
+
+    #[tokio::test]
+    async fn a_listener_whose_maximum_shrinks_ends_its_oldest_connections_and_serves_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port of loopback");
+        let server = listener.local_addr().expect("bound");
+        let most = Arc::new(AtomicUsize::new(100));
+        let serve = serve_up_to(Arc::clone(&most), listener, LIMITS, |_| {
+            std::future::ready(text(StatusCode::OK, "fine"))
+        });
+        tokio::spawn(serve);
+        let mut idle = Vec::new();
+        for n in 2..10 {
+            idle.push(connect(server, &format!("127.0.0.{n}")).await);
+        }
+        most.store(1, Ordering::Relaxed);
+        assert!(ask(connect(server, "127.0.0.1").await).await.ends_with("fine"));
+        for mut idle in idle {
+            assert_eq!(idle.read(&mut [0]).await.expect("an end"), 0);
+        }
     }
 
     #[tokio::test]

@@ -2,17 +2,22 @@
 //!
 //! One task holds all of them. A new count of endpoints changes only the answer, not the socket. A port that another
 //! process uses is reported and retried every [`RETRY`].
+//!
+//! Users decide how many ports there are, and anyone who reaches the host can connect to each. So the connections of all
+//! ports together are limited ([`CONNECTIONS_MAX`]): the more ports, the fewer connections each may have. They could
+//! otherwise use up the descriptors that the rest of the process needs.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use rustix::io::Errno;
 use socket2::{Domain, Socket, Type};
-use tidegate_http::{Limits, serve};
+use tidegate_http::{Limits, serve_up_to};
 use tidegate_model::health::HealthCheckNodePort;
 use tidegate_model::objects::ObjectKey;
 use tokio::net::TcpListener;
@@ -23,6 +28,10 @@ use super::{HealthReport, answer};
 
 /// The pause between two attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
+/// The maximum number of connections of all listeners together, except that each may have [`CONNECTIONS_MIN`].
+const CONNECTIONS_MAX: usize = 8_192;
+/// The number of connections that each listener may have, however many listeners there are.
+const CONNECTIONS_MIN: usize = 4;
 /// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -80,6 +89,7 @@ impl HealthCheckNodePorts {
             addresses: bind.addresses(),
             report: Arc::new(report),
             open: BTreeMap::new(),
+            each: Arc::new(AtomicUsize::new(CONNECTIONS_MAX)),
             failures: failures_out,
         };
         tokio::spawn(task.run(wanted_seen));
@@ -108,6 +118,8 @@ struct Listeners {
     addresses: Vec<IpAddr>,
     report: Report,
     open: BTreeMap<SocketAddr, Open>,
+    /// The number of connections that each listener may have.
+    each: Arc<AtomicUsize>,
     failures: watch::Sender<Vec<BindFailure>>,
 }
 
@@ -157,7 +169,8 @@ impl Listeners {
                 }
                 match listen(address) {
                     Ok(listener) => {
-                        self.open.insert(address, serve_port(listener, port, self.report.clone()));
+                        let (report, each) = (self.report.clone(), Arc::clone(&self.each));
+                        self.open.insert(address, serve_port(listener, port, report, each));
                     }
                     // A host without IPv6 (or IPv4) serves the other family.
                     Err(e) if ip.is_unspecified() && has_no_family(&e) => {}
@@ -171,14 +184,25 @@ impl Listeners {
                 }
             }
         }
+        self.each.store(connections_of_each(self.open.len()), Ordering::Relaxed);
         failures
     }
 }
 
-fn serve_port(listener: TcpListener, port: &HealthCheckNodePort, report: Report) -> Open {
+/// The number of connections that each of these listeners may have.
+fn connections_of_each(listeners: usize) -> usize {
+    (CONNECTIONS_MAX / listeners.max(1)).max(CONNECTIONS_MIN)
+}
+
+fn serve_port(
+    listener: TcpListener,
+    port: &HealthCheckNodePort,
+    report: Report,
+    each: Arc<AtomicUsize>,
+) -> Open {
     let answers = Arc::new(Mutex::new(port.clone()));
     let current = answers.clone();
-    let task = tokio::spawn(serve(listener, Limits::PROBES, move |_| {
+    let task = tokio::spawn(serve_up_to(each, listener, Limits::PROBES, move |_| {
         let port = current.lock().expect("nothing panics with the lock").clone();
         std::future::ready(answer::service(&port, report().healthy))
     }));

@@ -40,6 +40,15 @@ fn node_port_addresses_choose_among_the_gateways_own() {
 }
 
 #[test]
+fn all_ports_together_have_a_limited_number_of_connections() {
+    assert_eq!(connections_of_each(0), CONNECTIONS_MAX);
+    for listeners in [1, 32, 600, 2_048] {
+        assert!(listeners * connections_of_each(listeners) <= CONNECTIONS_MAX);
+    }
+    assert_eq!(connections_of_each(65_536), CONNECTIONS_MIN, "each port answers");
+}
+
+#[test]
 fn readyz_alone_tells_of_a_lost_link() {
     let lost = "interface \"uplink\" is gone".to_owned();
     let report = HealthReport { ready: false, degraded: vec![lost], ..report() };
