@@ -122,8 +122,8 @@ impl Table {
     /// # Panics
     /// If the number of cells differs from the number of headers.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells: Vec<String> =
-            cells.into_iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { cell }).collect();
+        let shown = |cell: String| if cell.is_empty() { "<none>".to_owned() } else { printable(cell) };
+        let cells: Vec<String> = cells.into_iter().map(shown).collect();
         assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each header");
         self.rows.push(cells);
     }
@@ -153,6 +153,16 @@ impl Table {
         }
         text
     }
+}
+
+/// A text with its control characters escaped: whoever may write objects chooses some texts, and a terminal obeys these
+/// characters.
+fn printable(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let shown = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 /// Formats an age like kubectl: `5s`, `3m20s`, `45m`, `5h`, `3d4h`, `12d`.
@@ -206,6 +216,13 @@ mod tests {
     fn wide_shows_more_and_an_empty_cell_is_none() {
         let text = table().render(true, false);
         assert_eq!(text, "web           n1       active\na-long-name   <none>   down\n");
+    }
+
+    #[test]
+    fn a_terminal_gets_no_control_characters_of_a_cell() {
+        let mut table = Table::new(&["ZONE"]);
+        table.row(["a\u{1b}[2Jb\nc\u{e9}".into()]);
+        assert_eq!(table.render(false, false), "a\\u{1b}[2Jb\\nc\u{e9}\n");
     }
 
     #[test]
