@@ -23,6 +23,7 @@ use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_source::SourceState;
 
+use super::detail::WithoutSeries;
 use super::exposition::Exposition;
 use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
 use super::process::Process;
@@ -356,10 +357,11 @@ pub(super) fn backends(
     page: &mut Exposition,
     stats: &[ServiceStats],
     services: &[std::sync::Arc<ServiceView>],
+    without_series: &WithoutSeries<'_>,
 ) {
     let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
     let mut set_aside: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
-    for port in stats {
+    for port in stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name)) {
         for one in &port.backends {
             let backend = std::net::SocketAddr::new(one.address.ip(), one.port).to_string();
             if one.set_aside > 0 {
@@ -382,7 +384,7 @@ pub(super) fn backends(
 
     let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();
     let mut warm_up: BTreeMap<(PortKey<'_>, String), u8> = BTreeMap::new();
-    for service in services {
+    for service in services.iter().filter(|one| !without_series.has(&one.namespace, &one.name)) {
         // A refused port does not forward.
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
@@ -405,13 +407,21 @@ pub(super) fn backends(
     for (([namespace, service, port, protocol], backend), percent) in &warm_up {
         family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
     }
+    let help = "Backends, over all service ports and addresses, that have no series of their own because there are too many.";
+    page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
 }
 
 /// Local ports of `fullnat`. This family has a series for each backend and can be switched off too.
-pub(super) fn snat_ports(page: &mut Exposition, stats: &[ServiceStats], snat_ports: &[SnatPortStats]) {
+pub(super) fn snat_ports(
+    page: &mut Exposition,
+    stats: &[ServiceStats],
+    snat_ports: &[SnatPortStats],
+    without_series: &WithoutSeries<'_>,
+) {
     let help = "Local ports that one SNAT address has towards one backend and protocol, over all workers.";
     page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
-    let backends = stats.iter().flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
+    let detailed = stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name));
+    let backends = detailed.flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
     let backends: BTreeMap<BackendId, _> = backends.collect();
     // A Service with several VIPs has a separate backend for each, and they share the ports of an endpoint.
     let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
@@ -513,7 +523,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
             .sample([&one.pool, "outside"], one.outside);
     }
     let denied = sample.round.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
-    let help = "External IPs that Services request and that no pool authorises.";
+    let help = "External IPs that Services request and that no pool authorises; at most 33 of each Service are counted.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 
     let help = "1 while the configuration that was read last, or a list of it, is refused and the previous one is in force, else 0.";

@@ -11,6 +11,7 @@
 //! Invariant: [`render`] is a pure function, and no series is written twice: Services are summed over their VIPs.
 
 mod announcing;
+mod detail;
 mod exposition;
 mod families;
 mod latency;
@@ -32,6 +33,7 @@ pub use sample::{
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
+use detail::WithoutSeries;
 use exposition::Exposition;
 
 /// The page.
@@ -53,8 +55,9 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::limits(&mut page, sample.dataplane.limited);
     families::service_info(&mut page, sample.round.services);
     if sample.per_backend {
-        families::backends(&mut page, services, sample.round.services);
-        families::snat_ports(&mut page, services, sample.dataplane.snat_ports);
+        let without_series = WithoutSeries::of(sample.round.services);
+        families::backends(&mut page, services, sample.round.services, &without_series);
+        families::snat_ports(&mut page, services, sample.dataplane.snat_ports, &without_series);
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);

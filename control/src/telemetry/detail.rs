@@ -1,0 +1,103 @@
+//! Decides which Services have no series for each of their backends.
+//!
+//! Users decide how many backends a Service has, and on how many ports. A page with millions of series takes gigabytes, and a
+//! monitoring system does not read it. So a Service with very many backends has none of its own, and the others share what a
+//! page may have: if they have more, namespaces have equal shares, and a namespace below its share has all of its series.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use tidegate_policy::reconcile::view::ServiceView;
+
+/// The maximum number of backends of one Service, over its ports and addresses.
+const OF_SERVICE_MAX: usize = 4_096;
+/// The maximum number of backends of all Services.
+const OF_ALL_MAX: usize = 200_000;
+
+/// The Services without series for each backend.
+#[derive(Debug, Default)]
+pub(super) struct WithoutSeries<'a> {
+    services: HashSet<(&'a str, &'a str)>,
+    backends: usize,
+}
+
+impl<'a> WithoutSeries<'a> {
+    pub(super) fn of(services: &'a [Arc<ServiceView>]) -> Self {
+        let sized = services.iter().map(|one| {
+            let size = one.ports.iter().map(|port| port.backends.len()).sum::<usize>();
+            (one.namespace.as_str(), one.name.as_str(), size)
+        });
+        Self::among(&sized.collect::<Vec<_>>(), OF_SERVICE_MAX, OF_ALL_MAX)
+    }
+
+    /// Among these Services, each with its namespace, its name and its number of backends.
+    fn among(services: &[(&'a str, &'a str, usize)], of_service_max: usize, of_all_max: usize) -> Self {
+        let mut namespaces: BTreeMap<&str, usize> = BTreeMap::new();
+        for &(namespace, _, size) in services.iter().filter(|(.., size)| *size <= of_service_max) {
+            *namespaces.entry(namespace).or_default() += size;
+        }
+        let share = share(namespaces.values().copied().collect(), of_all_max);
+        let mut used: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut without = Self::default();
+        for &(namespace, name, size) in services {
+            let used = used.entry(namespace).or_default();
+            if size <= of_service_max && *used + size <= share {
+                *used += size;
+            } else {
+                without.services.insert((namespace, name));
+                without.backends += size;
+            }
+        }
+        without
+    }
+
+    /// Whether this Service has none.
+    pub(super) fn has(&self, namespace: &str, name: &str) -> bool {
+        self.services.contains(&(namespace, name))
+    }
+
+    /// The number of their backends, over ports and addresses.
+    pub(super) fn backends(&self) -> usize {
+        self.backends
+    }
+}
+
+/// The most that each of these may have, so that all together have at most `max`.
+fn share(mut sizes: Vec<usize>, max: usize) -> usize {
+    sizes.sort_unstable();
+    let (mut left, mut others) = (max, sizes.len());
+    for size in sizes {
+        if size > left / others {
+            return left / others;
+        }
+        (left, others) = (left - size, others - 1);
+    }
+    usize::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_with_millions_of_backends_costs_others_no_series() {
+        let many: Vec<String> = (0..1_000).map(|n| format!("s{n:04}")).collect();
+        let mut services: Vec<(&str, &str, usize)> =
+            many.iter().map(|name| ("greedy", name.as_str(), 4_000)).collect();
+        services.extend([("greedy", "huge", 262_144), ("shop", "web", 10), ("shop", "api", 4_096)]);
+        let without = WithoutSeries::among(&services, OF_SERVICE_MAX, OF_ALL_MAX);
+        assert!(!without.has("shop", "web") && !without.has("shop", "api"));
+        assert!(without.has("greedy", "huge") && !without.has("greedy", "s0000"));
+        let all: usize = services.iter().map(|(.., size)| size).sum();
+        let with = all - without.backends();
+        assert!((OF_ALL_MAX - 4_000..=OF_ALL_MAX).contains(&with), "{with}");
+    }
+
+    #[test]
+    fn all_services_have_series_if_there_are_few_backends() {
+        let without = WithoutSeries::among(&[("shop", "web", 10), ("zoo", "web", 90)], 90, 100);
+        assert!(!without.has("shop", "web") && !without.has("zoo", "web"));
+        assert_eq!(without.backends(), 0);
+        assert!(WithoutSeries::among(&[("shop", "web", 91)], 90, 100).has("shop", "web"));
+    }
+}
