@@ -490,7 +490,9 @@ impl<'a> Merge<'a> {
         self.objects.zone_of(node?).map(str::to_owned)
     }
 
-    fn finish(self) -> ServiceEndpoints {
+    fn finish(mut self) -> ServiceEndpoints {
+        // The slices are in the order in which they arrived.
+        self.slice_faults.sort();
         let ports = self.service.ports.iter().zip(self.ports);
         ServiceEndpoints {
             ports: ports

@@ -311,3 +311,22 @@ proptest! {
         prop_assert_eq!(build(false, |s| s.2), build(true, |s| s.3));
     }
 }
+
+#[test]
+fn nothing_depends_on_the_order_in_which_slices_arrived() {
+    let faulty = |name: &str, host: u8| {
+        let mut slice = slice(name, &[HTTP], vec![endpoint(&format!("10.0.1.{host}"), None, None, None)]);
+        slice.meta.faults = vec![Diagnostic::error(format!("a fault of {name}"))];
+        slice
+    };
+    let objects = with_slices([faulty("a", 1), faulty("b", 2), faulty("c", 3)]);
+    let service = web();
+    let expected = resolve(&objects, &service);
+    assert_eq!(expected.slice_faults.len(), 3);
+    let mut index = SliceIndex::new(&objects);
+    let first = &objects.endpoint_slices[&ObjectKey::new("default", "a")];
+    // It is the last one now.
+    drop(index.replace(Some(first), Some(first)));
+    let pods = PodIndex::default();
+    assert_eq!(EndpointIndex::over(&objects, &index, &pods).resolve(&service), expected);
+}
