@@ -26,11 +26,11 @@ use crate::limits::{
     FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX,
     REFRESH_EVERY, SEATS_MAX, SILENCE_MAX,
 };
-use crate::record::{Message, SEATS_SINCE};
+use crate::record::{Message, SCTP_SINCE};
 use crate::session::{DATA, Session, Unread};
 
 /// The versions of the protocol that this program speaks, the oldest and the newest.
-pub const VERSIONS: (u8, u8) = (1, SEATS_SINCE);
+pub const VERSIONS: (u8, u8) = (1, SCTP_SINCE);
 /// A session that is younger than this gets the flows that this gateway has only from others.
 const YOUNG: Duration = Duration::from_secs(60);
 
@@ -349,9 +349,7 @@ impl Hub {
             // The challenge has served: a copy of this message finds another one.
             own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
             let mut session = Session::new(&config.key, own, theirs, version, now);
-            if version >= SEATS_SINCE {
-                self.seats.of(now).for_each(|message| session.tell(&message));
-            }
+            self.seats.of(now).for_each(|message| session.tell(&message));
             peer.session = Some(session);
             (peer.heard, peer.last_rejection) = (Some(now), None);
             self.counts.sessions += 1;

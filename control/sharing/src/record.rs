@@ -1,8 +1,8 @@
 //! A message in bytes.
 //!
 //! One about a flow is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint
-//! of its backend, the state of the client's side, the translation of a NAT flow, and the age. Numbers are in network order.
-//! An IPv4 flow takes 25 or 32 bytes. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
+//! of its backend, the state of the client's side, the translation of a NAT flow, the verification tags of a flow of SCTP (zeros
+//! if they are not known), and the age. Numbers are in network order. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
 //! its former weight, and how many milliseconds the change still matters.
 //!
 //! Invariant: reading checks every value. What was read is what was written.
@@ -10,7 +10,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_core::conntrack::{SideState, Splice, Stream};
+use tidegate_core::conntrack::{SideState, Splice, Stream, TagPair};
 use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
 use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::{Protocol, ServiceKey};
@@ -22,16 +22,30 @@ use tidegate_core::wire::rewrite::Endpoint;
 pub enum Message {
     /// About a flow.
     Flow(FlowNews),
-    /// About a backend of a Service that tracks flows on change, whose weight changed lately. Only for peers of version
-    /// [`SEATS_SINCE`] and later.
+    /// About a backend of a Service that tracks flows on change, whose weight changed lately.
     Seat(ServiceKey, MovedSeat),
 }
 
 /// The first version of the protocol with [`Message::Seat`].
 pub const SEATS_SINCE: u8 = 2;
 
+/// The first version of the protocol with flows of SCTP.
+pub const SCTP_SINCE: u8 = 3;
+
+impl Message {
+    /// The first version of the protocol with this message. Peers of earlier versions cannot read it.
+    #[must_use]
+    pub fn since(&self) -> u8 {
+        match self {
+            Self::Seat(..) => SEATS_SINCE,
+            Self::Flow(news) if news.name().service.protocol == Protocol::Sctp => SCTP_SINCE,
+            Self::Flow(_) => 1,
+        }
+    }
+}
+
 /// Bytes of the longest message.
-pub const RECORD_MAX: usize = 2 + 3 * 18 + 1 + 18 + 1 + 8 + 16 + 4;
+pub const RECORD_MAX: usize = 2 + 3 * 18 + 1 + 18 + 1 + 8 + 16 + 8 + 4;
 
 const GONE: u8 = 1;
 const VIP_V6: u8 = 2;
@@ -91,6 +105,10 @@ fn write_flow(news: &FlowNews, out: &mut Vec<u8>) {
         if let Some(splice) = translation.splice {
             splice.packed().iter().for_each(|word| out.extend(word.to_be_bytes()));
         }
+    }
+    if name.service.protocol == Protocol::Sctp {
+        let tags = record.tags.unwrap_or_default();
+        [tags.client, tags.server].iter().for_each(|tag| out.extend(tag.to_be_bytes()));
     }
     out.extend(record.idle_ms.to_be_bytes());
 }
@@ -159,9 +177,16 @@ fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) ->
     } else {
         None
     };
+    let tags = match protocol {
+        Protocol::Sctp => {
+            let [client, server] = [take(bytes)?, take(bytes)?].map(u32::from_be_bytes);
+            Some(TagPair { client, server }).filter(|tags| *tags != TagPair::default())
+        }
+        Protocol::Tcp | Protocol::Udp => None,
+    };
     let idle_ms = u32::from_be_bytes(take(bytes)?);
     let is_relayed = flags & RELAYED != 0;
-    Some(FlowNews::Is(FlowRecord { name, backend, client, translation, idle_ms, is_relayed }))
+    Some(FlowNews::Is(FlowRecord { name, backend, client, translation, tags, idle_ms, is_relayed }))
 }
 
 fn read_state(bytes: &mut &[u8]) -> Option<SideState> {
@@ -225,10 +250,21 @@ mod tests {
         })
     }
 
+    fn protocol() -> impl Strategy<Value = Protocol> {
+        prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)]
+    }
+
+    /// Pairs of which zero, one or both tags are known.
+    fn tags() -> impl Strategy<Value = Option<TagPair>> {
+        let pair = prop_oneof![any::<[u32; 2]>(), any::<u32>().prop_map(|server| [0, server])];
+        pair.prop_map(|[client, server]| {
+            Some(TagPair { client, server }).filter(|tags| *tags != TagPair::default())
+        })
+    }
+
     fn seat() -> impl Strategy<Value = Message> {
         any::<[bool; 2]>().prop_flat_map(|[vip, backend]| {
-            let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
-            (endpoint(vip), endpoint(backend), protocol, any::<u16>(), any::<u32>()).prop_map(
+            (endpoint(vip), endpoint(backend), protocol(), any::<u16>(), any::<u32>()).prop_map(
                 |(vip, backend, protocol, former, left)| {
                     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
                     let backend = SocketAddr::new(backend.addr.ip(), backend.port);
@@ -245,11 +281,8 @@ mod tests {
 
     fn news() -> impl Strategy<Value = FlowNews> {
         any::<[bool; 4]>().prop_flat_map(|[vip, client, backend, translated]| {
-            let name =
-                (endpoint(vip), endpoint(client), prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)]);
-            let name = name.prop_map(|(vip, client, protocol)| FlowName {
-                service: ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port },
-                client,
+            let name = (endpoint(vip), endpoint(client), protocol()).prop_map(|(vip, client, protocol)| {
+                FlowName { service: ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port }, client }
             });
             let translation = (endpoint(client), state(), stream(), splice()).prop_map(
                 move |(local, server, stream, splice)| {
@@ -261,20 +294,23 @@ mod tests {
                 endpoint(backend),
                 state(),
                 translation,
+                tags(),
                 any::<u32>(),
                 any::<bool>(),
                 prop::bool::weighted(0.2),
             )
                 .prop_map(
-                    |(name, backend, client, translation, idle_ms, is_relayed, is_gone)| {
+                    |(name, backend, client, translation, tags, idle_ms, is_relayed, is_gone)| {
                         if is_gone {
                             FlowNews::Gone(name)
                         } else {
+                            let is_sctp = name.service.protocol == Protocol::Sctp;
                             FlowNews::Is(FlowRecord {
                                 name,
                                 backend,
                                 client,
                                 translation,
+                                tags: tags.filter(|_| is_sctp),
                                 idle_ms,
                                 is_relayed,
                             })

@@ -171,6 +171,8 @@ impl Session {
 
     /// Adds a message for the peer.
     pub(crate) fn tell(&mut self, message: &Message) {
-        self.sender.push(message);
+        if message.since() <= self.version {
+            self.sender.push(message);
+        }
     }
 }

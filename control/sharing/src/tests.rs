@@ -45,6 +45,7 @@ fn record(n: u16, value: u16, life: u32) -> FlowNews {
         backend: Endpoint { addr: Addr::v4([10, 0, 0, 1]), port: value },
         client: SideState::from_number(2).unwrap(),
         translation: None,
+        tags: None,
         idle_ms: life,
         is_relayed: false,
     })
@@ -373,6 +374,25 @@ fn a_peer_learns_the_changes_of_weights_when_its_session_begins_unless_it_speaks
         } else {
             assert_eq!(learnt.seats, []);
         }
+    }
+}
+
+#[test]
+fn a_peer_of_an_earlier_version_is_told_of_no_flow_of_sctp_and_of_all_others() {
+    let mut world = World::new(2);
+    for versions in [(1, 2), VERSIONS] {
+        world.versions = vec![VERSIONS, versions];
+        world.restart(1);
+        world.run(Duration::from_secs(10));
+        let gateway = &mut world.gateways[0];
+        let FlowNews::Is(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
+        flow.name.service.protocol = Protocol::Sctp;
+        gateway.hub.tell(&FlowNews::Is(flow), world.now + gateway.offset);
+        world.tell(0, 8, 80);
+        world.run(Duration::from_secs(1));
+        let learnt = &world.gateways[1].learnt;
+        assert!(learnt.contains_key(&8), "{versions:?}");
+        assert_eq!(learnt.contains_key(&7), versions == VERSIONS);
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Invariant: a record contains no id, no hash and no time of the process that wrote it.
 
-use crate::conntrack::{SideState, Splice, Stream};
+use crate::conntrack::{SideState, Splice, Stream, TagPair};
 use crate::snapshot::ServiceKey;
 use crate::wire::rewrite::Endpoint;
 
@@ -30,6 +30,8 @@ pub struct FlowRecord {
     pub client: SideState,
     /// The other direction of a NAT flow; `None` for a DSR flow.
     pub translation: Option<Translation>,
+    /// The verification tags of a flow of SCTP, if they are known.
+    pub tags: Option<TagPair>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
     /// Another gateway told of the flow, and it has had no packet here since.

@@ -51,6 +51,12 @@ impl FleetService {
         SocketAddr::new(routed_vip(Family::V4, self.number), TELL_PORT)
     }
 
+    /// The annotation with which other Services get further ports at its VIP.
+    #[must_use]
+    pub fn shares_its_vip(&self) -> (&'static str, String) {
+        ("tidegate.dev/allow-shared-ip", self.name.to_owned())
+    }
+
     /// Whether replies pass through a gateway because it is the default route of the servers.
     #[must_use]
     pub fn is_nat(&self) -> bool {

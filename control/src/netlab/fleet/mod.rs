@@ -70,6 +70,7 @@ pub struct Fleet {
     plan: FleetPlan,
     client: Namespace,
     gateway_hosts: [Namespace; 2],
+    server_hosts: Vec<Namespace>,
     standing: Standing,
 }
 
@@ -128,8 +129,8 @@ impl Fleet {
             false => None,
         };
         let router = match plan.bgp {
-            true => Router::beside_a_daemon(&router, server_hosts),
-            false => Router::start(&router, gateway_hosts.clone(), server_hosts),
+            true => Router::beside_a_daemon(&router, server_hosts.clone()),
+            false => Router::start(&router, gateway_hosts.clone(), server_hosts.clone()),
         };
         let endpoints = (1..=serving).map(|n| (n, EndpointState::Ready)).collect();
         let mut fleet = Self {
@@ -141,6 +142,7 @@ impl Fleet {
             plan,
             client,
             gateway_hosts,
+            server_hosts,
             standing,
         };
         fleet.write_manifests()?;
@@ -158,6 +160,15 @@ impl Fleet {
     #[must_use]
     pub fn client(&self) -> &Namespace {
         &self.client
+    }
+
+    /// The namespace of server `n`.
+    ///
+    /// # Panics
+    /// When there is none with this number.
+    #[must_use]
+    pub fn server(&self, n: u8) -> &Namespace {
+        &self.server_hosts[usize::from(n) - 1]
     }
 
     /// The directory of configuration, manifests and logs.
@@ -286,6 +297,7 @@ impl Fleet {
             let mut manifest = Manifest::new(service.name, service.forwarding, &[service.vip().ip()], ports)
                 .with_endpoints(endpoints);
             manifest.annotations.push(("tidegate.dev/flow-tracking", service.tracking.to_owned()));
+            manifest.annotations.push(service.shares_its_vip());
             manifest.write(&self.directory().join("manifests"))?;
         }
         Ok(())

@@ -2,8 +2,9 @@
 //!
 //! `peer.c` is compiled when a test needs it. The same program greets, returns messages, compares them and checks that
 //! associations end by a shutdown; this file runs it and checks what both sides said. [`paths`] has associations with
-//! several addresses on both sides.
+//! several addresses on both sides, and [`gateways`] two gateways.
 
+mod gateways;
 mod paths;
 
 use crate::world::{APPLIED, World, beside_others, lab_with};

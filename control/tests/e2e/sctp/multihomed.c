@@ -6,12 +6,13 @@
  *                    accepts associations; each list of addresses is an endpoint. Returns every message with NAME and a
  *                    space in front, and prints "NAME messages=COUNT END" when an association has ended
  *   multihomed ask ADDRESS[,ADDRESS] VIP PORT MESSAGES
- *                    sends MESSAGES messages on one association, compares what comes back, and shuts it down. Prints
- *                    "NAME N" after message N, and at last "shut down"
+ *                    sends MESSAGES messages on one association, fewer if it gets SIGTERM, compares what comes back, and
+ *                    shuts it down. Prints "NAME N" after message N, and at last "shut down"
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 enum { MESSAGE_MAX = 4000, NAME_MAX_LENGTH = 64, ADDRESSES_MAX = 8, PAUSE_MS = 20, SECONDS_MAX = 120 };
 
 static const char *server_name;
+static volatile sig_atomic_t is_enough;
 
 static void die(const char *format, ...)
 {
@@ -182,6 +184,12 @@ static int serve(int count, char **arguments)
 	return 0;
 }
 
+static void enough(int signal)
+{
+	(void)signal;
+	is_enough = 1;
+}
+
 static int ask(char **arguments)
 {
 	static char sent[MESSAGE_MAX], received[NAME_MAX_LENGTH + MESSAGE_MAX];
@@ -189,10 +197,11 @@ static int ask(char **arguments)
 	int messages = atoi(arguments[3]), state = 0;
 
 	alarm(SECONDS_MAX);
+	signal(SIGTERM, enough);
 	struct socket *socket = bound_to(arguments[0], 0);
 	if (usrsctp_connect(socket, (struct sockaddr *)&vip, sizeof vip) < 0)
 		die("connect: %m");
-	for (int n = 0; n < messages; n++) {
+	for (int n = 0; n < messages && !is_enough; n++) {
 		size_t length = 1 + (size_t)(n * 733) % (MESSAGE_MAX - 1);
 		for (size_t at = 0; at < length; at++)
 			sent[at] = (char)(at * 31 + (size_t)n * 17 + at / 251);
@@ -227,6 +236,9 @@ int main(int count, char **arguments)
 	usrsctp_sysctl_set_sctp_rto_min_default(100);
 	usrsctp_sysctl_set_sctp_rto_initial_default(200);
 	usrsctp_sysctl_set_sctp_rto_max_default(500);
+	/* The side that is cut off first gives up the association after this many losses. Before, the other side must have tried
+	   another path, which takes longer on a busy machine. */
+	usrsctp_sysctl_set_sctp_assoc_rtx_max_default(60);
 	if (count >= 5 && strcmp(arguments[1], "serve") == 0)
 		return serve(count - 2, arguments + 2);
 	if (count == 6 && strcmp(arguments[1], "ask") == 0)

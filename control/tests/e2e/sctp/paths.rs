@@ -85,7 +85,7 @@ impl Drop for Cut<'_> {
 }
 
 /// The answers of an association so far: the name of the server, once for each message.
-fn answers(client: &LabProcess) -> Vec<String> {
+pub(super) fn answers(client: &LabProcess) -> Vec<String> {
     let lines = client.log();
     let answer = |line: &str| {
         line.split_once(' ').filter(|(_, n)| n.parse::<usize>().is_ok()).map(|(name, _)| name.to_owned())

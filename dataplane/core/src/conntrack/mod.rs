@@ -53,7 +53,7 @@ pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
 pub use memory::{HeapMemory, Part, TableKind, TableMemory};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use restore::{NotRestored, STORED_FORM, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
-pub use sharing::{Adoption, SharedChange, SharedFlow, SharedReply, SideState};
+pub use sharing::{Adoption, FlowTags, SharedChange, SharedFlow, SharedReply, SideState};
 pub use splice::Splice;
 pub(crate) use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
 pub use stream::{Placement, Stream};

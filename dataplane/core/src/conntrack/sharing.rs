@@ -12,10 +12,11 @@
 use super::dsr::by_family;
 use super::eviction::EvictionReason;
 use super::flow_state::{IdleTimeout, State, Worth};
-use super::key::{FlowHash, FlowKey, PackedKey, TWIN, addr_of};
+use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
 use super::splice::Splice;
 use super::stream::Stream;
 use super::table::{Entry, Place, Table};
+use super::tags::{TagPair, Tags};
 use super::{DsrTable, FlowTables, NatTable};
 use crate::ids::BackendId;
 use crate::limits::{ADOPTED_FILL_PERCENT, ADOPTED_OPENING_FILL_PERCENT};
@@ -113,7 +114,28 @@ pub enum SharedChange {
     Gone(FlowKey),
 }
 
+/// The verification tags of SCTP flows, by the key of the client's side.
+#[derive(Debug, Clone, Copy)]
+pub struct FlowTags<'t> {
+    tags: &'t Tags,
+    hasher: &'t FlowHasher,
+}
+
+impl FlowTags<'_> {
+    /// The tags of the flow's association, if the client's COOKIE ECHO has confirmed them.
+    #[must_use]
+    pub fn confirmed(&self, key: &FlowKey) -> Option<TagPair> {
+        self.tags.confirmed(self.hasher.hash(key))
+    }
+}
+
 impl FlowTables {
+    /// The tags of the flows of these tables.
+    #[must_use]
+    pub fn flow_tags(&self) -> FlowTags<'_> {
+        FlowTags { tags: &self.tags, hasher: &self.hasher }
+    }
+
     /// Notes the changes of flows from now on, or no longer. DSR flows are noted too.
     pub fn note_changes(&mut self, is_on: bool) {
         self.dsr.v4.watch(is_on);
@@ -133,12 +155,15 @@ impl FlowTables {
             != 0
     }
 
-    /// Passes all noted changes on, and forgets them.
-    pub fn take_changes(&mut self, now: Now, mut tell: impl FnMut(SharedChange)) {
-        take_changes(&mut self.dsr.v4, now, &mut tell);
-        take_changes(&mut self.dsr.v6, now, &mut tell);
-        take_changes(&mut self.nat.v4, now, &mut tell);
-        take_changes(&mut self.nat.v6, now, &mut tell);
+    /// Passes all noted changes on, each with the tags of all flows, and forgets them.
+    pub fn take_changes(&mut self, now: Now, mut tell: impl FnMut(SharedChange, FlowTags<'_>)) {
+        let Self { dsr, nat, tags, hasher, .. } = self;
+        let tags = FlowTags { tags, hasher };
+        let mut tell = |change| tell(change, tags);
+        take_changes(&mut dsr.v4, now, &mut tell);
+        take_changes(&mut dsr.v6, now, &mut tell);
+        take_changes(&mut nat.v4, now, &mut tell);
+        take_changes(&mut nat.v6, now, &mut tell);
     }
 
     /// Changes that were lost because the journals were full.

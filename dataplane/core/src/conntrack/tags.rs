@@ -10,6 +10,8 @@
 //! old one before a new one. Then nothing proves the packets that would end the flow, and it lasts until its idle
 //! timeout. So the loss of a slot, or a flood of INITs, ends no flow.
 
+use std::ops::Range;
+
 use super::key::FlowHash;
 use crate::now::Now;
 use crate::wire::sctp::Kind;
@@ -169,19 +171,25 @@ impl Tags {
 
     /// The tags of a flow: the confirmed pair, otherwise the offered one.
     #[must_use]
-    pub fn pair(&mut self, hash: FlowHash) -> Option<TagPair> {
+    pub fn pair(&self, hash: FlowHash) -> Option<TagPair> {
         self.slot(hash).map(|slot| slot.pair())
+    }
+
+    /// The pair of a flow that a COOKIE ECHO has confirmed.
+    #[must_use]
+    pub fn confirmed(&self, hash: FlowHash) -> Option<TagPair> {
+        self.slot(hash).filter(Slot::is_confirmed).map(|slot| slot.confirmed)
     }
 
     /// The pair that INIT and INIT ACK have offered and that no COOKIE ECHO has confirmed.
     #[must_use]
-    pub fn offered(&mut self, hash: FlowHash) -> Option<TagPair> {
+    pub fn offered(&self, hash: FlowHash) -> Option<TagPair> {
         self.slot(hash).map(|slot| slot.offered)
     }
 
     /// Makes a pair the offered one of a flow. Returns whether the flow has a slot.
     pub fn offer(&mut self, hash: FlowHash, tags: TagPair) -> bool {
-        let mut slots = self.set(hash).chunks_exact_mut(WORDS);
+        let mut slots = self.set_mut(hash).chunks_exact_mut(WORDS);
         let Some((words, slot)) = slots.find_map(|words| {
             let slot = Slot::read(words);
             (slot.hash == hash.0).then_some((words, slot))
@@ -192,14 +200,14 @@ impl Tags {
         true
     }
 
-    fn slot(&mut self, hash: FlowHash) -> Option<Slot> {
+    fn slot(&self, hash: FlowHash) -> Option<Slot> {
         let mut slots = self.set(hash).chunks_exact(WORDS).map(Slot::read);
         slots.find(|slot| slot.hash == hash.0)
     }
 
     /// Writes a slot over the one that is worth least, or over the flow's own.
     fn place(&mut self, slot: &Slot, hash: FlowHash, now: Now) {
-        let set = self.set(hash);
+        let set = self.set_mut(hash);
         let least = (0..WAYS).min_by_key(|&way| {
             let there = Slot::read(&set[way * WORDS..]);
             let age = now.millis().wrapping_sub(there.seen_ms);
@@ -215,7 +223,7 @@ impl Tags {
     /// of the client's flow key.
     #[must_use]
     pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &Shown, now: Now) -> Kind {
-        for words in self.set(hash).chunks_exact_mut(WORDS) {
+        for words in self.set_mut(hash).chunks_exact_mut(WORDS) {
             let mut slot = Slot::read(words);
             if slot.hash == hash.0 {
                 let kind = slot.take(from, shown);
@@ -233,11 +241,21 @@ impl Tags {
         }
     }
 
-    fn set(&mut self, hash: FlowHash) -> &mut [u32] {
+    fn set(&self, hash: FlowHash) -> &[u32] {
+        &self.words[self.words_of(hash)]
+    }
+
+    fn set_mut(&mut self, hash: FlowHash) -> &mut [u32] {
+        let words = self.words_of(hash);
+        &mut self.words[words]
+    }
+
+    /// The words of the set in which a flow has its slot.
+    fn words_of(&self, hash: FlowHash) -> Range<usize> {
         // A share of the range instead of a remainder (Lemire 2019).
         let set = (u128::from(hash.0) * u128::from(self.sets)) >> 64;
         let start = set as usize * SET;
-        &mut self.words[start..start + SET]
+        start..start + SET
     }
 }
 

@@ -21,7 +21,9 @@ use super::request::{Known, Request};
 use super::state::Pipeline;
 use crate::associations::{Association, EndedPath, Path};
 use crate::backend::Backend;
-use crate::conntrack::{AssociationKey, FlowHash, FlowKey, Packet, ReplyHit, ReplyKey, Shown, Side, TagPair};
+use crate::conntrack::{
+    AssociationKey, FlowHash, FlowKey, Packet, ReplyHit, ReplyKey, SharedFlow, Shown, Side, TagPair,
+};
 use crate::frame::Frame;
 use crate::ids::{BackendId, WorkerIndex};
 use crate::limits::ASSOCIATION_PATHS_MAX;
@@ -275,15 +277,52 @@ impl Pipeline {
         request: &Request<'_>,
         backend: BackendId,
     ) {
-        let (service, now) = (request.service, burst.now);
-        let Some(tags) = self.flows.tags.pair(request.flow_hash) else { return };
-        let client = (request.key.addr(), request.key.port());
-        let association = self.association(service, client, request.flow_hash, backend, (tags, true), now);
-        self.remember_association(service, burst.view.snapshot, &association, now);
+        let Request { service, key, flow_hash, .. } = *request;
+        let Some(tags) = self.flows.tags.pair(flow_hash) else { return };
+        self.remember_path(service, burst.view.snapshot, (&key, flow_hash), backend, tags, burst.now);
+    }
+
+    /// Records a confirmed association, and the flow as one of its paths.
+    fn remember_path(
+        &self,
+        service: &Service,
+        snapshot: &Snapshot,
+        (key, hash): (&FlowKey, FlowHash),
+        backend: BackendId,
+        tags: TagPair,
+        now: Now,
+    ) {
+        let client = (key.addr(), key.port());
+        let association = self.association(service, client, hash, backend, (tags, true), now);
+        self.remember_association(service, snapshot, &association, now);
         let path = Path { service: service.id, client: client.0, worker: self.worker };
         let ports = (client.1, service.port);
         // The number of paths limits further ones only.
         let _ = self.associations.add_path(ports, tags.server, &path, now);
+    }
+
+    /// Records the tags of a flow that another gateway has told of, so that this one recognises the end of its association
+    /// and further paths. What packets have shown here is newer.
+    #[cold]
+    pub(super) fn adopt_association(
+        &mut self,
+        snapshot: &Snapshot,
+        service: &Service,
+        flow: &SharedFlow,
+        tags: TagPair,
+        now: Now,
+    ) {
+        let hash = self.flows.hash(&flow.key);
+        let known = self.flows.tags.pair(hash);
+        let is_untouched = || {
+            let stored = self.flows.shared_flow(&flow.key, service.mode.is_dsr(), now);
+            stored.is_some_and(|flow| flow.is_untouched)
+        };
+        if known == Some(tags) || known.is_some() && !is_untouched() {
+            return;
+        }
+        self.flows.tags.adopt(hash, tags, true, now);
+        self.remember_path(service, snapshot, (&flow.key, hash), flow.backend, tags, now);
     }
 
     fn association(

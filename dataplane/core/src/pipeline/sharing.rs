@@ -12,7 +12,7 @@ use super::on_change;
 use super::owners::Dealt;
 use super::sharing_state::{SharedFlows, Sharing, Walks};
 use super::state::Pipeline;
-use crate::conntrack::{Adoption, FlowKey, SharedChange, SharedFlow, SharedReply};
+use crate::conntrack::{Adoption, FlowKey, FlowTags, SharedChange, SharedFlow, SharedReply};
 use crate::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
 use crate::ids::BackendId;
 use crate::limits::SHARING_BUCKETS_PER_TURN;
@@ -105,9 +105,10 @@ impl Pipeline {
     ) -> bool {
         let Some(shared) = self.sharing.flows else { return false };
         if self.flows.has_changes() {
-            self.flows.take_changes(now, |change| match change {
+            self.flows.take_changes(now, |change, tags| match change {
                 SharedChange::Is(flow) => {
-                    record(snapshot, shared, &flow).into_iter().for_each(|record| tell(FlowNews::Is(record)));
+                    let record = record(snapshot, shared, &flow, tags);
+                    record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
                 }
                 SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut tell),
             });
@@ -115,7 +116,9 @@ impl Pipeline {
         while let Some(key) = self.sharing.contradicted.pop() {
             let is_dsr = snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
             let flow = self.flows.shared_flow(&key, is_dsr, now);
-            let record = flow.and_then(|flow| record_of(snapshot, shared, &flow, Agreement::Contradicted));
+            let tags = self.flows.flow_tags();
+            let record =
+                flow.and_then(|flow| record_of(snapshot, shared, &flow, tags, Agreement::Contradicted));
             record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
         }
         let sharing = &mut self.sharing;
@@ -127,9 +130,11 @@ impl Pipeline {
         }
         let Some(walk) = &mut sharing.walk else { return false };
         let with_nat = !walk.only_dsr && shared == SharedFlows::Nat;
+        let tags = self.flows.flow_tags();
         let next = self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_TURN, with_nat, now, |flow| {
             if walk.is_complete || !flow.is_untouched {
-                record(snapshot, shared, &flow).into_iter().for_each(|record| tell(FlowNews::Is(record)));
+                let record = record(snapshot, shared, &flow, tags);
+                record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
             }
         });
         match next {
@@ -155,9 +160,9 @@ impl Pipeline {
                 return Learned::Gone;
             }
         };
-        let is_possible = service.protocol != Protocol::Sctp
-            && service.mode.is_dsr() == record.translation.is_none()
-            && record.client.has_connection() == (service.protocol == Protocol::Tcp)
+        let is_possible = service.mode.is_dsr() == record.translation.is_none()
+            && record.client.has_connection() == (service.protocol != Protocol::Udp)
+            && (record.tags.is_none() || service.protocol == Protocol::Sctp)
             && is_host(&record.name.client)
             && record.translation.is_none_or(|translation| {
                 is_host(&translation.local)
@@ -198,7 +203,11 @@ impl Pipeline {
             // It would expire at once.
             return Learned::Gone;
         }
-        match self.flows.adopt(&flow, service.idle, now) {
+        let adoption = self.flows.adopt(&flow, service.idle, now);
+        if let (Adoption::New | Adoption::Known, Some(tags)) = (adoption, record.tags) {
+            self.adopt_association(snapshot, service, &flow, tags, now);
+        }
+        match adoption {
             Adoption::New => Learned::New,
             Adoption::Known => Learned::Known,
             Adoption::Conflict => Learned::Conflict,
@@ -244,19 +253,24 @@ enum Agreement {
 }
 
 /// The record of a flow; `None` if other gateways do not need it, or cannot use it.
-fn record(snapshot: &Snapshot, shared: SharedFlows, flow: &SharedFlow) -> Option<FlowRecord> {
-    record_of(snapshot, shared, flow, Agreement::Presumed)
+fn record(
+    snapshot: &Snapshot,
+    shared: SharedFlows,
+    flow: &SharedFlow,
+    tags: FlowTags<'_>,
+) -> Option<FlowRecord> {
+    record_of(snapshot, shared, flow, tags, Agreement::Presumed)
 }
 
 fn record_of(
     snapshot: &Snapshot,
     shared: SharedFlows,
     flow: &SharedFlow,
+    tags: FlowTags<'_>,
     agreement: Agreement,
 ) -> Option<FlowRecord> {
     let service = snapshot.service_by_id(flow.key.service())?;
-    // The verification tags of an association are not part of a record.
-    if service.protocol == Protocol::Sctp || service.mode.is_dsr() != flow.reply.is_none() {
+    if service.mode.is_dsr() != flow.reply.is_none() {
         return None;
     }
     let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
@@ -284,6 +298,7 @@ fn record_of(
         backend: Endpoint { addr: backend.address, port: backend.port },
         client: flow.client,
         translation,
+        tags: if service.protocol == Protocol::Sctp { tags.confirmed(&flow.key) } else { None },
         idle_ms: flow.idle_ms,
         is_relayed: flow.is_untouched,
     })
@@ -298,7 +313,7 @@ fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowN
     };
     let client = Endpoint { addr: key.addr(), port: key.port() };
     let name = FlowName { service: snapshot.service_info(service.id)?.key, client };
-    (is_shared && service.protocol != Protocol::Sctp).then_some(FlowNews::Gone(name))
+    is_shared.then_some(FlowNews::Gone(name))
 }
 
 /// Whether a gateway without an entry may send the next packet of this flow to another backend, be it one that has seen the

@@ -37,6 +37,7 @@ mod same_choice;
 mod schedulers;
 mod segment_size;
 mod service_limits;
+mod shared_associations;
 mod sharing;
 mod slow_start;
 mod source_ranges;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend, backend_mac, service, spec};
+use crate::conntrack::TagPair;
 use crate::flow_record::FlowNews;
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::{Arrival, Learned, SharedFlows, Walks};
@@ -31,13 +32,13 @@ fn spec_of(mode: ForwardingMode, vip: &str, backends: &[&str]) -> SnapshotSpec {
 }
 
 /// The workers of one gateway.
-struct Gateway {
-    labs: Vec<Lab>,
+pub(super) struct Gateway {
+    pub(super) labs: Vec<Lab>,
     walks: Walks,
 }
 
 impl Gateway {
-    fn new(spec: &SnapshotSpec, workers: u8, shared: SharedFlows) -> Self {
+    pub(super) fn new(spec: &SnapshotSpec, workers: u8, shared: SharedFlows) -> Self {
         let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
         let labs = (0..workers).map(|at| {
             let mut lab = Lab::worker(spec.clone(), at, workers, steering.clone());
@@ -48,13 +49,13 @@ impl Gateway {
     }
 
     /// The same gateway, but with a SNAT address of its own.
-    fn second(spec: &SnapshotSpec, workers: u8) -> Self {
+    pub(super) fn second(spec: &SnapshotSpec, workers: u8) -> Self {
         let mut spec = spec.clone();
         spec.network.snat_addresses = vec!["10.0.0.252".parse().unwrap(), "fd00::fc".parse().unwrap()];
         Self::new(&spec, workers, SharedFlows::Nat)
     }
 
-    fn receive(&mut self, at: u8, frame: &[u8]) -> Fate {
+    pub(super) fn receive(&mut self, at: u8, frame: &[u8]) -> Fate {
         let (mut at, mut arrival) = (at, Arrival::Wire(0));
         loop {
             let fate = self.labs[usize::from(at)].receive_as(arrival, frame);
@@ -69,7 +70,7 @@ impl Gateway {
     }
 
     /// What the gateway has to tell, of what has changed since the last call and of the walks that are due.
-    fn news(&mut self) -> Vec<FlowNews> {
+    pub(super) fn news(&mut self) -> Vec<FlowNews> {
         let mut all = Vec::new();
         for lab in &mut self.labs {
             while lab.pipeline.share(&lab.snapshot, self.walks, true, lab.now, |news| all.push(news)) {}
@@ -77,18 +78,18 @@ impl Gateway {
         all
     }
 
-    fn adopt(&mut self, news: &[FlowNews]) -> Vec<Learned> {
+    pub(super) fn adopt(&mut self, news: &[FlowNews]) -> Vec<Learned> {
         let labs = &mut self.labs;
         let adopt =
             |news| labs.iter_mut().map(move |lab| lab.pipeline.adopt(&lab.snapshot, news, lab.now)).min();
         news.iter().flat_map(adopt).collect()
     }
 
-    fn live(&self) -> usize {
+    pub(super) fn live(&self) -> usize {
         self.labs.iter().map(|lab| lab.pipeline.flows().live()).sum()
     }
 
-    fn wait(&mut self, seconds: u64) {
+    pub(super) fn wait(&mut self, seconds: u64) {
         for lab in &mut self.labs {
             lab.wait(Duration::from_secs(seconds));
             lab.pipeline.flows_mut().age_each(lab.now, usize::MAX);
@@ -102,7 +103,7 @@ fn frame(from: SocketAddr, to: SocketAddr, flags: u8) -> Vec<u8> {
 }
 
 /// The source and the destination of a frame that was forwarded in either direction.
-fn sent(fate: &Fate) -> (SocketAddr, SocketAddr) {
+pub(super) fn sent(fate: &Fate) -> (SocketAddr, SocketAddr) {
     let forwarded = [TransmitReason::Forward, TransmitReason::Reply];
     let is_forwarded = forwarded.iter().any(|&why| fate.verdict == Verdict::Transmit { interface: 0, why });
     assert!(is_forwarded, "{:?}", fate.verdict);
@@ -322,6 +323,10 @@ fn record_without_meaning_here_is_refused_with_its_reason() {
     assert_eq!(refuse(&|_| ()), Learned::New);
     assert_eq!(refuse(&|record| record.name.service.port = 81), Learned::UnknownService);
     assert_eq!(refuse(&|record| record.translation = None), Learned::UnknownService);
+    assert_eq!(
+        refuse(&|record| record.tags = Some(TagPair { client: 1, server: 2 })),
+        Learned::UnknownService
+    );
     assert_eq!(refuse(&|record| record.backend.port = 81), Learned::UnknownBackend);
     assert_eq!(refuse(&|record| record.name.client.port = 0), Learned::UnknownService);
     assert_eq!(refuse(&|record| record.idle_ms = 900_000), Learned::Gone);
