@@ -2,7 +2,7 @@
 //!
 //! One about a flow is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint
 //! of its backend, the state of the client's side, the translation of a NAT flow, the verification tags of a flow of SCTP (zeros
-//! if they are not known), and the age. Numbers are in network order. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
+//! if they are not known), and the age. With client port 0 it is about the backend that a client has by session affinity. Numbers are in network order. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
 //! its former weight, and how many milliseconds the change still matters.
 //!
 //! Invariant: reading checks every value. What was read is what was written.
@@ -29,7 +29,7 @@ pub enum Message {
 /// The first version of the protocol with [`Message::Seat`].
 pub const SEATS_SINCE: u8 = 2;
 
-/// The first version of the protocol with flows of SCTP.
+/// The first version of the protocol with flows of SCTP and with session affinity.
 pub const SCTP_SINCE: u8 = 3;
 
 impl Message {
@@ -38,8 +38,10 @@ impl Message {
     pub fn since(&self) -> u8 {
         match self {
             Self::Seat(..) => SEATS_SINCE,
-            Self::Flow(news) if news.name().service.protocol == Protocol::Sctp => SCTP_SINCE,
-            Self::Flow(_) => 1,
+            Self::Flow(news) => {
+                let name = news.name();
+                if name.service.protocol == Protocol::Sctp || name.is_affinity() { SCTP_SINCE } else { 1 }
+            }
         }
     }
 }

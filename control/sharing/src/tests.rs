@@ -378,7 +378,7 @@ fn a_peer_learns_the_changes_of_weights_when_its_session_begins_unless_it_speaks
 }
 
 #[test]
-fn a_peer_of_an_earlier_version_is_told_of_no_flow_of_sctp_and_of_all_others() {
+fn a_peer_of_an_earlier_version_is_told_of_no_sctp_and_no_affinity_and_of_all_else() {
     let mut world = World::new(2);
     for versions in [(1, 2), VERSIONS] {
         world.versions = vec![VERSIONS, versions];
@@ -387,12 +387,16 @@ fn a_peer_of_an_earlier_version_is_told_of_no_flow_of_sctp_and_of_all_others() {
         let gateway = &mut world.gateways[0];
         let FlowNews::Is(mut flow) = record(7, 80, gateway.life) else { panic!("a flow") };
         flow.name.service.protocol = Protocol::Sctp;
-        gateway.hub.tell(&FlowNews::Is(flow), world.now + gateway.offset);
+        let FlowNews::Is(mut affinity) = record(0, 80, gateway.life) else { panic!("a flow") };
+        affinity.client = SideState::from_number(4).unwrap();
+        for news in [flow, affinity] {
+            gateway.hub.tell(&FlowNews::Is(news), world.now + gateway.offset);
+        }
         world.tell(0, 8, 80);
         world.run(Duration::from_secs(1));
         let learnt = &world.gateways[1].learnt;
         assert!(learnt.contains_key(&8), "{versions:?}");
-        assert_eq!(learnt.contains_key(&7), versions == VERSIONS);
+        assert_eq!([7, 0].map(|n| learnt.contains_key(&n)), [versions == VERSIONS; 2]);
     }
 }
 

@@ -1,21 +1,37 @@
 //! Two gateways behind a router, with real TCP connections through both: one gateway is killed, and the other one takes its
-//! connections over. With `flowSharing` they live; with keys that differ, which is as without it, they break.
+//! connections over. With `flowSharing` they live, and clients with session affinity keep their backends; with keys that
+//! differ, which is as without it, they break.
+
+use std::net::SocketAddr;
 
 use crate::world::{APPLIED, alone, tidegate};
-use tidegate::netlab::fleet::addresses::SERVICES;
+use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, TELL_PORT, client, server as server_address};
+use tidegate::netlab::client::Tell;
+use tidegate::netlab::fleet::addresses::{FleetService, SERVICES};
 use tidegate::netlab::fleet::connections::Tally;
 use tidegate::netlab::fleet::holders::Holders;
 use tidegate::netlab::fleet::{Fleet, FleetPlan};
-use tidegate::netlab::wait_for;
+use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
+use tidegate::netlab::{server, wait_for};
 
 /// Connections to each Service.
 const CONNECTIONS: usize = 48;
+/// The port of the Service with session affinity.
+const STICKY_PORT: u16 = 7090;
 
 #[test]
 fn connections_live_when_their_gateway_is_killed_if_gateways_share_flows_and_break_if_not() {
     let _turn = alone();
+    // Clients whose backend is not the one that their hash selects after the change, in both runs.
+    let mut in_flux = 0;
     for is_shared in [false, true] {
-        let tallies = kill_a_gateway(is_shared);
+        let (tallies, moved) = kill_a_gateway(is_shared, in_flux);
+        if is_shared {
+            assert_eq!(moved, 0, "a client with affinity got another backend");
+        } else {
+            assert!(moved > 0, "no client was in flux");
+            in_flux = moved;
+        }
         for (service, tally) in SERVICES.iter().zip(&tallies) {
             println!("{}, {}: {tally:?}", service.name, if is_shared { "shared" } else { "not shared" });
         }
@@ -34,13 +50,58 @@ fn connections_live_when_their_gateway_is_killed_if_gateways_share_flows_and_bre
     }
 }
 
+/// The Service whose VIP the one with session affinity shares. All its packets pass through gateway 1.
+fn nat() -> &'static FleetService {
+    SERVICES.iter().find(|service| service.is_nat()).expect("there is one")
+}
+
+/// Writes the Service with session affinity, with these endpoints, and waits until gateway 1 has applied it.
+fn write_sticky(fleet: &mut Fleet, endpoints: &[(u8, EndpointState)]) {
+    let port = PortSpec::tcp("sticky", STICKY_PORT).to(TELL_PORT);
+    let mut manifest = Manifest::new("sticky", nat().forwarding, &[nat().vip().ip()], vec![port]);
+    manifest.client_ip_affinity = true;
+    manifest.annotations.push(nat().shares_its_vip());
+    let endpoint = |&(n, state): &(u8, EndpointState)| EndpointSpec {
+        state,
+        ..EndpointSpec::ready(server_address(Family::V4, n))
+    };
+    let manifest = manifest.with_endpoints(endpoints.iter().map(endpoint));
+    manifest.write(&fleet.directory().join("manifests")).expect("a manifest is written");
+    let ready = endpoints.iter().filter(|(_, state)| *state == EndpointState::Ready);
+    let ready: Vec<String> = ready.map(|(n, _)| server_address(Family::V4, *n).to_string()).collect();
+    let applied = wait_for("gateway 1 to use the backends with affinity", APPLIED, || {
+        let text = fleet.gateway_mut(1).ask(&["backends"]).ok()?;
+        let active: Vec<&str> =
+            text.lines().filter(|line| line.contains(" sticky ") && line.contains(" Active ")).collect();
+        let is_active = |address: &String| active.iter().any(|line| line.contains(address.as_str()));
+        (active.len() == ready.len() && ready.iter().all(is_active)).then_some(())
+    });
+    applied.unwrap_or_else(|error| panic!("{error:#}: {}", fleet.condition()));
+}
+
+/// The backend of a new connection of each client to the Service with session affinity.
+fn sticky_backends(fleet: &Fleet) -> Vec<String> {
+    let to = SocketAddr::new(nat().vip().ip(), STICKY_PORT);
+    let connect = |n| {
+        let told = Tell::connect(fleet.client(), SocketAddr::new(client(Family::V4, n), 0), to);
+        told.unwrap_or_else(|error| panic!("client {n}: {error:#}")).told.backend
+    };
+    (0..CLIENT_ADDRESSES).map(connect).collect()
+}
+
 /// Opens connections through both gateways, replaces a backend so that flows are in flux, and kills the first gateway.
-fn kill_a_gateway(is_shared: bool) -> Vec<Tally> {
+/// Returns what became of the connections, and how many clients with session affinity have another backend than before,
+/// although theirs is there. `in_flux` is the number of those of which gateway 2 must be told.
+fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
     let sharing = Some(['a', if is_shared { 'a' } else { 'b' }]);
     let plan = FleetPlan { servers: 4, tidegate: tidegate(), flow_entries: 65_536, bgp: false, sharing };
     let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");
     let mut connections = Holders::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     connections.open(&SERVICES.map(|service| service.vip()), CONNECTIONS).expect("connections open");
+    let [ready, leaving] = [EndpointState::Ready, EndpointState::Terminating];
+    write_sticky(&mut fleet, &[(1, ready), (2, ready), (3, ready)]);
+    let homes = sticky_backends(&fleet);
+    write_sticky(&mut fleet, &[(1, leaving), (2, ready), (3, ready), (4, ready)]);
     fleet.replace(1, 4).expect("both gateways apply it");
     connections.settle().expect("a round of pings");
     let before = connections.tally(SERVICES.len()).expect("the clients answer");
@@ -62,9 +123,10 @@ fn kill_a_gateway(is_shared: bool) -> Vec<Tally> {
             let listed = fleet.gateway_mut(2).ask(&["flows", "-o", "json", "--limit", "50000"]).ok()?;
             let listed: serde_json::Value = serde_json::from_str(&listed).ok()?;
             let flows = listed["flows"].as_array()?;
-            let of_nat = flows.iter().filter(|flow| flow["kind"] == "nat").count();
+            let of_kind = |kind| flows.iter().filter(|flow| flow["kind"] == kind).count();
             let idle = peer["waiting"] == 0 && peer["unacknowledged"] == 0;
-            (is_up && idle && of_nat >= 2 * CONNECTIONS).then_some(())
+            let is_known = of_kind("nat") >= 2 * CONNECTIONS && of_kind("affinity") >= in_flux;
+            (is_up && idle && is_known).then_some(())
         });
         if let Err(error) = is_told {
             panic!("{error:#}: {:#}\n{}", status(&mut fleet, 1), fleet.log_tails(40));
@@ -87,5 +149,8 @@ fn kill_a_gateway(is_shared: bool) -> Vec<Tally> {
     if is_shared && tallies.iter().any(|tally| tally.broken > 0) {
         eprintln!("{:#}\n{}", status(&mut fleet, 2), fleet.log_tails(40));
     }
-    tallies
+    let stays = |home: &&String| **home != server::name(1);
+    let now = sticky_backends(&fleet);
+    let moved = homes.iter().zip(&now).filter(|(home, now)| stays(home) && home != now).count();
+    (tallies, moved)
 }

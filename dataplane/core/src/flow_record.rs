@@ -15,11 +15,19 @@ use crate::wire::rewrite::Endpoint;
 pub struct FlowName {
     /// The service port.
     pub service: ServiceKey,
-    /// The client.
+    /// The client. No flow has port 0: it stands for the backend that the client has by session affinity.
     pub client: Endpoint,
 }
 
-/// A flow, as a gateway tells another one about it.
+impl FlowName {
+    /// Whether it is about session affinity.
+    #[must_use]
+    pub fn is_affinity(&self) -> bool {
+        self.client.port == 0
+    }
+}
+
+/// A flow, as a gateway tells another one about it, or the backend that a client has by session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// Which flow it is.

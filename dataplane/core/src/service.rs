@@ -110,6 +110,12 @@ impl Service {
         self.entries == Entries::InFlux
     }
 
+    /// How long a client keeps its backend after its last connection, for a service with affinity.
+    #[must_use]
+    pub fn affinity_timeout(&self) -> IdleTimeout {
+        IdleTimeout::new(Duration::from_millis(u64::from(self.affinity_ms)))
+    }
+
     /// The backend of a new flow with this selection hash; `None` if no backend takes new flows, or if the choice
     /// depends on the worker ([`Selector::is_of_worker`]).
     #[inline]

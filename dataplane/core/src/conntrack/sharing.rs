@@ -12,7 +12,7 @@
 use super::dsr::by_family;
 use super::eviction::EvictionReason;
 use super::flow_state::{IdleTimeout, State, Worth};
-use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
+use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::splice::Splice;
 use super::stream::Stream;
 use super::table::{Entry, Place, Table};
@@ -56,7 +56,7 @@ impl SideState {
     }
 }
 
-/// A flow for other gateways, or from another one.
+/// A flow for other gateways, or from another one. Or, without another side, the backend that a client has by session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedFlow {
     /// The key of the client's side.
@@ -339,10 +339,6 @@ fn shared<const A: usize, const W: usize, const K: usize, const B: usize>(
     now: Now,
 ) -> Option<SharedFlow> {
     let key = table.key(place);
-    // Session affinity is no flow.
-    if key.tag & TWIN != 0 {
-        return None;
-    }
     let vitality = table.vitality(place, now)?;
     let is_opening = matches!(vitality.standing.worth, Worth::Unanswered | Worth::Answered);
     // A NAT flow that is not established dies with its gateway, and the client begins it again.

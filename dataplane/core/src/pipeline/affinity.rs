@@ -5,11 +5,9 @@
 //! entry decides if the shared one was evicted, and admits to the shared table: a Service that has its share of a full
 //! flow table gets no more entries in either.
 
-use std::time::Duration;
-
 use super::state::Pipeline;
 use crate::backend::Backend;
-use crate::conntrack::{FlowKey, IdleTimeout, Packet};
+use crate::conntrack::{FlowKey, Packet, SharedFlow};
 use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{BackendState, Snapshot};
@@ -40,7 +38,7 @@ impl Pipeline {
             None => snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?)?,
         };
         if own != Some(backend.id) {
-            let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
+            let idle = service.affinity_timeout();
             let inserted = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
             // If the table is full, the client's hash selects the same backend until the backends change.
             if inserted.is_err() && last.is_none() {
@@ -51,5 +49,15 @@ impl Pipeline {
             all.remember(&key, backend.id, now);
         }
         Some(backend)
+    }
+
+    /// Tells the other workers of the backend of a client that another gateway has told of, unless they know a connection
+    /// of it.
+    pub(super) fn adopt_affinity(&self, service: &Service, client: &SharedFlow, now: Now) {
+        let Some(all) = &self.affinities else { return };
+        if all.find(&client.key, service.affinity_ms, now).is_none() {
+            let seen = now.0.saturating_sub(u64::from(client.idle_ms) * 1_000_000);
+            all.remember(&client.key, client.backend, Now(seen));
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! Flows that other gateways need to know, and those that they tell of.
 //!
 //! All gateways decide alike, so another gateway finds the backend of most flows by itself. It needs to be told of flows in
-//! flux, whose backend is not the one that a gateway without an entry would choose, and of NAT flows, whose translation is
-//! state. A worker tells of a flow when its state changes, which the tables note (`FlowTables::take_changes`), and it walks
-//! through its tables, some buckets in each turn: after each change of the backends, because that brings flows in flux; now
-//! and then, so that gateways that missed something learn it; and for a gateway that has lost its tables.
+//! flux, whose backend is not the one that a gateway without an entry would choose, of clients whose session affinity is in
+//! flux in the same way, and of NAT flows, whose translation is state. A worker tells of a flow when its state changes, which
+//! the tables note (`FlowTables::take_changes`), and it walks through its tables, some buckets in each turn: after each change
+//! of the backends, because that brings flows in flux; now and then, so that gateways that missed something learn it; and for
+//! a gateway that has lost its tables.
 //!
 //! Invariant: nothing here waits. Without sharing, the only cost is one comparison in each turn of the worker.
 
@@ -114,7 +115,8 @@ impl Pipeline {
             });
         }
         while let Some(key) = self.sharing.contradicted.pop() {
-            let is_dsr = snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
+            let is_dsr = key.is_twin()
+                || snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
             let flow = self.flows.shared_flow(&key, is_dsr, now);
             let tags = self.flows.flow_tags();
             let record =
@@ -152,24 +154,19 @@ impl Pipeline {
         let Some(service) = snapshot.service(hash, &vip, proto, name.service.port) else {
             return Learned::UnknownService;
         };
-        let key = FlowKey::flow(service.id, name.client.addr, name.client.port);
+        let (key, idle) = if name.is_affinity() {
+            (FlowKey::affinity(service.id, name.client.addr), service.affinity_timeout())
+        } else {
+            (FlowKey::flow(service.id, name.client.addr, name.client.port), service.idle)
+        };
         let record = match news {
             FlowNews::Is(record) => record,
             FlowNews::Gone(_) => {
-                self.flows.give_up_adopted(&key, service.mode.is_dsr());
+                self.flows.give_up_adopted(&key, key.is_twin() || service.mode.is_dsr());
                 return Learned::Gone;
             }
         };
-        let is_possible = service.mode.is_dsr() == record.translation.is_none()
-            && record.client.has_connection() == (service.protocol != Protocol::Udp)
-            && (record.tags.is_none() || service.protocol == Protocol::Sctp)
-            && is_host(&record.name.client)
-            && record.translation.is_none_or(|translation| {
-                is_host(&translation.local)
-                    && translation.local.addr.is_v4() == record.name.client.addr.is_v4()
-                    && translation.server.has_connection() == record.client.has_connection()
-            });
-        let Some(info) = snapshot.service_info(service.id).filter(|_| is_possible) else {
+        let Some(info) = snapshot.service_info(service.id).filter(|_| is_possible(service, record)) else {
             return Learned::UnknownService;
         };
         let place = (record.backend.addr, record.backend.port);
@@ -199,11 +196,14 @@ impl Pipeline {
             is_opening: false,
             is_untouched: true,
         };
-        if record.idle_ms >= service.idle.millis() {
+        if record.idle_ms >= idle.millis() {
             // It would expire at once.
             return Learned::Gone;
         }
-        let adoption = self.flows.adopt(&flow, service.idle, now);
+        let adoption = self.flows.adopt(&flow, idle, now);
+        if name.is_affinity() && adoption == Adoption::New {
+            self.adopt_affinity(service, &flow, now);
+        }
         if let (Adoption::New | Adoption::Known, Some(tags)) = (adoption, record.tags) {
             self.adopt_association(snapshot, service, &flow, tags, now);
         }
@@ -223,7 +223,8 @@ impl Pipeline {
     /// flow may deal packets to its workers in another way, so the directions may concern two workers here, which both
     /// adopt the flow.
     fn is_concerned(&self, snapshot: &Snapshot, service: &Service, record: &FlowRecord) -> bool {
-        if self.workers == 1 {
+        // A connection of the client may arrive at any worker.
+        if self.workers == 1 || record.name.is_affinity() {
             return true;
         }
         let FlowRecord { name, backend, .. } = record;
@@ -236,6 +237,26 @@ impl Pipeline {
         });
         of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
     }
+}
+
+/// Whether a flow of this service, or the affinity of a client, can have this record.
+fn is_possible(service: &Service, record: &FlowRecord) -> bool {
+    if record.name.is_affinity() {
+        return service.affinity_ms != 0
+            && record.translation.is_none()
+            && record.tags.is_none()
+            && !record.client.has_connection()
+            && record.name.client.addr.is_single_host();
+    }
+    service.mode.is_dsr() == record.translation.is_none()
+        && record.client.has_connection() == (service.protocol != Protocol::Udp)
+        && (record.tags.is_none() || service.protocol == Protocol::Sctp)
+        && is_host(&record.name.client)
+        && record.translation.is_none_or(|translation| {
+            is_host(&translation.local)
+                && translation.local.addr.is_v4() == record.name.client.addr.is_v4()
+                && translation.server.has_connection() == record.client.has_connection()
+        })
 }
 
 /// Whether an endpoint can be that of one host.
@@ -270,20 +291,23 @@ fn record_of(
     agreement: Agreement,
 ) -> Option<FlowRecord> {
     let service = snapshot.service_by_id(flow.key.service())?;
-    if service.mode.is_dsr() != flow.reply.is_none() {
-        return None;
-    }
+    let is_affinity = flow.key.is_twin();
     let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
-    if service.mode.is_dsr() {
+    let is_agreed =
+        || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
+    let is_shared = if is_affinity {
+        // Only walks find it. A flood of sources would displace what else is to be told.
+        service.affinity_ms != 0 && !is_agreed()
+    } else if client.port == 0 || service.mode.is_dsr() != flow.reply.is_none() {
+        false
+    } else if service.mode.is_dsr() {
         // Services that track on change remember only flows that were in flux. The others share no flow that has only
         // begun: it is told when it is established, if it is in flux then.
-        let is_shared = service.on_change()
-            || agreement == Agreement::Contradicted
-            || !flow.is_opening && is_in_flux(snapshot, service, &client, flow.backend);
-        if !is_shared {
-            return None;
-        }
-    } else if shared != SharedFlows::Nat {
+        service.on_change() || agreement == Agreement::Contradicted || !flow.is_opening && !is_agreed()
+    } else {
+        shared == SharedFlows::Nat
+    };
+    if !is_shared {
         return None;
     }
     let backend = snapshot.backend(flow.backend)?;
@@ -308,6 +332,8 @@ fn record_of(
 fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowNews> {
     let service = snapshot.service_by_id(key.service())?;
     let is_shared = match service.mode.is_dsr() {
+        // Each gateway forgets affinity by itself.
+        _ if key.is_twin() => false,
         true => service.on_change(),
         false => shared == SharedFlows::Nat,
     };

@@ -1,9 +1,11 @@
 //! Flows that gateways tell each other: one gateway opens connections, and another one continues them.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend, backend_mac, service, spec};
+use crate::affinities::Affinities;
 use crate::conntrack::TagPair;
 use crate::flow_record::FlowNews;
 use crate::forward::snat_ports::Steering;
@@ -40,10 +42,15 @@ pub(super) struct Gateway {
 impl Gateway {
     pub(super) fn new(spec: &SnapshotSpec, workers: u8, shared: SharedFlows) -> Self {
         let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
+        let affinities = Arc::new(Affinities::new(1_000, 7));
+        affinities.prepare();
         let labs = (0..workers).map(|at| {
             let mut lab = Lab::worker(spec.clone(), at, workers, steering.clone());
             lab.pipeline.set_shared_flows(Some(shared), Walks::default());
-            lab
+            if workers == 1 {
+                return lab;
+            }
+            Lab { pipeline: lab.pipeline.with_affinities(Arc::clone(&affinities)), ..lab }
         });
         Self { labs: labs.collect(), walks: Walks::default() }
     }
@@ -386,6 +393,47 @@ fn dsr_flow_is_told_when_a_change_of_the_backends_brings_it_in_flux() {
     for (port, expected) in (40_000..).zip(&backends) {
         let fate = second.send(client(port), vip, ACK);
         assert_eq!(second.labs[0].backend_of(&fate), *expected, "port {port}");
+    }
+}
+
+#[test]
+fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one() {
+    for (mode, workers) in
+        [ForwardingMode::DsrL2, ForwardingMode::FullNat].into_iter().flat_map(|m| [(m, 1), (m, 3)])
+    {
+        let mut spec = spec_of(mode, SIDES[0][1], &["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]);
+        let sticky = ServiceSpec { affinity: Some(Duration::from_secs(100)), ..(*spec.services[0]).clone() };
+        spec.services = vec![sticky.into()];
+        let mut first = Gateway::new(&spec, 1, SharedFlows::InFlux);
+        let mut second = Gateway::new(&spec, workers, SharedFlows::InFlux);
+        let vip = addr(SIDES[0][1]);
+        let client = |n, port| SocketAddr::from(([198, 51, 100, n], port));
+        // A new connection of a client.
+        let connect = |gateway: &mut Gateway, n, port| {
+            let fate = gateway.send(client(n, port), vip, SYN);
+            gateway.labs[0].backend_of(&fate)
+        };
+        let backends: Vec<_> = (1..=200).map(|n| connect(&mut first, n, 40_000)).collect();
+        assert_eq!(first.news(), [], "{mode}: the other gateway finds these backends by itself");
+        let change = |spec: &mut SnapshotSpec| {
+            let mut service = (*spec.services[0]).clone();
+            service.backends.push(backend("10.0.0.4:80", BackendState::Active));
+            spec.services = vec![service.into()];
+        };
+        first.labs[0].change(change);
+        second.labs.iter_mut().for_each(|lab| lab.change(change));
+        let news = first.news();
+        assert!((20..100).contains(&news.len()), "{mode}: a quarter moves: {}", news.len());
+        let learned = second.adopt(&news);
+        assert!(learned.iter().all(|learned| *learned == Learned::New), "{mode}: {learned:?}");
+        for (n, expected) in (1..=200).zip(&backends) {
+            assert_eq!(connect(&mut second, n, 50_000), *expected, "{mode}: client {n}");
+        }
+        // One that is told again changes nothing.
+        assert!(second.adopt(&news).iter().all(|learned| *learned == Learned::Known));
+        second.wait(101);
+        let moved = (1..=200).zip(&backends).filter(|(n, was)| connect(&mut second, *n, 60_000) != **was);
+        assert!((20..100).contains(&moved.count()), "{mode}: after the timeout");
     }
 }
 
