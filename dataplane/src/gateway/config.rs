@@ -39,7 +39,7 @@ pub struct DataplaneConfig {
     pub taps: bool,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// Called when a worker or the slow path ends unexpectedly, or hangs for good.
+    /// Called when a thread of the gateway ends unexpectedly, or a worker or the slow path hangs for good.
     pub on_failure: Option<OnFailure>,
     /// Called when what affects readiness has changed: the state of an interface or its tap, or a thread hangs or goes on.
     pub on_change: Option<Arc<dyn Fn() + Send + Sync>>,

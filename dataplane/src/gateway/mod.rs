@@ -177,7 +177,8 @@ impl Dataplane {
         let links = Arc::clone(worker_pool.links());
         let watched =
             Watched { ports: watched, taps: tap_names, links, resources, counters_at: Instant::now() };
-        let watch = WatchThread::start(watched, main_cpus.clone()).map_err(StartError::Watch)?;
+        let watch = WatchThread::start(watched, main_cpus.clone(), config.on_failure.clone())
+            .map_err(StartError::Watch)?;
         Ok(Self { watch: Some(watch), worker_pool, interfaces, warnings, main_cpus, pool })
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-use super::threads::{OnFailure, WorkerFailure, confine};
+use super::threads::{OnFailure, WorkerFailure, confine, guarded};
 
 /// How often the turns are looked at.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
@@ -78,7 +78,8 @@ pub(super) struct PulseThread {
 }
 
 impl PulseThread {
-    /// Starts it on these CPUs; on any if there are none.
+    /// Starts it on these CPUs; on any if there are none. `on_failure` is called if a watched thread is given up, or if this
+    /// one panics.
     ///
     /// # Errors
     /// The thread cannot be created.
@@ -91,25 +92,27 @@ impl PulseThread {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let body = move || {
-            if let Err(error) = confine(&cpus) {
-                tracing::warn!(?cpus, %error, "cannot keep the watch over workers off their cores");
-            }
-            let mut checks: Vec<Check> = watched.into_iter().map(Check::new).collect();
-            while !stopped.load(Ordering::Acquire) {
-                let changed = checks.iter_mut().fold(false, |any, check| {
-                    let found = check.look();
-                    if found == Found::GivenUp
-                        && let Some(fail) = &on_failure
-                    {
-                        fail(&WorkerFailure { thread: check.of.name.clone(), message: given_up() });
-                    }
-                    any | (found == Found::Changed)
-                });
-                if changed {
-                    on_hang();
+            guarded("watch over hanging threads", on_failure.as_ref(), || {
+                if let Err(error) = confine(&cpus) {
+                    tracing::warn!(?cpus, %error, "cannot keep the watch over workers off their cores");
                 }
-                std::thread::park_timeout(CHECK_EVERY);
-            }
+                let mut checks: Vec<Check> = watched.into_iter().map(Check::new).collect();
+                while !stopped.load(Ordering::Acquire) {
+                    let changed = checks.iter_mut().fold(false, |any, check| {
+                        let found = check.look();
+                        if found == Found::GivenUp
+                            && let Some(fail) = &on_failure
+                        {
+                            fail(&WorkerFailure { thread: check.of.name.clone(), message: given_up() });
+                        }
+                        any | (found == Found::Changed)
+                    });
+                    if changed {
+                        on_hang();
+                    }
+                    std::thread::park_timeout(CHECK_EVERY);
+                }
+            });
         };
         let thread = std::thread::Builder::new().name("tg-pulse".to_owned()).spawn(body)?;
         Ok(Self { thread, stop })
@@ -119,7 +122,7 @@ impl PulseThread {
     pub(super) fn end(self) {
         self.stop.store(true, Ordering::Release);
         self.thread.thread().unpark();
-        // A panic of a callback was reported by the hook.
+        // A panic of the callback for failures was reported by the hook.
         let _ = self.thread.join();
     }
 }

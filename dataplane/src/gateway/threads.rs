@@ -1,6 +1,8 @@
 //! What the threads of a gateway have in common: their start, their end, their CPUs, and how a failure is reported.
 
+use std::any::Any;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -8,16 +10,16 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::error::WorkerPoolError;
 
-/// The failure of a worker or of the slow path: it ended unexpectedly, or hangs for good.
+/// The failure of a thread of the dataplane: it ended unexpectedly, or it is a worker or the slow path and hangs for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerFailure {
-    /// `worker 0` or `slow path`.
+    /// `worker 0`, `slow path`, `link watcher` or `watch over hanging threads`.
     pub thread: String,
     /// The message of its panic, or what it does.
     pub message: String,
 }
 
-/// Called when a worker or the slow path fails. If it has ended, it is called on its thread.
+/// Called when a thread of the dataplane fails. If it has ended, it is called on that thread.
 pub type OnFailure = Arc<dyn Fn(&WorkerFailure) + Send + Sync>;
 
 /// Restricts this thread to these CPUs. With an empty list, nothing changes.
@@ -28,6 +30,24 @@ pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
     Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Runs the body of a thread that lasts as long as the gateway. If it panics, that is logged, and `on_failure` is called:
+/// without the thread the gateway would forward, and say that all is well, with links or workers that nobody looks at.
+pub(crate) fn guarded(name: &str, on_failure: Option<&OnFailure>, body: impl FnOnce()) {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
+    let failure = WorkerFailure { thread: name.to_owned(), message: message_of(panic.as_ref()) };
+    tracing::error!(thread = failure.thread, message = failure.message, "the thread failed");
+    if let Some(fail) = on_failure {
+        fail(&failure);
+    }
+}
+
+/// The message of a panic.
+pub(crate) fn message_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
 }
 
 pub(crate) fn spawn(
@@ -44,5 +64,35 @@ pub(crate) fn join(thread: Option<JoinHandle<()>>) {
     if let Some(thread) = thread {
         // Panics of the worker are caught and reported; a panic that arrives here is from the callback.
         let _ = thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// What is reported when a guarded thread with this body has ended.
+    fn reported(body: impl FnOnce() + Send + 'static) -> Vec<WorkerFailure> {
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let of_thread = Arc::clone(&reports);
+        let on_failure: OnFailure =
+            Arc::new(move |failure: &WorkerFailure| of_thread.lock().unwrap().push(failure.clone()));
+        let thread = std::thread::spawn(move || guarded("link watcher", Some(&on_failure), body));
+        thread.join().expect("the panic is caught");
+        let reports = reports.lock().unwrap();
+        reports.clone()
+    }
+
+    #[test]
+    fn a_guarded_thread_that_panics_is_reported_and_one_that_ends_is_not() {
+        let failed = |message: &str| {
+            vec![WorkerFailure { thread: "link watcher".to_owned(), message: message.to_owned() }]
+        };
+        assert_eq!(reported(|| ()), []);
+        assert_eq!(reported(|| panic!("no such port")), failed("no such port"));
+        let port = 7;
+        assert_eq!(reported(move || panic!("no port {port}")), failed("no port 7"));
     }
 }

@@ -19,7 +19,7 @@ use tidegate_core::pipeline::CookieCounts;
 
 use super::error::WorkerPoolError;
 use super::pulse::{Pulse, WORKER_HANGS, Watched};
-use super::threads::{OnFailure, WorkerFailure, join, spawn};
+use super::threads::{OnFailure, WorkerFailure, join, message_of, spawn};
 use super::window::{Reading, Window};
 use crate::drivers::PortQueue;
 use crate::flow_memory::TableMemoryStats;
@@ -238,14 +238,7 @@ impl Life {
 
     fn failed(&self, panic: &(dyn Any + Send)) {
         self.set(WorkerState::Failed);
-        let text = panic
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let failure = WorkerFailure {
-            thread: format!("worker {}", self.worker),
-            message: text.unwrap_or("no message").to_owned(),
-        };
+        let failure = WorkerFailure { thread: format!("worker {}", self.worker), message: message_of(panic) };
         tracing::error!(worker = self.worker, message = failure.message, "worker failed");
         if let Some(on_failure) = &self.on_failure {
             on_failure(&failure);

@@ -3,7 +3,8 @@
 //! It sleeps until the kernel reports a change of any interface, or for half a second (for drivers that must be polled,
 //! and for retries), and then checks everything.
 //!
-//! Invariant: it owns all ports while it runs, and returns them at its end: nothing else opens or closes one.
+//! Invariant: it owns all ports while it runs, and returns them at its end, also after a panic: nothing else opens or closes
+//! one, and workers may still use their queues.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::kernel::{Events, Kernel};
 use super::port::{PortResources, WatchedPort};
 use super::{LinkState, Links};
-use crate::gateway::threads::confine;
+use crate::gateway::threads::{OnFailure, confine, guarded};
 
 /// The longest time that it sleeps. Announcements are withdrawn a moment after a lost link is seen.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -48,33 +49,39 @@ pub(crate) struct WatchThread {
 }
 
 impl WatchThread {
-    /// Checks everything once, then starts the thread on these CPUs.
+    /// Checks everything once, then starts the thread on these CPUs. `on_failure` is called if it panics.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, or the thread cannot be created.
-    pub(crate) fn start(mut watched: Watched, cpus: Vec<usize>) -> io::Result<Self> {
+    pub(crate) fn start(
+        mut watched: Watched,
+        cpus: Vec<usize>,
+        on_failure: Option<OnFailure>,
+    ) -> io::Result<Self> {
         let (mut kernel, events) = (Kernel::open()?, Events::open()?);
         let (stop, wake) = (Arc::new(AtomicBool::new(false)), Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?));
         watched.turn(&mut kernel);
         let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake));
         let body = move || {
-            if let Err(error) = confine(&cpus) {
-                tracing::warn!(?cpus, %error, "cannot keep the link watcher off the cores of the workers");
-            }
-            while !stopped.load(Ordering::Acquire) {
-                let soon = watched.turn(&mut kernel);
-                if wait(&events, &woken, if soon { LOOK_SOON } else { LOOK_EVERY }) {
-                    std::thread::sleep(SETTLE);
-                    events.drain();
+            guarded("link watcher", on_failure.as_ref(), || {
+                if let Err(error) = confine(&cpus) {
+                    tracing::warn!(?cpus, %error, "cannot keep the link watcher off the cores of the workers");
                 }
-            }
+                while !stopped.load(Ordering::Acquire) {
+                    let soon = watched.turn(&mut kernel);
+                    if wait(&events, &woken, if soon { LOOK_SOON } else { LOOK_EVERY }) {
+                        std::thread::sleep(SETTLE);
+                        events.drain();
+                    }
+                }
+            });
             watched
         };
         let thread = std::thread::Builder::new().name("tg-links".to_owned()).spawn(body)?;
         Ok(Self { thread, stop, wake })
     }
 
-    /// Ends the thread. Returns what it watched, unless it has panicked.
+    /// Ends the thread. Returns what it watched, unless its callback has panicked.
     pub(crate) fn end(self) -> Option<Watched> {
         self.stop.store(true, Ordering::Release);
         // If the write fails, the thread wakes by itself within a second.
