@@ -14,6 +14,7 @@
 mod causes;
 mod connect;
 mod disk;
+mod first_end;
 mod fit;
 mod history;
 mod hub;
@@ -45,6 +46,7 @@ use tokio::time::timeout;
 use super::{SourceState, SourceUpdate};
 use crate::slices::{self, SharedBudget, SliceBudget};
 use disk::{Disk, Saved};
+use first_end::first_end;
 use fit::Slices;
 use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
@@ -224,7 +226,11 @@ async fn run(
         tasks.spawn(reflector.run());
     }
     drop(events);
-    hub.run(received).await;
+    // Without one of them the objects of a kind would stay as they are, and nothing would show that. Here the hub ends too,
+    // so the receivers of its updates notice it.
+    if let Some(why) = first_end(hub.run(received), &mut tasks).await {
+        tracing::error!(reason = why, "a task that reads objects from the API server ended");
+    }
 }
 
 /// The location of the API server for display: the kubeconfig, as far as it is configured.
