@@ -155,6 +155,12 @@ impl Announcer {
         }
     }
 
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        lock(&self.thread).as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// The state of the announcements.
     #[must_use]
     pub fn status(&self) -> Arc<Status> {

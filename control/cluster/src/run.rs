@@ -113,6 +113,12 @@ impl ClusterWriter {
         &self.holder
     }
 
+    /// The tasks, to see whether one of them has ended. They last until [`Self::leave`].
+    #[must_use]
+    pub fn tasks(&self) -> &[AbortHandle] {
+        &self.tasks
+    }
+
     /// Passes on a round. Never waits.
     pub fn offer(&self, observation: Observation) {
         self.observed.send_replace(Some(observation));

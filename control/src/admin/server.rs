@@ -15,7 +15,7 @@ use tidegate_http::{Answer, Limits};
 use tidegate_policy::explain::{Packet, Transport};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::api::ErrorAnswer;
 use super::flows_query::FlowsQuery;
@@ -52,6 +52,12 @@ impl Server {
         let file = Arc::new(Mutex::new(Some(file)));
         let task = tokio::spawn(serve(listener, Arc::clone(&file), backend));
         Ok(Self { file, task })
+    }
+
+    /// The task that serves, to see whether it has ended.
+    #[must_use]
+    pub fn task(&self) -> AbortHandle {
+        self.task.abort_handle()
     }
 }
 

@@ -25,6 +25,13 @@ impl Drop for DrainWatch {
     }
 }
 
+impl DrainWatch {
+    /// The task, to see whether it has ended.
+    pub(super) fn task(&self) -> AbortHandle {
+        self.0.clone()
+    }
+}
+
 /// Counts for [`State::drain`] until the result is dropped.
 pub(super) fn follow(state: &Arc<State>) -> DrainWatch {
     let mut changes = state.drain.changes();

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tidegate_core::snapshot::ServiceKey;
 use tidegate_dataplane::gateway::Dataplane;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval};
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -35,9 +36,9 @@ enum News {
 }
 
 /// Follows the floods until the dataplane is gone.
-pub(super) fn follow(dataplane: &Arc<Dataplane>) {
+pub(super) fn follow(dataplane: &Arc<Dataplane>) -> AbortHandle {
     let dataplane = Arc::downgrade(dataplane);
-    tokio::spawn(async move {
+    let following = tokio::spawn(async move {
         let (mut log, mut ticks) = (FloodLog::default(), interval(INTERVAL));
         loop {
             ticks.tick().await;
@@ -47,6 +48,7 @@ pub(super) fn follow(dataplane: &Arc<Dataplane>) {
             tell(&log.turn(flooded, Instant::now()));
         }
     });
+    following.abort_handle()
 }
 
 impl FloodLog {

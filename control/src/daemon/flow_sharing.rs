@@ -31,7 +31,7 @@ use tidegate_sharing::{
     Hub, HubConfig, HubCounts, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::catch_up::CatchUp;
 use super::found_peers::FoundPeers;
@@ -149,6 +149,8 @@ pub(super) struct FlowExchange {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     shown: Arc<Mutex<Shown>>,
+    /// The thread owns its sender.
+    lives: watch::Receiver<()>,
 }
 
 impl FlowExchange {
@@ -212,11 +214,15 @@ impl FlowExchange {
             seats: Arc::clone(seats),
             learning: Learning { teach, learnt: Vec::new(), applied: None },
         };
+        let (alive, lives) = watch::channel(());
         let thread = std::thread::Builder::new()
             .name("tg-sharing".to_owned())
             .spawn({
                 let stop = Arc::clone(&stop);
-                move || exchange.run(&stop)
+                move || {
+                    exchange.run(&stop);
+                    drop(alive);
+                }
             })
             .context("cannot start the thread that shares flows")?;
         if finds_peers {
@@ -224,7 +230,12 @@ impl FlowExchange {
         } else {
             tracing::info!(mode, %listen, peers = settings.peers.len(), "sharing flows with other gateways");
         }
-        Ok(Some(Self { stop, thread: Some(thread), shown }))
+        Ok(Some(Self { stop, thread: Some(thread), shown, lives }))
+    }
+
+    /// A channel whose sender is dropped when the thread ends.
+    pub(super) fn lives(&self) -> watch::Receiver<()> {
+        self.lives.clone()
     }
 
     /// What is shown of it.

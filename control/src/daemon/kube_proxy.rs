@@ -16,24 +16,28 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use super::vital::Vital;
+
 /// The port of kube-proxy's `/healthz`.
 const PORT: u16 = 10256;
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped.
-pub(super) fn follow(config: &GatewayConfig) -> watch::Receiver<bool> {
+/// Reports whether there is a kube-proxy, and then each change, until the receiver is dropped. The task that looks is one
+/// of `vital`.
+pub(super) fn follow(config: &GatewayConfig, vital: &mut Vital) -> watch::Receiver<bool> {
     let (tells, follows) = watch::channel(false);
     // A gateway that listens on this port itself would detect itself.
     let is_own = config.admin.healthz.is_some_and(|address| address.port() == PORT);
     if config.node_name.is_some() && !is_own {
-        tokio::spawn(async move {
+        let look = tokio::spawn(async move {
             while !tells.is_closed() {
                 let is_there = is_there().await;
                 tells.send_if_modified(|told| std::mem::replace(told, is_there) != is_there);
                 sleep(CHECK_INTERVAL).await;
             }
         });
+        vital.task("the look for kube-proxy", look.abort_handle());
     }
     follows
 }

@@ -16,6 +16,7 @@ use tidegate_model::objects::Labels;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Outcome, owner_groups, owner_key};
 use tidegate_source::kubernetes::Connector;
+use tokio::task::AbortHandle;
 
 use super::vrrp::Vrrp;
 use crate::telemetry::Layer2Counts;
@@ -83,6 +84,15 @@ impl Layer2 {
             _ => Self::None,
         };
         Ok((keeper, view))
+    }
+
+    /// The task that keeps the ownership, to see whether it has ended.
+    pub(super) fn task(&self) -> Option<AbortHandle> {
+        match self {
+            Self::None => None,
+            Self::Lease(keeper) => Some(keeper.task()),
+            Self::Vrrp(vrrp) => Some(vrrp.task()),
+        }
     }
 
     /// Passes a round that the workers have, or will have soon. `can_forward`: whether this gateway may own VIPs.

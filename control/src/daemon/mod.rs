@@ -4,8 +4,8 @@
 //! the operator, signals. It lets changes settle, and has the [`Controller`] reconcile and publish. [`State`] holds
 //! what other tasks read: the admin socket, metrics, health ports.
 //!
-//! Invariant: after any failure at run time the last good state keeps forwarding. Only a signal, or a worker or slow path that
-//! has ended or hangs for good, ends the process.
+//! Invariant: after any failure at run time the last good state keeps forwarding. Only a signal, a worker or slow path that
+//! hangs for good, or a thread or task that has ended although the gateway needs it, ends the process.
 
 mod address_file;
 mod announcements;
@@ -40,6 +40,7 @@ mod start;
 mod state;
 mod supervisor;
 mod turn;
+mod vital;
 mod vrrp;
 mod watches;
 
@@ -50,7 +51,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_announce::Announcer;
-use tidegate_cluster::{DrainAnnotation, PeerReleases, cpu_time};
+use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases, cpu_time};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_health::{Checker, Limits, NetworkProber};
@@ -71,6 +72,7 @@ use list_copies::Lists;
 use start::{Listeners, Source};
 use state::State;
 use supervisor::Supervisor;
+use vital::Vital;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
@@ -92,6 +94,8 @@ const THREADS_END_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// The maximum time for everything else to end, after the grace period. Each step has a limit of its own, some seconds in
 /// total, unless the kernel does not let a thread or BIRD end.
 const CONTROL_ENDS: Duration = Duration::from_secs(20);
+/// How often the loop looks whether a task has ended that must not.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
 /// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
@@ -176,7 +180,7 @@ enum Wake {
     Read(Box<Read>),
     /// SIGTERM or SIGINT.
     End,
-    /// A worker or the slow path has failed.
+    /// A thread of the dataplane has failed, or a task has ended that must not.
     Failed(String),
     /// Another gateway has this gateway's name.
     NameTaken,
@@ -218,6 +222,8 @@ struct Gateway {
     inputs: Inputs,
     state: Arc<State>,
     announcer: Arc<Announcer>,
+    /// The tasks and threads that must not end.
+    vital: Vital,
     /// The latest end of the drain that a signal has begun.
     stops_at: Option<Instant>,
 }
@@ -234,6 +240,13 @@ struct End {
 impl End {
     fn new(code: ExitCode, grace: Duration) -> Self {
         Self { code, grace, threads_end: THREADS_END }
+    }
+
+    /// The end because of a failure that only a new process can fix.
+    fn of_failure(why: &str) -> Self {
+        tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
+        // Packets may already be lost.
+        Self { threads_end: THREADS_END_AFTER_FAILURE, ..Self::new(ExitCode::FAILURE, Duration::ZERO) }
     }
 }
 
@@ -278,8 +291,9 @@ impl Gateway {
                 watch::Sender::new(DrainAnnotation::Unknown).subscribe(),
             ),
         };
-        let kube_proxy = kube_proxy::follow(&config);
-        flood_log::follow(dataplane);
+        let mut vital = Vital::default();
+        let kube_proxy = kube_proxy::follow(&config, &mut vital);
+        vital.task("the log of SYN floods", flood_log::follow(dataplane));
         let addresses = start::address_file(&config);
         let announcer = announcements::start(&config, &state)?;
         let connector = match &source {
@@ -289,6 +303,21 @@ impl Gateway {
         let (layer2, layer2_view) =
             Layer2::start(&config, cluster.as_ref().zip(connector), dataplane.neighbors().ownership())?;
         state.join_layer2(layer2_view);
+        vital.sender("the source of the objects", source.updates());
+        vital.sender("the state of the source", source.state());
+        vital.sender("the health checks", checker.verdicts());
+        listeners.add_to(&mut vital);
+        if let Some(exchange) = &flow_exchange {
+            vital.sender("flow sharing", exchange.lives());
+        }
+        for task in cluster.iter().flat_map(ClusterWriter::tasks) {
+            vital.task("the writer to the API server", task.clone());
+        }
+        if let Some(task) = layer2.task() {
+            vital.task("the keeper of VIPs on layer 2", task);
+        }
+        let of_announcements = Arc::clone(&announcer);
+        vital.add("the thread of the announcements", move || of_announcements.has_ended());
         let mut controller = Controller::new(
             config,
             path,
@@ -322,7 +351,9 @@ impl Gateway {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         };
+        vital.sender("the listeners of health-check node ports", controller.unbound());
         let drain_watch = drain_watch::follow(&state);
+        vital.task("the count of packets during a drain", drain_watch.task());
         Ok(Self {
             _listeners: listeners,
             _flow_exchange: flow_exchange,
@@ -332,10 +363,11 @@ impl Gateway {
             state,
             stops_at: None,
             announcer,
+            vital,
         })
     }
 
-    /// Runs a round after each change, until a signal, a dead worker or another gateway's name ends it.
+    /// Runs a round after each change, until a signal, a dead thread or task, or another gateway's name ends it.
     async fn run(&mut self) -> End {
         self.state.turn.begin();
         self.inputs.pass_to(&mut self.controller);
@@ -355,7 +387,7 @@ impl Gateway {
             }
             let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
             self.state.turn.end();
-            let wake = self.inputs.next(due, self.controller.read()).await;
+            let wake = self.wait(due).await;
             self.state.turn.begin();
             match wake {
                 Wake::Changed => {
@@ -391,12 +423,7 @@ impl Gateway {
                         "another gateway has the same metadata.name: this one keeps forwarding existing traffic; change the name of one of them"
                     );
                 }
-                Wake::Failed(why) => {
-                    tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
-                    // Packets are already being lost, and only a new process can fix that.
-                    let threads_end = THREADS_END_AFTER_FAILURE;
-                    break End { threads_end, ..End::new(ExitCode::FAILURE, Duration::ZERO) };
-                }
+                Wake::Failed(why) => break End::of_failure(&why),
             }
             self.inputs.pass_to(&mut self.controller);
             // The main thread runs this loop and its rounds. Elapsed time would include the CPU time of others: on a
@@ -408,6 +435,19 @@ impl Gateway {
         };
         supervisor.stopping();
         end
+    }
+
+    /// Waits for something to happen, or for `due`. Meanwhile it looks whether a task has ended that must not.
+    async fn wait(&mut self, due: Option<Instant>) -> Wake {
+        loop {
+            if let Some(what) = self.vital.ended() {
+                return Wake::Failed(format!("{what} ended unexpectedly"));
+            }
+            let next = self.inputs.next(due, self.controller.read());
+            if let Ok(wake) = tokio::time::timeout(LOOK_EVERY, next).await {
+                return wake;
+            }
+        }
     }
 
     /// Tells the supervisor whether the gateway forwards, or what it waits for.

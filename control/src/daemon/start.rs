@@ -20,6 +20,7 @@ use super::address_file::AddressFile;
 use super::controller::Command;
 use super::operator::Operator;
 use super::state::State;
+use super::vital::Vital;
 use crate::admin::Server;
 use crate::assemble;
 use crate::telemetry::{self, Listener};
@@ -192,9 +193,22 @@ pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<Cluster
 /// The listeners. Each ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Listeners {
-    _admin: Server,
-    _probes: Option<Probes>,
-    _metrics: Option<Listener>,
+    admin: Server,
+    probes: Option<Probes>,
+    metrics: Option<Listener>,
+}
+
+impl Listeners {
+    /// Adds the tasks that serve.
+    pub(super) fn add_to(&self, vital: &mut Vital) {
+        vital.task("the admin socket", self.admin.task());
+        if let Some(probes) = &self.probes {
+            vital.task("the listener of admin.healthz", probes.task());
+        }
+        if let Some(metrics) = &self.metrics {
+            vital.task("the listener of admin.listen", metrics.task());
+        }
+    }
 }
 
 /// Opens the listeners that are configured.
@@ -233,7 +247,7 @@ pub(super) async fn listeners(
             Some(started.with_context(|| format!("admin.listen: cannot listen on {address}"))?)
         }
     };
-    Ok(Listeners { _admin: server, _probes: probes, _metrics: metrics })
+    Ok(Listeners { admin: server, probes, metrics })
 }
 
 #[cfg(test)]

@@ -186,6 +186,11 @@ impl Vrrp {
         guard.0.states.iter().map(|(name, state)| (name.clone(), state.shown())).collect()
     }
 
+    /// The task that follows keepalived, to see whether it has ended.
+    pub(super) fn task(&self) -> AbortHandle {
+        self.task.clone()
+    }
+
     /// Owns nothing from now on.
     pub(super) fn leave(&self) {
         self.task.abort();

@@ -15,7 +15,7 @@ use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use tidegate_http::{Answer, Limits};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::exposition;
 
@@ -31,6 +31,12 @@ impl Listener {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The task that serves, to see whether it has ended.
+    #[must_use]
+    pub fn task(&self) -> AbortHandle {
+        self.task.abort_handle()
     }
 }
 

@@ -133,6 +133,12 @@ impl Keeper {
         });
     }
 
+    /// The task, to see whether it has ended.
+    #[must_use]
+    pub fn task(&self) -> AbortHandle {
+        self.task.clone()
+    }
+
     /// Who owns what.
     #[must_use]
     pub fn owners(&self) -> &Arc<Owners> {

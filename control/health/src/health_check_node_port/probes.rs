@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidegate_http::{Limits, serve};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::{HealthReport, answer};
 
@@ -40,6 +40,12 @@ impl Probes {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// The task that serves, to see whether it has ended.
+    #[must_use]
+    pub fn task(&self) -> AbortHandle {
+        self.task.abort_handle()
     }
 }
 

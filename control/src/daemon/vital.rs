@@ -1,0 +1,92 @@
+//! The tasks and threads of the control plane that run as long as the gateway, and whether one of them has ended.
+//!
+//! A task that panics takes nothing else with it: without health checks, say, the last results would stay in force for
+//! ever, and everything would say that the gateway is well. So the daemon's loop looks here every second, and ends the
+//! process if one has ended, as it does for a worker. Those of the dataplane report their failures themselves.
+//!
+//! Nothing here ends or starts a task. At shutdown nobody looks any more.
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// The tasks and threads whose end fails the gateway.
+#[derive(Default)]
+pub(super) struct Vital(Vec<One>);
+
+/// One task or thread.
+struct One {
+    /// What it does, for people.
+    what: &'static str,
+    has_ended: Box<dyn Fn() -> bool + Send>,
+}
+
+impl Vital {
+    /// Adds a task.
+    pub(super) fn task(&mut self, what: &'static str, task: AbortHandle) {
+        self.add(what, move || task.is_finished());
+    }
+
+    /// Adds a task or thread that owns the sender of this channel, and ends with it.
+    pub(super) fn sender<T: Send + Sync + 'static>(
+        &mut self,
+        what: &'static str,
+        receiver: watch::Receiver<T>,
+    ) {
+        self.add(what, move || receiver.has_changed().is_err());
+    }
+
+    /// Adds a task or thread that can be asked.
+    pub(super) fn add(&mut self, what: &'static str, has_ended: impl Fn() -> bool + Send + 'static) {
+        self.0.push(One { what, has_ended: Box::new(has_ended) });
+    }
+
+    /// What one of them did that has ended, if any has.
+    pub(super) fn ended(&self) -> Option<&'static str> {
+        self.0.iter().find(|one| (one.has_ended)()).map(|one| one.what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    async fn fails() {
+        panic!("on purpose");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_or_returns_has_ended_and_one_that_waits_has_not() {
+        let mut vital = Vital::default();
+        let (end, waits) = oneshot::channel::<()>();
+        let waiting = tokio::spawn(async move {
+            let _ = waits.await;
+        });
+        vital.task("waiting", waiting.abort_handle());
+        assert_eq!(vital.ended(), None);
+        let failing = tokio::spawn(fails());
+        vital.task("failing", failing.abort_handle());
+        assert!(failing.await.is_err_and(|error| error.is_panic()));
+        assert_eq!(vital.ended(), Some("failing"));
+        drop(end);
+        waiting.await.expect("it returns");
+        assert_eq!(vital.ended(), Some("waiting"), "the first that was added is named");
+    }
+
+    #[test]
+    fn a_thread_that_panics_has_ended_with_the_sender_that_it_owns() {
+        let mut vital = Vital::default();
+        let (sender, receiver) = watch::channel(0);
+        vital.sender("sending", receiver);
+        assert_eq!(vital.ended(), None);
+        sender.send_replace(1);
+        assert_eq!(vital.ended(), None, "a value that nobody has read yet is no end");
+        let thread = std::thread::spawn(move || {
+            sender.send_replace(2);
+            panic!("on purpose");
+        });
+        assert!(thread.join().is_err());
+        assert_eq!(vital.ended(), Some("sending"));
+    }
+}
