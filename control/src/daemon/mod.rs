@@ -387,7 +387,7 @@ impl Gateway {
             }
             let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
             self.state.turn.end();
-            let wake = self.wait(due).await;
+            let wake = self.wait(due, &mut supervisor).await;
             self.state.turn.begin();
             match wake {
                 Wake::Changed => {
@@ -437,9 +437,11 @@ impl Gateway {
         end
     }
 
-    /// Waits for something to happen, or for `due`. Meanwhile it looks whether a task has ended that must not.
-    async fn wait(&mut self, due: Option<Instant>) -> Wake {
+    /// Waits for something to happen, or for `due`. Meanwhile it looks whether a task has ended that must not, and tells the
+    /// supervisor's watchdog that the loop goes on.
+    async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
         loop {
+            supervisor.goes_on(self.state.dataplane.looks());
             if let Some(what) = self.vital.ended() {
                 return Wake::Failed(format!("{what} ended unexpectedly"));
             }

@@ -5,7 +5,11 @@
 //! end, and a restart by the supervisor would not help. So after [`READY_MAX`] it reports ready, and `STATUS=` says
 //! what is missing (`systemctl status` shows it). The start timeout in `deploy/systemd` is longer than that.
 //!
-//! The daemon's loop calls it after each round. Without `NOTIFY_SOCKET` it does nothing.
+//! If the supervisor has a watchdog (`WATCHDOG_USEC`), it also hears that the daemon's loop goes on, and the dataplane's watch
+//! over hanging threads. A loop that hangs would leave backends in use that are gone, for ever, while packets are forwarded. So
+//! the supervisor ends such a gateway and starts another one.
+//!
+//! The daemon's loop calls it after each round, and while it waits. Without `NOTIFY_SOCKET` it does nothing.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -38,6 +42,37 @@ pub(super) struct Supervisor {
     forwards: bool,
     is_stopping: bool,
     status: String,
+    watchdog: Option<Watchdog>,
+}
+
+/// The watchdog of a supervisor.
+struct Watchdog {
+    /// How often it hears of the gateway: twice in the time after which it ends the gateway.
+    every: Duration,
+    due: Instant,
+    /// The number of looks for hanging threads when it last heard of the gateway.
+    looks: u64,
+}
+
+impl Watchdog {
+    /// The watchdog that ends the gateway if it hears nothing for so long.
+    fn after(time: Duration) -> Self {
+        Self { every: time / 2, due: Instant::now(), looks: 0 }
+    }
+
+    /// The watchdog that the values of `WATCHDOG_USEC` and `WATCHDOG_PID` request of the process `own`, if they do.
+    ///
+    /// # Errors
+    /// The time is invalid.
+    fn requested(time: Option<&str>, pid: Option<&str>, own: u32) -> Result<Option<Self>, String> {
+        // The variables may be those of a parent.
+        let is_own = pid.is_none_or(|pid| pid.parse::<u32>() == Ok(own));
+        let Some(time) = time.filter(|_| is_own) else { return Ok(None) };
+        match time.parse::<u64>() {
+            Ok(micros) if micros > 0 => Ok(Some(Self::after(Duration::from_micros(micros)))),
+            _ => Err(format!("WATCHDOG_USEC: {time:?} is no time; accepted: microseconds, 1 or more")),
+        }
+    }
 }
 
 impl Supervisor {
@@ -47,12 +82,27 @@ impl Supervisor {
             let opened = open(path.as_encoded_bytes());
             opened.inspect_err(|error| tracing::warn!(%error, "cannot open the notification socket of the supervisor (NOTIFY_SOCKET)")).ok()
         });
-        Self::at(socket)
+        let variable = |name: &str| std::env::var(name).ok();
+        let (time, pid) = (variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"));
+        let requested = Watchdog::requested(time.as_deref(), pid.as_deref(), std::process::id());
+        let watchdog = requested.unwrap_or_else(|why| {
+            tracing::warn!("the watchdog of the supervisor is not served: {why}");
+            None
+        });
+        Self { watchdog, ..Self::at(socket) }
     }
 
     fn at(socket: Option<(UnixDatagram, SocketAddr)>) -> Self {
         let ready_by = Instant::now() + READY_MAX;
-        Self { socket, ready_by, is_ready: false, forwards: false, is_stopping: false, status: String::new() }
+        Self {
+            socket,
+            ready_by,
+            is_ready: false,
+            forwards: false,
+            is_stopping: false,
+            status: String::new(),
+            watchdog: None,
+        }
     }
 
     /// When the next check is due, even without an event.
@@ -82,6 +132,19 @@ impl Supervisor {
             (self.is_ready, self.status) = (is_ready, status);
         }
         self.forwards = forwards && is_taken;
+    }
+
+    /// Tells the watchdog, if that is due, that the daemon's loop goes on. `looks` is how often the dataplane has looked for
+    /// hanging threads: while it stands still, the watchdog hears nothing.
+    pub(super) fn goes_on(&mut self, looks: u64) {
+        let now = Instant::now();
+        let is_due = self.watchdog.as_ref().is_some_and(|of| of.due <= now && of.looks != looks);
+        if is_due
+            && self.send("WATCHDOG=1\n")
+            && let Some(watchdog) = &mut self.watchdog
+        {
+            (watchdog.due, watchdog.looks) = (now + watchdog.every, looks);
+        }
     }
 
     /// Reports that the shutdown has begun.
@@ -175,5 +238,64 @@ mod tests {
         gateway.notify(true, String::new);
         assert_eq!(heard(&supervisor).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
         assert!(gateway.due().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_watchdog_hears_twice_in_its_time_of_a_loop_and_a_watch_that_both_go_on() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let supervisor = UnixDatagram::bind(&path).expect("a socket");
+        supervisor.set_nonblocking(true).expect("it can be told");
+        let gateway = Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+        let time = Duration::from_secs(90);
+        let mut gateway = Supervisor { watchdog: Some(Watchdog::after(time)), ..gateway };
+        let mut told = |looks| {
+            gateway.goes_on(looks);
+            heard(&supervisor)
+        };
+        assert_eq!(told(0), None, "the watch over hanging threads has not begun");
+        assert_eq!(told(1).as_deref(), Some("WATCHDOG=1\n"));
+        tokio::time::advance(time / 2 - Duration::from_millis(1)).await;
+        assert_eq!(told(2), None, "it is not due yet");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(told(1), None, "the watch over hanging threads has stood still");
+        assert_eq!(told(2).as_deref(), Some("WATCHDOG=1\n"));
+        assert_eq!(told(3), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watchdog_that_is_busy_is_told_at_the_next_look() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let supervisor = UnixDatagram::bind(&path).expect("a socket");
+        supervisor.set_nonblocking(true).expect("it can be told");
+        let others = UnixDatagram::unbound().expect("a socket");
+        others.set_nonblocking(true).expect("it can be told");
+        while others.send_to(b"READY=1\n", &path).is_ok() {}
+        let gateway = Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+        let mut gateway = Supervisor { watchdog: Some(Watchdog::after(Duration::from_secs(90))), ..gateway };
+        gateway.goes_on(1);
+        while let Some(message) = heard(&supervisor) {
+            assert_eq!(message, "READY=1\n");
+        }
+        gateway.goes_on(2);
+        assert_eq!(heard(&supervisor).as_deref(), Some("WATCHDOG=1\n"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watchdog_is_that_of_this_process_with_a_time_in_microseconds() {
+        let every = |time, pid| {
+            let requested = Watchdog::requested(time, pid, 7);
+            requested.map(|watchdog| watchdog.map(|watchdog| watchdog.every))
+        };
+        let half = Ok(Some(Duration::from_secs(45)));
+        assert_eq!(every(Some("90000000"), Some("7")), half);
+        assert_eq!(every(Some("90000000"), None), half);
+        assert_eq!(every(Some("90000000"), Some("8")), Ok(None), "it is that of a parent");
+        assert_eq!(every(None, Some("7")), Ok(None));
+        for time in ["0", "", "90s", "-1"] {
+            let why = every(Some(time), Some("7")).expect_err("it is no time");
+            assert!(why.contains("accepted: microseconds"), "{why}");
+        }
     }
 }

@@ -75,6 +75,8 @@ pub type OnHang = Arc<dyn Fn() + Send + Sync>;
 pub(super) struct PulseThread {
     thread: JoinHandle<()>,
     stop: Arc<AtomicBool>,
+    /// How often it has looked at all threads.
+    looks: Arc<AtomicU64>,
 }
 
 impl PulseThread {
@@ -90,7 +92,8 @@ impl PulseThread {
         on_failure: Option<OnFailure>,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let looks = Arc::<AtomicU64>::default();
+        let (stopped, looked) = (Arc::clone(&stop), Arc::clone(&looks));
         let body = move || {
             guarded("watch over hanging threads", on_failure.as_ref(), || {
                 if let Err(error) = confine(&cpus) {
@@ -110,12 +113,18 @@ impl PulseThread {
                     if changed {
                         on_hang();
                     }
+                    looked.fetch_add(1, Ordering::Relaxed);
                     std::thread::park_timeout(CHECK_EVERY);
                 }
             });
         };
         let thread = std::thread::Builder::new().name("tg-pulse".to_owned()).spawn(body)?;
-        Ok(Self { thread, stop })
+        Ok(Self { thread, stop, looks })
+    }
+
+    /// How often it has looked at all threads.
+    pub(super) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
     }
 
     /// Ends the thread and waits for it.
@@ -268,6 +277,35 @@ mod tests {
         turns.store(1, Ordering::Relaxed);
         let looks = (0..WORKER_HANGS).filter(|_| check.look() != Found::Nothing).count();
         assert_eq!(looks, 0, "its time begins with the first turn that is expected");
+    }
+
+    #[test]
+    fn the_watch_counts_its_looks() {
+        let watch = PulseThread::start(Vec::new(), Vec::new(), Arc::new(|| ()), None).expect("a thread");
+        while watch.looks() < 2 {
+            std::thread::yield_now();
+        }
+        watch.end();
+    }
+
+    #[test]
+    fn a_watch_that_panics_reports_its_own_failure() {
+        let watched = Watched {
+            name: "worker 0".into(),
+            pulse: Arc::default(),
+            turns: Box::new(|| -> Option<u64> { panic!("on purpose") }),
+            thread: Arc::default(),
+            hangs_after: WORKER_HANGS,
+            tell: Box::new(|_| ()),
+        };
+        let (report, reported) = std::sync::mpsc::channel();
+        let on_failure: OnFailure =
+            Arc::new(move |failure: &WorkerFailure| report.send(failure.clone()).expect("it is heard"));
+        let watch = PulseThread::start(vec![watched], Vec::new(), Arc::new(|| ()), Some(on_failure));
+        let failure = reported.recv_timeout(Duration::from_secs(60)).expect("it is reported");
+        let WorkerFailure { thread, message } = &failure;
+        assert_eq!((thread.as_str(), message.as_str()), ("watch over hanging threads", "on purpose"));
+        watch.expect("a thread").end();
     }
 
     #[test]

@@ -509,6 +509,12 @@ impl<F> WorkerPool<F> {
         Ok(())
     }
 
+    /// How often the thread of [`Self::watch_threads`] has looked. If the number stands still, that thread hangs itself.
+    #[must_use]
+    pub fn looks(&self) -> u64 {
+        self.pulse.as_ref().map_or(0, PulseThread::looks)
+    }
+
     /// The threads that hang, as texts for people, each with the time of its last turn.
     #[must_use]
     pub fn hung(&self) -> Vec<(String, SystemTime)> {
