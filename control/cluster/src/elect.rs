@@ -1,6 +1,9 @@
 //! Requests the lease from the API server at intervals, and reports which gateway is the leader.
 //!
 //! One attempt every two seconds, each with a time limit. [`Election`] decides; this file only sends requests.
+//!
+//! The clock of [`Instant`] stands still while the machine is suspended, and another gateway leads then. So the leadership
+//! also ends by the clock that does not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +11,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, PostParams};
+use rustix::time::{ClockId, clock_gettime};
+use tidegate_core::ownership::BootTime;
 use tidegate_source::kubernetes::Connector;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -23,6 +28,8 @@ const FAILING_MIN: Duration = RENEW_DEADLINE;
 pub(super) struct Leadership {
     /// The time until which this gateway leads, if it does. After it nothing is written.
     pub(super) until: Option<Instant>,
+    /// The same time by the clock that also counts while the machine is suspended.
+    boot_until: Option<BootTime>,
     /// The current leader, as far as this gateway knows.
     pub(super) holder: Option<String>,
     /// Whether a request was sent to the API server, whatever its result.
@@ -33,7 +40,11 @@ pub(super) struct Leadership {
 
 impl Leadership {
     pub(super) fn leads(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now < until)
+        self.leads_at(now, boot_time())
+    }
+
+    fn leads_at(&self, now: Instant, boot: BootTime) -> bool {
+        self.until.is_some_and(|until| now < until) && self.boot_until.is_some_and(|until| boot < until)
     }
 
     /// Whether Tidegate was uninstalled from the cluster, so that no gateway writes.
@@ -67,13 +78,14 @@ pub(super) async fn run(
     let mut election = Election::new(identity, namespace.as_str());
     let mut reported: Option<String> = None;
     let mut failing: Option<Instant> = None;
+    let mut boot_until: Option<BootTime> = None;
     if candidacy.wait_for(|now| *now != Candidacy::NotYet).await.is_err() {
         return;
     }
     while *candidacy.borrow() == Candidacy::Candidate {
         let began = Instant::now();
         let attempt = tokio::select! {
-            attempt = attempt(&connector, &namespace, &mut election) => attempt,
+            attempt = attempt(&connector, &namespace, &mut election, &mut boot_until) => attempt,
             _ = candidacy.changed() => break,
         };
         let error = attempt.err();
@@ -92,7 +104,7 @@ pub(super) async fn run(
         let trouble = reported.as_ref().filter(|_| is_lasting);
         let trouble =
             trouble.map(|error| format!("the lease {namespace}/{LEASE} cannot be acquired: {error}"));
-        publish(&leadership, &election, trouble);
+        publish(&leadership, &election, boot_until, trouble);
         tokio::select! {
             () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
             _ = candidacy.changed() => break,
@@ -100,7 +112,7 @@ pub(super) async fn run(
     }
     let is_clean = *candidacy.borrow() == Candidacy::Gone;
     let release = election.released(Timestamp::now());
-    publish(&leadership, &election, None);
+    publish(&leadership, &election, boot_until, None);
     let Some(ask) = release else { return };
     if !is_clean {
         tracing::info!(
@@ -115,9 +127,14 @@ pub(super) async fn run(
     }
 }
 
-fn publish(leadership: &watch::Sender<Leadership>, election: &Election, trouble: Option<String>) {
+fn publish(
+    leadership: &watch::Sender<Leadership>,
+    election: &Election,
+    boot_until: Option<BootTime>,
+    trouble: Option<String>,
+) {
     let holder = election.holder().map(str::to_owned);
-    let now = Leadership { until: election.leads_until(), holder, is_asked: true, trouble };
+    let now = Leadership { until: election.leads_until(), boot_until, holder, is_asked: true, trouble };
     leadership.send_if_modified(|before| {
         let is_new = *before != now;
         if before.leads(Instant::now()) != now.leads(Instant::now()) {
@@ -137,11 +154,17 @@ fn publish(leadership: &watch::Sender<Leadership>, election: &Election, trouble:
     });
 }
 
-async fn attempt(connector: &Connector, namespace: &str, election: &mut Election) -> Result<(), String> {
+/// Sends the requests of one attempt. If one of them makes or keeps this gateway the leader, `boot_until` is set.
+async fn attempt(
+    connector: &Connector,
+    namespace: &str,
+    election: &mut Election,
+    boot_until: &mut Option<BootTime>,
+) -> Result<(), String> {
     let mut ask = election.ask(Timestamp::now());
     // A read followed by the resulting request; or a renewal, followed by a read if it is refused.
     for _ in 0..3 {
-        let began = Instant::now();
+        let (began, boot) = (Instant::now(), boot_time());
         match request(connector, namespace, &ask).await {
             Ok(lease) if ask == Ask::Get => {
                 match election.found(Some(lease), Instant::now(), Timestamp::now()) {
@@ -151,6 +174,7 @@ async fn attempt(connector: &Connector, namespace: &str, election: &mut Election
             }
             Ok(lease) => {
                 election.granted(lease, began);
+                *boot_until = Some(boot.plus(RENEW_DEADLINE));
                 return Ok(());
             }
             Err(Refused::NotFound) if ask == Ask::Get => {
@@ -209,5 +233,37 @@ async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Le
             Err(Refused::Other(error.to_string()))
         }
         answer => Ok(answer?),
+    }
+}
+
+/// The time of the clock that also counts while the machine is suspended.
+fn boot_time() -> BootTime {
+    BootTime(0).plus(Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_whose_machine_was_suspended_leads_no_longer_although_its_other_clock_stood_still() {
+        let (now, boot) = (Instant::now(), boot_time());
+        let leadership = Leadership {
+            until: Some(now + RENEW_DEADLINE),
+            boot_until: Some(boot.plus(RENEW_DEADLINE)),
+            ..Leadership::default()
+        };
+        let second = Duration::from_secs(1);
+        let last = RENEW_DEADLINE - second;
+        assert!(leadership.leads_at(now + last, boot.plus(last)));
+        assert!(!leadership.leads_at(now + RENEW_DEADLINE, boot.plus(RENEW_DEADLINE)));
+        assert!(!leadership.leads_at(now + second, boot.plus(RENEW_DEADLINE)), "it was suspended for 9 s");
+        assert!(!Leadership::default().leads_at(now, boot), "it never led");
+    }
+
+    #[test]
+    fn the_clock_of_suspended_machines_goes_on() {
+        let before = boot_time();
+        assert!(before > BootTime(0) && boot_time() >= before);
     }
 }
