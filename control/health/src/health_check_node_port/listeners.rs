@@ -1,7 +1,7 @@
 //! Opens, keeps, retries and closes the listeners of health-check node ports, as Services require.
 //!
 //! One task holds all of them. A new count of endpoints changes only the answer, not the socket. A port that another
-//! process uses is reported and retried every [`RETRY`].
+//! process uses is reported and retried every [`RETRY`]. A listener that has ended by a bug is opened again then.
 //!
 //! Users decide how many ports there are, and anyone who reaches the host can connect to each. So the connections of all
 //! ports together are limited ([`CONNECTIONS_MAX`]): the more ports, the fewer connections each may have. They could
@@ -140,7 +140,7 @@ impl Listeners {
         loop {
             let ports = wanted.borrow_and_update().clone();
             let failures = self.replace(&ports);
-            let retry = !failures.is_empty();
+            let retry = !failures.is_empty() || !self.open.is_empty();
             self.failures.send_if_modified(|now| {
                 let changed = *now != failures;
                 *now = failures;
@@ -158,7 +158,13 @@ impl Listeners {
     }
 
     fn replace(&mut self, ports: &[HealthCheckNodePort]) -> Vec<BindFailure> {
-        self.open.retain(|address, _| ports.iter().any(|p| p.port.get() == address.port()));
+        self.open.retain(|address, open| {
+            let has_ended = open.task.is_finished();
+            if has_ended {
+                tracing::error!(%address, "the listener of a health-check node port ended unexpectedly");
+            }
+            !has_ended && ports.iter().any(|p| p.port.get() == address.port())
+        });
         let mut failures = Vec::new();
         for port in ports {
             for ip in &self.addresses {

@@ -48,6 +48,33 @@ fn all_ports_together_have_a_limited_number_of_connections() {
     assert_eq!(connections_of_each(65_536), CONNECTIONS_MIN, "each port answers");
 }
 
+#[tokio::test]
+async fn a_listener_that_has_ended_is_opened_again() {
+    let free = std::net::TcpListener::bind((LOCALHOST, 0)).expect("a port");
+    let address = free.local_addr().expect("its address");
+    drop(free);
+    let port = HealthCheckNodePort {
+        port: address.port().try_into().expect("it is not 0"),
+        service: ObjectKey::new("shop", "web"),
+        local_endpoints: 1,
+    };
+    let (failures, _) = watch::channel(Vec::new());
+    let mut listeners = Listeners {
+        addresses: vec![LOCALHOST],
+        report: Arc::new(report),
+        open: BTreeMap::new(),
+        each: Arc::new(AtomicUsize::new(CONNECTIONS_MAX)),
+        failures,
+    };
+    assert_eq!(listeners.replace(std::slice::from_ref(&port)), []);
+    let open = listeners.open.get_mut(&address).expect("it is open");
+    open.task.abort();
+    (&mut open.task).await.expect_err("it is aborted");
+    assert_eq!(listeners.replace(&[port]), []);
+    let answer = exchange(address, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(answer.expect("it answers").starts_with("HTTP/1.1 200 OK\r\n"));
+}
+
 #[test]
 fn readyz_alone_tells_of_a_lost_link() {
     let lost = "interface \"uplink\" is gone".to_owned();
