@@ -1,8 +1,8 @@
 //! Logging to standard error: one line for each event, as text or as JSON.
 //!
 //! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are logged. If it
-//! is invalid, a warning says so, and the default applies. The target of an event is the module that logs it, for example
-//! `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are off by default because the source reports
+//! is invalid, or names neither a level nor a target of the gateway, a warning says so, and the default applies. The
+//! target of an event is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are off by default because the source reports
 //! them once.
 //!
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Severity};
 use tidegate_model::time::whole_seconds;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::log_sink::LogSink;
 
@@ -37,6 +38,26 @@ const DIAGNOSTICS_TARGET: &str = "tidegate::diagnostics";
 
 /// Target of lines that DPDK or another library wrote to standard error.
 const STDERR_TARGET: &str = "stderr";
+
+/// The targets that `RUST_LOG` may name without a level: the crates of the gateway, the Kubernetes client, and the lines
+/// of other libraries.
+const TARGETS: [&str; 15] = [
+    "dpdk",
+    "kube_client",
+    STDERR_TARGET,
+    "tidegate",
+    "tidegate_announce",
+    "tidegate_cluster",
+    "tidegate_core",
+    "tidegate_dataplane",
+    "tidegate_health",
+    "tidegate_http",
+    "tidegate_model",
+    "tidegate_policy",
+    "tidegate_probe",
+    "tidegate_sharing",
+    "tidegate_source",
+];
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -62,10 +83,9 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
     if SINK.set(Mutex::new(LogSink::new(log, note))).is_err() {
         return Ok(());
     }
-    // An empty filter would log nothing, not even why the configuration is refused.
-    let written = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|text| !text.trim().is_empty());
-    let read = EnvFilter::try_new(written.as_deref().unwrap_or(DEFAULT_FILTER));
-    let (filter, fault) = match read {
+    let written = std::env::var_os(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let written = written.to_string_lossy();
+    let (filter, fault) = match filter(&written) {
         Ok(filter) => (filter, None),
         Err(error) => (EnvFilter::new(DEFAULT_FILTER), Some(error)),
     };
@@ -83,11 +103,33 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
     }
     // The default hook writes text to standard error, and waits for its reader.
     std::panic::set_hook(Box::new(panicked));
-    if let (Some(written), Some(error)) = (written, fault) {
+    if let Some(error) = fault {
         let accepted = FILTER_ACCEPTED;
         tracing::warn!(%error, accepted, "RUST_LOG is {written:?}, which is not valid; the default applies: info");
     }
     Ok(())
+}
+
+/// The filter of this value of `RUST_LOG`, or why it is not valid.
+fn filter(written: &str) -> Result<EnvFilter, String> {
+    // `EnvFilter` takes a blank before or after a level as a part of it, and then reads a target.
+    let directives: Vec<&str> =
+        written.split(',').map(str::trim).filter(|directive| !directive.is_empty()).collect();
+    // An empty filter would log nothing, not even why the configuration is refused.
+    if directives.is_empty() {
+        return Ok(EnvFilter::new(DEFAULT_FILTER));
+    }
+    match directives.iter().find(|directive| !is_known(directive)) {
+        Some(unknown) => Err(format!("{unknown:?} is neither a level nor a target of the gateway")),
+        None => EnvFilter::try_new(directives.join(",")).map_err(|error| error.to_string()),
+    }
+}
+
+/// Whether a directive that is a single word is a level or one of [`TARGETS`]. `EnvFilter` reads any other word as a
+/// target: a misspelt level would turn off the log of all targets that exist. Other directives are not judged here.
+fn is_known(directive: &str) -> bool {
+    let is_word = !directive.contains(['=', '[']) && !directive.contains("::");
+    !is_word || directive.parse::<LevelFilter>().is_ok() || TARGETS.contains(&directive)
 }
 
 /// The output of all events. It is set once.
@@ -182,5 +224,33 @@ pub(crate) fn diagnostic(diagnostic: &Diagnostic) {
     match diagnostic.severity {
         Severity::Error => tracing::error!(target: DIAGNOSTICS_TARGET, place, accepted, "{what}"),
         Severity::Warning => tracing::warn!(target: DIAGNOSTICS_TARGET, place, accepted, "{what}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_crate_of_the_gateway_is_a_target() {
+        let manifest = include_str!("../../Cargo.toml");
+        let named = manifest.lines().filter_map(|line| line.split_once(" = { path = "));
+        let crates: Vec<String> = named.map(|(name, _)| name.replace('-', "_")).collect();
+        let ours: Vec<&String> = crates.iter().filter(|name| name.starts_with("tidegate")).collect();
+        assert!(ours.len() > 5, "{crates:?}");
+        for name in ours {
+            assert!(TARGETS.contains(&name.as_str()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_word_is_a_level_or_a_target_and_other_directives_are_left_to_the_parser() {
+        for known in ["info", "WARN", "off", "3", "tidegate_source", "tidegate::daemon", "hyper=debug", "[a]"]
+        {
+            assert!(is_known(known), "{known}");
+        }
+        for unknown in ["inof", "debgu", "9", "hyper", "tidegate_sorce"] {
+            assert!(!is_known(unknown), "{unknown}");
+        }
     }
 }

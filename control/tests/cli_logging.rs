@@ -70,12 +70,32 @@ fn an_empty_rust_log_is_none_and_an_invalid_one_is_reported() {
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    for filter in ["", " "] {
+    for filter in ["", " ", ","] {
         assert!(log(filter).contains(" ERROR tidegate::diagnostics: "), "{:?}", log(filter));
     }
     let said = log("tidegate=verbose");
     assert!(said.contains(" WARN ") && said.contains("RUST_LOG is \"tidegate=verbose\""), "{said}");
     assert!(said.contains("accepted=") && said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+}
+
+#[test]
+fn a_word_in_rust_log_that_is_neither_a_level_nor_a_target_is_reported_and_the_default_applies() {
+    let log = |filter: &str| {
+        let output = run_with(&[], Some(("RUST_LOG", filter)));
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (filter, unknown) in [("inof", "inof"), ("tidegate=debug,debgu", "debgu"), ("9", "9")] {
+        let said = log(filter);
+        assert!(said.contains(&format!("RUST_LOG is {filter:?}")), "{said}");
+        assert!(said.contains(&format!("{unknown:?} is neither a level nor a target")), "{said}");
+        assert!(said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+    }
+    for filter in ["error ", " warn , tidegate_source=debug ", "tidegate"] {
+        let said = log(filter);
+        assert!(!said.contains("RUST_LOG is"), "{said}");
+        assert!(said.contains(" ERROR tidegate::diagnostics: "), "{said}");
+    }
 }
 
 #[test]
