@@ -99,6 +99,15 @@ fn a_word_in_rust_log_that_is_neither_a_level_nor_a_target_is_reported_and_the_d
 }
 
 #[test]
+fn an_empty_variable_counts_as_not_set() {
+    let output = run(&[], Some(""));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains(" ERROR tidegate::diagnostics: "), "{text}");
+    let said = lines(&run(&["--log-format", "json"], Some("")));
+    assert!(said.iter().any(|line| line["level"] == "ERROR"), "{said:?}");
+}
+
+#[test]
 fn an_unknown_log_format_is_refused_with_the_accepted_ones() {
     for output in [run(&["--log-format", "xml"], None), run(&[], Some("xml"))] {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

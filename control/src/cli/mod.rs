@@ -114,7 +114,7 @@ struct DemoArgs {
 /// Runs the command of the command line and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let command = Cli::command();
+    let command = without_empty_variables(Cli::command());
     let command = match plugin_name(std::env::args_os().next().as_deref()) {
         Some(name) => command.bin_name(name),
         None => command,
@@ -128,6 +128,15 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Removes the environment variables that are empty, which count as not set: clap would refuse their value.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    command.mut_args(|argument| {
+        let value = argument.get_env().and_then(std::env::var_os);
+        let is_empty = value.is_some_and(|value| value.is_empty());
+        if is_empty { argument.env(None::<&'static str>) } else { argument }
+    })
 }
 
 /// Prints why the command failed. Some errors include the text of their cause; it is printed only once.
