@@ -31,7 +31,7 @@ pub(super) struct HealthOptions {
     interval_min: Duration,
     timeout_max: Duration,
     of_operator: Rules,
-    /// The annotations that set the interval, the timeout and the path.
+    /// The annotations with a valid value that set the interval, the timeout and the path.
     interval_said: Option<String>,
     timeout_said: Option<String>,
     path_said: Option<String>,
@@ -75,12 +75,14 @@ impl HealthOptions {
                 Err(_) => read.invalid(annotation, value, "a port number, 1 to 65535"),
             },
             key::HEALTH_INTERVAL => {
-                duration(&mut self.rules.interval, read, annotation, value, config::HEALTH_INTERVAL);
-                self.interval_said = Some(annotation.to_owned());
+                if duration(&mut self.rules.interval, read, annotation, value, config::HEALTH_INTERVAL) {
+                    self.interval_said = Some(annotation.to_owned());
+                }
             }
             key::HEALTH_TIMEOUT => {
-                duration(&mut self.rules.timeout, read, annotation, value, config::HEALTH_TIMEOUT);
-                self.timeout_said = Some(annotation.to_owned());
+                if duration(&mut self.rules.timeout, read, annotation, value, config::HEALTH_TIMEOUT) {
+                    self.timeout_said = Some(annotation.to_owned());
+                }
             }
             key::HEALTHY_THRESHOLD => count(&mut self.rules.healthy_threshold, read, annotation, value),
             key::UNHEALTHY_THRESHOLD => count(&mut self.rules.unhealthy_threshold, read, annotation, value),
@@ -315,18 +317,24 @@ fn name(protocol: HealthProtocol) -> &'static str {
     }
 }
 
+/// Applies a duration. Returns whether it is valid.
+#[must_use]
 fn duration(
     to: &mut Duration,
     read: &mut Reader<'_>,
     annotation: &str,
     value: &str,
     range: RangeInclusive<Duration>,
-) {
+) -> bool {
     match text::duration(value) {
-        Some(parsed) if range.contains(&parsed) => *to = parsed,
+        Some(parsed) if range.contains(&parsed) => {
+            *to = parsed;
+            true
+        }
         _ => {
             let [min, max] = [*range.start(), *range.end()].map(text::show_duration);
             read.invalid(annotation, value, &format!("{}, {min} to {max}", text::DURATION));
+            false
         }
     }
 }

@@ -140,6 +140,21 @@ fn an_operator_s_bounds_hold_for_services_and_what_is_beyond_them_is_said() {
 }
 
 #[test]
+fn nothing_is_said_about_the_default_that_replaces_an_invalid_timeout_or_interval() {
+    let mut world = web(&[("interval", "500ms"), ("timeout", "9ms")]);
+    let outcome = world.look();
+    let rules = outcome.targets.first().expect("two").probe.rules;
+    assert_eq!(rules.timeout, Duration::from_millis(500), "the default, 1 s, is cut to the interval");
+    let said = messages(&outcome);
+    assert!(said.len() == 1 && said[0].contains("\"9ms\" is invalid"), "{said:?}");
+
+    world = web(&[("interval", "9ms")]);
+    world.settings.health.interval_min = Duration::from_secs(3600);
+    let said = messages(&world.look());
+    assert!(said.len() == 1 && said[0].contains("\"9ms\" is invalid"), "{said:?}");
+}
+
+#[test]
 fn checks_count_towards_the_share_of_the_service_s_namespace() {
     let outcome = web(&[]).look();
     assert!(outcome.targets.iter().all(|target| target.probe.namespace.as_deref() == Some("default")));
