@@ -1,7 +1,8 @@
 //! Converts JSON to the same tree as YAML, so that the readers of manifests also decode objects of an API server.
 //!
 //! Values have no position (line 0); the decoder names the object instead. A tree is written back as JSON to be saved
-//! on disk. A manifest in JSON is read as YAML, for its positions: [`as_yaml`] replaces what YAML does not know.
+//! on disk. A manifest in JSON is read as YAML, for its positions: [`values`] separates values that follow one another,
+//! and [`as_yaml`] replaces what YAML does not know.
 //!
 //! Invariant: a value that is nested too deeply affects nothing beside it. API servers store such values in
 //! `managedFields`, which users write, and the parser refuses a whole list of objects for one of them.
@@ -15,6 +16,32 @@ use super::{DEPTH_MAX, Entry, Node, Position, Scalar, ScalarKind, Value};
 
 /// The position of values that were not read from a file.
 const NOWHERE: Position = Position { line: 0, column: 0 };
+
+/// The white space of JSON.
+const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
+
+/// The parts of a text that are documents without a separator, each with its offset: JSON values that follow one another,
+/// as in JSON lines, which `kubectl` reads too. YAML needs a separator between documents. What does not continue such a
+/// sequence belongs to the last part, so any other text is one part.
+pub(super) fn values(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_begin = move |from: usize| text[from..].trim_start_matches(BLANKS).starts_with(['{', '[']);
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    let (mut next, mut is_over) = (0, false);
+    std::iter::from_fn(move || {
+        if is_over {
+            return None;
+        }
+        let begin = next;
+        let is_value = is_begin(begin) && values.next().is_some_and(|value| value.is_ok());
+        let end = values.byte_offset();
+        is_over = !(is_value && is_begin(end));
+        if is_over {
+            return Some((begin, &text[begin..]));
+        }
+        next = text.len() - text[end..].trim_start_matches(BLANKS).len();
+        Some((begin, &text[begin..end]))
+    })
+}
 
 /// The text, where JSON is not YAML: JSON escapes a character above U+FFFF as a surrogate pair (RFC 8259 section 7),
 /// and YAML as `\U` with eight digits. What follows on the same line moves by two columns. Other texts are returned as

@@ -41,7 +41,7 @@ pub struct Fault {
     pub accepted: &'static str,
 }
 
-/// Reads all documents of `text`.
+/// Reads all documents of `text`. JSON values that follow one another are documents of their own, without a separator.
 ///
 /// ```
 /// let parsed = tidegate_model::yaml::parse("a: 1\n---\n{\"b\": [2]}\n");
@@ -49,22 +49,29 @@ pub struct Fault {
 /// assert_eq!(parsed.documents[1].entry("b").expect("it has one").at.column, 2);
 /// ```
 pub fn parse(text: &str) -> Parsed {
-    let text = json::as_yaml(text.strip_prefix('\u{feff}').unwrap_or(text));
-    let mut rest = &*text;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
-    while let Some(stop) = builder.documents(rest) {
-        let Some((offset, lines)) = next_document(rest, stop) else { break };
-        if builder.syntax_errors >= SYNTAX_ERRORS_MAX {
-            let at = Position { line: builder.lines_before + lines + 1, column: 1 };
-            let what =
-                format!("more than {SYNTAX_ERRORS_MAX} syntax errors: the rest of the file is not read");
-            builder.fault(at, what, "YAML or JSON");
+    let (mut from, mut at) = (0, Position { line: 1, column: 1 });
+    for (begin, part) in json::values(text) {
+        at = end(at, &text[from..begin]);
+        from = begin;
+        if !builder.part(&json::as_yaml(part), at) {
             break;
         }
-        builder.lines_before += lines;
-        rest = &rest[offset..];
     }
     builder.parsed
+}
+
+/// The end of a text that begins at `at`.
+fn end(at: Position, text: &str) -> Position {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let columns = |text: &str| number(text.chars().count());
+    let breaks = text.matches(['\n', '\r']).count() - text.matches("\r\n").count();
+    let line = at.line.saturating_add(number(breaks));
+    match text.rfind(['\n', '\r']) {
+        Some(last) => Position { line, column: columns(&text[last + 1..]).saturating_add(1) },
+        None => Position { line, column: at.column.saturating_add(columns(text)) },
+    }
 }
 
 /// Finds the next document from the place of a syntax error on: its offset, and the number of lines before it.
@@ -137,6 +144,16 @@ impl Entries {
     }
 }
 
+/// Why the reading of a text stopped.
+enum Stop {
+    /// At its end.
+    End,
+    /// A limit was exceeded.
+    Limit,
+    /// A syntax error at this place of the text.
+    SyntaxError(Position),
+}
+
 #[derive(Default)]
 struct Builder {
     parsed: Parsed,
@@ -148,23 +165,47 @@ struct Builder {
     unfolded: Size,
     /// Whether the current document has a fault.
     flawed: bool,
-    /// The lines before the text that is being parsed.
+    /// The lines before the text that is being parsed, and the columns before its first line.
     lines_before: u32,
+    columns_before: u32,
     syntax_errors: usize,
     /// The number of `documents` before the one in progress.
     complete: usize,
 }
 
 impl Builder {
-    /// Reads the documents of a text up to its end, a limit or a syntax error. Returns the place of the latter within
-    /// the text.
-    fn documents(&mut self, text: &str) -> Option<Position> {
+    /// Reads a text that begins at `at`, and goes on after syntax errors. Returns false if a limit was exceeded.
+    fn part(&mut self, text: &str, at: Position) -> bool {
+        (self.lines_before, self.columns_before) = (at.line - 1, at.column - 1);
+        let mut rest = text;
+        loop {
+            if self.syntax_errors >= SYNTAX_ERRORS_MAX {
+                let at = Position { line: self.lines_before + 1, column: self.columns_before + 1 };
+                let what =
+                    format!("more than {SYNTAX_ERRORS_MAX} syntax errors: the rest of the file is not read");
+                self.fault(at, what, "YAML or JSON");
+                return false;
+            }
+            let stop = match self.documents(rest) {
+                Stop::End => return true,
+                Stop::Limit => return false,
+                Stop::SyntaxError(stop) => stop,
+            };
+            let Some((offset, lines)) = next_document(rest, stop) else { return true };
+            self.lines_before += lines;
+            self.columns_before = 0;
+            rest = &rest[offset..];
+        }
+    }
+
+    /// Reads the documents of a text up to its end, a limit or a syntax error.
+    fn documents(&mut self, text: &str) -> Stop {
         let mut parser = Parser::new_from_str(text);
         while let Some(event) = parser.next_event() {
             match event {
                 Ok((event, span)) => {
                     if !self.event(event, span) {
-                        return None;
+                        return Stop::Limit;
                     }
                 }
                 Err(error) => {
@@ -179,17 +220,18 @@ impl Builder {
                     self.parsed.documents.truncate(self.complete);
                     self.parsed.flawed.retain(|&index| index < self.complete);
                     self.open.clear();
-                    return Some(within);
+                    return Stop::SyntaxError(within);
                 }
             }
         }
-        None
+        Stop::End
     }
 
     /// The place in the file.
     fn place(&self, marker: saphyr_parser::Marker) -> Position {
         let Position { line, column } = position(marker);
-        Position { line: line.saturating_add(self.lines_before), column }
+        let before = if line == 1 { self.columns_before } else { 0 };
+        Position { line: line.saturating_add(self.lines_before), column: column.saturating_add(before) }
     }
 
     /// Processes one event. Returns false if a limit was exceeded and the rest must not be read.

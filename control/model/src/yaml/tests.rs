@@ -80,6 +80,36 @@ fn a_surrogate_pair_of_json_is_one_character_and_other_text_stays_as_it_is() {
 }
 
 #[test]
+fn json_values_that_follow_one_another_are_documents_with_their_places() {
+    let text = "{\"a\": 1}\n{\n \"b\": 2}\r\n\r\n  {\"\u{e9}\": \"\\ud83d\\ude00\"} [{\"d\": 1, \"d\": 2}]{\"e\": 3}\n";
+    let parsed = parse(text);
+    let at = |line, column| Position { line, column };
+    let places: Vec<Position> = parsed.documents.iter().map(|document| document.at).collect();
+    assert_eq!(places, [at(1, 1), at(2, 1), at(5, 3), at(5, 25), at(5, 43)]);
+    assert_eq!(parsed.documents[1].entry("b").expect("it has one").at, at(3, 2));
+    assert_eq!(parsed.documents[2].entry("\u{e9}").expect("it has one").node.text(), Some("\u{1f600}"));
+    assert_eq!(faults(text), ["5:35: duplicate key \"d\""]);
+    assert_eq!(parsed.flawed, [3]);
+
+    for other in ["{\"a\": 1}\n---\n{\"b\": 2}\n", "{a: 1}\n---\n{b: 2}\n", "{\"a\": 1} # one\n"] {
+        assert_eq!(faults(other), [] as [&str; 0], "{other}");
+    }
+    let broken = "{\"a\": 1}\n{\"b\": 2\n{\"c\": 3}\n";
+    assert_eq!(parse(broken).documents.len(), 1, "the value before it counts");
+    assert!(faults(broken).len() == 1 && faults(broken)[0].contains("not YAML"), "{:?}", faults(broken));
+}
+
+#[test]
+fn json_values_have_the_limits_of_one_text_together() {
+    let deep = format!("{}{}\n{{\"a\": 1}}\n", "[".repeat(70), "]".repeat(70));
+    assert_eq!((parse(&deep).documents.len(), parse(&deep).faults.len()), (0, 1), "the rest is not read");
+    // Half of a surrogate pair is JSON, and not YAML.
+    let many = faults(&"{\"a\": \"\\ud83d\"}\n".repeat(1000));
+    assert_eq!(many.len(), 101);
+    assert!(many[99].starts_with("100:") && many[100].contains("more than 100 syntax errors"), "{many:?}");
+}
+
+#[test]
 fn empty_documents_are_left_out_and_a_byte_order_mark_is_no_text() {
     assert_eq!(parse("---\n---\na: 1\n---\n# nothing\n").documents.len(), 1);
     assert_eq!(parse("").documents.len(), 0);

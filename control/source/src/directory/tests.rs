@@ -64,6 +64,23 @@ fn files_are_found_by_their_names_at_any_depth_and_hidden_ones_are_not() {
 }
 
 #[test]
+fn all_json_values_of_a_file_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = |name: &str, port: u32| {
+        format!(
+            r#"{{"apiVersion": "v1", "kind": "Service", "metadata": {{"name": "{name}"}}, "spec": {{"ports": [{{"port": {port}}}]}}}}"#
+        )
+    };
+    let path = dir.path().join("all.json");
+    write(&path, &format!("{}\n{}\n{}\n", service("a", 80), service("b", 0), service("c", 82)));
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert_eq!(names(&objects), ["a", "c"]);
+    let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+    let place = format!("{}:2:", path.display());
+    assert!(errors.len() == 1 && errors[0].starts_with(&place), "{errors:?}");
+}
+
+#[test]
 fn a_fault_leaves_its_object_out_and_all_others_in() {
     let dir = tempfile::tempdir().unwrap();
     write(
