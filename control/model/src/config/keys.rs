@@ -225,7 +225,7 @@ pub const KEYS: &[Key] = &[
         "Sources that the gateway refuses for all Services and VIPs (`source_denied`), without an answer ([limits.md](limits.md#lists-of-sources)). \
          The longest prefix of `deny` and `allow` decides. Known flows of a source that becomes refused end."),
     key("protection.deny.files", "list of paths, relative to this file", Value("[]"), "[/dev/null]", Reload,
-        "Files with more of them: an address or a prefix in each line, `#` begins a comment. They are read again with the configuration. \
+        "Files with more of them: an address or a prefix in each line, `#` or `;` begins a comment. They are read again with the configuration. \
          Together, the lists have at most 1000000 prefixes."),
     key("protection.allow.prefixes", "list of CIDRs and addresses", Value("[]"), "[198.51.100.7]", Reload,
         "Sources that `deny` does not refuse although a shorter prefix of it, or the same one, contains them. `newConnections` does not limit them."),

@@ -1,6 +1,7 @@
 //! `protection`: the sources that the gateway refuses or always admits, and how many new flows a source may begin.
 //!
-//! Lists are in the configuration, in files, or both. A file has a prefix or an address in each line; `#` begins a comment.
+//! Lists are in the configuration, in files, or both. A file has a prefix or an address in each line; `#` or `;` begins
+//! a comment, as in the lists that are published.
 //! The files are read whenever the configuration is, and a fault in one is a fault of the configuration: the lists in use
 //! stay until all files are right. A gateway that starts uses the last good copy of a file with a fault.
 
@@ -48,7 +49,7 @@ pub fn syn_cookies(word: &str) -> Option<SynCookies> {
 const FAULTS_PER_FILE: usize = 20;
 
 /// The accepted content of a line.
-const LINE: &str = "an address or a CIDR such as 192.0.2.0/24 or 2001:db8::/64, or a comment after #";
+const LINE: &str = "an address or a CIDR such as 192.0.2.0/24 or 2001:db8::/64, or a comment after # or ;";
 
 /// The rates that are accepted, in new flows per second.
 const RATE_MAX: i64 = 10_000_000;
@@ -171,7 +172,7 @@ fn parse(contents: &[u8]) -> Result<Vec<IpNet>, Vec<(u32, String)>> {
 
 /// The prefix of a line, if it has one.
 fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
-    let entry = line.split('#').next().unwrap_or_default().trim();
+    let entry = line.split(['#', ';']).next().unwrap_or_default().trim();
     if entry.is_empty() {
         return Ok(None);
     }

@@ -295,6 +295,10 @@ fn lists_and_keys_are_read_from_files_and_faults_in_them_have_their_lines() {
     let marked = load().config.expect("a byte order mark is no part of the first line");
     assert_eq!(marked.protection.sources.counts(), [1, 0]);
 
+    write("deny.txt", "; a published list\n198.51.100.0/24 ; SBL1\n203.0.113.0/24;SBL2 # both\n");
+    let published = load().config.expect("a semicolon begins a comment too");
+    assert_eq!(published.protection.sources.counts(), [2, 0]);
+
     // The IPv4 form of these is what packets have.
     write("deny.txt", "::ffff:203.0.113.7\n::ffff:198.51.100.0/120\n");
     let mapped = load().config.expect("it is valid");
