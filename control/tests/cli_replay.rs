@@ -234,6 +234,12 @@ fn explain_names_the_backend_that_replay_sends_to() {
                 for key in ["verdict", "reason", "service", "backend", "mode"] {
                     assert_eq!(told[key], replay.lines[n][key], "{key} of {src} -> {dst}");
                 }
+                // Programs show IPv4 addresses in this form too.
+                let mapped = |address: SocketAddr| match address.ip() {
+                    IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+                    IpAddr::V6(_) => address,
+                };
+                assert_eq!(explain(&site, mapped(src), mapped(dst)), told, "{src} -> {dst}");
             }
         }
     }

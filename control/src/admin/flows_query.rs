@@ -1,8 +1,9 @@
 //! The filter of `flows`: by Service, backend and client, with a limit.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both.
+//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
+//! address is read as the IPv4 address in it, because the addresses of flows have that form.
 //!
-//! Invariant: [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
+//! Invariant: otherwise, [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -115,12 +116,12 @@ impl FromStr for BackendName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(at) = text.parse::<SocketAddr>() {
-            return Ok(Self { address: at.ip(), port: Some(at.port()) });
+            return Ok(Self { address: at.ip().to_canonical(), port: Some(at.port()) });
         }
-        let address = text.trim_matches(['[', ']']).parse();
+        let address = text.trim_matches(['[', ']']).parse::<IpAddr>();
         let address =
             address.map_err(|_| format!("{text:?} is no backend; accepted: ADDRESS:PORT, ADDRESS"))?;
-        Ok(Self { address, port: None })
+        Ok(Self { address: address.to_canonical(), port: None })
     }
 }
 
@@ -152,7 +153,9 @@ impl FromStr for Client {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|_| format!("{text:?} is no client; accepted: an address"))
+        let client = text.parse::<IpAddr>();
+        let client = client.map_err(|_| format!("{text:?} is no client; accepted: an address"))?;
+        Ok(Self(client.to_canonical()))
     }
 }
 
@@ -179,6 +182,17 @@ mod tests {
             }
         }
         assert_eq!(FlowsQuery::parse("").map(|query| query.limit), Ok(LIMIT_DEFAULT));
+    }
+
+    #[test]
+    fn an_ipv4_mapped_address_is_read_as_the_ipv4_address() {
+        for (mapped, plain) in [
+            ("backend=[::ffff:10.0.0.1]:80", "backend=10.0.0.1:80"),
+            ("backend=::ffff:10.0.0.1", "backend=10.0.0.1"),
+            ("client=::ffff:192.0.2.9", "client=192.0.2.9"),
+        ] {
+            assert_eq!(FlowsQuery::parse(mapped), FlowsQuery::parse(plain));
+        }
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn packet(query: &str) -> Result<Packet, AdminError> {
         })
     };
     let protocol: Transport = parameter("proto", "tcp")?.parse().map_err(AdminError::BadRequest)?;
-    Ok(Packet { protocol, source: address("src")?, destination: address("dst")? })
+    Ok(Packet::new(protocol, address("src")?, address("dst")?))
 }
 
 /// Refuses a change whose sender no longer waits for it.

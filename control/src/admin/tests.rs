@@ -343,6 +343,9 @@ async fn explain_carries_the_packet_of_either_family() {
     };
     let error = lab.client().explain(&packet).await.expect_err("no snapshot").to_string();
     assert_eq!(error, "no snapshot yet for UDP to [2001:db8::1]:53");
+    let mapped = Packet { destination: "[::ffff:203.0.113.1]:53".parse().expect("an address"), ..packet };
+    let error = lab.client().explain(&mapped).await.expect_err("no snapshot").to_string();
+    assert_eq!(error, "no snapshot yet for UDP to 203.0.113.1:53");
 }
 
 #[tokio::test]

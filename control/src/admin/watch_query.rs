@@ -1,8 +1,9 @@
 //! The filter of `trace` and `capture`: by host, port, protocol, interface, Service, backend, verdict and reason.
 //!
-//! The command line and the query of the request use the same text, which is parsed here for both.
+//! The command line and the query of the request use the same text, which is parsed here for both. An IPv4-mapped IPv6
+//! address is read as the IPv4 address in it, because no packet that is forwarded has an IPv4-mapped one.
 //!
-//! Invariant: [`WatchQuery::parse`] reads back exactly what [`WatchQuery::pairs`] wrote.
+//! Invariant: otherwise, [`WatchQuery::parse`] reads back exactly what [`WatchQuery::pairs`] wrote.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -93,7 +94,7 @@ impl WatchQuery {
             query::value(text, key).map(parsed).transpose()
         }
         Ok(Self {
-            host: plain(text, "host", "an address")?,
+            host: plain::<IpAddr>(text, "host", "an address")?.map(|host| host.to_canonical()),
             port: plain(text, "port", "0 to 65535")?,
             protocol: one(text, "protocol")?,
             interface: query::value(text, "interface"),
@@ -180,6 +181,13 @@ mod tests {
             let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
             assert_eq!(WatchQuery::parse(&query::encode(&pairs)), Ok(asked));
         }
+    }
+
+    #[test]
+    fn an_ipv4_mapped_host_is_read_as_the_ipv4_address() {
+        let [mapped, plain] = ["host=::ffff:192.0.2.9", "host=192.0.2.9"]
+            .map(|text| WatchQuery::parse(text).expect("it is valid"));
+        assert_eq!(mapped, plain);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::output::print_answer;
 use super::{ask, load};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let packet = Packet { protocol: args.proto, source: args.src, destination: args.dst };
+    let packet = Packet::new(args.proto, args.src, args.dst);
     let Some(config) = &args.config else {
         return ask::explain(args, &packet);
     };

@@ -109,7 +109,14 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
 
 fn socket(field: &Field<'_>) -> Option<SocketAddr> {
     let read = |t: &str| t.parse().ok().filter(|a: &SocketAddr| a.port() != 0);
-    field.parsed(read, "an address and port such as 192.0.2.4:10358 or [2001:db8::4]:10358")
+    let address = field.parsed(read, "an address and port such as 192.0.2.4:10358 or [2001:db8::4]:10358")?;
+    // Datagrams are matched with peers by their source, which has the IPv4 form.
+    let plain = SocketAddr::new(address.ip().to_canonical(), address.port());
+    if plain.ip() != address.ip() {
+        field.error(format_args!("{address} has an IPv4-mapped IPv6 address"), plain.to_string());
+        return None;
+    }
+    Some(address)
 }
 
 /// Whether a socket that is bound to `listen` can send to `peer`.

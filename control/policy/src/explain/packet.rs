@@ -1,7 +1,7 @@
 //! The packet to explain, and the state of its flow.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,22 @@ pub struct Packet {
     pub source: SocketAddr,
     /// The destination.
     pub destination: SocketAddr,
+}
+
+impl Packet {
+    /// The packet with these addresses. An IPv4-mapped IPv6 address stands for the IPv4 address in it: servers with one
+    /// socket for both families show IPv4 clients by such addresses, and no packet that is forwarded has one.
+    #[must_use]
+    pub fn new(protocol: Transport, source: SocketAddr, destination: SocketAddr) -> Self {
+        Self { protocol, source: unmapped(source), destination: unmapped(destination) }
+    }
+}
+
+fn unmapped(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
 }
 
 /// A transport protocol by name, in any case: `tcp`, `udp`, `sctp`.

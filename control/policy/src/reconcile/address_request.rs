@@ -51,7 +51,8 @@ impl AddressRequest {
             value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();
         match parsed {
             Ok(addresses) if (1..=REQUESTED_MAX).contains(&addresses.len()) => {
-                self.addresses = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
+                // As in `spec.loadBalancerIP`, an IPv4-mapped IPv6 address is the IPv4 address in it.
+                self.addresses = addresses.into_iter().map(|ip| (ip.to_canonical(), field.clone())).collect();
             }
             // A different address from the intended one is worse than none: DNS does not point there. An address that
             // the Service already has stays.

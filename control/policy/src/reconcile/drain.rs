@@ -281,13 +281,14 @@ impl DrainTarget {
 impl std::str::FromStr for DrainTarget {
     type Err = String;
 
-    /// `10.0.0.1:80`, `[2001:db8::1]:80`, `10.0.0.1`, `2001:db8::1`, or a node's name.
+    /// `10.0.0.1:80`, `[2001:db8::1]:80`, `10.0.0.1`, `2001:db8::1`, or a node's name. An IPv4-mapped IPv6 address is read
+    /// as the IPv4 address in it: endpoints have no other form.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(address) = text.parse::<SocketAddr>() {
-            return Ok(Self::Backend(address.ip(), Some(address.port())));
+            return Ok(Self::Backend(address.ip().to_canonical(), Some(address.port())));
         }
-        if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
-            return Ok(Self::Backend(ip, None));
+        if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+            return Ok(Self::Backend(ip.to_canonical(), None));
         }
         if tidegate_model::yaml::text::is_rfc1123_subdomain(text) {
             return Ok(Self::Node(text.to_owned()));

@@ -492,6 +492,10 @@ const FAULTS: &[(&str, &str)] = &[
         "8:17: error: admin.socket: the text \"\" is not accepted; accepted: a path of 1 to 107 bytes",
     ),
     (
+        "flowSharing: {listen: '[::ffff:192.0.2.4]:7'}",
+        "8:23: error: flowSharing.listen: [::ffff:192.0.2.4]:7 has an IPv4-mapped IPv6 address; accepted: 192.0.2.4:7",
+    ),
+    (
         "admin: {listen: '9469'}",
         "8:17: error: admin.listen: the text \"9469\" is not accepted; accepted: an address and port such as 127.0.0.1:9469 or [::]:9469, or \"\" for none",
     ),

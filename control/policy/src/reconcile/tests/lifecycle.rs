@@ -86,7 +86,9 @@ fn the_operator_drains_a_backend_or_a_whole_node() {
     for (drained, expected) in [
         ("10.0.1.1:8080", ["10.0.1.1:8080 draining", "10.0.1.2:8080 active"]),
         ("10.0.1.1:80", ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]),
+        ("[::ffff:10.0.1.1]:8080", ["10.0.1.1:8080 draining", "10.0.1.2:8080 active"]),
         ("10.0.1.2", ["10.0.1.1:8080 active", "10.0.1.2:8080 draining"]),
+        ("::ffff:10.0.1.2", ["10.0.1.1:8080 active", "10.0.1.2:8080 draining"]),
         ("b", ["10.0.1.1:8080 active", "10.0.1.2:8080 draining"]),
     ] {
         world.drained = BTreeSet::from([drained.parse().expect("a drain target")]);

@@ -625,6 +625,8 @@ fn drain_timeout_says_how_long_flows_of_a_removed_backend_live_on() {
 fn load_balancer_ips_address_pool_and_allow_shared_ip_choose_the_address() {
     let outcome = annotated_with(key::LOAD_BALANCER_IPS, "203.0.113.9");
     assert_eq!(owners(&outcome), ["203.0.113.9 web"]);
+    let outcome = annotated_with(key::LOAD_BALANCER_IPS, "::ffff:203.0.113.9");
+    assert_eq!(owners(&outcome), ["203.0.113.9 web"]);
     let outcome = annotated_with(key::ADDRESS_POOL, "edge");
     assert_eq!(outcome.services[0].vips[0].pool, "edge", "though it is not automatic");
     let outcome = annotated_with(key::ADDRESS_POOL, "egde");
