@@ -2,7 +2,8 @@
 //!
 //! The range is 30000 to 32767. Its lowest min(max(16, size/32), 128) ports are the static band, which is used last,
 //! so that ports chosen by hand there stay free (KEP-3668). A hash of the Service's name and the port chooses the
-//! node port, so it is the same in every run, and another Service changes it only by a collision.
+//! node port, so it is the same in every run, and another Service changes it only by a collision. Ports of a Service that
+//! have the same number, by different protocols, have the same node port where it is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,6 +34,10 @@ impl Ports {
     fn take(&mut self, port: Port, protocol: Protocol, owner: &ObjectKey) {
         self.owners.insert((port, protocol), owner.clone());
         self.free_of(protocol).remove(&port.get());
+    }
+
+    fn is_free(&self, port: Port, protocol: Protocol) -> bool {
+        !self.owners.contains_key(&(port, protocol))
     }
 
     fn free_of(&mut self, protocol: Protocol) -> &mut BTreeSet<u16> {
@@ -84,12 +89,29 @@ pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
         let mut given = Service::clone(service);
         let numbered = matches!(service.service_type, ServiceType::NodePort)
             || (service.service_type == ServiceType::LoadBalancer && service.allocate_node_ports);
+        let is_refused = |i| refused.contains(&(service.meta.key.clone(), Some(i)));
+        // The node port of each number, the first one that is requested or assigned.
+        let mut of_number: BTreeMap<Port, Port> = BTreeMap::new();
         for (i, port) in given.ports.iter_mut().enumerate() {
-            if refused.contains(&(service.meta.key.clone(), Some(i))) {
-                port.node_port = None;
-            } else if numbered && port.node_port.is_none() {
+            port.node_port = port.node_port.filter(|_| !is_refused(i));
+            if let Some(node_port) = port.node_port {
+                of_number.entry(port.port).or_insert(node_port);
+            }
+        }
+        for (i, port) in given.ports.iter_mut().enumerate() {
+            if !numbered || port.node_port.is_some() || is_refused(i) {
+                continue;
+            }
+            let same = of_number.get(&port.port).copied().filter(|same| ports.is_free(*same, port.protocol));
+            port.node_port = if let Some(same) = same {
+                ports.take(same, port.protocol, &service.meta.key);
+                Some(same)
+            } else {
                 let (protocol, seed) = wants(port.protocol, &format!("{}/{}", port.port, port.protocol));
-                port.node_port = choose(&mut ports, service, protocol, &seed, report);
+                choose(&mut ports, service, protocol, &seed, report)
+            };
+            if let Some(node_port) = port.node_port {
+                of_number.entry(port.port).or_insert(node_port);
             }
         }
         if refused.contains(&(service.meta.key.clone(), None)) {

@@ -344,6 +344,37 @@ fn node_ports_are_given_out_where_an_api_server_would() {
 }
 
 #[test]
+fn ports_of_one_number_have_one_node_port_where_it_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let dns = |name: &str, tcp: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec:\n  type: NodePort\n  ports:\n  \
+             - {{name: udp, port: 53, protocol: UDP}}\n  - {{name: tcp, port: 53{tcp}}}\n  - {{name: other, port: 54}}\n---\n"
+        )
+    };
+    let owner = "apiVersion: v1\nkind: Service\nmetadata: {name: owner}\n\
+                 spec: {type: NodePort, ports: [{port: 1, protocol: UDP, nodePort: 30001}]}\n---\n";
+    let services = [
+        dns("none", ""),
+        dns("one", ", nodePort: 30000"),
+        dns("taken", ", nodePort: 30001"),
+        owner.to_owned(),
+    ];
+    write(&dir.path().join("a.yaml"), &services.concat());
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(report.is_empty(), "{report}");
+    let of = |name: &str| {
+        let service = &objects.services[&ObjectKey::new("default", name)];
+        [0, 1, 2].map(|i: usize| service.ports[i].node_port.map_or(0, u16::from))
+    };
+    let [udp, tcp, other] = of("none");
+    assert!(udp >= 30_086 && udp == tcp && other >= 30_086 && udp != other, "{:?}", of("none"));
+    assert_eq!(of("one")[..2], [30_000, 30_000]);
+    let [udp, tcp, _] = of("taken");
+    assert!(udp >= 30_086 && tcp == 30_001, "{:?}", of("taken"));
+}
+
+#[test]
 fn a_node_port_asked_for_twice_is_an_error_and_one_asked_for_is_never_given_out() {
     let given = {
         let dir = tempfile::tempdir().unwrap();
