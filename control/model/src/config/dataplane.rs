@@ -349,6 +349,11 @@ fn host_address(field: &Field<'_>) -> Option<IpAddr> {
 fn own_address(field: &Field<'_>) -> Option<IpNet> {
     let net = field
         .parsed(text::cidr, "an address with its prefix length such as 192.0.2.2/24 or 2001:db8::2/64")?;
+    let plain = text::unmapped(net);
+    if plain != net {
+        field.error(format_args!("{net} is an IPv4-mapped IPv6 address"), plain.to_string());
+        return None;
+    }
     let ip = net.addr();
     let reserved = match net {
         IpNet::V4(v4) => v4.prefix_len() < 31 && (ip == net.network() || ip == net.broadcast()),

@@ -362,10 +362,15 @@ fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<Ip
     is_whole
 }
 
-/// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored.
+/// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored. No packet has an IPv4-mapped IPv6
+/// address, so a range of them would admit nobody: it is refused, or read as the IPv4 range in a stored object.
 fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
     let written = written.trim();
-    let net = if sheet.is_stored() { text::stored_cidr(written) } else { text::cidr(written) };
+    let net = if sheet.is_stored() {
+        text::stored_cidr(written)
+    } else {
+        text::cidr(written).filter(|net| text::unmapped(*net) == *net)
+    };
     net.map(|net| net.trunc())
 }
 

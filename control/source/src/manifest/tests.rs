@@ -322,6 +322,10 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
         "7:30: error: spec.loadBalancerSourceRanges[0]: the text \"10.0.0.0\" is not accepted; accepted: a CIDR such as 192.0.2.0/24 or 2001:db8::/64",
     ),
     (
+        "  ports: [{port: 80}]\n  type: LoadBalancer\n  loadBalancerSourceRanges: ['::ffff:10.0.0.0/104']",
+        "7:30: error: spec.loadBalancerSourceRanges[0]: the text \"::ffff:10.0.0.0/104\" is not accepted; accepted: a CIDR such as 192.0.2.0/24 or 2001:db8::/64",
+    ),
+    (
         "  ports: [{port: 80}]\n  sessionAffinity: clientip",
         "6:20: error: spec.sessionAffinity: the text \"clientip\" is not accepted; accepted: None, ClientIP",
     ),

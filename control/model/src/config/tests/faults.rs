@@ -111,6 +111,10 @@ const FAULTS: &[(&str, &str)] = &[
         "8:38: error: dataplane.interfaces[1].addresses[0]: 10.0.0.0/24 is not a host address; accepted: a host address with the prefix length of its network",
     ),
     (
+        "  - {name: b, device: d, addresses: ['::ffff:10.0.0.2/120']}",
+        "8:38: error: dataplane.interfaces[1].addresses[0]: ::ffff:10.0.0.2/120 is an IPv4-mapped IPv6 address; accepted: 10.0.0.2/24",
+    ),
+    (
         "  - {name: b, device: d, addresses: [192.0.2.2/32]}",
         "8:38: error: dataplane.interfaces[1].addresses[0]: 192.0.2.2 is also on uplink; accepted: each address on one interface",
     ),
