@@ -2,8 +2,8 @@
 //!
 //! `RUST_LOG` selects the events by target and level; without it, or if it is empty, `info` and above are logged. If it
 //! is invalid, or names neither a level nor a target of the gateway, a warning says so, and the default applies. The
-//! target of an event is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are off by default because the source reports
-//! them once.
+//! target of an event is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's
+//! own errors are off by default because the source reports them once.
 //!
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
 //! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.

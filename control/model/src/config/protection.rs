@@ -1,9 +1,9 @@
 //! `protection`: the sources that the gateway refuses or always admits, and how many new flows a source may begin.
 //!
 //! Lists are in the configuration, in files, or both. A file has a prefix or an address in each line; `#` or `;` begins
-//! a comment, as in the lists that are published.
-//! The files are read whenever the configuration is, and a fault in one is a fault of the configuration: the lists in use
-//! stay until all files are right. A gateway that starts uses the last good copy of a file with a fault.
+//! a comment: published lists have either. The files are read whenever the configuration is, and a fault in one is a
+//! fault of the configuration: the lists in use stay until all files are right. A gateway that starts uses the last good
+//! copy of a file with a fault.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
