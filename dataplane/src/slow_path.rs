@@ -225,7 +225,8 @@ impl<S: FrameSource> SlowPath<S> {
             resolver.own(now, owned);
             worked = true;
         }
-        worked |= routes.turn(&self.taps);
+        worked |= routes.turn(&self.taps, now);
+        self.links.set_route_fault(routes.fault());
         worked |= self.resolve(resolver, now);
         if now >= memory.look_at {
             memory.look_at = now.plus(LOOK_EVERY);

@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::process::Command;
 
 use common::*;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
 use tidegate_core::snapshot::{NeighborSpec, RouteSpec, SnapshotSpec};
@@ -91,6 +92,7 @@ fn inside() {
         WorkerPool::start(&config, queues, Heap, vec![Some(tap)], &first, enter, None).unwrap();
 
     the_kernels_routes_follow(&worker_pool, &first);
+    routes_wait_while_no_descriptor_is_free(&worker_pool, &first);
 
     a_host_is_answered(&wire);
     known_neighbors_need_no_request(&wire, known);
@@ -182,6 +184,27 @@ fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &Snap
     assert!(said.contains("198.51.100.0/24") && said.contains("10.9.0.0/16"), "{said}");
     worker_pool.publish(&SnapshotSpec { generation: 3, ..first.clone() }).unwrap();
     wait_until("the first routes again", || !has(&["route"], "10.244.") && has(&["-6", "route"], "default"));
+}
+
+/// Routes that cannot be made now are made later, and the reason is shown meanwhile.
+fn routes_wait_while_no_descriptor_is_free(worker_pool: &WorkerPool<MemoryFrame>, first: &SnapshotSpec) {
+    let mut next = SnapshotSpec { generation: 4, ..first.clone() };
+    next.network.routes = routes(&[("10.246.0.0/16", "192.0.2.1")]);
+    let limit = getrlimit(Resource::Nofile);
+    // Standard input, output and error use the only numbers below the limit.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
+    worker_pool.publish(&next).unwrap();
+    wait_until("the trouble", || worker_pool.links().route_fault().is_some());
+    let (why, _) = worker_pool.links().route_fault().unwrap();
+    setrlimit(Resource::Nofile, limit).unwrap();
+    assert!(why.contains("Too many open files"), "{why}");
+    wait_until("the routes that waited", || {
+        let said = iproute(&["route"]);
+        said.contains("10.246.0.0/16 via 192.0.2.1 dev tg-uplink") && !said.contains("198.51.100.0/24")
+    });
+    wait_until("the end of the trouble", || worker_pool.links().route_fault().is_none());
+    worker_pool.publish(&SnapshotSpec { generation: 5, ..first.clone() }).unwrap();
+    wait_until("the first routes once more", || iproute(&["-6", "route"]).contains("default"));
 }
 
 fn routes(list: &[(&str, &str)]) -> Vec<RouteSpec> {

@@ -362,6 +362,11 @@ impl State {
         with_times(self.dataplane.links().troubles())
     }
 
+    /// Why the routes of the taps cannot be changed, as text for display.
+    pub(super) fn route_fault(&self) -> Vec<String> {
+        with_times(self.dataplane.links().route_fault().into_iter().collect())
+    }
+
     /// Workers and slow path, if they hang, as text for display.
     pub(super) fn hung(&self) -> Vec<String> {
         with_times(self.dataplane.hung())

@@ -143,6 +143,8 @@ pub struct Links {
     table: Mutex<Vec<InterfaceLink>>,
     /// Indexed by interface.
     reports: Mutex<Vec<PortReport>>,
+    /// Why the routes of the taps cannot be changed, and since when.
+    route_fault: Mutex<Option<(String, SystemTime)>>,
     wants: Vec<Wants>,
     on_change: OnceLock<OnChange>,
 }
@@ -168,7 +170,8 @@ impl Links {
         let table: Vec<_> = interfaces.into_iter().map(link).collect();
         let wants = table.iter().map(|_| Wants::default()).collect();
         let reports = Mutex::new(vec![PortReport::default(); table.len()]);
-        Self { table: Mutex::new(table), reports, wants, on_change: OnceLock::new() }
+        let route_fault = Mutex::default();
+        Self { table: Mutex::new(table), reports, route_fault, wants, on_change: OnceLock::new() }
     }
 
     /// Sets the callback for changes. Only the first call has an effect.
@@ -192,6 +195,37 @@ impl Links {
     #[must_use]
     pub fn port_reports(&self) -> Vec<PortReport> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Why the kernel's routes through the taps cannot be changed, with its start. Frames of interfaces pass all the
+    /// same, so this is not among [`Links::troubles`].
+    #[must_use]
+    pub fn route_fault(&self) -> Option<(String, SystemTime)> {
+        let fault = self.route_fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let sentence = |(why, since): &(String, SystemTime)| {
+            let what = format!(
+                "the gateway cannot change the kernel's routes through its taps, so its health checks may take \
+                 another way than packets; it tries again every second: {why}"
+            );
+            (what, *since)
+        };
+        fault.as_ref().map(sentence)
+    }
+
+    /// Records why the kernel's routes through the taps cannot be changed, or with `None` that they can.
+    pub(crate) fn set_route_fault(&self, why: Option<&str>) {
+        let mut fault = self.route_fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if fault.as_ref().map(|(last, _)| last.as_str()) == why {
+            return;
+        }
+        match why {
+            Some(why) => {
+                tracing::warn!(why, "the routes of the taps cannot be changed: the gateway tries again");
+            }
+            None => tracing::info!("the routes of the taps can be changed again"),
+        }
+        let since = fault.as_ref().map_or_else(SystemTime::now, |(_, since)| *since);
+        *fault = why.map(|why| (why.to_owned(), since));
     }
 
     /// Records what the driver of this interface's port reports.
@@ -347,6 +381,19 @@ mod tests {
         assert!(trouble.contains("1300") && trouble.contains("1500") && Some(time) == since, "{trouble}");
         links.set_short_mtu(0, None);
         assert!(links.troubles().is_empty());
+    }
+
+    #[test]
+    fn routes_that_cannot_be_changed_are_told_with_their_start_and_leave_the_interfaces_usable() {
+        let links = Links::new(["uplink"]);
+        links.set_route_fault(Some("Too many open files"));
+        let (_, since) = links.route_fault().expect("a fault");
+        links.set_route_fault(Some("No buffer space available"));
+        let (what, time) = links.route_fault().expect("a fault");
+        assert!(what.contains("No buffer space available") && time == since, "{what}");
+        assert!(links.troubles().is_empty());
+        links.set_route_fault(None);
+        assert_eq!(links.route_fault(), None);
     }
 
     #[test]

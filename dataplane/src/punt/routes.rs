@@ -2,7 +2,9 @@
 //! the gateway's own connections (health checks, the API server) take the same path as forwarded packets.
 //!
 //! [`TapRoutes`] receives the routes of each new forwarding state and changes the kernel's some at a time, driven by
-//! the slow path. A route that the kernel refuses is logged once and not tried again until it changes.
+//! the slow path. A route that the kernel refuses is logged once and not tried again until it changes. While no change
+//! can be made at all, because the process has no descriptor left for example, the changes wait and
+//! [`TapRoutes::fault`] has the reason.
 //!
 //! Invariant: only routes created here are removed; those of the host are not touched (`netlink::ROUTE_METRIC`).
 
@@ -10,9 +12,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Bound;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::now::Now;
 
 use super::netlink::Netlink;
 use super::tap::Tap;
@@ -25,6 +29,8 @@ pub type Routes = BTreeMap<IpNet, RouteTarget>;
 
 /// The number of changes made at once: some 5 ms.
 const CHANGES_PER_TURN: usize = 256;
+/// Pause after an attempt that a shortage of the system has ended.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The routes that the kernel has through the taps, and those that it should have.
 #[derive(Debug, Default)]
@@ -33,6 +39,10 @@ pub struct TapRoutes {
     pending: Vec<Change>,
     /// The last route that was checked; `None` to begin with the first.
     looked_at: Option<IpNet>,
+    /// Why no change could be made at the last attempt.
+    fault: Option<String>,
+    /// The earliest time of the next attempt.
+    retry_at: Now,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,13 +74,21 @@ impl TapRoutes {
     /// Restores routes that another program has removed from the kernel. Each call checks some of them and continues
     /// where the previous call stopped.
     pub fn look_after(&mut self, taps: &[Option<Tap>]) {
-        if self.have.is_empty() || !self.pending.is_empty() {
+        if !self.pending.is_empty() {
+            return;
+        }
+        if self.have.is_empty() {
+            self.fault = None;
             return;
         }
         let mut netlink = match Netlink::open() {
             Ok(netlink) => netlink,
-            Err(error) => return tracing::debug!(%error, "cannot read the routes of the kernel"),
+            Err(error) => {
+                self.fault = Some(error.to_string());
+                return;
+            }
         };
+        self.fault = None;
         let from = self.looked_at.take().map_or(Bound::Unbounded, Bound::Excluded);
         for (&to, &(interface, via)) in self.have.range((from, Bound::Unbounded)).take(CHANGES_PER_TURN) {
             self.looked_at = Some(to);
@@ -88,33 +106,47 @@ impl TapRoutes {
         }
     }
 
-    /// Makes some of the pending changes. Returns whether there were any.
-    pub fn turn(&mut self, taps: &[Option<Tap>]) -> bool {
-        if self.pending.is_empty() {
+    /// Makes some of the pending changes. Returns whether it has tried to.
+    pub fn turn(&mut self, taps: &[Option<Tap>], now: Now) -> bool {
+        if self.pending.is_empty() || now < self.retry_at {
             return false;
         }
-        let mut netlink = match Netlink::open() {
-            Ok(netlink) => netlink,
+        match self.change_some(taps) {
+            Ok(()) => self.fault = None,
             Err(error) => {
-                tracing::warn!(%error, "cannot change the routes of the kernel");
-                self.pending.clear();
-                return true;
+                self.fault = Some(error.to_string());
+                self.retry_at = now.plus(RETRY_AFTER);
             }
-        };
+        }
+        true
+    }
+
+    /// Why the routes of the kernel cannot be read or changed now; the changes wait.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
+    /// Makes some of the pending changes. An error means that none can be made now; the others stay pending.
+    fn change_some(&mut self, taps: &[Option<Tap>]) -> io::Result<()> {
+        let mut netlink = Netlink::open()?;
         for _ in 0..CHANGES_PER_TURN {
-            let Some(change) = self.pending.pop() else { break };
-            let (to, (interface, via)) = match change {
-                Change::Put(to, way) => {
-                    self.have.insert(to, way);
-                    (to, way)
-                }
-                Change::Remove(to, way) => {
-                    self.have.remove(&to);
-                    (to, way)
-                }
+            let Some(&change) = self.pending.last() else { break };
+            let (Change::Put(to, way) | Change::Remove(to, way)) = change;
+            let (interface, via) = way;
+            let tap = taps.get(usize::from(interface)).and_then(Option::as_ref);
+            let index = match tap.map(Tap::index) {
+                // The look-up of the index needs a descriptor too.
+                Some(Err(error)) if is_shortage(&error) => return Err(error),
+                index => index,
             };
-            let Some(tap) = taps.get(usize::from(interface)).and_then(Option::as_ref) else { continue };
-            let made = tap.index().and_then(|index| match change {
+            self.pending.pop();
+            match change {
+                Change::Put(..) => self.have.insert(to, way),
+                Change::Remove(..) => self.have.remove(&to),
+            };
+            let (Some(tap), Some(index)) = (tap, index) else { continue };
+            let made = index.and_then(|index| match change {
                 Change::Put(..) => netlink.add_route(index, to, via),
                 Change::Remove(..) => netlink.remove_route(index, to, via),
             });
@@ -128,8 +160,15 @@ impl TapRoutes {
                 }
             }
         }
-        true
+        Ok(())
     }
+}
+
+/// Whether the system lacks something that every change needs: descriptors, or memory.
+fn is_shortage(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    shortages.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// ESRCH: no such route.
