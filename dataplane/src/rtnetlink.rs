@@ -29,7 +29,8 @@ impl Connection {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends a request, with these flags in addition to `NLM_F_REQUEST`. `None` is an acknowledgement.
+    /// Sends a request, with these flags in addition to `NLM_F_REQUEST`, and returns the answer to it. `None` is an
+    /// acknowledgement.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -38,6 +39,17 @@ impl Connection {
         message: RouteNetlinkMessage,
         flags: u16,
     ) -> io::Result<Option<RouteNetlinkMessage>> {
+        self.send(message, flags)?;
+        loop {
+            let answer = self.receive()?;
+            // An answer that could not be read when it was due is still in the socket.
+            if answer.header.sequence_number == self.sequence {
+                return Self::read(answer.payload);
+            }
+        }
+    }
+
+    fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
@@ -46,11 +58,17 @@ impl Connection {
         message.finalize();
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
-        self.socket.send(&bytes, 0)?;
+        self.socket.send(&bytes, 0).map(drop)
+    }
+
+    fn receive(&self) -> io::Result<NetlinkMessage<RouteNetlinkMessage>> {
         let (answer, _) = self.socket.recv_from_full()?;
-        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        match answer.payload {
+        NetlinkMessage::deserialize(&answer)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+    }
+
+    fn read(payload: NetlinkPayload<RouteNetlinkMessage>) -> io::Result<Option<RouteNetlinkMessage>> {
+        match payload {
             NetlinkPayload::InnerMessage(answer) => Ok(Some(answer)),
             // An error message without a code is the acknowledgement.
             NetlinkPayload::Error(error) => match error.code {
@@ -59,5 +77,27 @@ impl Connection {
             },
             other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an answer: {other:?}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+
+    use super::*;
+
+    fn question(name: &str) -> RouteNetlinkMessage {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        RouteNetlinkMessage::GetLink(message)
+    }
+
+    #[test]
+    fn an_answer_that_nobody_read_is_not_taken_for_the_next_one() {
+        let mut connection = Connection::open().expect("netlink");
+        connection.send(question("no-such-link"), 0).expect("sent");
+        let answer = connection.request(question("lo"), 0).expect("an answer");
+        let Some(RouteNetlinkMessage::NewLink(link)) = &answer else { panic!("not a link: {answer:?}") };
+        assert_eq!(link.header.index, 1, "loopback");
     }
 }
