@@ -49,6 +49,11 @@ pub(super) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
     for link in links {
         transitions.sample([&link.name], link.port.transitions);
     }
+    let help = "Changes of the MAC address of the interface's device by other programs since the start; a configured address is restored.";
+    let mut changes = page.counter("tidegate_interface_mac_changes_total", help, ["interface"]);
+    for link in links {
+        changes.sample([&link.name], link.mac_changes);
+    }
     let taps = || links.iter().filter_map(|link| link.tap.as_ref().map(|(_, tap)| (&link.name, tap)));
     let help = "1 while the tap by which the kernel sends and receives on the interface is up, else 0.";
     let mut up = page.gauge("tidegate_tap_up", help, ["interface"]);

@@ -387,6 +387,8 @@ fn world() -> World {
             )),
             fault: None,
             short_mtu: None,
+            other_mac: None,
+            mac_changes: 4,
         }],
         stats,
         service_stats: vec![
@@ -517,6 +519,7 @@ fn values_of_the_dataplane_are_those_of_the_sample() {
     for (name, expected) in [
         ("interface_up", 0.0),
         ("interface_transitions_total", 3.0),
+        ("interface_mac_changes_total", 4.0),
         ("tap_up", 1.0),
         ("tap_transitions_total", 2.0),
     ] {

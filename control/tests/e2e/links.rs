@@ -243,6 +243,44 @@ fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
 }
 
 #[test]
+fn a_configured_mac_address_that_is_changed_is_set_back_and_any_other_is_reported() {
+    const OTHER: &str = "02:00:00:00:0e:99";
+    let _turn = alone();
+    let mut world = world();
+    let mut open: Vec<_> =
+        all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    let counted = |world: &World| {
+        world.wait_until("a counted change of the address", || {
+            (metric(world, "tidegate_interface_mac_changes_total") == 1.0).then_some(())
+        });
+    };
+    on_gateway(&world.lab, &format!("link set eth0 address {OTHER}"));
+    counted(&world);
+    let shown = on_gateway(&world.lab, "-o link show eth0");
+    assert!(shown.contains(GATEWAY_MAC), "{shown}");
+    wait_until_ready(&world);
+    assert_alive("after the address was set back", &mut open);
+    drop(open);
+
+    let path = config_of(&world.lab);
+    let text = fs::read_to_string(&path).expect("the configuration");
+    let without = text.replace("\n      mac:", "\n      # mac:");
+    assert_ne!(without, text);
+    fs::write(&path, without).expect("written");
+    world.take_gateway().kill();
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    on_gateway(&world.lab, &format!("link set eth0 address {OTHER}"));
+    wait_until_degraded(&world, &format!("the device has {OTHER}"));
+    counted(&world);
+    on_gateway(&world.lab, &format!("link set eth0 address {GATEWAY_MAC}"));
+    wait_until_ready(&world);
+    for path in all_paths() {
+        world.wait_until_served(path);
+    }
+}
+
+#[test]
 fn addresses_and_routes_removed_from_the_tap_are_restored() {
     let _turn = alone();
     let options = GatewayOptions {

@@ -10,6 +10,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
+use tidegate_core::wire::MacAddr;
 
 use super::LinkState;
 use crate::rtnetlink::Connection;
@@ -23,6 +24,8 @@ pub struct KernelLink {
     pub state: LinkState,
     /// Bytes of the largest IP packet that it accepts; `None` if the kernel does not report it.
     pub mtu: Option<u32>,
+    /// Its MAC address; `None` if it has none.
+    pub mac: Option<MacAddr>,
 }
 
 /// A netlink connection in the network namespace of the thread that opened it.
@@ -48,7 +51,8 @@ impl Kernel {
         match self.0.request(RouteNetlinkMessage::GetLink(message), 0) {
             Ok(Some(RouteNetlinkMessage::NewLink(link))) => {
                 let (index, state) = (link.header.index, state_of(link.header.flags));
-                Ok(Some(KernelLink { index, state, mtu: mtu_of(&link.attributes) }))
+                let (mtu, mac) = (mtu_of(&link.attributes), mac_of(&link.attributes));
+                Ok(Some(KernelLink { index, state, mtu, mac }))
             }
             Ok(other) => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(None),
@@ -60,6 +64,13 @@ impl Kernel {
 fn mtu_of(attributes: &[LinkAttribute]) -> Option<u32> {
     attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    })
+}
+
+fn mac_of(attributes: &[LinkAttribute]) -> Option<MacAddr> {
+    attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Address(bytes) => <[u8; 6]>::try_from(bytes.as_slice()).ok().map(MacAddr),
         _ => None,
     })
 }
@@ -124,6 +135,7 @@ mod tests {
         let mut kernel = Kernel::open().expect("netlink");
         let lo = kernel.link("lo").expect("an answer").expect("there is one");
         assert!(lo.index == 1 && lo.mtu.is_some_and(|mtu| mtu > 0), "{lo:?}");
+        assert_eq!(lo.mac, Some(MacAddr::ZERO));
         assert_eq!(kernel.link("no-such-link").expect("an answer"), None);
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::wire::MacAddr;
 
 pub mod kernel;
 pub mod lock;
@@ -89,6 +90,10 @@ pub struct InterfaceLink {
     pub fault: Option<String>,
     /// The MTU of the device is smaller than the one in use, and could not be set back.
     pub short_mtu: Option<ShortMtu>,
+    /// The MAC address of the device is not the one in use, and could not be set back.
+    pub other_mac: Option<OtherMac>,
+    /// How often another program has changed the MAC address of the device since the start.
+    pub mac_changes: u64,
 }
 
 /// A device with a smaller MTU than the gateway uses.
@@ -99,6 +104,17 @@ pub struct ShortMtu {
     /// The MTU in use, in bytes: `dataplane.interfaces[].mtu`, or the device's own at the start.
     pub used: u16,
     /// When it was first seen.
+    pub since: SystemTime,
+}
+
+/// A device with another MAC address than the gateway uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OtherMac {
+    /// The address of the device.
+    pub device: MacAddr,
+    /// The address in use: `dataplane.interfaces[].mac`, or the device's own at the start.
+    pub used: MacAddr,
+    /// When another address was first seen.
     pub since: SystemTime,
 }
 
@@ -121,7 +137,15 @@ impl InterfaceLink {
             );
             (lost, since)
         });
-        port.into_iter().chain(tap).chain(short)
+        let other = self.other_mac.map(|OtherMac { device, used, since }| {
+            let name = &self.name;
+            let lost = format!(
+                "frames to the gateway may be lost, because it uses the MAC address {used} on interface {name:?}; set \
+                 that address on the device again, or restart the gateway: the device has {device}"
+            );
+            (lost, since)
+        });
+        port.into_iter().chain(tap).chain(short).chain(other)
     }
 }
 
@@ -165,7 +189,15 @@ impl Links {
         let up = LinkStatus { state: LinkState::Up, since: SystemTime::now(), transitions: 0 };
         let link = |name: &str| {
             let name = name.to_owned();
-            InterfaceLink { name, port: up, tap: None, fault: None, short_mtu: None }
+            InterfaceLink {
+                name,
+                port: up,
+                tap: None,
+                fault: None,
+                short_mtu: None,
+                other_mac: None,
+                mac_changes: 0,
+            }
         };
         let table: Vec<_> = interfaces.into_iter().map(link).collect();
         let wants = table.iter().map(|_| Wants::default()).collect();
@@ -300,6 +332,42 @@ impl Links {
         tracing::warn!(interface = name, from, to, "the MTU of the device was too small: restored");
     }
 
+    /// Records that the device of this interface has another MAC address (first) than the one in use (second), or with
+    /// `None` that it does not.
+    pub(crate) fn set_other_mac(&self, interface: usize, other: Option<(MacAddr, MacAddr)>) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        if link.other_mac.map(|other| (other.device, other.used)) == other {
+            return;
+        }
+        let name = link.name.clone();
+        let since = link.other_mac.map_or_else(SystemTime::now, |other| other.since);
+        link.other_mac = other.map(|(device, used)| OtherMac { device, used, since });
+        link.mac_changes += u64::from(other.is_some());
+        drop(table);
+        match other {
+            Some((device, used)) => tracing::warn!(
+                interface = name,
+                %device,
+                %used,
+                "the device has another MAC address than the gateway uses, frames may be lost: the gateway is not ready"
+            ),
+            None => tracing::info!(interface = name, "the device has the MAC address of the gateway again"),
+        }
+        self.notify();
+    }
+
+    /// Counts and logs that the device of this interface had another MAC address than the one in use, and that the
+    /// address was restored.
+    pub(crate) fn mac_set_back(&self, interface: usize, from: MacAddr, to: MacAddr) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        link.mac_changes += 1;
+        let name = link.name.clone();
+        drop(table);
+        tracing::warn!(interface = name, %from, %to, "the MAC address of the device was changed: restored");
+    }
+
     /// Sets the state of this interface's tap.
     pub(crate) fn set_tap(&self, interface: usize, state: LinkState) {
         let mut table = self.table();
@@ -381,6 +449,22 @@ mod tests {
         assert!(trouble.contains("1300") && trouble.contains("1500") && Some(time) == since, "{trouble}");
         links.set_short_mtu(0, None);
         assert!(links.troubles().is_empty());
+    }
+
+    #[test]
+    fn a_device_with_another_mac_address_is_a_trouble_until_it_has_its_own_again_and_each_change_counts() {
+        let links = Links::new(["uplink"]);
+        let [used, first, second] = [2, 3, 4].map(|last| MacAddr([2, 0, 0, 0, 0, last]));
+        links.set_other_mac(0, Some((first, used)));
+        let since = links.report()[0].other_mac.map(|other| other.since);
+        links.set_other_mac(0, Some((first, used)));
+        links.set_other_mac(0, Some((second, used)));
+        let (trouble, time) = links.troubles().remove(0);
+        assert!(trouble.contains(&used.to_string()) && trouble.contains(&second.to_string()), "{trouble}");
+        assert_eq!((Some(time), links.report()[0].mac_changes), (since, 2));
+        links.set_other_mac(0, None);
+        links.mac_set_back(0, first, used);
+        assert_eq!((links.troubles(), links.report()[0].mac_changes), (Vec::new(), 3));
     }
 
     #[test]

@@ -158,7 +158,8 @@ impl WatchedPort {
                 Life::Open(mut port) => {
                     if let Some(state) = self.state(&port, found) {
                         let short = self.short_mtu(&mut port, interface, kernel, found.flatten(), links);
-                        self.report(interface, state, short, links);
+                        let other = self.other_mac(&mut port, interface, kernel, found.flatten(), links);
+                        self.report(interface, state, short, other, links);
                         self.life = Life::Open(port);
                         return false;
                     }
@@ -215,8 +216,16 @@ impl WatchedPort {
     }
 
     /// Tells workers and `links` about an open port.
-    fn report(&self, interface: usize, state: LinkState, short_mtu: Option<(u32, u16)>, links: &Links) {
+    fn report(
+        &self,
+        interface: usize,
+        state: LinkState,
+        short_mtu: Option<(u32, u16)>,
+        other_mac: Option<MacAddr>,
+        links: &Links,
+    ) {
         links.set_short_mtu(interface, short_mtu);
+        links.set_other_mac(interface, other_mac.map(|other| (other, self.mac)));
         self.gates.iter().for_each(|gate| gate.set_link(state == LinkState::Up));
         links.set_port(interface, state, None);
     }
@@ -293,6 +302,32 @@ impl WatchedPort {
             }
         }
         Some((short, self.mtu))
+    }
+
+    /// The MAC address of the device, if it is not the one in use and cannot be restored: the device then does not
+    /// accept frames to the gateway. A configured address is set on the device, here as at the start.
+    ///
+    /// The gateway does not adopt the new address: neighbours, the tap and the forwarding state have the old one. The
+    /// interface of `net_tap` is not checked: it is the other end of a link, and may have an address of its own.
+    fn other_mac(
+        &self,
+        port: &mut Port,
+        interface: usize,
+        kernel: &mut Kernel,
+        found: Option<KernelLink>,
+        links: &Links,
+    ) -> Option<MacAddr> {
+        let Device::Kernel(name) = &self.device else { return None };
+        let other = |link: KernelLink| link.mac.filter(|mac| *mac != self.mac);
+        other(found?)?;
+        let ask = |kernel: &mut Kernel| kernel.link(name).ok().flatten().and_then(other);
+        // What was found may be older than the port, and opening the port has set the address.
+        let device = ask(kernel)?;
+        if self.config.mac.is_some() && port.set_mac(self.mac.0).is_ok() && ask(kernel).is_none() {
+            links.mac_set_back(interface, device, self.mac);
+            return None;
+        }
+        Some(device)
     }
 
     fn open(&mut self, resources: &PortResources) -> Result<Port, String> {
