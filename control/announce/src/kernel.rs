@@ -67,6 +67,7 @@ impl Table {
             return true;
         }
         let applied = self.change(wanted, is_due);
+        // A route that stays missing must not delay the comparison for the others.
         if is_due {
             self.compare_at = Some(now + COMPARE_INTERVAL);
         }
@@ -78,7 +79,6 @@ impl Table {
                     tracing::error!(reason = why, "not every VIP has its route in the kernel");
                 }
                 self.last_error = Some(why);
-                self.compare_at = Some(now + COMPARE_INTERVAL);
             }
         }
         self.have.iter().all(|net| wanted.contains_key(net))

@@ -422,7 +422,16 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
     assert!(!v4.contains("203.0.113.99"), "a stale route is removed: {v4}");
     assert!(v4.contains("203.0.113.98"), "a route of others is not: {v4}");
     assert!(table(&gateway, "-6").contains("2001:db8:1::1"));
-    // What another program deletes is restored.
+    // What another program deletes is restored, also while the route of another VIP cannot be added.
+    let taken = "blackhole 203.0.113.2/32 table 179 proto 4";
+    gateway.namespace.ip_batch(&format!("route add {taken}")).unwrap();
+    edge.write(&edge.service(2, &[1]));
+    gateway.wait_until("the fault of the route that another program has", |gateway| {
+        let status = gateway.status()?;
+        let degraded = status["degraded"].as_array()?;
+        let is_about = |why: &str| why.contains("203.0.113.2/32: another program has a route");
+        degraded.iter().filter_map(serde_json::Value::as_str).any(is_about).then_some(())
+    });
     gateway.namespace.ip_batch("route del blackhole 203.0.113.1/32 table 179").unwrap();
     gateway.wait_until("the route to be restored", |gateway| {
         table(gateway, "-4").contains("203.0.113.1 ").then_some(())
