@@ -331,12 +331,19 @@ impl<S: FrameSource> SlowPath<S> {
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
     }
 
-    /// Restores addresses and routes of the taps that another program, such as a network configuration tool, has
-    /// removed: without them no health check works.
+    /// Restores what another program, such as a network configuration tool, has changed on the taps: their MAC addresses
+    /// and MTUs, their addresses and their routes. Without them no health check works.
     #[cold]
     fn look_after(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {
             let Some(tap) = tap else { continue };
+            match tap.restore_settings() {
+                Ok(found) if found.is_empty() => {}
+                Ok(found) => {
+                    tracing::warn!(tap = tap.name(), ?found, "settings of the tap were changed: restored");
+                }
+                Err(error) => tracing::debug!(%error, "the settings of the tap may be wrong"),
+            }
             match tap.give_missing_addresses() {
                 Ok(missing) if missing.is_empty() => {}
                 Ok(missing) => {

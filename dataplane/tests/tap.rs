@@ -93,6 +93,7 @@ fn inside() {
 
     the_kernels_routes_follow(&worker_pool, &first);
     routes_wait_while_no_descriptor_is_free(&worker_pool, &first);
+    changed_settings_of_the_tap_are_restored();
 
     a_host_is_answered(&wire);
     known_neighbors_need_no_request(&wire, known);
@@ -205,6 +206,16 @@ fn routes_wait_while_no_descriptor_is_free(worker_pool: &WorkerPool<MemoryFrame>
     wait_until("the end of the trouble", || worker_pool.links().route_fault().is_none());
     worker_pool.publish(&SnapshotSpec { generation: 5, ..first.clone() }).unwrap();
     wait_until("the first routes once more", || iproute(&["-6", "route"]).contains("default"));
+}
+
+/// The kernel would drop every frame to the gateway with the first change, and send too large ones with the second.
+fn changed_settings_of_the_tap_are_restored() {
+    iproute(&["link", "set", "tg-uplink", "address", "02:00:00:00:0e:99"]);
+    iproute(&["link", "set", "tg-uplink", "mtu", "9000"]);
+    wait_until("the settings of the tap", || {
+        let said = iproute(&["link", "show", "tg-uplink"]);
+        said.contains("mtu 1400") && said.contains("link/ether 02:00:00:00:00:02")
+    });
 }
 
 fn routes(list: &[(&str, &str)]) -> Vec<RouteSpec> {

@@ -167,6 +167,29 @@ impl Tap {
         Ok(missing)
     }
 
+    /// Sets the MAC address and the MTU of the device again if another program has changed them. Returns what was found
+    /// instead, as text.
+    ///
+    /// # Errors
+    /// The operation that failed, with the error of the kernel.
+    pub fn restore_settings(&self) -> Result<Vec<String>, TapError> {
+        let mut found = Vec::new();
+        let mac =
+            self.device.mac_address().map_err(|source| self.failed("read its address".into(), source))?;
+        if mac != self.config.mac.0 {
+            let set = self.device.set_mac_address(self.config.mac.0);
+            set.map_err(|source| self.failed(format!("set the address {}", self.config.mac), source))?;
+            found.push(format!("MAC address {}", MacAddr(mac)));
+        }
+        let mtu = self.device.mtu().map_err(|source| self.failed("read its MTU".into(), source))?;
+        if mtu != self.config.mtu {
+            let set = self.device.set_mtu(self.config.mtu);
+            set.map_err(|source| self.failed(format!("set the MTU {}", self.config.mtu), source))?;
+            found.push(format!("MTU {mtu}"));
+        }
+        Ok(found)
+    }
+
     /// Whether an error of [`Tap::send`] or [`Tap::receive`] means that the device was deleted.
     #[must_use]
     pub fn is_gone(error: &io::Error) -> bool {
