@@ -20,6 +20,9 @@ const NAMES: [&str; 4] = ["tg-probe", "tg-probe-2", "tg-probe-3", "tg-probe-4"];
 pub struct ProbeDevice {
     device: SyncDevice,
     name: String,
+    mtu: u16,
+    /// The addresses that the kernel has accepted.
+    addresses: Vec<IpNet>,
 }
 
 impl ProbeDevice {
@@ -40,8 +43,8 @@ impl ProbeDevice {
             match made {
                 Ok(device) => {
                     device.set_nonblocking(true)?;
-                    let this = Self { device, name: name.to_owned() };
-                    this.give_addresses()?;
+                    let mut this = Self { device, name: name.to_owned(), mtu, addresses: Vec::new() };
+                    this.addresses = this.give_addresses()?;
                     return Ok(this);
                 }
                 Err(error) => last = error,
@@ -50,21 +53,49 @@ impl ProbeDevice {
         Err(last)
     }
 
-    fn give_addresses(&self) -> io::Result<()> {
+    /// Creates a device like this one, which another program has deleted.
+    ///
+    /// # Errors
+    /// Same as for [`ProbeDevice::create`].
+    pub fn make_anew(&self) -> io::Result<Self> {
+        Self::create(self.mtu)
+    }
+
+    /// Adds the addresses that another program has removed from the device, and returns them.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn give_missing_addresses(&self) -> io::Result<Vec<IpNet>> {
         let index = self.device.if_index()?;
         let mut netlink = Netlink::open()?;
-        let mut give = |family, prefix_len| {
-            let net = IpNet::new(Ends::of(family).near, prefix_len).expect("the length is one of the family");
-            netlink.add_address(index, net)
-        };
-        let (v4, v6) = (give(Family::V4, 30), give(Family::V6, 126));
-        match (v4, v6) {
-            (Err(error), Err(_)) => Err(error),
-            (Err(error), Ok(())) | (Ok(()), Err(error)) => {
-                tracing::info!(device = self.name, %error, "probes at VIPs use one address family only");
-                Ok(())
+        let mut missing = Vec::new();
+        for &net in &self.addresses {
+            if netlink.add_missing_address(index, net)? {
+                missing.push(net);
             }
-            (Ok(()), Ok(())) => Ok(()),
+        }
+        Ok(missing)
+    }
+
+    /// Adds the addresses, and returns those that the kernel accepts.
+    fn give_addresses(&self) -> io::Result<Vec<IpNet>> {
+        let index = self.device.if_index()?;
+        let mut netlink = Netlink::open()?;
+        let (mut given, mut refused) = (Vec::new(), None);
+        for (family, prefix_len) in [(Family::V4, 30), (Family::V6, 126)] {
+            let net = IpNet::new(Ends::of(family).near, prefix_len).expect("the length is one of the family");
+            match netlink.add_address(index, net) {
+                Ok(()) => given.push(net),
+                Err(error) => refused = Some(error),
+            }
+        }
+        match refused {
+            Some(error) if given.is_empty() => Err(error),
+            Some(error) => {
+                tracing::info!(device = self.name, %error, "probes at VIPs use one address family only");
+                Ok(given)
+            }
+            None => Ok(given),
         }
     }
 

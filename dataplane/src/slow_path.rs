@@ -271,13 +271,20 @@ impl<S: FrameSource> SlowPath<S> {
                 }
                 Ok(None) => return n > 0,
                 Err(error) if Tap::is_gone(&error) => {
-                    tracing::warn!(
-                        device = device.name(),
-                        "the probe device was deleted: DSR backends are checked at their own addresses until the \
-                         gateway restarts"
-                    );
-                    self.probes.set_device(None);
-                    self.probe_device = None;
+                    let anew = device.make_anew();
+                    match &anew {
+                        Ok(_) => tracing::warn!(
+                            device = device.name(),
+                            "the probe device was deleted: created again"
+                        ),
+                        Err(error) => tracing::warn!(
+                            device = device.name(), %error,
+                            "the probe device was deleted and cannot be created again: DSR backends are checked at \
+                             their own addresses until the gateway restarts"
+                        ),
+                    }
+                    self.probe_device = anew.ok();
+                    self.probes.set_device(self.probe_device.as_ref().map(ProbeDevice::name));
                     return true;
                 }
                 Err(error) => {
@@ -331,8 +338,8 @@ impl<S: FrameSource> SlowPath<S> {
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
     }
 
-    /// Restores what another program, such as a network configuration tool, has changed on the taps: their MAC addresses
-    /// and MTUs, their addresses and their routes. Without them no health check works.
+    /// Restores what another program, such as a network configuration tool, has changed on the taps and the device of
+    /// probes: MAC addresses, MTUs, addresses and routes. Without them no health check works.
     #[cold]
     fn look_after(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {
@@ -354,6 +361,16 @@ impl<S: FrameSource> SlowPath<S> {
                 }
                 // A tap that is gone or down is reported and restored elsewhere.
                 Err(error) => tracing::debug!(%error, "an address of the tap is missing"),
+            }
+        }
+        if let Some(device) = &self.probe_device {
+            match device.give_missing_addresses() {
+                Ok(missing) if missing.is_empty() => {}
+                Ok(missing) => {
+                    let device = device.name();
+                    tracing::warn!(device, ?missing, "addresses of the probe device were removed: restored");
+                }
+                Err(error) => tracing::debug!(%error, "an address of the probe device is missing"),
             }
         }
         memory.routes.look_after(&self.taps);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use tidegate::netlab::addresses::{self as plan, Family};
 use tidegate::netlab::gateway::config_of;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate::netlab::namespace::output_of;
 use tidegate::netlab::{GatewayOptions, server};
 
 const NOT_ON_VIP: &str = "answers on its own address, not on the VIP";
@@ -53,6 +54,32 @@ fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip()
     world.gateway_mut().reload();
     world.wait_until_active(paths[0], &[1, 2, 3]);
     vip_of(&world, 2, paths[0], "add");
+}
+
+#[test]
+fn dsr_backends_are_checked_at_the_vip_again_after_another_program_has_emptied_or_deleted_the_device() {
+    let _turn = beside_others();
+    let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let paths: Vec<ModePath> =
+        all_paths().into_iter().filter(|path| path.forwarding.starts_with("dsr")).collect();
+    let ip = |arguments: &str| {
+        let mut command = world.lab.gateway().command("ip");
+        output_of(command.args(arguments.split(' '))).unwrap_or_default()
+    };
+    let has_addresses = || {
+        let shown = ip("addr show dev tg-probe");
+        ["192.0.0.5/30", "fd74:6964:6567:6174::1/126"].iter().all(|net| shown.contains(net))
+    };
+    assert!(has_addresses());
+    for change in ["addr flush dev tg-probe", "link del tg-probe"] {
+        ip(change);
+        world.wait_until("the addresses of the probe device", || has_addresses().then_some(()));
+        // Only a check at the VIP notices that the VIP is missing.
+        for (what, active) in [("del", &[1][..]), ("add", &[1, 2][..])] {
+            paths.iter().for_each(|path| vip_of(&world, 2, *path, what));
+            paths.iter().for_each(|path| world.wait_until_active(*path, active));
+        }
+    }
 }
 
 /// Waits until every backend of a path has been checked and passes.
