@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::process::Command;
 
 use common::*;
+use ipnet::IpNet;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
@@ -54,9 +55,10 @@ fn inside() {
         mac: GATEWAY,
         mtu: 1400,
         vlan: VlanId::new(VLAN),
-        addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
+        addresses: vec!["2001:db8::2/64".parse().unwrap(), "192.0.2.2/24".parse().unwrap()],
     })
     .unwrap();
+    changed_settings_are_restored(&tap);
     for wanted in ["tg-uplink: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1400", "link/ether 02:00:00:00:00:02"] {
         let said = iproute(&["link"]);
         assert!(said.contains(wanted), "{wanted:?} is not in:\n{said}");
@@ -93,7 +95,7 @@ fn inside() {
 
     the_kernels_routes_follow(&worker_pool, &first);
     routes_wait_while_no_descriptor_is_free(&worker_pool, &first);
-    changed_settings_of_the_tap_are_restored();
+    the_slow_path_restores_the_settings_of_the_tap();
 
     a_host_is_answered(&wire);
     known_neighbors_need_no_request(&wire, known);
@@ -208,10 +210,29 @@ fn routes_wait_while_no_descriptor_is_free(worker_pool: &WorkerPool<MemoryFrame>
     wait_until("the first routes once more", || iproute(&["-6", "route"]).contains("default"));
 }
 
-/// The kernel would drop every frame to the gateway with the first change, and send too large ones with the second.
-fn changed_settings_of_the_tap_are_restored() {
+/// Each of these changes would keep packets from the kernel, or let it send packets that are too large.
+fn changed_settings_are_restored(tap: &Tap) {
+    assert_eq!(tap.restore_settings().unwrap(), Vec::<String>::new());
+    let sysctls = "/proc/sys/net";
+    std::fs::write(format!("{sysctls}/ipv6/conf/tg-uplink/disable_ipv6"), "1").unwrap();
+    iproute(&["address", "flush", "dev", "tg-uplink"]);
+    let missing = tap.give_missing_addresses().unwrap();
+    assert_eq!(
+        missing,
+        ["192.0.2.2/24".parse::<IpNet>().unwrap()],
+        "an address that is refused delays no other"
+    );
+    assert_eq!(tap.restore_settings().unwrap(), ["disable_ipv6 1"]);
+    assert_eq!(tap.give_missing_addresses().unwrap(), ["2001:db8::2/64".parse::<IpNet>().unwrap()]);
+    std::fs::write(format!("{sysctls}/ipv4/conf/tg-uplink/rp_filter"), "1").unwrap();
     iproute(&["link", "set", "tg-uplink", "address", "02:00:00:00:0e:99"]);
     iproute(&["link", "set", "tg-uplink", "mtu", "9000"]);
+    let found = ["MAC address 02:00:00:00:0e:99", "MTU 9000", "rp_filter 1"];
+    assert_eq!(tap.restore_settings().unwrap(), found);
+}
+
+fn the_slow_path_restores_the_settings_of_the_tap() {
+    iproute(&["link", "set", "tg-uplink", "address", "02:00:00:00:0e:99"]);
     wait_until("the settings of the tap", || {
         let said = iproute(&["link", "show", "tg-uplink"]);
         said.contains("mtu 1400") && said.contains("link/ether 02:00:00:00:00:02")

@@ -153,22 +153,27 @@ impl Tap {
     /// Adds the addresses that another program has removed from the device, and returns them.
     ///
     /// # Errors
-    /// The operation that failed, with the error of the kernel.
+    /// The operation that failed, with the error of the kernel, if no address was added.
     pub fn give_missing_addresses(&self) -> Result<Vec<IpNet>, TapError> {
         let index = self.device.if_index().map_err(|source| self.failed("find its index".into(), source))?;
         let mut netlink = Netlink::open().map_err(|source| self.failed("open netlink".into(), source))?;
-        let mut missing = Vec::new();
+        let (mut missing, mut refused) = (Vec::new(), None);
         for &net in &self.config.addresses {
-            let added = netlink.add_missing_address(index, net);
-            if added.map_err(|source| self.failed(format!("add address {net}"), source))? {
-                missing.push(net);
+            match netlink.add_missing_address(index, net) {
+                Ok(true) => missing.push(net),
+                Ok(false) => {}
+                // Those of the other family may be possible.
+                Err(source) => refused = Some(self.failed(format!("add address {net}"), source)),
             }
         }
-        Ok(missing)
+        match refused {
+            Some(error) if missing.is_empty() => Err(error),
+            _ => Ok(missing),
+        }
     }
 
-    /// Sets the MAC address and the MTU of the device again if another program has changed them. Returns what was found
-    /// instead, as text.
+    /// Sets the MAC address, the MTU and the sysctls of the device again if another program has changed them. Returns
+    /// what was found instead, as text.
     ///
     /// # Errors
     /// The operation that failed, with the error of the kernel.
@@ -186,6 +191,17 @@ impl Tap {
             let set = self.device.set_mtu(self.config.mtu);
             set.map_err(|source| self.failed(format!("set the MTU {}", self.config.mtu), source))?;
             found.push(format!("MTU {mtu}"));
+        }
+        // udev sets sysctls of a new device too, after this process has set them.
+        let has_v6 = self.config.addresses.iter().any(|net| net.addr().is_ipv6());
+        let sysctls = [("ipv4", "rp_filter", true), ("ipv6", "disable_ipv6", has_v6)];
+        for (family, sysctl, _) in sysctls.into_iter().filter(|(.., is_needed)| *is_needed) {
+            let path = format!("/proc/sys/net/{family}/conf/{}/{sysctl}", self.name);
+            let value = std::fs::read_to_string(&path).unwrap_or_default();
+            // With a read-only /proc, the host's setting stays.
+            if !["", "0"].contains(&value.trim()) && std::fs::write(&path, "0").is_ok() {
+                found.push(format!("{sysctl} {}", value.trim()));
+            }
         }
         Ok(found)
     }
