@@ -43,6 +43,12 @@ impl Bucket {
         allowed
     }
 
+    /// Whether half of the burst, or more, is available now.
+    #[must_use]
+    pub fn is_half_full(&self, now: Now) -> bool {
+        self.paid_until.saturating_add(self.saved_ns_max / 2) <= now.0.max(self.saved_ns_max)
+    }
+
     /// The first moment at which [`Self::take`] returns true.
     #[must_use]
     pub fn ready_at(&self) -> Now {
@@ -63,6 +69,17 @@ mod tests {
             let first = start.max(50_000_000);
             let passed = (0..10_000).filter(|n| bucket.take(Now(first + n * 100_000))).count();
             assert!((950..=1_050).contains(&passed), "{passed} in a second");
+        }
+    }
+
+    #[test]
+    fn it_is_half_full_until_half_of_its_burst_is_spent() {
+        for start in [0, 5_000_000_000] {
+            let mut bucket = Bucket::new(100, 10);
+            let spent =
+                (0..10).filter(|_| bucket.is_half_full(Now(start)) && bucket.take(Now(start))).count();
+            assert_eq!(spent, 6, "from {start}");
+            assert!(!bucket.is_half_full(Now(start)) && bucket.take(Now(start)));
         }
     }
 

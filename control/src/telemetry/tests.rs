@@ -544,8 +544,8 @@ fn values_of_the_dataplane_are_those_of_the_sample() {
     check("neighbors", &[("kind", "on_demand")], 53.0);
     check("neighbors_max", &[("kind", "on_demand")], 54.0);
     check("punts_by_class_total", &[("class", "neighbor_answer"), ("result", "passed")], 400.0);
-    check("punts_by_class_total", &[("class", "answer"), ("result", "rate_limited")], 411.0);
-    check("punts_by_class_total", &[("class", "other"), ("result", "queue_full")], 442.0);
+    check("punts_by_class_total", &[("class", "answer"), ("result", "rate_limited")], 421.0);
+    check("punts_by_class_total", &[("class", "other"), ("result", "queue_full")], 452.0);
     check("address_conflicts_total", &[("interface", "uplink")], 14.0);
     check("injected_packets_total", &[], 46.0);
     check("injected_drops_total", &[], 47.0);

@@ -4,14 +4,18 @@
 //! queues in the order of [`PuntClass::ALL`], a bounded number from each per turn.
 //!
 //! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`],
-//! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`OwnConnections`]).
+//! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`OwnConnections`]). A backend that is
+//! checked can send such answers at any rate. So the sessions with routers have a class of their own, and a sender that
+//! is beyond its part of a class of answers gets only what the others leave ([`PuntRates`]).
+
+use std::hash::{BuildHasher, RandomState};
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::counters::Counter;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::now::Now;
 use tidegate_core::wire::ndp::{self, Ndp};
-use tidegate_core::wire::{Addr, Headers, Parsed, proto};
+use tidegate_core::wire::{Addr, Headers, Parsed, proto, quote};
 
 use super::own::{OwnConnections, is_bgp};
 use crate::rate::Bucket;
@@ -22,7 +26,9 @@ use crate::rate::Bucket;
 pub enum PuntClass {
     /// ARP and neighbour discovery packets that answer a request of the kernel.
     NeighborAnswer,
-    /// Packets of connections that the host opened, including health checks, and of its BGP and BFD sessions.
+    /// Packets of the BGP and BFD sessions of the host.
+    Session,
+    /// Packets of other connections that the host opened, including health checks.
     Answer,
     /// Packets of routing protocols from any sender: BGP, BFD, OSPF, VRRP.
     Routing,
@@ -46,9 +52,9 @@ struct Bounds {
 impl PuntClass {
     /// All classes, in the order in which the slow path serves them.
     pub const ALL: [Self; Self::COUNT] =
-        [Self::NeighborAnswer, Self::Answer, Self::Routing, Self::Neighbor, Self::Other];
+        [Self::NeighborAnswer, Self::Session, Self::Answer, Self::Routing, Self::Neighbor, Self::Other];
     /// The number of classes.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
     /// The number of frames of all classes that may wait at once.
     pub const QUEUED_MAX: usize = {
         let (mut sum, mut n) = (0, 0);
@@ -78,6 +84,7 @@ impl PuntClass {
     const fn bounds(self) -> Bounds {
         let (name, rate, queue, per_turn) = match self {
             Self::NeighborAnswer => ("neighbor_answer", (5_000, 256), 256, 64),
+            Self::Session => ("session", (40_000, 4_096), 512, 128),
             Self::Answer => ("answer", (100_000, 4_096), 1024, 256),
             Self::Routing => ("routing", (5_000, 512), 256, 64),
             Self::Neighbor => ("neighbor", (2_000, 256), 256, 32),
@@ -103,10 +110,12 @@ impl PuntClass {
                 _ => Self::Neighbor,
             };
         }
-        if own.has(now, frame, h) {
-            return Self::Answer;
+        match (own.has(now, frame, h), is_bgp(h) || is_routing(h)) {
+            (true, true) => Self::Session,
+            (true, false) => Self::Answer,
+            (false, true) => Self::Routing,
+            (false, false) => Self::Other,
         }
-        if is_bgp(h) || is_routing(h) { Self::Routing } else { Self::Other }
     }
 
     fn of_neighbor(now: Now, sender: Addr, own: &OwnConnections) -> Self {
@@ -163,6 +172,11 @@ impl<F> Punts<F> {
         self.queues[class as usize].pop()
     }
 
+    /// Whether half of the places of a class are taken.
+    fn is_half_full(&self, class: PuntClass) -> bool {
+        self.queues[class as usize].len() * 2 >= class.queue_max()
+    }
+
     /// Whether no frame is waiting.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -177,9 +191,22 @@ impl<F> Punts<F> {
     }
 }
 
+/// The number of buckets for senders. A sender has the bucket of a flood by a chance of one in this number.
+const SENDERS: usize = 4096;
+/// A sender gets this part of the rate of [`PuntClass::Session`] before others count.
+const SENDER_PART: u32 = 16;
+
 /// The share of one worker in the rate of each class.
+///
+/// Each sender of answers has a small rate that nobody else can use up. Beyond it, a sender gets frames through while
+/// half of the class is free: the rate of a long transfer is that of the class, and a flood leaves the other half.
 #[derive(Debug)]
-pub struct PuntRates([Bucket; PuntClass::COUNT]);
+pub struct PuntRates {
+    classes: [Bucket; PuntClass::COUNT],
+    /// By a hash of class and sender.
+    senders: Box<[Bucket]>,
+    hasher: RandomState,
+}
 
 impl PuntRates {
     /// The rates of one worker, given the number of workers.
@@ -187,15 +214,36 @@ impl PuntRates {
     pub fn new(workers: usize) -> Self {
         // At most `WORKERS_MAX` workers.
         let workers = workers.max(1) as u32;
-        Self(PuntClass::ALL.map(|class| {
+        let share = |class: PuntClass, parts: u32| {
             let (rate, burst) = class.bounds().rate;
-            Bucket::new((rate / workers).max(1), (burst / workers).max(1))
-        }))
+            Bucket::new((rate / parts).max(1), (burst / parts).max(1))
+        };
+        Self {
+            classes: PuntClass::ALL.map(|class| share(class, workers)),
+            senders: vec![share(PuntClass::Session, workers * SENDER_PART); SENDERS].into(),
+            hasher: RandomState::new(),
+        }
     }
 
-    /// Whether one more frame of the class may be handed over now.
-    pub fn take(&mut self, class: PuntClass, now: Now) -> bool {
-        self.0[class as usize].take(now)
+    /// Whether one more frame of the class, this one, may be handed over to `punts` now.
+    pub fn take<F>(&mut self, class: PuntClass, frame: &[u8], punts: &Punts<F>, now: Now) -> bool {
+        let of_class = &mut self.classes[class as usize];
+        if matches!(class, PuntClass::Session | PuntClass::Answer)
+            && let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame)
+        {
+            // An error may come from any address, so it counts for the host that it is about.
+            let sender = match quote::parse(frame, &h) {
+                Ok(Some(quoted)) => quoted.dst,
+                _ => h.src,
+            };
+            // The remainder is below `SENDERS`.
+            let sender = self.hasher.hash_one((class as u8, sender.bytes())) as usize % SENDERS;
+            let is_within = self.senders[sender].take(now);
+            if !is_within && (!of_class.is_half_full(now) || punts.is_half_full(class)) {
+                return false;
+            }
+        }
+        of_class.take(now)
     }
 }
 
@@ -230,8 +278,13 @@ mod tests {
         assert_eq!(class(&own, &syn_ack), PuntClass::Answer);
         let bgp = Builder::tcp("192.0.2.1:4000", "192.0.2.2:179").flags(flags::SYN).build();
         assert_eq!(class(&own, &bgp), PuntClass::Routing);
-        let bfd = Builder::udp("192.0.2.1:49152", "192.0.2.2:3784").build();
+        let bfd = Builder::udp("192.0.2.1:49152", "192.0.2.2:3784").ttl(255).build();
         assert_eq!(class(&own, &bfd), PuntClass::Routing);
+        own.note(Now(0), &Builder::udp("192.0.2.2:49152", "192.0.2.1:3784").ttl(255).build());
+        assert_eq!(class(&own, &bfd), PuntClass::Session);
+        own.note(Now(0), &Builder::tcp("192.0.2.2:40002", "192.0.2.1:179").flags(flags::SYN).build());
+        let accepted = Builder::tcp("192.0.2.1:179", "192.0.2.2:40002").flags(flags::SYN | flags::ACK);
+        assert_eq!(class(&own, &accepted.build()), PuntClass::Session);
         let ssh = Builder::tcp("198.51.100.7:4000", "192.0.2.2:22").flags(flags::SYN).build();
         assert_eq!(class(&own, &ssh), PuntClass::Other);
         let (host, router) = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());
@@ -249,12 +302,59 @@ mod tests {
         let mut passed = 0;
         for n in 0..200_000 {
             let now = Now(n * 5_000);
-            passed += u64::from(rates.take(PuntClass::Other, now));
+            passed += u64::from(rates.take(PuntClass::Other, &[], &punts, now));
             let _ = punts.push(PuntClass::Other, Punted { interface: 0, frame: n, queued: now });
         }
         assert!((4_900..=5_600).contains(&passed), "{passed} of 200,000 in a second");
-        assert!(rates.take(PuntClass::Answer, Now(1_000_000_000)));
+        assert!(rates.take(PuntClass::Answer, &[], &punts, Now(1_000_000_000)));
         assert!(punts.push(PuntClass::Answer, Punted { interface: 0, frame: 7, queued: Now(0) }).is_ok());
         assert_eq!(punts.pop(PuntClass::Answer).map(|punted| punted.frame), Some(7));
+    }
+
+    /// An answer of this backend to a check.
+    fn answer(host: [u8; 4]) -> Vec<u8> {
+        let from = format!("{}:80", std::net::Ipv4Addr::from(host));
+        Builder::tcp(from.as_str(), "192.0.2.2:40001").flags(flags::ACK).build()
+    }
+
+    #[test]
+    fn a_sender_gets_the_whole_rate_of_a_class_and_leaves_room_when_others_send() {
+        let (punts, mut rates) = (Punts::<()>::default(), PuntRates::new(1));
+        let flood = answer([10, 0, 0, 7]);
+        let others: Vec<_> = (1..=20).map(|n| answer([10, 1, 0, n])).collect();
+        let (mut of_flood, mut of_others) = (0, 0);
+        for micro in 0..1_000_000 {
+            let now = Now(1_000_000_000 + micro * 1_000);
+            of_flood += u64::from(rates.take(PuntClass::Answer, &flood, &punts, now));
+            if micro % 10_000 == 0 {
+                let passed = others.iter().filter(|one| rates.take(PuntClass::Answer, one, &punts, now));
+                of_others += passed.count();
+            }
+        }
+        assert!((90_000..=105_000).contains(&of_flood), "{of_flood}");
+        // One of the others may have the bucket of the flood by chance.
+        assert!(of_others >= 1_800, "{of_others} of 2,000");
+    }
+
+    #[test]
+    fn a_sender_beyond_its_part_finds_no_room_in_a_queue_that_is_half_full_and_others_do() {
+        let (punts, mut rates) = (Punts::default(), PuntRates::new(1));
+        let (class, now) = (PuntClass::Answer, Now(1_000_000_000));
+        for frame in 0..class.queue_max() / 2 {
+            punts.push(class, Punted { interface: 0, frame, queued: now }).expect("there is room");
+        }
+        let flood = answer([10, 0, 0, 7]);
+        let passed = (0..1_000).filter(|_| rates.take(class, &flood, &punts, now)).count();
+        assert_eq!(passed, 256, "the part of one sender");
+        let quoted = Builder::tcp("192.0.2.2:40001", "10.0.0.7:80").packet();
+        let errors = (1..=20_u8).map(|n| {
+            let [router, host] = [[10, 2, 0, n], [192, 0, 2, 2]].map(std::net::IpAddr::from);
+            Builder::icmp(router, host, 3, 1, [0; 4]).payload(&quoted).build()
+        });
+        let passed = errors.filter(|one| rates.take(class, one, &punts, now)).count();
+        assert_eq!(passed, 0, "errors about it are part of its flood");
+        let others = (1..=20).map(|n| answer([10, 1, 0, n]));
+        let passed = others.filter(|one| rates.take(class, one, &punts, now)).count();
+        assert!(passed >= 18, "{passed} of 20");
     }
 }

@@ -719,7 +719,7 @@ fn punt<Q: PortQueue>(
     }
     let class = PuntClass::of(now, frame.bytes(), &parts.exchange.own);
     let counters = &parts.shared.turns.punts[class as usize];
-    if !rates.take(class, now) {
+    if !rates.take(class, frame.bytes(), &parts.exchange.punts, now) {
         counters.rate_limited.add(1);
         return Err(Refusal::PuntRateLimited);
     }

@@ -61,7 +61,7 @@ fn a_session_with_bfd_outlives_floods_of_its_ports_and_of_everything_else() {
     let counters = Counters::of(&gateway.metrics());
     let punts = |class: &str| counters.sum("tidegate_punts_by_class_total{", &format!("class=\"{class}\""));
     assert!(
-        punts("routing") > 0.0 && punts("answer") > 0.0,
+        punts("routing") > 0.0 && punts("session") > 0.0,
         "strangers and the peer are in different classes"
     );
 }
