@@ -75,7 +75,12 @@ impl Process {
         if let Some(stderr) = child.stderr.take() {
             let words = Arc::clone(&last_words);
             let reader = thread::Builder::new().name("tg-bird-log".to_owned());
-            reader.spawn(move || follow(BufReader::new(stderr), &words))?;
+            if let Err(error) = reader.spawn(move || follow(BufReader::new(stderr), &words)) {
+                // A `Child` that is dropped runs on, and nobody would withdraw its routes.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
         }
         Ok(Self { child, last_words })
     }
