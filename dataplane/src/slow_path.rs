@@ -344,6 +344,7 @@ impl<S: FrameSource> SlowPath<S> {
     fn look_after(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {
             let Some(tap) = tap else { continue };
+            tap.restore_sysctls();
             match tap.restore_settings() {
                 Ok(found) if found.is_empty() => {}
                 Ok(found) => {

@@ -36,7 +36,7 @@ pub struct Status {
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
     /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and
-    /// taps that cannot carry packets; threads that hang; BGP sessions that are down; state that is not on disk and would be lost in a restart. Each with its time.
+    /// taps that cannot carry packets; routes of the kernel that cannot be changed; threads that hang; BGP sessions that are down; state that is not on disk and would be lost in a restart. Each with its time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// The fingerprint of `selectionKey`; absent without a key.

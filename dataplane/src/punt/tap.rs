@@ -172,8 +172,8 @@ impl Tap {
         }
     }
 
-    /// Sets the MAC address, the MTU and the sysctls of the device again if another program has changed them. Returns
-    /// what was found instead, as text.
+    /// Sets the MAC address and the MTU of the device again if another program has changed them. Returns what was found
+    /// instead, as text.
     ///
     /// # Errors
     /// The operation that failed, with the error of the kernel.
@@ -192,7 +192,12 @@ impl Tap {
             set.map_err(|source| self.failed(format!("set the MTU {}", self.config.mtu), source))?;
             found.push(format!("MTU {mtu}"));
         }
-        // udev sets sysctls of a new device too, after this process has set them.
+        Ok(found)
+    }
+
+    /// Sets the sysctls of the device again if another program has changed them. udev applies those of the host to a new
+    /// device after this process has set them, so a change is nothing to worry about.
+    pub fn restore_sysctls(&self) {
         let has_v6 = self.config.addresses.iter().any(|net| net.addr().is_ipv6());
         let sysctls = [("ipv4", "rp_filter", true), ("ipv6", "disable_ipv6", has_v6)];
         for (family, sysctl, _) in sysctls.into_iter().filter(|(.., is_needed)| *is_needed) {
@@ -200,10 +205,9 @@ impl Tap {
             let value = std::fs::read_to_string(&path).unwrap_or_default();
             // With a read-only /proc, the host's setting stays.
             if !["", "0"].contains(&value.trim()) && std::fs::write(&path, "0").is_ok() {
-                found.push(format!("{sysctl} {}", value.trim()));
+                tracing::info!(%path, found = value.trim(), "a sysctl of the tap was changed: restored");
             }
         }
-        Ok(found)
     }
 
     /// Whether an error of [`Tap::send`] or [`Tap::receive`] means that the device was deleted.
