@@ -66,15 +66,18 @@ impl LogSink {
     fn put(&mut self, text: &[u8], wait: Duration) -> bool {
         let until = Instant::now() + wait;
         let end: &[u8] = if self.is_cut { b"\n" } else { b"" };
+        // The rest of a line that was cut ends before anything else.
         for (n, chunk) in end.chunks(1).chain(text.chunks(CHUNK)).enumerate() {
+            let is_within_line = n > end.len();
             if !has_room(&self.out, until) {
-                self.is_cut |= n > 0;
+                self.is_cut |= is_within_line;
                 return false;
             }
             if self.out.write_all(chunk).is_err() {
-                self.is_cut = true;
+                self.is_cut |= n >= end.len();
                 return false;
             }
+            self.is_cut &= n >= end.len();
         }
         self.is_cut = false;
         true

@@ -9,7 +9,8 @@
 //! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
 //!
 //! Nothing is logged per packet: counters record what happens to packets. Nobody waits for who reads standard error, and
-//! nothing fails if nobody does ([`log_sink`](crate::log_sink)).
+//! nothing fails if nobody does ([`log_sink`](crate::log_sink)). With text, DPDK writes its own few lines to standard error
+//! itself, and waits.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
@@ -152,6 +153,16 @@ fn sink() -> Option<MutexGuard<'static, LogSink>> {
     Some(SINK.get()?.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Prints why the command failed. If events are logged, it waits no longer than a line of the log.
+pub(crate) fn last_words(text: &str) {
+    let line = format!("error: {text}\n");
+    // Nobody reads it if this fails.
+    let _ = match sink() {
+        Some(mut sink) => sink.write_all(line.as_bytes()),
+        None => io::stderr().write_all(line.as_bytes()),
+    };
+}
+
 /// The number of log lines that were lost because standard error did not take them.
 pub(crate) fn lost_lines() -> u64 {
     sink().map_or(0, |sink| sink.lost_in_total())
@@ -192,7 +203,12 @@ fn panicked(panic: &PanicHookInfo<'_>) {
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
     let thread = std::thread::current();
-    tracing::error!(thread = thread.name(), location, backtrace, "panic: {message}");
+    if tracing::enabled!(tracing::Level::ERROR) {
+        tracing::error!(thread = thread.name(), location, backtrace, "panic: {message}");
+    } else {
+        // `RUST_LOG` excludes this module.
+        last_words(&format!("panic: {message} at {}", location.unwrap_or_default()));
+    }
 }
 
 /// Logs each line that a library writes to standard error, until the process ends.

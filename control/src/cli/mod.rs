@@ -151,7 +151,7 @@ fn report(error: &anyhow::Error, format: LogFormat) {
     }
     match format {
         LogFormat::Json if logging::start(format).is_ok() => tracing::error!("{text}"),
-        _ => eprintln!("error: {text}"),
+        _ => logging::last_words(&text),
     }
 }
 

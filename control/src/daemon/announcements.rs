@@ -124,7 +124,7 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
     if let Some(age) = status.at.map(|at| at.elapsed()).filter(|age| *age > AGE_MAX) {
         let age = age.as_secs();
         found.push(format!(
-            "the thread of the announcements hangs or has failed: nothing changes since {age} s"
+            "the thread of the announcements hangs or has failed: nothing has changed for {age} s"
         ));
     }
     if let Some(bgp) = &status.bgp {
@@ -153,6 +153,6 @@ mod tests {
         let status = |age: Duration| Status { at: Instant::now().checked_sub(age), ..Status::default() };
         assert_eq!(degraded(&status(AGE_MAX / 2)), Vec::<String>::new());
         let told = degraded(&status(AGE_MAX * 2));
-        assert!(told.len() == 1 && told[0].ends_with("has failed: nothing changes since 30 s"), "{told:?}");
+        assert!(told.len() == 1 && told[0].ends_with("has failed: nothing has changed for 30 s"), "{told:?}");
     }
 }

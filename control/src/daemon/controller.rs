@@ -339,10 +339,18 @@ impl Controller {
         read.answer(&answer);
     }
 
+    /// Shows what could not be saved.
+    fn tell_unsaved(&self) {
+        let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
+        let drained = self.drained.trouble().map(str::to_owned);
+        self.state.leave_unsaved([addresses, drained, self.copies.trouble()]);
+    }
+
     /// Runs one round; `seen` is when its first change was seen. Reconcile and compile run here, on the thread of the
     /// daemon's loop. Listeners, checks and sources run on other threads and do not wait for it.
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         self.drained.save().await;
+        self.tell_unsaved();
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         let given = &self.desired.memory.allocations;
@@ -371,9 +379,7 @@ impl Controller {
             // Before anybody can use one of them: a restart gives them to the same Services.
             addresses.save(&self.desired.memory.allocations).await;
         }
-        let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
-        let drained = self.drained.trouble().map(str::to_owned);
-        self.state.leave_unsaved([addresses, drained, self.copies.trouble()]);
+        self.tell_unsaved();
         let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         for answer in self.seats_learnt.drain(..) {
             // Nobody waits if the exchange has ended.

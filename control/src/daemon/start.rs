@@ -156,7 +156,7 @@ fn directory_state(
                     "the directory of manifests does not answer: changes in it have no effect"
                 );
                 let last_error = Some(format!("{path} does not answer"));
-                let last_sync = Some(now);
+                let last_sync = Some(now - READING_MAX);
                 state.send_replace(SourceState {
                     last_error,
                     last_sync,

@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use tidegate_model::time::whole_seconds;
 use tokio::time::Instant;
 
-/// A turn that takes longer hangs. The longest waits in one are for disks, 2 s each.
-const TURN_MAX: Duration = Duration::from_secs(15);
+/// A turn that takes longer hangs. Waits for disks take 2 s each, the first round with millions of backends some ten seconds.
+const TURN_MAX: Duration = Duration::from_secs(60);
 
 /// The turn of the loop that is under way.
 #[derive(Debug, Default)]
@@ -33,9 +33,7 @@ impl Turn {
         let (began, since) = (*self.inner())?;
         (began.elapsed() > TURN_MAX).then(|| {
             let since = whole_seconds(since);
-            format!(
-                "the daemon's loop hangs since {since}: changes have no effect until the gateway is restarted"
-            )
+            format!("the daemon's loop has not ended its turn since {since}: changes wait for that")
         })
     }
 
@@ -59,7 +57,10 @@ mod tests {
         assert_eq!(turn.trouble(), None, "it waits for something to do");
         turn.begin();
         tokio::time::advance(TURN_MAX * 2).await;
-        assert!(turn.trouble().is_some_and(|why| why.starts_with("the daemon's loop hangs since ")));
+        assert!(
+            turn.trouble()
+                .is_some_and(|why| why.starts_with("the daemon's loop has not ended its turn since "))
+        );
         turn.end();
         assert_eq!(turn.trouble(), None);
     }

@@ -14,10 +14,10 @@ const OF_SERVICE_MAX: usize = 4_096;
 /// The maximum number of backends of all Services.
 const OF_ALL_MAX: usize = 200_000;
 
-/// The Services without series for each backend.
+/// The Services with series for each backend, and how many backends have none.
 #[derive(Debug, Default)]
 pub(super) struct WithoutSeries<'a> {
-    services: HashSet<(&'a str, &'a str)>,
+    with_series: HashSet<(&'a str, &'a str)>,
     backends: usize,
 }
 
@@ -43,17 +43,17 @@ impl<'a> WithoutSeries<'a> {
             let used = used.entry(namespace).or_default();
             if size <= of_service_max && *used + size <= share {
                 *used += size;
+                without.with_series.insert((namespace, name));
             } else {
-                without.services.insert((namespace, name));
                 without.backends += size;
             }
         }
         without
     }
 
-    /// Whether this Service has none.
+    /// Whether this Service has none: it has too many backends, or it was removed and only keeps its flows.
     pub(super) fn has(&self, namespace: &str, name: &str) -> bool {
-        self.services.contains(&(namespace, name))
+        !self.with_series.contains(&(namespace, name))
     }
 
     /// The number of their backends, over ports and addresses.

@@ -566,7 +566,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
         .sample(["used"], capacity.saturating_sub(free));
 }
 
-/// The API server, or the directory, which is always connected.
+/// The API server, or the directory.
 fn source(page: &mut Exposition, source: &SourceState) {
     let help =
         "1 while the source of objects answers; at 0 the gateway forwards with the last known objects.";

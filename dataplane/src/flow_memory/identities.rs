@@ -2,7 +2,7 @@
 //! processes.
 //!
 //! The file is a list of records of 32 bytes. The publisher appends the new ids of a snapshot before workers get it, so no
-//! flow has an id that the file lacks. When most records are of former objects, the file is written anew.
+//! flow has an id that the file lacks, unless a write failed ([`Identities::is_whole`]). When most records are of former objects, the file is written anew.
 //!
 //! Invariant: a record that is incomplete or changed ends the list, and the flows of later ids are not restored.
 
@@ -140,7 +140,8 @@ impl Identities {
         }
         let new = self.path.with_extension("new");
         let mut file = open(&new)?;
-        file.write_all(&bytes)?;
+        // What a full directory has taken would leave no room for others.
+        file.write_all(&bytes).inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         std::fs::rename(&new, &self.path)?;
         (self.file, self.records) = (file, bytes.len() / RECORD);
         Ok(())

@@ -12,6 +12,7 @@
 //! Invariant: the sysctls are restored on drop. Until then their original values are in the device's [`Record`], so
 //! that after a kill the next process restores those, and not the values that it finds.
 
+use std::cell::Cell;
 use std::io;
 use std::path::PathBuf;
 
@@ -48,6 +49,8 @@ pub struct SysctlGuard {
     /// The original values, in the order in which they were changed.
     before: Vec<(PathBuf, String)>,
     record: Record,
+    /// Whether the log has said that another program changes them. It may do so every second.
+    has_told: Cell<bool>,
 }
 
 impl SysctlGuard {
@@ -76,7 +79,7 @@ impl SysctlGuard {
                 before.push(left.clone());
             }
         }
-        let guard = Self { before, record: record.clone() };
+        let guard = Self { before, record: record.clone(), has_told: Cell::new(false) };
         guard.remember();
         for (path, value) in changes {
             std::fs::write(&path, value).map_err(|source| SysctlGuardError {
@@ -106,6 +109,9 @@ impl SysctlGuard {
                 continue;
             }
             match std::fs::write(&path, value) {
+                Ok(()) if self.has_told.replace(true) => {
+                    tracing::debug!(path = %path.display(), found, value, "a sysctl was changed, and is set again");
+                }
                 Ok(()) => tracing::warn!(
                     path = %path.display(), found, value,
                     "another program has changed a sysctl of the interface, so that the kernel took the gateway's packets: set again"

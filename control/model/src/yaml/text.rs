@@ -22,7 +22,7 @@ pub fn shown(value: &str) -> Cow<'_, str> {
     while !value.is_char_boundary(end) {
         end -= 1;
     }
-    Cow::Owned(format!("{}...", &value[..end]))
+    Cow::Owned(format!("{}[{} more bytes]", &value[..end], value.len() - end))
 }
 
 /// The values that [`duration`] accepts.

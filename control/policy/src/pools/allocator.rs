@@ -14,7 +14,7 @@
 //! Invariant: the result is the one of a new allocator with the same Services and memory (tested over random
 //! histories, here and in `reconcile`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -103,6 +103,9 @@ impl Allocator {
                 Some(applicant) => turns.push(Turn::new(applicant)),
                 None => self.depart(&key),
             }
+        }
+        if self.allocations.departed.len() > DEPARTED_MAX {
+            forget_surplus(&mut Arc::make_mut(&mut self.allocations).departed);
         }
         self.pass_all(&mut turns);
         for Turn { applicant, granted, footprint } in turns {
@@ -211,9 +214,6 @@ impl Allocator {
         let allocations = Arc::make_mut(&mut self.allocations);
         allocations.by_service.remove(service);
         allocations.departed.insert(service.clone(), holdings);
-        if allocations.departed.len() > DEPARTED_MAX {
-            forget_one(&mut allocations.departed);
-        }
         self.unsettled.insert(service.clone());
     }
 
@@ -294,22 +294,21 @@ impl Allocator {
     }
 }
 
-/// Forgets one removed Service of the namespace that has the most.
-fn forget_one(departed: &mut SharedMap<ObjectKey, Holdings>) {
-    let mut largest: Option<(usize, &ObjectKey)> = None;
-    let mut of_namespace: Option<(usize, &ObjectKey)> = None;
+/// Forgets removed Services until the rest fits: again and again one of the namespace that has the most.
+fn forget_surplus(departed: &mut SharedMap<ObjectKey, Holdings>) {
+    let mut namespaces: BTreeMap<String, Vec<ObjectKey>> = BTreeMap::new();
     for key in departed.keys() {
-        let (count, first) = match of_namespace {
-            Some((count, first)) if first.namespace == key.namespace => (count + 1, first),
-            _ => (1, key),
-        };
-        of_namespace = Some((count, first));
-        if largest.is_none_or(|(most, _)| count > most) {
-            largest = Some((count, first));
-        }
+        namespaces.entry(key.namespace.clone()).or_default().push(key.clone());
     }
-    if let Some(key) = largest.map(|(_, first)| first.clone()) {
+    let mut largest: BinaryHeap<(usize, String)> =
+        namespaces.iter().map(|(name, keys)| (keys.len(), name.clone())).collect();
+    while departed.len() > DEPARTED_MAX
+        && let Some((_, name)) = largest.pop()
+        && let Some(keys) = namespaces.get_mut(&name)
+        && let Some(key) = keys.pop()
+    {
         departed.remove(&key);
+        largest.push((keys.len(), name));
     }
 }
 

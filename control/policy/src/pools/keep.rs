@@ -177,19 +177,27 @@ impl Allocation {
         pool.force_release && !gives()
     }
 
-    /// The problem that another gateway claims an address that the applicant keeps.
+    /// The problem that another gateway or a router has an address that the applicant keeps.
     fn claim_of_gateway(&self, applicant: &Applicant<'_>, held: &Held, field: &str) -> Option<Problem> {
-        let Some(Holder::OtherGateway(name)) = self.reserved.get(&held.address) else { return None };
+        let address = held.address;
+        let (claim, accepted) = match self.reserved.get(&address)? {
+            Holder::OtherGateway(name) => (
+                format!("gateway {name} says that address {address} is its own"),
+                "another address for that gateway",
+            ),
+            Holder::Router => (
+                format!("address {address} is that of a router or a fixed neighbour of the gateway"),
+                "a pool without the addresses of routers",
+            ),
+            _ => return None,
+        };
+        let key = applicant.key();
         Some(Problem {
             kind: ProblemKind::Conflict,
             severity: Severity::Warning,
             field: field.to_owned(),
-            what: format!(
-                "gateway {name} says that address {} is its own; Service {} had the address first and keeps it",
-                held.address,
-                applicant.key()
-            ),
-            accepted: Some("another address for that gateway".to_owned()),
+            what: format!("{claim}; Service {key} had the address first and keeps it"),
+            accepted: Some(accepted.to_owned()),
         })
     }
 

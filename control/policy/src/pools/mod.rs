@@ -117,7 +117,7 @@ impl std::fmt::Display for Holder {
             Self::OtherGateway(name) => write!(f, "an address of gateway {name}"),
             Self::Node(name) => write!(f, "an address of node {name}"),
             Self::ApiServer => f.write_str("an address of the API server"),
-            Self::Router => f.write_str("an address of a router or a fixed neighbor of the gateway"),
+            Self::Router => f.write_str("an address of a router or a fixed neighbour of the gateway"),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::finding::Reason;
 use super::reader::{Reader, error};
 use crate::pools::{PoolWish, WantedPool};
 
-/// The largest number of addresses in one list: those after the first of each family are refused one by one.
+/// The largest number of addresses in one list.
 const REQUESTED_MAX: usize = 16;
 
 /// The addresses that a Service asks for.
@@ -45,7 +45,7 @@ impl AddressRequest {
     }
 
     fn read_addresses(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str) {
-        const ACCEPTED: &str = "IP addresses separated by commas, one for each family";
+        const ACCEPTED: &str = "at most 16 IP addresses separated by commas, one for each family";
         let field = annotation_field(annotation);
         let parsed: Result<Vec<IpAddr>, _> =
             value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();

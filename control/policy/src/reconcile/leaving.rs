@@ -5,7 +5,7 @@
 //! without new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or another Service has
 //! it. If another Service has the port by then, the port belongs to that one.
 //!
-//! The room for them is limited. If they are more, those of the namespace that has the most are forgotten, so that a
+//! The room for them is limited. If there are more, those of the namespace that has the most are forgotten, so that a
 //! namespace that creates and deletes Services all the time takes nothing from the others.
 //!
 //! Invariant: if a Service stays and loses a port, or is refused, nothing is kept for it.

@@ -497,7 +497,7 @@ impl Reader<'_> {
         let why = format!("with forwarding {mode}, answers do not pass the gateway");
         let what =
             format!("annotation {annotation}: {value:?} cannot be kept to: {why}: no port is programmed");
-        let message = format!("{annotation}: {value}: {why}");
+        let message = format!("{annotation}: {value:?}: {why}");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         let accepted =
             "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/max-bandwidth for what clients send";
@@ -508,7 +508,7 @@ impl Reader<'_> {
     fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let value = text::shown(value);
         let what = format!("annotation {annotation}: {value:?} is invalid: no port is programmed");
-        let message = format!("{annotation}: {value} is invalid");
+        let message = format!("{annotation}: {value:?} is invalid");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }

@@ -55,7 +55,7 @@ fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Fi
         Severity::Error => Diagnostic::error(what),
         Severity::Warning => Diagnostic::warning(what),
     };
-    let accepted = "a Service and endpoints without such faults";
+    let accepted = "values as the reported faults say";
     Finding::at(service, "spec", reason, diagnostic.accepting(accepted))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Connector`] returns a client for the current kubeconfig, or for the service account of the Pod. It checks the
 //! files (kubeconfig, certificates, keys, tokens) before every request, and does not return a client that is older
-//! than a change. If the files become invalid, it keeps the last valid client. Credentials of a plugin ([`exec`]) are
+//! than a change, except once if files change again while a client is being created. If the files become invalid, it keeps the last valid client. Credentials of a plugin ([`exec`]) are
 //! fetched again when they expire or are refused. [`proxy`] connects through a proxy. [`found`] knows the addresses
 //! of the API server, which no Service may have. The watches here use it, and so does the code that writes to the API
 //! server.

@@ -88,11 +88,16 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::UNHEALTHY_THRESHOLD, "all", "1 to 100"),
 ];
 
+/// One address more than a list may have.
+const SEVENTEEN: &str = "192.0.2.1,192.0.2.2,192.0.2.3,192.0.2.4,192.0.2.5,192.0.2.6,192.0.2.7,192.0.2.8,192.0.2.9,192.0.2.10,192.0.2.11,\
+    192.0.2.12,192.0.2.13,192.0.2.14,192.0.2.15,192.0.2.16,192.0.2.17";
+
 /// Nothing is served for these values: invalid ones whose default could allow what the author wanted to exclude, and
 /// requests that are not granted yet.
 const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
     (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
+    (key::LOAD_BALANCER_IPS, SEVENTEEN, Reason::InvalidValue, "at most 16 IP addresses"),
     (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
     (key::HASH, "source", Reason::InvalidValue, "flow, client"),
     (key::PROXY_PROTOCOL, "v3", Reason::InvalidValue, "v1, v2, toa, none"),
