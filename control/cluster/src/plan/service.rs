@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
+use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort, Service};
 use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
@@ -55,6 +55,13 @@ impl Planner<'_> {
             return;
         }
         if self.waits_for_others(of.service) {
+            return;
+        }
+        // With the finalizer of somebody else the object stays: its status must not show an address that another Service
+        // may get.
+        let stays = of.service.stored.finalizers.iter().any(|finalizer| finalizer != FINALIZER);
+        if stays && is_written(of.service) {
+            self.clear(of);
             return;
         }
         self.note(of, EventType::Normal, event_reason::DELETED, "Deleted load balancer");

@@ -171,11 +171,11 @@ impl Objects {
 
     /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not if it is marked for deletion, or
     /// deleted. An appliance without a node is eligible. If the source need not contain Nodes (`lists_nodes` is false:
-    /// a directory), a gateway on an unknown node is eligible too.
+    /// a directory) and contains none, a gateway on an unknown node is eligible too.
     pub fn is_eligible(&self, own_node: Option<&str>, lists_nodes: bool) -> bool {
         own_node.is_none_or(|node| match self.nodes.get(node) {
             Some(node) => !node.is_leaving(),
-            None => !lists_nodes,
+            None => !lists_nodes && self.nodes.is_empty(),
         })
     }
 }

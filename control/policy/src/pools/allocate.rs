@@ -372,7 +372,8 @@ impl Allocation {
     pub(super) fn families(&self, applicant: &Applicant<'_>) -> Vec<IpFamily> {
         let service = applicant.service;
         if service.ip_family_policy != IpFamilyPolicy::SingleStack {
-            return vec![IpFamily::V4, IpFamily::V6];
+            return only_family(applicant)
+                .map_or_else(|| vec![IpFamily::V4, IpFamily::V6], |only| vec![only]);
         }
         if let Some(first) = service.ip_families.first() {
             return vec![*first];
@@ -389,6 +390,18 @@ impl Allocation {
         let has = |family: &IpFamily| usable.iter().any(|at| self.pools[*at].has_family(*family));
         vec![[IpFamily::V4, IpFamily::V6].into_iter().find(has).unwrap_or(IpFamily::V4)]
     }
+}
+
+/// The family of a Service that prefers two in a cluster that has one: a cluster with two lists both, and gives a cluster IP
+/// of each. Addresses that the Service requests or has keep their family.
+fn only_family(applicant: &Applicant<'_>) -> Option<IpFamily> {
+    let service = applicant.service;
+    let [family] = service.ip_families[..] else { return None };
+    let prefers_two = service.ip_family_policy == IpFamilyPolicy::PreferDualStack;
+    let requested = applicant.requested.iter().map(|(ip, _)| *ip);
+    let mut named = requested.chain(applicant.had.load_balancer());
+    let is_single = prefers_two && service.cluster_ips.len() == 1;
+    (is_single && named.all(|ip| IpFamily::of(ip) == family)).then_some(family)
 }
 
 fn reserved_in(pool: &Pool, reserved: &BTreeMap<IpAddr, Holder>) -> u128 {

@@ -12,7 +12,7 @@ use tidegate_core::snapshot::{BackendSpec, BackendState, FormerWeight, WARM_UP_S
 use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
-use tidegate_model::objects::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
+use tidegate_model::objects::{Choice, IpFamily, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
 
 use super::candidates::Candidates;
 use super::collector::{Collector, PortAt};
@@ -71,8 +71,11 @@ pub(super) fn backends(
     let enabled = collector.context.settings().health.fail_open;
     let fail_open = health_result::fails_open(enabled, would_take.map(Candidate::is_set_aside));
 
-    let only_elsewhere =
-        (choice == Choice::OnlyElsewhere).then(|| elsewhere(&at.frontend, viewpoint.node, endpoints));
+    let only_elsewhere = match choice {
+        Choice::OnlyElsewhere => Some(elsewhere(&at.frontend, viewpoint.node, endpoints)),
+        Choice::Nobody => left_out(collector, at, possible),
+        _ => None,
+    };
     let mut result = Backends { only_elsewhere, fail_open, unchecked, ..Backends::default() };
     for candidate in &candidates {
         result.list(candidate, viewpoint.node);
@@ -89,6 +92,24 @@ pub(super) fn backends(
     result.specs.sort_by_key(|b| (b.address, b.port));
     result.views.sort_by_key(|b| (b.address, b.port));
     result
+}
+
+/// With policy Local and nodes as backends: the text that endpoints are only on nodes that may not be backends.
+fn left_out(collector: &Collector<'_>, at: &PortAt<'_>, possible: &Candidates<'_>) -> Option<String> {
+    let service = collector.plan.service;
+    let asked = match at.frontend.via {
+        VipKind::ClusterIp => service.internal_traffic_policy,
+        _ => service.external_traffic_policy,
+    };
+    let family = IpFamily::of(at.frontend.vip);
+    let may_serve = |endpoint: &ResolvedEndpoint| {
+        IpFamily::of(endpoint.ip) == family && (endpoint.ready || endpoint.serving && endpoint.terminating)
+    };
+    let is_left_out = possible.node_weights.is_some()
+        && asked == TrafficPolicy::Local
+        && at.endpoints.iter().any(may_serve);
+    is_left_out
+        .then(|| "no node with an endpoint may be a backend; packets are dropped (policy Local)".to_owned())
 }
 
 /// The possible backends that the policy lists, each with all that decides its state, and the addresses of those that

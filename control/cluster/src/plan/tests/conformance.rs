@@ -212,6 +212,20 @@ fn deleted_load_balancer_tells_that_the_last_gateway_has_withdrawn_it() {
 }
 
 #[test]
+fn deleted_service_that_somebody_else_keeps_has_no_address_in_its_status_when_it_is_released() {
+    let mut both = Both::new(&(web(", finalizers: [example.com/hold]") + ENDPOINT));
+    both.settle();
+    assert!(!both.of("web").stored.ingress.is_empty());
+    both.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    let cleared = both.round();
+    let is_cleared = |write: &Write| matches!(write, Write::ServiceStatus { ingress: None, .. });
+    assert!(cleared.writes.iter().any(is_cleared), "{cleared:?}");
+    assert!(both.of("web").stored.ingress.is_empty() && both.of("web").stored.is_finalized_by_us());
+    let released = both.round();
+    assert!(matches!(released.writes[..], [Write::Finalizer { present: false, .. }]), "{released:?}");
+}
+
+#[test]
 fn sync_load_balancer_failed_tells_which_port_is_not_served() {
     let ports = "{name: http, port: 80}, {name: sig, port: 81, targetPort: 8081, protocol: SCTP}";
     let mut both = Both::new(&balanced("web", "", ports, FIVE))

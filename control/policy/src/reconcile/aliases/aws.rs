@@ -66,7 +66,7 @@ pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'stat
     let all = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     let written = all.iter().filter(|key| annotations.contains_key(**key)).count();
     let value = annotations.get(TYPE)?.trim();
-    if !matches!(value, "nlb" | "nlb-ip" | "external") || written == 0 || written == all.len() {
+    if !is_network(annotations) || written == 0 || written == all.len() {
         return None;
     }
     let why = format!(
@@ -76,14 +76,22 @@ pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'stat
     Some((TYPE, why))
 }
 
+/// Whether the Service asks AWS for a network load balancer.
+fn is_network(annotations: &Labels) -> bool {
+    let kind = annotations.get(TYPE).map(|kind| kind.trim());
+    matches!(kind, Some("nlb" | "nlb-ip" | "external"))
+}
+
 /// The interval in seconds, at least 5.
 fn interval(annotations: &Labels) -> u32 {
     let written = annotations.get(HEALTH_INTERVAL).and_then(|v| number(v.trim(), &(5..=300)));
     written.unwrap_or(INTERVAL)
 }
 
-pub(super) fn proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+pub(super) fn proxy_protocol<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     match value {
+        // Network load balancers of AWS send version 2, Classic Load Balancers version 1.
+        "*" if is_network(annotations) => AliasValue::Ours(key::PROXY_PROTOCOL, "v2".into()),
         "*" => AliasValue::Ours(key::PROXY_PROTOCOL, "v1".into()),
         // Backends that expect the header would treat the client's first bytes as the header.
         _ => AliasValue::InvalidPort("\"*\"".into()),

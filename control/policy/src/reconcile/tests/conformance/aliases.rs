@@ -463,6 +463,22 @@ fn a_value_of_an_alias_that_is_not_understood_is_named_and_nothing_unsafe_is_don
 }
 
 #[test]
+fn network_load_balancers_of_aws_send_version_2_of_the_proxy_protocol_and_classic_ones_version_1() {
+    let alias = ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*");
+    let kind = |value| ("service.beta.kubernetes.io/aws-load-balancer-type", value);
+    let look = |annotations: &[(&str, &str)]| {
+        let world = Both::new(&annotated_web(annotations));
+        world.with(|world| world.settings.services.compat = ["aws".to_owned()].into()).look().spec
+    };
+    let [v1, v2] = ["v1", "v2"].map(|version| look(&[(key::PROXY_PROTOCOL, version)]));
+    assert_ne!(v1, v2);
+    for value in ["nlb", "nlb-ip", "external"] {
+        assert_eq!(look(&[alias, kind(value)]), v2, "{value}");
+    }
+    assert_eq!((look(&[alias]), look(&[alias, kind("clb")])), (v1.clone(), v1));
+}
+
+#[test]
 fn a_port_that_cannot_have_the_header_of_an_alias_is_told_of_an_annotation_that_helps() {
     let alias = ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*");
     for (protocol, version, accepted) in [

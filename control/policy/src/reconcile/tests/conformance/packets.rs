@@ -182,6 +182,19 @@ fn policy_local_with_endpoints_only_elsewhere_drops() {
 }
 
 #[test]
+fn policy_local_with_endpoints_only_on_nodes_that_may_not_be_backends_drops() {
+    let local = by_tcp_and_udp("  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n");
+    let to_nodes = with_annotations(&local, "tidegate.dev/target: node, tidegate.dev/forwarding: dsr-ipip");
+    let excluded = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}";
+    let nodes = node_yaml("a", &["10.0.1.1"], excluded) + &node_yaml("b", &["10.0.1.2"], "");
+    let on_a = to_nodes.clone() + &nodes + &endpoints(&["addresses: [10.1.0.1], nodeName: a"]);
+    let mut gateways = Gateways::new(Both::new(&on_a));
+    assert_eq!(segment(&mut gateways, 40_000, flags::SYN).refused(), Refusal::NoEndpoints);
+    gateways.now_is(&(to_nodes + &nodes));
+    segment(&mut gateways, 40_000, flags::SYN).sent(TransmitReason::NoEndpoints);
+}
+
+#[test]
 fn never_complete_a_handshake_without_a_backend() {
     let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
     let unready = "addresses: [10.1.0.1], nodeName: b, conditions: {ready: false}";

@@ -79,9 +79,12 @@ async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_
         );
         assert!(probed(&elsewhere, &health, "/livez", start).await.starts_with("HTTP/1.1 200 "));
         let answer = probed_where(&elsewhere, &health, "/healthz", start, false).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "a directory need not have Nodes: {answer}");
+        assert!(answer.starts_with("HTTP/1.1 503 "), "a directory with Nodes, but not this one: {answer}");
         assert!(probed(&Both::new(&marked), &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
     }
+    let without = Both::new("").with(|world| world.settings.node = Some("b".into()));
+    let answer = probed_where(&without, &health, "/healthz", start, false).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "a directory need not have Nodes: {answer}");
     let cordoned =
         "\nspec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable}]}\nstatus:";
     let cordoned = node_yaml("a", &["10.0.1.1"], "").replace("\nstatus:", cordoned);
