@@ -28,6 +28,8 @@ use crate::kernel::Table;
 use crate::routes::{Routes, routes};
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
 
+/// Routes that an earlier gateway has left in the kernel stay for this time while no objects are known.
+const KEEP_MAX: Duration = Duration::from_secs(10);
 /// The interval at which the state of the gateway is looked at.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -188,6 +190,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The thread's own state.
 struct Worker {
     directory: PathBuf,
+    started: Instant,
     condition: Box<dyn Fn() -> Condition + Send>,
     bird: Option<Bird>,
     /// Why there can be no BIRD, if so.
@@ -215,6 +218,7 @@ impl Worker {
     fn new(directory: PathBuf, condition: Box<dyn Fn() -> Condition + Send>) -> Self {
         Self {
             directory,
+            started: Instant::now(),
             condition,
             bird: None,
             no_bird: None,
@@ -254,13 +258,21 @@ impl Worker {
             let mut is_applied = true;
             if let Some(setup) = &setup {
                 let announces = setup.config.bgp.is_some() || setup.config.kernel_routes.is_some();
-                if let Some(round) = round.as_ref().filter(|_| announces) {
+                if !announces {
+                    self.announced.clear();
+                    self.vips.clear();
+                    self.routes.clear();
+                    (self.decided, self.decide_at) = (None, None);
+                } else if let Some(round) = &round {
                     self.decide(setup, round, gateway, changes, now);
                 }
                 // Before the first round nothing is known: a restarted daemon must not remove what it will announce
                 // again. Routes of BIRD cannot be left: they ended with the old BIRD.
                 if round.is_some() || gateway.leaving {
                     is_applied = self.apply(setup, now);
+                } else if now.saturating_duration_since(self.started) >= KEEP_MAX {
+                    // This gateway forwards nothing.
+                    is_applied = self.apply_to_kernel(setup, now);
                 }
                 *lock(&shared.status) = Arc::new(Status { at: Some(Instant::now()), ..self.status(setup) });
             }

@@ -381,13 +381,11 @@ impl Hub {
         }
     }
 
-    /// Whether workers may go on with their walks: no peer that is up has much to be sent.
+    /// Whether workers may go on with their walks: no peer that is up has much to be sent, except one that takes nothing.
     #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.peers
-            .iter()
-            .filter_map(|peer| peer.session.as_ref())
-            .all(|session| session.sender.waiting() < QUEUE_MAX / 2)
+    pub fn has_room(&self, now: Duration) -> bool {
+        let mut sessions = self.peers.iter().filter_map(|peer| peer.session.as_ref());
+        sessions.all(|session| session.sender.waiting() < QUEUE_MAX / 2 || session.is_stuck(now))
     }
 
     /// The walks that workers should have made.

@@ -29,6 +29,8 @@ pub const KEEP_ALIVE: Duration = Duration::from_millis(500);
 pub const FRESH: Duration = Duration::from_millis(1_500);
 /// A session from which nothing was heard for this time has ended.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// A peer that takes no batch for this time does not hold up the walks for others.
+pub const STUCK_AFTER: Duration = Duration::from_secs(3);
 /// A batch that was not acknowledged is sent again after this time, which doubles each time.
 pub const RESEND_AFTER: Duration = Duration::from_millis(100);
 /// The longest time before a batch is sent again.

@@ -58,6 +58,11 @@ impl Sender {
         self.under_way.len()
     }
 
+    /// The batch that the peer passes on next.
+    pub(crate) fn peer_next(&self) -> u64 {
+        self.peer_next
+    }
+
     /// The batch to send now, with its number, of at most `room` bytes: one that was lost, or a new one.
     pub(crate) fn next(&mut self, room: usize, now: Duration) -> Option<(u64, &[u8], bool)> {
         if let Some(at) = self.under_way.iter().position(|batch| batch.due <= now) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::crypt::{SessionKeys, SharedKey, Side, TAG};
 use crate::handshake::MAGIC;
-use crate::limits::{DATAGRAM_MAX, KEEP_ALIVE};
+use crate::limits::{DATAGRAM_MAX, KEEP_ALIVE, STUCK_AFTER};
 use crate::receiver::Receiver;
 use crate::record::{Message, take};
 use crate::sender::Sender;
@@ -55,6 +55,8 @@ pub(crate) struct Session {
     pub(crate) heard: Duration,
     /// When something was last sent.
     sent: Duration,
+    /// When the peer last took a batch, or had none to take.
+    taken: Duration,
     /// The number of the next datagram.
     number: u64,
     pub(crate) sender: Sender,
@@ -72,6 +74,7 @@ impl Session {
             began: now,
             heard: now,
             sent: now,
+            taken: now,
             number: 0,
             sender: Sender::default(),
             receiver: Receiver::new(),
@@ -90,6 +93,9 @@ impl Session {
 
     /// The next datagram with a batch, and whether it was sent before.
     pub(crate) fn batch(&mut self, now: Duration) -> Option<(Vec<u8>, bool)> {
+        if self.sender.under_way() == 0 && self.sender.waiting() == 0 {
+            self.taken = now;
+        }
         let (number, batch, again) = self.sender.next(ROOM, now)?;
         let mut body = vec![BATCH];
         body.extend(number.to_be_bytes());
@@ -156,7 +162,11 @@ impl Session {
                     for word in &mut bits {
                         *word = take(&mut rest).map(u64::from_be_bytes).ok_or(Unread::Invalid)?;
                     }
+                    let before = self.sender.peer_next();
                     self.sender.acknowledged(next, &bits);
+                    if self.sender.peer_next() != before {
+                        self.taken = now;
+                    }
                     body = rest;
                 }
                 BATCH => {
@@ -167,6 +177,11 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Whether the peer has taken nothing for so long that others must not wait for it.
+    pub(crate) fn is_stuck(&self, now: Duration) -> bool {
+        now.saturating_sub(self.taken) >= STUCK_AFTER
     }
 
     /// Adds a message for the peer.

@@ -482,12 +482,36 @@ fn peer_that_takes_nothing_costs_bounded_memory_and_is_behind_until_a_walk_repai
     }
     let peer = world.gateways[0].hub.status(world.now + world.gateways[0].offset).remove(0);
     assert_eq!((peer.state, peer.waiting), (PeerState::Behind, QUEUE_MAX));
-    assert!(!world.gateways[0].hub.has_room());
+    assert!(!world.gateways[0].hub.has_room(world.now + world.gateways[0].offset));
     world.run(Duration::from_secs(10));
     let counts = world.gateways[0].hub.counts();
     assert_eq!((world.state(0, 1), counts.lost), (PeerState::Up, 10_000));
     assert_eq!(world.gateways[1].learnt.len(), 60_000);
     assert!(world.gateways[0].flows.iter().all(|(flow, value)| world.gateways[1].learnt[flow] == *value));
+}
+
+#[test]
+fn a_peer_that_takes_nothing_stops_the_walks_for_others_only_for_a_time() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    (0..40_000).for_each(|flow| world.tell(0, flow, flow));
+    let has_room = |world: &World| world.gateways[0].hub.has_room(world.now + world.gateways[0].offset);
+    assert!(!has_room(&world));
+    // The peer receives and never passes anything on: it has no objects yet.
+    for _ in 0..500 {
+        world.now += Duration::from_millis(10);
+        let mut out = Vec::new();
+        for at in 0..2 {
+            let now = world.now + world.gateways[at].offset;
+            world.gateways[at].hub.poll(now, |_, datagram| out.push((at, datagram.to_vec())));
+        }
+        for (from, mut datagram) in out {
+            let now = world.now + world.gateways[1 - from].offset;
+            world.gateways[1 - from].hub.receive(address(from), &mut datagram, now, |_, _| ());
+        }
+    }
+    assert!(has_room(&world) && world.state(0, 1) == PeerState::Up);
+    assert!(world.gateways[1].learnt.is_empty());
 }
 
 #[test]

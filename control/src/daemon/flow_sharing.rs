@@ -333,7 +333,7 @@ impl Exchange {
         }
         let (socket, is_v6) = (&self.socket, self.is_v6);
         hub.poll(now, |to, datagram| send(socket, is_v6, to, datagram, &mut trouble));
-        self.sharing.set_walks(hub.walks(), hub.has_room());
+        self.sharing.set_walks(hub.walks(), hub.has_room(now));
         if trouble.is_some() {
             self.trouble = trouble;
         }

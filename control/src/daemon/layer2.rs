@@ -141,9 +141,30 @@ impl Layer2View {
     /// The groups with their owners or states, for `tidegate status`.
     pub(super) fn groups(&self) -> BTreeMap<String, String> {
         let holders = self.owners.iter().flat_map(|owners| owners.holders());
-        let by_lease = holders.map(|(group, holder)| (group, holder.unwrap_or_else(|| "nobody".to_owned())));
+        let is_old = self.owners.as_ref().is_some_and(|owners| owners.trouble().is_some());
+        let by_lease = holders.map(|(group, holder)| {
+            let holder = holder.unwrap_or_else(|| "nobody".to_owned());
+            let is_seen = is_old && !self.ownership.owns(owner_key(&group));
+            (group, if is_seen { format!("{holder} (as last seen)") } else { holder })
+        });
         let states = self.vrrp.iter().flat_map(|vrrp| vrrp.states());
         by_lease.chain(states.map(|(group, state)| (group, state.to_owned()))).collect()
+    }
+
+    /// Why VIPs may have no owner, as text for display.
+    pub(super) fn troubles(&self) -> Vec<String> {
+        let lease = self.owners.iter().filter_map(|owners| owners.trouble());
+        let lease = lease.map(|why| format!("layer 2: {why}"));
+        let states = self.vrrp.iter().flat_map(|vrrp| vrrp.states());
+        let silent =
+            states.filter(|(group, state)| *state == "master" && !self.ownership.owns(owner_key(group)));
+        let vrrp = silent.map(|(group, _)| {
+            format!(
+                "layer 2: VRRP group {group}: keepalived is its master, but has not run `tidegate vrrp-check` within \
+                 announce.l2.vrrp.heartbeatTimeout: the gateway does not answer for its VIPs"
+            )
+        });
+        lease.chain(vrrp).collect()
     }
 
     /// Counts for metrics; `None` if no VIP has an owner.

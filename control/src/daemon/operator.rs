@@ -138,6 +138,7 @@ impl AdminBackend for Operator {
                     .chain(neighbors.shortage())
                     .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
                     .chain(sharing.iter().flat_map(Shown::troubles))
+                    .chain(self.state.layer2().map(Layer2View::troubles).unwrap_or_default())
                     .chain(self.state.turn.trouble())
                     .chain(crate::logging::trouble())
                     .collect()

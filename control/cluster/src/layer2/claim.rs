@@ -26,6 +26,9 @@ use tokio::time::Instant;
 pub(super) const MARGIN: Duration = Duration::from_secs(1);
 /// The time between a Lease that is free and its taking by gateways that are not the preferred one, for each rank.
 pub(super) const RANK_STEP: Duration = Duration::from_secs(2);
+/// A gateway that let the Lease end, or did not take it in its turn, is the preferred one again only after this time: one
+/// that has died counts as live for up to 50 s.
+pub(super) const PASSED_OVER: Duration = Duration::from_secs(60);
 /// The label of our Leases.
 pub(super) const LABEL: (&str, &str) = ("tidegate.dev/layer2", "group");
 
@@ -64,7 +67,7 @@ pub(super) struct Claim {
     renewed: Option<Instant>,
     /// The time until which this gateway owns the VIPs.
     pub(super) until: BootTime,
-    /// Another gateway that is preferred, and since when.
+    /// Another gateway that is preferred, and since when; later than now, if it was passed over.
     preferred: Option<(String, Instant)>,
 }
 
@@ -94,9 +97,11 @@ impl Claim {
         let own = gateway_of(beside.identity)?;
         let is_eligible = beside.ranked.iter().any(|name| name == own);
         let Some(lease) = lease else {
-            return self
-                .is_our_turn(beside, own, None, since, now)
-                .then(|| Ask::Create(Box::new(fresh(beside))));
+            if !self.is_our_turn(beside, own, None, since, now) {
+                return None;
+            }
+            self.pass_over(beside, own, now);
+            return Some(Ask::Create(Box::new(fresh(beside))));
         };
         match holder(&lease) {
             Some(by) if by == beside.identity => {
@@ -113,13 +118,35 @@ impl Claim {
                 let end = since + duration_of(&lease, beside.lasts);
                 let is_over = now >= end && is_eligible;
                 let is_taken = is_over && self.is_our_turn(beside, own, by, end, now);
-                is_taken.then(|| Ask::Hold(Box::new(held(&lease, beside, true))))
+                self.takes(is_taken, &lease, beside, own, now)
             }
             None => {
                 let is_taken = self.is_our_turn(beside, own, None, since, now);
-                is_taken.then(|| Ask::Hold(Box::new(held(&lease, beside, true))))
+                self.takes(is_taken, &lease, beside, own, now)
             }
         }
+    }
+
+    /// The write that takes the Lease, if so.
+    fn takes(
+        &mut self,
+        is_taken: bool,
+        lease: &Lease,
+        beside: &Beside<'_>,
+        own: &str,
+        now: Instant,
+    ) -> Option<Ask> {
+        if !is_taken {
+            return None;
+        }
+        self.pass_over(beside, own, now);
+        Some(Ask::Hold(Box::new(held(lease, beside, true))))
+    }
+
+    /// Takes note that this gateway takes the Lease although another one may be preferred.
+    fn pass_over(&mut self, beside: &Beside<'_>, own: &str, now: Instant) {
+        let first = beside.ranked.first().filter(|first| *first != own);
+        self.preferred = first.map(|first| (first.clone(), now + PASSED_OVER));
     }
 
     /// When a write may be due without a change of the Lease.
@@ -177,7 +204,7 @@ impl Claim {
             return false;
         };
         match &self.preferred {
-            Some((name, since)) if name == first => now.duration_since(*since) >= beside.hand_back_delay,
+            Some((name, since)) if name == first => now >= *since + beside.hand_back_delay,
             _ => {
                 self.preferred = Some((first.clone(), now));
                 beside.hand_back_delay.is_zero()
@@ -385,6 +412,28 @@ mod tests {
             assert!(back.is_none() || !b_owns);
         }
         assert_eq!(back, Some(30_000));
+    }
+
+    #[test]
+    fn a_lease_is_not_handed_back_to_a_gateway_that_has_just_let_it_end() {
+        let (mut server, start) = (Server::default(), Instant::now());
+        let (mut a, mut b) = (Gateway::new("a_1"), Gateway::new("b_1"));
+        assert!(b.turn(&mut server, &["b"], start, 0));
+        for millis in (0..40_000).step_by(500) {
+            b.turn(&mut server, &["a", "b"], start, millis);
+            a.turn(&mut server, &["a", "b"], start, millis);
+        }
+        assert!(a.owns(39_500) && !b.owns(39_500), "it was handed back");
+        let mut taken = None;
+        // a is dead, and still counts as live.
+        for millis in (40_000..90_000).step_by(500) {
+            let owns = b.turn(&mut server, &["a", "b"], start, millis);
+            if owns {
+                taken.get_or_insert(millis);
+            }
+            assert!(taken.is_none() || owns, "given back at {millis} ms");
+        }
+        assert!(taken.is_some_and(|at| at <= 49_000), "{taken:?}");
     }
 
     #[test]

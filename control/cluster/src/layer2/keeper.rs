@@ -3,7 +3,7 @@
 //!
 //! A time is granted only after the API server has answered, and taken back before a Lease is given back. A look or a
 //! write that hangs delays other writes at most for [`ANSWER_MAX`], which is shorter than the time for which a renewal may
-//! be late.
+//! be late. [`WRITES_MAX`] are sent at a time, so a gateway with more Leases needs an API server that answers sooner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,6 +61,8 @@ pub struct Wanted {
 #[derive(Debug, Default)]
 pub struct Owners {
     holders: watch::Sender<BTreeMap<String, Option<String>>>,
+    /// Why VIPs may have no owner, if so.
+    trouble: watch::Sender<Option<String>>,
     /// How often this gateway has become an owner of a group.
     pub taken: AtomicU64,
     /// Requests for Leases that failed.
@@ -72,6 +74,12 @@ impl Owners {
     #[must_use]
     pub fn holders(&self) -> BTreeMap<String, Option<String>> {
         self.holders.borrow().clone()
+    }
+
+    /// Why VIPs may have no owner, if so.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.borrow().clone()
     }
 }
 
@@ -213,8 +221,16 @@ impl Task {
         for group in wanted.groups.keys().take(GROUPS_MAX) {
             self.claims.entry(group.clone()).or_default();
         }
+        let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);
+        let too_many = (left_out > 0).then(|| {
+            format!(
+                "{left_out} Leases are left out, and nobody answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
+                 each selector of pools"
+            )
+        });
         if self.claims.is_empty() {
-            return self.publish();
+            self.publish();
+            return self.report(None);
         }
         // Renewals first: they need no look, and must not wait for one.
         let mut error = self.write(wanted).await;
@@ -229,7 +245,10 @@ impl Task {
             Err(why) => error = Some(format!("cannot list the Leases: {why}")),
         }
         self.publish();
-        self.report(error);
+        if error.is_some() {
+            self.owners.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        self.report(error.or(too_many));
     }
 
     async fn look(&self) -> Result<BTreeMap<String, Lease>, RequestError> {
@@ -335,14 +354,12 @@ impl Task {
         });
     }
 
-    /// Logs an error once, and its end.
+    /// Shows an error, and logs it and its end once.
     fn report(&mut self, error: Option<String>) {
-        if error.is_some() {
-            self.owners.failures.fetch_add(1, Ordering::Relaxed);
-        }
         if error == self.reported {
             return;
         }
+        self.owners.trouble.send_replace(error.clone());
         match &error {
             Some(error) => tracing::warn!(
                 namespace = self.namespace,
