@@ -88,6 +88,7 @@ mod tests {
         let without = WithoutSeries::among(&services, OF_SERVICE_MAX, OF_ALL_MAX);
         assert!(!without.has("shop", "web") && !without.has("shop", "api"));
         assert!(without.has("greedy", "huge") && !without.has("greedy", "s0000"));
+        assert!(without.has("shop", "removed"), "it only keeps its flows");
         let all: usize = services.iter().map(|(.., size)| size).sum();
         let with = all - without.backends();
         assert!((OF_ALL_MAX - 4_000..=OF_ALL_MAX).contains(&with), "{with}");
