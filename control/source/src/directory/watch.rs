@@ -245,7 +245,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1).expect("a thread");
         let (release, hangs) = channel::<()>();
-        let thread = watch.thread.replace(std::thread::spawn(move || drop(hangs.recv())));
+        let thread = watch.thread.replace(std::thread::spawn(move || {
+            let _ = hangs.recv();
+        }));
         let (done, waits) = channel();
         std::thread::spawn(move || {
             drop(watch);
