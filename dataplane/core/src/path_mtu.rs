@@ -247,12 +247,17 @@ mod tests {
                 });
             }
             let mut seen = 0;
-            while !done.load(Acquire) {
+            loop {
+                // The writers may be done before this thread begins.
+                let is_last = done.load(Acquire);
                 for n in 0..16_000 {
                     if let Some(found) = paths.get(&backend(n), NOW) {
                         assert_eq!(found, mtu(n));
                         seen += 1;
                     }
+                }
+                if is_last {
+                    break;
                 }
             }
             assert!(seen > 0);

@@ -89,8 +89,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
 ];
 
 /// One address more than a list may have.
-const SEVENTEEN: &str = "192.0.2.1,192.0.2.2,192.0.2.3,192.0.2.4,192.0.2.5,192.0.2.6,192.0.2.7,192.0.2.8,192.0.2.9,192.0.2.10,192.0.2.11,\
-    192.0.2.12,192.0.2.13,192.0.2.14,192.0.2.15,192.0.2.16,192.0.2.17";
+const SEVENTEEN: &str = "9.9.9.0,9.9.9.1,9.9.9.2,9.9.9.3,9.9.9.4,9.9.9.5,9.9.9.6,9.9.9.7,9.9.9.8,9.9.9.9,9.9.9.0,9.9.9.1,9.9.9.2,9.9.9.3,9.9.9.4,9.9.9.5,9.9.9.6";
 
 /// Nothing is served for these values: invalid ones whose default could allow what the author wanted to exclude, and
 /// requests that are not granted yet.
