@@ -1,8 +1,6 @@
 //! Two gateways that share flows, with real associations in the modes that translate: `multihomed.c` on both sides, with one
 //! address each. One gateway is killed, the other one continues its associations and sees their end.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 use tidegate::netlab::addresses::{
     Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, server as server_address,
@@ -52,11 +50,14 @@ fn open_flows(fleet: &mut Fleet, gateway: usize) -> Vec<String> {
 }
 
 /// Waits until each association has had this many more answers than at the beginning.
-fn more_answers(associations: &[LabProcess], more: usize) {
+fn more_answers(fleet: &Fleet, associations: &[LabProcess], more: usize) {
     let goals: Vec<usize> = associations.iter().map(|one| answers(one).len() + more).collect();
     for (association, goal) in associations.iter().zip(goals) {
         let reached = wait_for("answers", APPLIED, || (answers(association).len() >= goal).then_some(()));
-        reached.unwrap_or_else(|error| panic!("{error:#} {goal}: {}", association.log_tail(3)));
+        reached.unwrap_or_else(|error| {
+            let all: Vec<String> = associations.iter().map(|one| one.log_tail(2)).collect();
+            panic!("{error:#} {goal}: {all:#?}\n{}", fleet.condition())
+        });
     }
 }
 
@@ -107,7 +108,7 @@ fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_e
             LabProcess::start(fleet.client(), &directory, &log, &program, &args).expect("the client starts")
         })
         .collect();
-    more_answers(&associations, MESSAGES);
+    more_answers(&fleet, &associations, MESSAGES);
     let told = wait_for("both gateways to know all associations", APPLIED, || {
         let known = [1, 2].map(|n| open_flows(&mut fleet, n).len());
         (known == [associations.len(); 2]).then_some(())
@@ -116,7 +117,7 @@ fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_e
 
     fleet.take_gateway(1).kill();
     fleet.router().wait_until_used(&[2]).expect("the router has seen it");
-    more_answers(&associations, MESSAGES);
+    more_answers(&fleet, &associations, MESSAGES);
     for association in &mut associations {
         association.signal(Signal::TERM);
     }
