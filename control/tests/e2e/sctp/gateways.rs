@@ -12,7 +12,7 @@ use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::wait_for;
 
 use super::compile;
-use super::paths::answers;
+use super::paths::{answers, begin};
 use crate::world::{APPLIED, alone, tidegate};
 
 /// Servers, all of them backends.
@@ -108,6 +108,7 @@ fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_e
             LabProcess::start(fleet.client(), &directory, &log, &program, &args).expect("the client starts")
         })
         .collect();
+    begin(&mut associations);
     more_answers(&fleet, &associations, MESSAGES);
     let told = wait_for("both gateways to know all associations", APPLIED, || {
         let known = [1, 2].map(|n| open_flows(&mut fleet, n).len());

@@ -6,7 +6,7 @@
  *                    accepts associations; each list of addresses is an endpoint. Returns every message with NAME and a
  *                    space in front, and prints "NAME messages=COUNT END" when an association has ended
  *   multihomed ask ADDRESS[,ADDRESS] VIP PORT MESSAGES
- *                    sends MESSAGES messages on one association, fewer if it gets SIGTERM, compares what comes back, and
+ *                    prints "initialised", waits for SIGUSR1, and sends MESSAGES messages on one association, fewer if it gets SIGTERM, compares what comes back, and
  *                    shuts it down. Prints "NAME N" after message N, and at last "shut down"
  */
 #include <arpa/inet.h>
@@ -23,7 +23,7 @@
 enum { MESSAGE_MAX = 4000, NAME_MAX_LENGTH = 64, ADDRESSES_MAX = 8, PAUSE_MS = 20, SECONDS_MAX = 120 };
 
 static const char *server_name;
-static volatile sig_atomic_t is_enough;
+static volatile sig_atomic_t may_begin, is_enough;
 
 static void die(const char *format, ...)
 {
@@ -184,6 +184,12 @@ static int serve(int count, char **arguments)
 	return 0;
 }
 
+static void begin(int signal)
+{
+	(void)signal;
+	may_begin = 1;
+}
+
 static void enough(int signal)
 {
 	(void)signal;
@@ -198,6 +204,13 @@ static int ask(char **arguments)
 
 	alarm(SECONDS_MAX);
 	signal(SIGTERM, enough);
+	/* usrsctp answers packets of other programs with ABORT until it is told not to, after its start. So associations begin when
+	   all programs of the namespace have come this far. */
+	signal(SIGUSR1, begin);
+	printf("initialised\n");
+	fflush(stdout);
+	while (!may_begin)
+		usleep(1000);
 	struct socket *socket = bound_to(arguments[0], 0);
 	if (usrsctp_connect(socket, (struct sockaddr *)&vip, sizeof vip) < 0)
 		die("connect: %m");

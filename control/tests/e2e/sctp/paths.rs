@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tidegate::netlab::addresses::{
     CLIENT_PREFIX, Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, routed_vip, server,
 };
@@ -84,6 +85,16 @@ impl Drop for Cut<'_> {
     }
 }
 
+/// Lets clients begin their associations, once all of them are initialised.
+pub(super) fn begin(clients: &mut [LabProcess]) {
+    for client in &*clients {
+        let is_ready = || client.log().contains("initialised").then_some(());
+        let waited = wait_for("an SCTP client", APPLIED, is_ready);
+        waited.unwrap_or_else(|error| panic!("{error:#}: {}", client.log()));
+    }
+    clients.iter_mut().for_each(|client| client.signal(Signal::USR1));
+}
+
 /// The answers of an association so far: the name of the server, once for each message.
 pub(super) fn answers(client: &LabProcess) -> Vec<String> {
     let lines = client.log();
@@ -150,18 +161,26 @@ impl Hosts {
         process
     }
 
-    /// Starts an association in mode number `n`, and waits for the first messages.
-    fn associate(&self, n: usize, name: &str) -> LabProcess {
+    /// Begins associations in the modes with the first numbers, one for each name, and waits for their first messages.
+    fn associate_all(&self, names: &[String]) -> Vec<LabProcess> {
+        let mut all: Vec<_> = names.iter().enumerate().map(|(n, name)| self.client(n, name)).collect();
+        begin(&mut all);
+        for (process, name) in all.iter().zip(names) {
+            let begun = wait_for(name, APPLIED, || (answers(process).len() >= BEFORE).then_some(()));
+            begun.unwrap_or_else(|error| panic!("{error:#}: {}", process.log()));
+        }
+        all
+    }
+
+    /// Starts a client of mode number `n`.
+    fn client(&self, n: usize, name: &str) -> LabProcess {
         let lab = &self.world.lab;
         let first = 2 * u8::try_from(n).expect("there are few modes");
         let own = list([first, first + 1].map(|n| client(Family::V4, n)));
         let args =
             ["ask".to_owned(), own, vips(n)[0].to_string(), SCTP_PORT.to_string(), MESSAGES.to_string()];
-        let process = LabProcess::start(lab.client(), lab.directory(), name, &self.program, &args)
-            .expect("the client starts");
-        let begun = wait_for(name, APPLIED, || (answers(&process).len() >= BEFORE).then_some(()));
-        begun.unwrap_or_else(|error| panic!("{error:#}: {}", process.log()));
-        process
+        LabProcess::start(lab.client(), lab.directory(), name, &self.program, &args)
+            .expect("the client starts")
     }
 
     /// Waits for the end of an association, which one server has answered whole.
@@ -208,9 +227,7 @@ fn a_multihomed_association_lives_on_when_a_path_is_cut() {
     let hosts = Hosts::start();
     let host = hosts.world.lab.client();
     // The path to the first VIP.
-    let begun: Vec<_> = (0..MODES.len())
-        .map(|n| hosts.associate(n, &format!("{} without its first VIP", MODES[n])))
-        .collect();
+    let begun = hosts.associate_all(&MODES.map(|mode| format!("{mode} without its first VIP")));
     let first: Vec<_> = (0..MODES.len()).map(|n| vips(n)[0]).collect();
     let [sent, received] =
         ["daddr", "saddr"].map(|side| first.iter().map(|vip| format!("ip {side} {vip}")).collect::<Vec<_>>());
@@ -222,7 +239,8 @@ fn a_multihomed_association_lives_on_when_a_path_is_cut() {
     // What comes to one address of the client, of which usrsctp uses one: in `fullnat` the server knows only one path.
     for address in [0, 1] {
         let names = MODES[..2].iter().map(|mode| format!("{mode} without address {address} of the client"));
-        let begun: Vec<_> = names.enumerate().map(|(n, name)| (hosts.associate(n, &name), name)).collect();
+        let names: Vec<String> = names.collect();
+        let begun: Vec<_> = hosts.associate_all(&names).into_iter().zip(names).collect();
         let received: Vec<_> =
             [address, 2 + address].map(|n| format!("ip daddr {}", client(Family::V4, n))).into();
         let cut = Cut::new(host, &[], &received);
