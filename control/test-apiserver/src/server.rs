@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Frame, Incoming};
@@ -63,7 +64,7 @@ async fn serve(shared: &Arc<Shared>, mut address: SocketAddr, mut orders: mpsc::
             order = orders.recv() => {
                 let Some((command, done)) = order else { return };
                 let outcome = match command {
-                    Command::Listen => match TcpListener::bind(address).await {
+                    Command::Listen => match listen(address).await {
                         Ok(bound) => {
                             // The port is the same after a restart.
                             address = bound.local_addr().unwrap_or(address);
@@ -93,6 +94,20 @@ async fn serve(shared: &Arc<Shared>, mut address: SocketAddr, mut orders: mpsc::
                     tokio::spawn(connection(shared.clone(), stream, alive.subscribe()));
                 }
             }
+        }
+    }
+}
+
+/// Listens on the address. While nobody does, a client that connects to the port may be given the same port as its source, and so
+/// be connected with itself: it has the port until it notices.
+async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let until = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tokio::time::Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            bound => return bound,
         }
     }
 }
