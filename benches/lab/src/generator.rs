@@ -50,6 +50,8 @@ pub(crate) struct Job {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Soak {
     pub(crate) seconds: f64,
+    /// Seconds between two changes of backends.
+    pub(crate) change_every: f64,
 }
 
 /// The results of one round.
@@ -494,7 +496,7 @@ impl<'a> Generator<'a> {
     fn measure(&mut self) -> Result<Measured> {
         let generator_ns = self.own_cost();
         let scenario = self.job.scenario.clone();
-        if let Some(Soak { seconds }) = self.job.soak {
+        if let Some(Soak { seconds, .. }) = self.job.soak {
             return Ok(self.soak(seconds, generator_ns));
         }
         let seconds = if scenario.flows == 0 && !scenario.search {

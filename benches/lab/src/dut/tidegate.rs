@@ -164,7 +164,7 @@ protection: {{synCookies: "off"}}
     )
 }
 
-/// Replaces a backend of one service every second until `ended`, and samples what the process uses.
+/// Replaces a backend of one service again and again until `ended`, and samples what the process uses.
 ///
 /// # Errors
 /// The process ends, or a manifest cannot be written.
@@ -186,7 +186,7 @@ pub(super) fn change_backends(
             sampled = Some(Instant::now());
             samples.push(sample(lab, process, begin).context("a sample of the gateway")?);
         }
-        std::thread::sleep(Duration::from_secs(1));
+        std::thread::sleep(Duration::from_secs_f64(soak.change_every));
     }
     Ok(samples)
 }
