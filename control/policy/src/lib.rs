@@ -6,5 +6,6 @@
 //! objects with `tidegate-source`, and query the real listeners of `tidegate-health`.
 
 pub mod explain;
+mod largest_first;
 pub mod pools;
 pub mod reconcile;

@@ -14,7 +14,7 @@
 //! Invariant: the result is the one of a new allocator with the same Services and memory (tested over random
 //! histories, here and in `reconcile`).
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use tidegate_model::shared_map::SharedMap;
 use super::allocate::{Allocation, Footprint};
 use super::usage::Users;
 use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, PoolUsage};
+use crate::largest_first::LargestFirst;
 
 /// From this number of new memories on, a check whether they change anything is cheaper than a second turn for all.
 const SETTLE_MIN: usize = 64;
@@ -296,20 +297,9 @@ impl Allocator {
 
 /// Forgets removed Services until the rest fits: again and again one of the namespace that has the most.
 fn forget_surplus(departed: &mut SharedMap<ObjectKey, Holdings>) {
-    let mut namespaces: BTreeMap<String, Vec<ObjectKey>> = BTreeMap::new();
-    for key in departed.keys() {
-        namespaces.entry(key.namespace.clone()).or_default().push(key.clone());
-    }
-    let mut largest: BinaryHeap<(usize, String)> =
-        namespaces.iter().map(|(name, keys)| (keys.len(), name.clone())).collect();
-    while departed.len() > DEPARTED_MAX
-        && let Some((_, name)) = largest.pop()
-        && let Some(keys) = namespaces.get_mut(&name)
-        && let Some(key) = keys.pop()
-    {
-        departed.remove(&key);
-        largest.push((keys.len(), name));
-    }
+    let surplus = departed.len().saturating_sub(DEPARTED_MAX);
+    let all: Vec<_> = departed.keys().map(|key| (key.namespace.clone(), 1, key.clone())).collect();
+    LargestFirst::new(all).take(surplus).for_each(|key| drop(departed.remove(&key)));
 }
 
 #[cfg(test)]

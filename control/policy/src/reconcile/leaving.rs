@@ -10,7 +10,7 @@
 //!
 //! Invariant: if a Service stays and loses a port, or is refused, nothing is kept for it.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use tidegate_model::shared_map::SharedMap;
 
 use super::demand::Demand;
 use super::drain::Drains;
+use crate::largest_first::LargestFirst;
 
 /// The programmed service ports, and those of removed Services.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -131,8 +132,6 @@ impl Leavings {
 
 /// A size of a port.
 type Size = fn(&Left) -> usize;
-/// The size of all ports of a namespace; and of each its end, its key and its size.
-type OfNamespace = (usize, Vec<(Duration, ServiceKey, usize)>);
 
 /// The ports for which there is no room: of the namespace that has the most, those that end first, again and again.
 fn surplus(left: &BTreeMap<ServiceKey, Left>, room: Room) -> BTreeSet<ServiceKey> {
@@ -144,26 +143,18 @@ fn surplus(left: &BTreeMap<ServiceKey, Left>, room: Room) -> BTreeSet<ServiceKey
         if total <= max {
             continue;
         }
-        let mut namespaces: BTreeMap<&str, OfNamespace> = BTreeMap::new();
-        for (key, one) in stay().filter(|(_, one)| size(one) > 0) {
-            let (sum, ports) = namespaces.entry(one.spec.namespace.as_str()).or_default();
-            *sum += size(one);
-            ports.push((one.until, *key, size(one)));
-        }
-        for (_, ports) in namespaces.values_mut() {
-            ports.sort_unstable_by(|a, b| b.cmp(a));
-        }
-        let mut largest: BinaryHeap<(usize, &str)> =
-            namespaces.iter().map(|(name, (sum, _))| (*sum, *name)).collect();
+        let mut ports: Vec<_> = stay()
+            .map(|(key, one)| (one.until, *key, size(one), one.spec.namespace.as_str()))
+            .filter(|(_, _, size, _)| *size > 0)
+            .collect();
+        ports.sort_unstable_by(|a, b| b.cmp(a));
+        let ports = ports.into_iter().map(|(_, key, size, namespace)| (namespace, size, (key, size)));
+        let mut largest = LargestFirst::new(ports);
         while total > max
-            && let Some((_, name)) = largest.pop()
-            && let Some((sum, ports)) = namespaces.get_mut(name)
-            && let Some((_, key, size)) = ports.pop()
+            && let Some((key, size)) = largest.next()
         {
             surplus.insert(key);
             total -= size;
-            *sum -= size;
-            largest.push((*sum, name));
         }
     }
     surplus

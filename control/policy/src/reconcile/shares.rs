@@ -8,12 +8,13 @@
 //!
 //! Invariant: which Services are refused depends only on the current demands, not on the order in which they arrived.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_model::objects::{Metadata, ObjectKey};
 
 use super::demand::Demand;
 use super::too_large::TooLarge;
+use crate::largest_first::LargestFirst;
 
 /// The demands of all Services, and the refused Services.
 #[derive(Debug, Default)]
@@ -25,9 +26,6 @@ pub(super) struct Shares {
 
 /// One of the values of a demand.
 type Side = fn(&Demand) -> usize;
-/// The total demand of the Services of a namespace, and each of them.
-type OfNamespace<'a> = (usize, Vec<&'a (Demand, Metadata)>);
-
 impl Shares {
     /// Sets the demand of a Service.
     pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
@@ -76,31 +74,20 @@ impl Shares {
             (|demand| demand.ranges, max.ranges),
         ];
         for (side, max) in sides {
-            // By namespace; within a namespace the newest is last.
-            let mut namespaces: BTreeMap<&str, OfNamespace<'_>> = BTreeMap::new();
-            for (key, one) in self.all.iter().filter(|(key, one)| side(&one.0) > 0 && !refused.contains(*key))
-            {
-                let (sum, of_namespace) = namespaces.entry(key.namespace.as_str()).or_default();
-                *sum += side(&one.0);
-                of_namespace.push(one);
-            }
             if side(&total) <= max {
                 continue;
             }
-            for (_, of_namespace) in namespaces.values_mut() {
-                of_namespace.sort_by(|(_, a), (_, b)| a.seniority().cmp(&b.seniority()));
-            }
-            let mut largest: BinaryHeap<(usize, &str)> =
-                namespaces.iter().map(|(name, (sum, _))| (*sum, *name)).collect();
+            let stay = self.all.iter().filter(|(key, one)| side(&one.0) > 0 && !refused.contains(*key));
+            let mut stay: Vec<_> = stay.collect();
+            // The newest of a namespace gives way first.
+            stay.sort_by(|(_, (_, a)), (_, (_, b))| a.seniority().cmp(&b.seniority()));
+            let stay = stay.into_iter().map(|(key, one)| (key.namespace.as_str(), side(&one.0), one));
+            let mut largest = LargestFirst::new(stay);
             while side(&total) > max
-                && let Some((_, name)) = largest.pop()
-                && let Some((sum, of_namespace)) = namespaces.get_mut(name)
-                && let Some((demand, meta)) = of_namespace.pop()
+                && let Some((demand, meta)) = largest.next()
             {
                 refused.insert(meta.key.clone());
                 total -= *demand;
-                *sum -= side(demand);
-                largest.push((*sum, name));
             }
         }
         refused

@@ -3,7 +3,7 @@
 //! `incremental` calls it for each Service that was computed again. Lists that others hold (findings, listeners) are
 //! rebuilt only if their contents have changed.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use super::listeners::one_owner_each;
 use super::planned::Planned;
 use super::served::{Entry, Served};
 use super::view::ServiceView;
+use crate::largest_first::LargestFirst;
 
 /// The combined result of all Services.
 #[derive(Debug, Default)]
@@ -38,9 +39,6 @@ pub(super) struct Sums {
     pub(super) listed_findings: Listed<Finding>,
     listed_listeners: Listed<HealthCheckNodePort>,
 }
-
-/// The number of removed backends of a namespace; and each of its ports that has any, with their number.
-type LeftOfNamespace = (usize, Vec<(usize, ServiceKey)>);
 
 /// A list that is rebuilt if its contents have changed.
 type Listed<T> = Option<Arc<[T]>>;
@@ -88,23 +86,14 @@ impl Sums {
             return self.specs.values().cloned().collect();
         }
         let mut specs = self.specs.clone();
-        let mut namespaces: BTreeMap<&str, LeftOfNamespace> = BTreeMap::new();
-        for (left, key) in self.drains.least_left() {
-            let Some(spec) = self.specs.get(&key) else { continue };
-            let (sum, ports) = namespaces.entry(spec.namespace.as_str()).or_default();
-            *sum += left;
-            ports.push((left, key));
-        }
-        let mut largest: BinaryHeap<(usize, &str)> =
-            namespaces.iter().map(|(name, (sum, _))| (*sum, *name)).collect();
+        let left = self.drains.least_left().into_iter().filter_map(|(left, key)| {
+            let spec = self.specs.get(&key)?;
+            Some((spec.namespace.as_str(), left, (key, spec)))
+        });
+        let mut largest = LargestFirst::new(left);
         while surplus > 0
-            && let Some((_, name)) = largest.pop()
-            && let Some((sum, ports)) = namespaces.get_mut(name)
-            && let Some((left, key)) = ports.pop()
-            && let Some(spec) = self.specs.get(&key)
+            && let Some((key, spec)) = largest.next()
         {
-            *sum -= left;
-            largest.push((*sum, name));
             let mut trimmed = ServiceSpec::clone(spec);
             trimmed.backends.retain(|b| !self.drains.has_left(&key, SocketAddr::new(b.address, b.port)));
             surplus = surplus.saturating_sub(spec.backends.len() - trimmed.backends.len());

@@ -1,0 +1,52 @@
+//! Who gives way when there is no room for everything: the namespace that has the most, again and again.
+//!
+//! So a namespace that has less than the others loses nothing, however much they have. Pure.
+
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// Things in the order in which they give way: each time the last one of the group whose things have the largest sum of
+/// sizes. Of two equal groups, the one whose name is later gives way.
+pub(crate) struct LargestFirst<G, T> {
+    /// The sum of the sizes of each group; and its things with their sizes.
+    groups: BTreeMap<G, (usize, Vec<(usize, T)>)>,
+    largest: BinaryHeap<(usize, G)>,
+}
+
+impl<G: Ord + Clone, T> LargestFirst<G, T> {
+    /// These things, each with its group and a size above 0. Within a group, the last one gives way first.
+    pub(crate) fn new(things: impl IntoIterator<Item = (G, usize, T)>) -> Self {
+        let mut groups: BTreeMap<G, (usize, Vec<(usize, T)>)> = BTreeMap::new();
+        for (group, size, thing) in things {
+            let (sum, things) = groups.entry(group).or_default();
+            *sum += size;
+            things.push((size, thing));
+        }
+        let largest = groups.iter().map(|(group, (sum, _))| (*sum, group.clone())).collect();
+        Self { groups, largest }
+    }
+}
+
+impl<G: Ord, T> Iterator for LargestFirst<G, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        let (_, group) = self.largest.pop()?;
+        let (sum, things) = self.groups.get_mut(&group)?;
+        let (size, thing) = things.pop()?;
+        *sum -= size;
+        self.largest.push((*sum, group));
+        Some(thing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_group_gives_way_with_its_last_thing_until_others_are_as_large() {
+        let things = [("a", 3, 1), ("b", 2, 2), ("a", 2, 3), ("c", 2, 4), ("a", 1, 5)];
+        let order: Vec<i32> = LargestFirst::new(things).collect();
+        assert_eq!(order, [5, 3, 1, 4, 2]);
+    }
+}
