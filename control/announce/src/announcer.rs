@@ -274,7 +274,7 @@ impl Worker {
                     // This gateway forwards nothing.
                     is_applied = self.apply_to_kernel(setup, now);
                 }
-                *lock(&shared.status) = Arc::new(Status { at: Some(Instant::now()), ..self.status(setup) });
+                *lock(&shared.status) = Arc::new(self.status(setup));
             }
             if gateway.leaving && is_applied && self.announced.is_empty() {
                 *lock(&shared.withdrawn) = true;
@@ -439,7 +439,7 @@ impl Worker {
                 routes: table.len(),
                 last_error: table.last_error().map(str::to_owned),
             }),
-            at: None,
+            at: Some(Instant::now()),
         }
     }
 
@@ -465,9 +465,8 @@ pub fn directory_beside(socket: &Path) -> PathBuf {
 mod tests {
     use std::fs;
 
-    use tidegate_model::config::BgpConfig;
-
     use super::*;
+    use crate::bird;
 
     #[test]
     fn a_directory_that_cannot_be_made_is_shown_until_it_can() {
@@ -476,16 +475,8 @@ mod tests {
         fs::write(&parent, "a file").unwrap();
         let condition = || Condition { forwarding: true, draining: false, catching_up: false };
         let mut worker = Worker::new(parent.join("bird"), Box::new(condition));
-        let bgp = BgpConfig {
-            asn: 64_512,
-            router_id: None,
-            peers: Vec::new(),
-            aggregates: Vec::new(),
-            bfd_interval: Duration::from_millis(300),
-            bfd_multiplier: 3,
-            program: PathBuf::from("there-is-no-such-bird"),
-        };
-        let config = AnnounceConfig { bgp: Some(bgp), ..AnnounceConfig::default() };
+        let bgp = Some(bird::without_peers("there-is-no-such-bird"));
+        let config = AnnounceConfig { bgp, ..AnnounceConfig::default() };
         let setup = Arc::new(Setup { config, own: Vec::new() });
         let told = |worker: &Worker| {
             let bgp = worker.status(&setup).bgp.unwrap();

@@ -200,6 +200,18 @@ impl World {
         }
     }
 
+    /// Two gateways send and receive, and pass nothing on.
+    fn exchange(&mut self) {
+        let mut out = Vec::new();
+        for (at, gateway) in self.gateways.iter_mut().enumerate() {
+            let now = self.now + gateway.offset;
+            gateway.hub.poll(now, |_, datagram| out.push((at, datagram.to_vec())));
+        }
+        for (from, datagram) in out {
+            self.forge(from, 1 - from, datagram);
+        }
+    }
+
     fn state(&self, at: usize, of: usize) -> PeerState {
         let gateway = &self.gateways[at];
         let all = gateway.hub.status(self.now + gateway.offset);
@@ -500,15 +512,7 @@ fn a_peer_that_takes_nothing_stops_the_walks_for_others_only_for_a_time() {
     // The peer receives and never passes anything on: it has no objects yet.
     for _ in 0..500 {
         world.now += Duration::from_millis(10);
-        let mut out = Vec::new();
-        for at in 0..2 {
-            let now = world.now + world.gateways[at].offset;
-            world.gateways[at].hub.poll(now, |_, datagram| out.push((at, datagram.to_vec())));
-        }
-        for (from, mut datagram) in out {
-            let now = world.now + world.gateways[1 - from].offset;
-            world.gateways[1 - from].hub.receive(address(from), &mut datagram, now, |_, _| ());
-        }
+        world.exchange();
     }
     assert!(has_room(&world) && world.state(0, 1) == PeerState::Up);
     assert!(world.gateways[1].learnt.is_empty());
@@ -523,15 +527,7 @@ fn workers_that_are_busy_hold_the_peer_back_and_lose_nothing() {
     for _ in 0..4_000 {
         let mut room = 10;
         world.now += Duration::from_millis(5);
-        let mut out = Vec::new();
-        for at in 0..2 {
-            let now = world.now + world.gateways[at].offset;
-            world.gateways[at].hub.poll(now, |_, datagram| out.push((at, datagram.to_vec())));
-        }
-        for (from, mut datagram) in out {
-            let now = world.now + world.gateways[1 - from].offset;
-            world.gateways[1 - from].hub.receive(address(from), &mut datagram, now, |_, _| ());
-        }
+        world.exchange();
         world.gateways[1].hub.pass_on(|message| {
             let Message::Flow(FlowNews::Is(record)) = message else { return true };
             if room > 0 {

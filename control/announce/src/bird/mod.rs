@@ -301,11 +301,24 @@ fn make(directory: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
+/// A configuration for tests.
+#[cfg(test)]
+pub(crate) fn without_peers(program: &str) -> tidegate_model::config::BgpConfig {
+    tidegate_model::config::BgpConfig {
+        asn: 64_512,
+        router_id: None,
+        peers: Vec::new(),
+        aggregates: Vec::new(),
+        bfd_interval: Duration::from_millis(300),
+        bfd_multiplier: 3,
+        program: PathBuf::from(program),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use tidegate_model::config::BgpConfig;
     use tidegate_model::objects::RouteAttributes;
 
     use super::*;
@@ -313,15 +326,7 @@ mod tests {
 
     /// The files for this VIP.
     fn files(vip: &str) -> Files {
-        let bgp = BgpConfig {
-            asn: 64_512,
-            router_id: None,
-            peers: Vec::new(),
-            aggregates: Vec::new(),
-            bfd_interval: Duration::from_millis(300),
-            bfd_multiplier: 3,
-            program: PathBuf::from("bird"),
-        };
+        let bgp = without_peers("bird");
         let routes: Routes = [(vip.parse().unwrap(), RouteAttributes::default())].into();
         Files::of(&bgp, &[], &routes, &BTreeSet::new())
     }
