@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use super::lab::{Fate, ROUTER_MAC, backend, backend_mac, service, spec};
-use super::sharing::{Gateway, sent};
+use super::lab::{Fate, ROUTER_MAC, backend_mac, service, spec};
+use super::sharing::{Gateway, joins, sent};
 use crate::conntrack::TagPair;
 use crate::flow_record::FlowNews;
 use crate::pipeline::{Learned, SharedFlows};
-use crate::snapshot::{BackendState, ForwardingMode, Protocol, SnapshotSpec};
+use crate::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::wire::sctp::chunk;
 
@@ -136,11 +136,7 @@ fn dsr_associations_that_are_in_flux_are_told() {
         backends.push(first.labs[0].backend_of(&fate));
     }
     assert_eq!(first.news(), [], "the other gateway finds these backends by itself");
-    let change = |spec: &mut SnapshotSpec| {
-        let mut service = (*spec.services[0]).clone();
-        service.backends.push(backend("10.0.0.4:3868", BackendState::Active));
-        spec.services = vec![service.into()];
-    };
+    let change = joins("10.0.0.4:3868");
     first.labs[0].change(change);
     second.labs[0].change(change);
     let news = first.news();

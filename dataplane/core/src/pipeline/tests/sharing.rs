@@ -33,6 +33,15 @@ fn spec_of(mode: ForwardingMode, vip: &str, backends: &[&str]) -> SnapshotSpec {
     SnapshotSpec { services: vec![service(mode, Protocol::Tcp, vip, backends).into()], ..spec() }
 }
 
+/// A change by which a backend joins the only service.
+pub(super) fn joins(address: &'static str) -> impl Fn(&mut SnapshotSpec) + Copy {
+    move |spec| {
+        let mut service = (*spec.services[0]).clone();
+        service.backends.push(backend(address, BackendState::Active));
+        spec.services = vec![service.into()];
+    }
+}
+
 /// The workers of one gateway.
 pub(super) struct Gateway {
     pub(super) labs: Vec<Lab>,
@@ -379,11 +388,7 @@ fn dsr_flow_is_told_when_a_change_of_the_backends_brings_it_in_flux() {
         backends.push(first.labs[0].backend_of(&fate));
     }
     assert_eq!(first.news(), [], "the other gateway finds these backends by itself");
-    let change = |spec: &mut SnapshotSpec| {
-        let mut service = (*spec.services[0]).clone();
-        service.backends.push(backend("10.0.0.4:80", BackendState::Active));
-        spec.services = vec![service.into()];
-    };
+    let change = joins("10.0.0.4:80");
     first.labs[0].change(change);
     second.labs[0].change(change);
     let news = first.news();
@@ -415,11 +420,7 @@ fn backend_of_a_client_with_affinity_is_told_when_the_tables_select_another_one(
         };
         let backends: Vec<_> = (1..=200).map(|n| connect(&mut first, n, 40_000)).collect();
         assert_eq!(first.news(), [], "{mode}: the other gateway finds these backends by itself");
-        let change = |spec: &mut SnapshotSpec| {
-            let mut service = (*spec.services[0]).clone();
-            service.backends.push(backend("10.0.0.4:80", BackendState::Active));
-            spec.services = vec![service.into()];
-        };
+        let change = joins("10.0.0.4:80");
         first.labs[0].change(change);
         second.labs.iter_mut().for_each(|lab| lab.change(change));
         let news = first.news();
