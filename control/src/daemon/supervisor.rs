@@ -181,7 +181,32 @@ fn open(path: &[u8]) -> std::io::Result<(UnixDatagram, SocketAddr)> {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
+
+    const SOCKET: &str = "notify";
+
+    /// The socket of a supervisor, in its directory.
+    fn listening() -> (TempDir, UnixDatagram) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let supervisor = UnixDatagram::bind(directory.path().join(SOCKET)).expect("a socket");
+        supervisor.set_nonblocking(true).expect("it can be told");
+        (directory, supervisor)
+    }
+
+    /// A gateway that notifies it.
+    fn notifies(directory: &TempDir) -> Supervisor {
+        let path = directory.path().join(SOCKET);
+        Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")))
+    }
+
+    /// Fills the queue of the socket.
+    fn fill(directory: &TempDir) {
+        let others = UnixDatagram::unbound().expect("a socket");
+        others.set_nonblocking(true).expect("it can be told");
+        while others.send_to(b"READY=1\n", directory.path().join(SOCKET)).is_ok() {}
+    }
 
     fn heard(socket: &UnixDatagram) -> Option<String> {
         let mut bytes = [0; 512];
@@ -191,15 +216,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ready_is_told_when_it_forwards_or_when_the_wait_was_long_with_what_it_waits_for() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("notify");
-        let supervisor = UnixDatagram::bind(&path).expect("a socket");
-        supervisor.set_nonblocking(true).expect("it can be told");
+        let (directory, supervisor) = listening();
         let told = |gateway: &mut Supervisor, forwards: bool| {
             gateway.notify(forwards, || "waiting for the API server".to_owned());
             heard(&supervisor)
         };
-        let start = || Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+        let start = || notifies(&directory);
 
         let mut gateway = start();
         assert_eq!(told(&mut gateway, true).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
@@ -223,15 +245,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_supervisor_that_is_busy_is_told_later() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("notify");
-        let supervisor = UnixDatagram::bind(&path).expect("a socket");
-        supervisor.set_nonblocking(true).expect("it can be told");
-        let others = UnixDatagram::unbound().expect("a socket");
-        others.set_nonblocking(true).expect("it can be told");
-        while others.send_to(b"READY=1\n", &path).is_ok() {}
-        let mut gateway =
-            Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+        let (directory, supervisor) = listening();
+        fill(&directory);
+        let mut gateway = notifies(&directory);
         gateway.notify(true, String::new);
         assert!(gateway.due().is_some(), "it is tried again");
         while heard(&supervisor).is_some() {}
@@ -242,13 +258,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_watchdog_hears_twice_in_its_time_of_a_loop_and_a_watch_that_both_go_on() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("notify");
-        let supervisor = UnixDatagram::bind(&path).expect("a socket");
-        supervisor.set_nonblocking(true).expect("it can be told");
-        let gateway = Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+        let (directory, supervisor) = listening();
         let time = Duration::from_secs(90);
-        let mut gateway = Supervisor { watchdog: Some(Watchdog::after(time)), ..gateway };
+        let mut gateway = Supervisor { watchdog: Some(Watchdog::after(time)), ..notifies(&directory) };
         let mut told = |looks| {
             gateway.goes_on(looks);
             heard(&supervisor)
@@ -265,15 +277,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watchdog_that_is_busy_is_told_at_the_next_look() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("notify");
-        let supervisor = UnixDatagram::bind(&path).expect("a socket");
-        supervisor.set_nonblocking(true).expect("it can be told");
-        let others = UnixDatagram::unbound().expect("a socket");
-        others.set_nonblocking(true).expect("it can be told");
-        while others.send_to(b"READY=1\n", &path).is_ok() {}
-        let gateway = Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
-        let mut gateway = Supervisor { watchdog: Some(Watchdog::after(Duration::from_secs(90))), ..gateway };
+        let (directory, supervisor) = listening();
+        fill(&directory);
+        let mut gateway =
+            Supervisor { watchdog: Some(Watchdog::after(Duration::from_secs(90))), ..notifies(&directory) };
         gateway.goes_on(1);
         while let Some(message) = heard(&supervisor) {
             assert_eq!(message, "READY=1\n");
