@@ -121,6 +121,10 @@ const NEW_SECONDS: f64 = 0.03;
 const WINDOW: u64 = 256;
 /// Flows cannot be established if none of them comes back for so long. The machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// In a soak, backends answer one in so many requests of known flows. A flow whose backend is gone begins again at another one,
+/// and an answer makes it established there, as on a real network. Without it, a soak with changes of backends would turn
+/// ever more of its known flows into unanswered ones, which a full table replaces all the time.
+const ANSWERED: u32 = 4;
 /// How long the receiver waits for late frames.
 const LATE: Duration = Duration::from_millis(20);
 const CONNECTED: Duration = Duration::from_secs(60);
@@ -189,6 +193,10 @@ struct Generator<'a> {
     replies: Replies,
     /// What the backends saw of each flow; empty without replies.
     seen: Vec<Seen>,
+    /// Whether backends answer requests during a trial: see [`ANSWERED`].
+    answers: bool,
+    /// The requests that are answered next: the flow, and what the backend saw.
+    to_answer: Vec<(u32, Seen)>,
     random: Random,
     /// The number of the next new flow.
     next_flow: u32,
@@ -209,6 +217,8 @@ impl<'a> Generator<'a> {
             requests: Requests::new(scenario),
             replies: Replies::new(scenario),
             seen: Vec::new(),
+            answers: false,
+            to_answer: Vec::with_capacity(BURST),
             random: Random::new(0x7469_6465),
             next_flow: scenario.flows,
             hz: cycles::hz() as f64,
@@ -422,6 +432,34 @@ impl<'a> Generator<'a> {
         self.received.clear();
     }
 
+    /// Receives requests on the side of the backends, and the answers to earlier ones on that of the clients, and sends answers
+    /// to some of the requests. `each` gets the time of each frame. Returns how many answers it sent.
+    fn receive_and_answer(&mut self, mut each: impl FnMut(u64)) -> u64 {
+        let mut to_answer = std::mem::take(&mut self.to_answer);
+        let (known, mut random) = (self.job.scenario.flows, self.random.clone());
+        self.receive_one_side(Direction::Requests, |flow, time, frame| {
+            each(time);
+            if flow < known
+                && random.below(ANSWERED) == 0
+                && let Some(seen) = Seen::of(frame)
+            {
+                to_answer.push((flow, seen));
+            }
+        });
+        self.random = random;
+        self.receive_one_side(Direction::Replies, |_, time, _| each(time));
+        let count = to_answer.len() as u64;
+        let now = cycles::now();
+        for (flow, seen) in to_answer.drain(..) {
+            self.push_answer(&seen, flow, now, flags::ACK);
+        }
+        if count > 0 {
+            self.flush(Direction::Replies);
+        }
+        self.to_answer = to_answer;
+        count
+    }
+
     /// Offers frames at a rate for some time, and receives. Latencies go to the histogram, in nanoseconds.
     fn trial(&mut self, rate: f64, seconds: f64, mut latencies: Option<&mut Histogram<u64>>) -> Trial {
         let scenario = &self.job.scenario;
@@ -430,11 +468,13 @@ impl<'a> Generator<'a> {
         let per_frame = self.hz / rate;
         let begin = cycles::now();
         let end = begin + (seconds * self.hz) as u64;
-        let (mut offered, mut received) = (0_u64, 0_u64);
+        let (mut offered, mut answered, mut received) = (0_u64, 0_u64, 0_u64);
         let ns = 1e9 / self.hz;
+        // Returns how many frames it received, and how many answers it sent.
         let mut take = |this: &mut Self| {
             let now = cycles::now();
-            this.receive(direction, |_, time, _| {
+            let before = received;
+            let mut each = |time: u64| {
                 // A late frame of an earlier trial is lost.
                 if time < begin {
                     return;
@@ -443,7 +483,14 @@ impl<'a> Generator<'a> {
                 if let Some(histogram) = &mut latencies {
                     histogram.saturating_record((now.saturating_sub(time) as f64 * ns) as u64);
                 }
-            })
+            };
+            let answers = if this.answers {
+                this.receive_and_answer(each)
+            } else {
+                this.receive(direction, |_, time, _| each(time));
+                0
+            };
+            (received - before, answers)
         };
         let mut now = begin;
         while now < end {
@@ -464,17 +511,19 @@ impl<'a> Generator<'a> {
             if count > 0 {
                 self.flush(direction);
             }
-            take(self);
+            answered += take(self).1;
             now = cycles::now();
         }
         let seconds = (now - begin) as f64 / self.hz;
         let mut quiet_since = Instant::now();
         while quiet_since.elapsed() < LATE {
-            if take(self) > 0 {
+            let (count, answers) = take(self);
+            answered += answers;
+            if count > 0 {
                 quiet_since = Instant::now();
             }
         }
-        Trial { offered, received, seconds }
+        Trial { offered: offered + answered, received, seconds }
     }
 
     /// Nanoseconds for one frame, made and thrown away.
@@ -625,6 +674,7 @@ impl<'a> Generator<'a> {
     /// Overload for a long time, second by second.
     fn soak(&mut self, seconds: f64, generator_ns: f64) -> Measured {
         let mut soak = Vec::new();
+        self.answers = self.job.returns && self.job.scenario.direction == Direction::Requests;
         let until = Instant::now() + Duration::from_secs_f64(seconds);
         while Instant::now() < until {
             let one = self.trial(MOST, 1.0, None);
