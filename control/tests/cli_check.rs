@@ -141,6 +141,18 @@ fn faults_of_configuration_and_manifests_are_in_one_report_sorted_by_place() {
 }
 
 #[test]
+fn a_fault_of_the_configuration_hides_none_of_an_annotation_and_invents_none_of_an_address() {
+    let gateway = GATEWAY.replace("203.0.113.0/28", "203.0.113.0/99");
+    let web = web().replace("forwarding: nat", "forwarding: dnat");
+    let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &web_slice())]).check();
+    assert_eq!(ran.code, 2, "{}", ran.out);
+    let errors: Vec<&str> = ran.out.lines().filter(|line| line.contains(": error: ")).collect();
+    let [pool, mode] = errors[..] else { panic!("{}", ran.out) };
+    assert!(pool.starts_with("gateway.yaml:") && pool.contains("203.0.113.0/99"), "{}", ran.out);
+    assert!(mode.starts_with("manifests/web.yaml:") && mode.contains("dnat"), "{}", ran.out);
+}
+
+#[test]
 fn a_backend_that_nothing_leads_to_is_an_error_at_the_services_port() {
     let gateway = GATEWAY.replace("{to: \"0.0.0.0/0\", via: \"192.0.2.1\"}, ", "");
     let web = web();

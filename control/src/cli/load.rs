@@ -15,7 +15,7 @@ use tidegate_model::config::{self, GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
-use tidegate_policy::reconcile::{DscpConflicts, Input, Memory, Outcome, reconcile};
+use tidegate_policy::reconcile::{DscpConflicts, Finding, Input, Memory, Outcome, Reason, reconcile};
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
 
@@ -66,7 +66,18 @@ pub(super) fn offline(path: &Path) -> Offline {
         report.merge(&compile_report(config, &objects, &outcome.spec));
         outcome
     });
+    if let Some(draft) = &loaded.draft {
+        let findings = reconcile_offline(draft, &objects).findings;
+        let of_own_text = findings.iter().filter(|finding| is_of_own_text(finding));
+        report.extend(of_own_text.map(|finding| finding.diagnostic.clone()));
+    }
     Offline { config: loaded.config, objects, outcome, report }
+}
+
+/// Whether a finding is about what an object says. Without its configuration, nothing is known about what it gets: a pool
+/// with a fault has no addresses, for example.
+fn is_of_own_text(finding: &Finding) -> bool {
+    matches!(finding.reason, Reason::InvalidValue | Reason::NotSupported | Reason::AliasIgnored)
 }
 
 /// Ports without a backend by their traffic policy, which is no finding because with policy Local it is usual on most

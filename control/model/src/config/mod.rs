@@ -82,6 +82,8 @@ pub const KIND: &str = "GatewayConfig";
 pub struct Loaded {
     /// The configuration, if there was no error.
     pub config: Option<GatewayConfig>,
+    /// A configuration with errors: keys with a fault have their defaults. It is only for a report about the objects.
+    pub draft: Option<GatewayConfig>,
     /// The source of the objects, if that part could be read, so that manifests can be checked together with a
     /// configuration that has faults elsewhere.
     pub source: Option<SourceConfig>,
@@ -100,6 +102,7 @@ impl Loaded {
     fn unreadable(fault: Diagnostic) -> Self {
         Self {
             config: None,
+            draft: None,
             source: None,
             report: [fault].into_iter().collect(),
             lists: Vec::new(),
@@ -193,8 +196,10 @@ fn parse_in(
     let (config, source) = decoded.unzip();
     let only_files_refused = sheet.errors() > 0 && sheet.errors() == files.errors.get();
     let report = sheet.into_report();
+    let (config, draft) = if report.has_errors() { (None, config) } else { (config, None) };
     Loaded {
-        config: config.filter(|_| !report.has_errors()),
+        config,
+        draft,
         source: source.flatten(),
         report,
         lists: files.lists.into_inner(),
