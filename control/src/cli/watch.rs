@@ -51,8 +51,13 @@ pub(super) struct Selection {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Stop after this many seconds
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "accepted: a number of seconds, such as 10 or 0.5".to_owned())
 }
 
 impl Selection {
@@ -176,10 +181,9 @@ async fn follow(
     mut each: impl FnMut(&WatchedRow) -> io::Result<()>,
 ) -> Result<Shown, Failure> {
     let count = selection.count.unwrap_or(u64::MAX);
-    let seconds = selection.seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let over = async {
-        match seconds {
-            Some(seconds) => tokio::time::sleep(seconds).await,
+        match selection.seconds {
+            Some(time) => tokio::time::sleep(time).await,
             None => std::future::pending().await,
         }
     };
@@ -343,6 +347,14 @@ mod tests {
         }
         let held = WatchedRow { waits: true, verdict: "drop".into(), ..row() };
         assert!(line(&held, false).contains(" wait "), "{}", line(&held, false));
+    }
+
+    #[test]
+    fn a_time_that_is_no_number_of_seconds_is_refused() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["-1", "nan", "inf", "ten", ""] {
+            assert!(seconds(wrong).is_err_and(|message| message.starts_with("accepted: ")), "{wrong}");
+        }
     }
 
     #[test]
