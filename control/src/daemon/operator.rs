@@ -329,8 +329,9 @@ impl AdminBackend for Operator {
     }
 
     async fn drain(&self, target: DrainTarget) -> Result<api::DrainAnswer, AdminError> {
-        let backends = self.with_round(|round| covered(round, &target));
-        if backends == 0 {
+        let (backends, is_node) =
+            self.with_round(|round| (covered(round, &target), is_node_object(round, &target)));
+        if backends == 0 && !is_node {
             return Err(AdminError::NotFound(format!(
                 "no backend or node {target}; accepted: what `tidegate backends` lists"
             )));
@@ -545,6 +546,11 @@ fn covered(round: &Round, target: &DrainTarget) -> usize {
     let ports = round.outcome.services.iter().flat_map(|service| &service.ports);
     let backends = ports.flat_map(|port| &port.backends);
     backends.filter(|b| target.covers(b.address, b.port, b.node.as_deref())).count()
+}
+
+/// Whether the target is a Node that the gateway knows. It can be drained before it has endpoints.
+fn is_node_object(round: &Round, target: &DrainTarget) -> bool {
+    matches!(target, DrainTarget::Node(name) if round.manifests.objects.nodes.contains_key(name))
 }
 
 fn reason(reason: &str, count: u64) -> api::ReasonCount {

@@ -222,6 +222,11 @@ fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
     let setting = Setting { document: "node: {name: a}".into(), ..Setting::default() };
     world.start_with("edge-1", &setting);
     world.until("the port", || world.http(30_501, "/"));
+    // A node can be drained before it has endpoints.
+    let (done, _) = world.gateway("edge-1").drain("a");
+    assert!(done.contains("node/a drained (no backend of any Service now)"), "{done}");
+    let (_, refused) = world.gateway("edge-1").drain("b");
+    assert!(refused.contains("no backend or node b"), "{refused}");
     // The proxy starts after the gateway.
     let proxy = world.enter_gateway(|| TcpListener::bind("127.0.0.1:10256")).expect("the port is free");
     world.until("the port to be given up", || {
