@@ -133,6 +133,7 @@ impl AdminBackend for Operator {
                     .chain(candidate.unwritten)
                     .chain(failure)
                     .chain(health.degraded)
+                    .chain(self.state.renamed_devices())
                     .chain(self.state.route_fault())
                     .chain(unsaved)
                     .chain(neighbors.shortage())

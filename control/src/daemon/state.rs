@@ -362,6 +362,11 @@ impl State {
         with_times(self.dataplane.links().troubles())
     }
 
+    /// Devices that were renamed in the kernel, as text for display.
+    pub(super) fn renamed_devices(&self) -> Vec<String> {
+        with_times(self.dataplane.links().renamed())
+    }
+
     /// Why the routes of the taps cannot be changed, as text for display.
     pub(super) fn route_fault(&self) -> Vec<String> {
         with_times(self.dataplane.links().route_fault().into_iter().collect())

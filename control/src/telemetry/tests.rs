@@ -388,6 +388,7 @@ fn world() -> World {
             fault: None,
             short_mtu: None,
             other_mac: None,
+            renamed: None,
             mac_changes: 4,
         }],
         stats,

@@ -150,8 +150,54 @@ fn plug_in(lab: &Lab) {
     on_gateway(lab, "link set eth0 arp off up");
 }
 
+#[test]
+fn a_renamed_interface_stays_in_use_and_gets_its_sysctls_back_under_its_new_name() {
+    let _turn = alone();
+    let mut world = world();
+    let mut open: Vec<_> =
+        all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    let arp_ignore = |lab: &Lab, device: &str| sysctl_of(lab, device, "ipv4", "arp_ignore");
+    let rename = |lab: &Lab, from: &str, to: &str| {
+        // Older kernels refuse to rename an interface that is up.
+        for what in [format!("{from} down"), format!("{from} name {to}"), format!("{to} up")] {
+            on_gateway(lab, &format!("link set {what}"));
+        }
+    };
+    rename(&world.lab, "eth0", "lan0");
+    let is_told = || status(&world).contains("the device was renamed to lan0");
+    world.wait_until("a status that says so", || is_told().then_some(()));
+    world.wait_until("readiness", || (world.gateway().probe("/readyz") == Some(200)).then_some(()));
+    assert_alive("after the interface was renamed", &mut open);
+    run(world.lab.gateway().command("sysctl").args(["-w", "net.ipv4.conf.lan0.arp_ignore=0"]));
+    world.wait_until("a quiet kernel", || (arp_ignore(&world.lab, "lan0") == "8").then_some(()));
+
+    rename(&world.lab, "lan0", "eth0");
+    world.wait_until("a status without it", || (!is_told()).then_some(()));
+    wait_until_ready(&world);
+    assert_alive("after the interface got its name back", &mut open);
+
+    rename(&world.lab, "eth0", "lan0");
+    world.wait_until("a status that says so again", || is_told().then_some(()));
+    // Another interface with the name of the configuration is used instead.
+    on_gateway(&world.lab, "link add eth0 type veth peer name eth0-peer");
+    world.wait_until("the original value", || (arp_ignore(&world.lab, "lan0") == "0").then_some(()));
+    world.wait_until("a quiet kernel", || (arp_ignore(&world.lab, "eth0") == "8").then_some(()));
+    on_gateway(&world.lab, "link del eth0");
+    rename(&world.lab, "lan0", "eth0");
+    wait_until_ready(&world);
+
+    rename(&world.lab, "eth0", "lan0");
+    world.wait_until("a status that says so once more", || is_told().then_some(()));
+    assert!(world.take_gateway().stop().expect("it ends").success());
+    assert_eq!(arp_ignore(&world.lab, "lan0"), "0", "as it was");
+}
+
 fn sysctl(lab: &Lab, family: &str, name: &str) -> String {
-    let path = format!("/proc/sys/net/{family}/conf/eth0/{name}");
+    sysctl_of(lab, "eth0", family, name)
+}
+
+fn sysctl_of(lab: &Lab, device: &str, family: &str, name: &str) -> String {
+    let path = format!("/proc/sys/net/{family}/conf/{device}/{name}");
     run(lab.gateway().command("cat").arg(path)).trim().to_owned()
 }
 

@@ -122,6 +122,7 @@ impl Dataplane {
                 config: configs[n].clone(),
                 mac: interfaces[n].mac,
                 mtu: interfaces[n].mtu,
+                other_name: None,
                 lock,
                 retry_at: None,
             });

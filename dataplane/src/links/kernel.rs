@@ -1,7 +1,8 @@
 //! The state of the kernel's interfaces, by rtnetlink.
 //!
-//! [`Kernel::link`] queries one interface by name; [`Events`] wakes a waiter when any interface changes. The content
-//! of an event is not read: the waiter queries again, so that a lost event only costs time.
+//! [`Kernel::link`] queries one interface by name, [`Kernel::link_at`] by index; [`Events`] wakes a waiter when any
+//! interface changes. The content of an event is not read: the waiter queries again, so that a lost event only costs
+//! time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,8 +17,10 @@ use super::LinkState;
 use crate::rtnetlink::Connection;
 
 /// One interface of the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelLink {
+    /// Its name. One that is found by an alternative name has another.
+    pub name: String,
     /// Its index. An interface that is created again under the same name has a different one.
     pub index: u32,
     /// Its state; never [`LinkState::Gone`].
@@ -41,24 +44,47 @@ impl Kernel {
         Connection::open().map(Self)
     }
 
-    /// The interface of this name; `None` if there is none.
+    /// The interface that has this name, or this alternative name; `None` if there is none.
     ///
     /// # Errors
     /// All other errors of the kernel.
     pub fn link(&mut self, name: &str) -> io::Result<Option<KernelLink>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        self.ask(message)
+    }
+
+    /// The interface with this index, whatever its name is now; `None` if there is none.
+    ///
+    /// # Errors
+    /// All other errors of the kernel.
+    pub fn link_at(&mut self, index: u32) -> io::Result<Option<KernelLink>> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.ask(message)
+    }
+
+    fn ask(&mut self, message: LinkMessage) -> io::Result<Option<KernelLink>> {
         match self.0.request(RouteNetlinkMessage::GetLink(message), 0) {
             Ok(Some(RouteNetlinkMessage::NewLink(link))) => {
                 let (index, state) = (link.header.index, state_of(link.header.flags));
                 let (mtu, mac) = (mtu_of(&link.attributes), mac_of(&link.attributes));
-                Ok(Some(KernelLink { index, state, mtu, mac }))
+                let name = name_of(&link.attributes)
+                    .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a link without a name"))?;
+                Ok(Some(KernelLink { name, index, state, mtu, mac }))
             }
             Ok(other) => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(None),
             Err(error) => Err(error),
         }
     }
+}
+
+fn name_of(attributes: &[LinkAttribute]) -> Option<String> {
+    attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    })
 }
 
 fn mtu_of(attributes: &[LinkAttribute]) -> Option<u32> {
@@ -135,8 +161,16 @@ mod tests {
         let mut kernel = Kernel::open().expect("netlink");
         let lo = kernel.link("lo").expect("an answer").expect("there is one");
         assert!(lo.index == 1 && lo.mtu.is_some_and(|mtu| mtu > 0), "{lo:?}");
-        assert_eq!(lo.mac, Some(MacAddr::ZERO));
+        assert_eq!((lo.name.as_str(), lo.mac), ("lo", Some(MacAddr::ZERO)));
         assert_eq!(kernel.link("no-such-link").expect("an answer"), None);
+    }
+
+    #[test]
+    fn an_interface_is_found_by_its_index() {
+        let mut kernel = Kernel::open().expect("netlink");
+        let lo = kernel.link("lo").expect("an answer");
+        assert_eq!(kernel.link_at(1).expect("an answer"), lo);
+        assert_eq!(kernel.link_at(i32::MAX.unsigned_abs()).expect("an answer"), None);
     }
 
     #[test]

@@ -92,6 +92,8 @@ pub struct InterfaceLink {
     pub short_mtu: Option<ShortMtu>,
     /// The MAC address of the device is not the one in use, and could not be set back.
     pub other_mac: Option<OtherMac>,
+    /// The device was renamed in the kernel, and is still in use.
+    pub renamed: Option<Renamed>,
     /// How often another program has changed the MAC address of the device since the start.
     pub mac_changes: u64,
 }
@@ -115,6 +117,17 @@ pub struct OtherMac {
     /// The address in use: `dataplane.interfaces[].mac`, or the device's own at the start.
     pub used: MacAddr,
     /// When another address was first seen.
+    pub since: SystemTime,
+}
+
+/// A device that has another name in the kernel than in the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renamed {
+    /// The name in `dataplane.interfaces[].device`.
+    pub from: String,
+    /// The name that it has now.
+    pub to: String,
+    /// When another name was first seen.
     pub since: SystemTime,
 }
 
@@ -196,6 +209,7 @@ impl Links {
                 fault: None,
                 short_mtu: None,
                 other_mac: None,
+                renamed: None,
                 mac_changes: 0,
             }
         };
@@ -221,6 +235,22 @@ impl Links {
     #[must_use]
     pub fn troubles(&self) -> Vec<(String, SystemTime)> {
         self.table().iter().flat_map(|link| link.troubles().collect::<Vec<_>>()).collect()
+    }
+
+    /// The devices that were renamed in the kernel, each with the time. Frames pass all the same, so they are not among
+    /// [`Links::troubles`].
+    #[must_use]
+    pub fn renamed(&self) -> Vec<(String, SystemTime)> {
+        let sentence = |link: &InterfaceLink| {
+            let Renamed { from, to, since } = link.renamed.as_ref()?;
+            let what = format!(
+                "packets of interface {:?} still pass, but the gateway cannot start again before its device has the \
+                 name {from}, or dataplane.interfaces[].device the new name: the device was renamed to {to}",
+                link.name
+            );
+            Some((what, *since))
+        };
+        self.table().iter().filter_map(sentence).collect()
     }
 
     /// What the drivers reported last, indexed by interface.
@@ -357,6 +387,30 @@ impl Links {
         self.notify();
     }
 
+    /// Records that the device of this interface has another name in the kernel (second) than in the configuration
+    /// (first), or with `None` that it does not.
+    pub(crate) fn set_renamed(&self, interface: usize, renamed: Option<(&str, &str)>) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        if link.renamed.as_ref().map(|last| (last.from.as_str(), last.to.as_str())) == renamed {
+            return;
+        }
+        let name = link.name.clone();
+        let since = link.renamed.as_ref().map_or_else(SystemTime::now, |last| last.since);
+        link.renamed = renamed.map(|(from, to)| Renamed { from: from.to_owned(), to: to.to_owned(), since });
+        drop(table);
+        match renamed {
+            Some((from, to)) => tracing::warn!(
+                interface = name,
+                from,
+                to,
+                "the device was renamed, and is still in use: the gateway cannot start again before the device has \
+                 the former name, or dataplane.interfaces[].device the new one"
+            ),
+            None => tracing::info!(interface = name, "no device with another name is in use any more"),
+        }
+    }
+
     /// Counts and logs that the device of this interface had another MAC address than the one in use, and that the
     /// address was restored.
     pub(crate) fn mac_set_back(&self, interface: usize, from: MacAddr, to: MacAddr) {
@@ -465,6 +519,19 @@ mod tests {
         links.set_other_mac(0, None);
         links.mac_set_back(0, first, used);
         assert_eq!((links.troubles(), links.report()[0].mac_changes), (Vec::new(), 3));
+    }
+
+    #[test]
+    fn a_renamed_device_is_told_with_both_names_and_leaves_the_interface_usable() {
+        let links = Links::new(["lan", "uplink"]);
+        links.set_renamed(1, Some(("eth1", "wan0")));
+        let (_, since) = links.renamed().remove(0);
+        links.set_renamed(1, Some(("eth1", "wan1")));
+        let (what, time) = links.renamed().remove(0);
+        assert!(["\"uplink\"", "eth1", "wan1"].iter().all(|name| what.contains(name)), "{what}");
+        assert!(time == since && links.troubles().is_empty());
+        links.set_renamed(1, None);
+        assert!(links.renamed().is_empty());
     }
 
     #[test]

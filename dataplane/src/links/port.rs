@@ -1,18 +1,18 @@
 //! One port that is closed when its device is gone and opened again when the device is back.
 //!
 //! A packet socket is bound to the interface on which it was opened, not to its name: an interface that is deleted
-//! and created again needs a new socket. So the port is closed as soon as the name belongs to no interface or to
-//! another one, and opened again with the same settings as at the start (queues, address, MTU, settings of the
+//! and created again needs a new socket. So the port is closed as soon as that interface no longer exists, or another
+//! one has the name, and opened again with the same settings as at the start (queues, address, MTU, settings of the
 //! kernel). In between, workers release their queues through their [`Gate`]s; flows, services and neighbours stay.
 //! Only devices that are interfaces of the kernel are opened again. For others only the link is read from their
-//! driver.
+//! driver. While the interface only has another name, the port stays open.
 //!
 //! Invariant: nothing here waits for a worker. A turn does what is possible, and returns whether it should be called
 //! again soon.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use dpdk::{Eal, PktPool, Port, PortConfig, PortError, Queues};
 use tidegate_core::wire::MacAddr;
@@ -76,6 +76,24 @@ impl Device {
     }
 }
 
+/// The kernel's name of an interface that the configuration calls by another one, and the lock on it.
+#[derive(Debug)]
+pub(crate) struct OtherName {
+    name: String,
+    lock: DeviceLock,
+}
+
+impl OtherName {
+    /// Locks the name of the device's interface; `None` if the device has the lock on it.
+    fn of(device: &Device, link: &KernelLink) -> Result<Option<Self>, LockError> {
+        if device.kernel_name() == Some(link.name.as_str()) {
+            return Ok(None);
+        }
+        let lock = DeviceLock::take(&link.name)?;
+        Ok(Some(Self { name: link.name.clone(), lock }))
+    }
+}
+
 /// Starts a port, and returns its queues by number.
 pub(crate) fn open_port(
     port: &mut Port,
@@ -109,6 +127,8 @@ pub(crate) struct WatchedPort {
     pub(crate) mtu: u16,
     /// Silences the kernel on the interface.
     pub(crate) sysctl_guard: Option<SysctlGuard>,
+    /// The name that the device's interface has now, if it is not that of the configuration.
+    pub(crate) other_name: Option<OtherName>,
     /// Keeps other gateways from using the device.
     pub(crate) lock: Option<DeviceLock>,
     /// The earliest time of the next attempt to open it.
@@ -144,10 +164,9 @@ impl WatchedPort {
         resources: &PortResources,
         now: Instant,
     ) -> bool {
-        let found = match self.device.kernel_name().map(|name| kernel.link(name)) {
-            None => None,
-            Some(Ok(found)) => Some(found),
-            Some(Err(error)) => {
+        let (found, is_renamed) = match self.find(kernel) {
+            Ok(found) => found,
+            Err(error) => {
                 // The last state stays until the kernel answers again.
                 tracing::debug!(%error, "cannot read the state of an interface from the kernel");
                 return false;
@@ -156,14 +175,17 @@ impl WatchedPort {
         loop {
             match mem::replace(&mut self.life, Life::Closed) {
                 Life::Open(mut port) => {
-                    if let Some(state) = self.state(&port, found) {
-                        let short = self.short_mtu(&mut port, interface, kernel, found.flatten(), links);
-                        let other = self.other_mac(&mut port, interface, kernel, found.flatten(), links);
+                    if let Some(state) = self.state(&port, found.as_ref()) {
+                        let link = found.as_ref().and_then(Option::as_ref);
+                        let short = self.short_mtu(&mut port, interface, kernel, link, links);
+                        let other = self.other_mac(&mut port, interface, kernel, link, links);
                         self.report(interface, state, short, other, links);
+                        links.set_renamed(interface, self.names().filter(|_| is_renamed));
                         self.life = Life::Open(port);
                         return false;
                     }
                     links.set_port(interface, LinkState::Gone, None);
+                    links.set_renamed(interface, None);
                     self.gates.iter().for_each(|gate| gate.release());
                     self.life = Life::Closing(port);
                 }
@@ -173,21 +195,22 @@ impl WatchedPort {
                         return true;
                     }
                     drop(port);
-                    if let Some(sysctl_guard) = self.sysctl_guard.take() {
-                        sysctl_guard.forget();
+                    self.let_go(kernel);
+                }
+                Life::Closed => {
+                    let link = found.as_ref().and_then(Option::as_ref);
+                    match self.reopen(interface, link, links, resources, now) {
+                        Some(port) => self.life = Life::Opening(port),
+                        None => return false,
                     }
                 }
-                Life::Closed => match self.reopen(interface, found.flatten(), links, resources, now) {
-                    Some(port) => self.life = Life::Opening(port),
-                    None => return false,
-                },
                 Life::Opening(port) => {
                     if !self.gates.iter().all(|gate| gate.is_held()) {
                         self.life = Life::Opening(port);
                         return true;
                     }
                     self.life = Life::Open(port);
-                    if found.flatten().is_none() {
+                    if !matches!(found, Some(Some(_))) {
                         // The driver has just created its interface. The next turn finds it.
                         return true;
                     }
@@ -210,9 +233,59 @@ impl WatchedPort {
 
     /// Keeps the kernel silent on the interface.
     pub(crate) fn look_after_sysctls(&self) {
-        if let (Some(guard), Some(name)) = (&self.sysctl_guard, self.device.kernel_name()) {
-            guard.look_after(name);
+        if let Some(guard) = &self.sysctl_guard {
+            guard.look_after();
         }
+    }
+
+    /// The device's interface of the kernel, and whether it was renamed. The outer `None` is for a device that is none,
+    /// the inner one for a name that belongs to no interface.
+    ///
+    /// A renamed interface counts only while the port is open on it: a port that is opened needs the name. The
+    /// interface of `net_tap` does not count at all, because its driver creates it again.
+    fn find(&self, kernel: &mut Kernel) -> io::Result<(Option<Option<KernelLink>>, bool)> {
+        let Some(name) = self.device.kernel_name() else { return Ok((None, false)) };
+        let found = kernel.link(name)?;
+        match (&self.device, &self.life, self.bound) {
+            (Device::Kernel(_), Life::Open(_), Some(index)) if found.is_none() => {
+                let renamed = kernel.link_at(index)?;
+                let is_renamed = renamed.is_some();
+                Ok((Some(renamed), is_renamed))
+            }
+            _ => Ok((Some(found), false)),
+        }
+    }
+
+    /// The name of the configuration, and the other one that the interface has now.
+    fn names(&self) -> Option<(&str, &str)> {
+        Some((self.device.kernel_name()?, self.other_name.as_ref()?.name.as_str()))
+    }
+
+    /// Follows the interface to the name that it has now: locks that name, and moves the sysctl guard there.
+    fn follow(&mut self, link: &KernelLink) -> Result<(), LockError> {
+        let name = self.other_name.as_ref().map(|other| other.name.as_str()).or(self.device.kernel_name());
+        if name == Some(link.name.as_str()) {
+            return Ok(());
+        }
+        let other = OtherName::of(&self.device, link)?;
+        let lock = other.as_ref().map(|other| &other.lock).or(self.lock.as_ref());
+        if let (Some(guard), Some(lock)) = (&mut self.sysctl_guard, lock) {
+            guard.follow(&link.name, lock.record());
+        }
+        self.other_name = other;
+        Ok(())
+    }
+
+    /// Restores the sysctls of the interface that the port was open on, under the name that it has now, or forgets them
+    /// if it no longer exists.
+    fn let_go(&mut self, kernel: &mut Kernel) {
+        let link = self.bound.and_then(|index| kernel.link_at(index).ok().flatten());
+        match (self.sysctl_guard.take(), link) {
+            (Some(guard), Some(link)) => guard.restore(&link.name),
+            (Some(guard), None) => guard.forget(),
+            (None, _) => {}
+        }
+        self.other_name = None;
     }
 
     /// Tells workers and `links` about an open port.
@@ -235,7 +308,7 @@ impl WatchedPort {
     fn reopen(
         &mut self,
         interface: usize,
-        found: Option<KernelLink>,
+        found: Option<&KernelLink>,
         links: &Links,
         resources: &PortResources,
         now: Instant,
@@ -265,7 +338,7 @@ impl WatchedPort {
     }
 
     /// The link state of an open port; `None` if the port's device is gone.
-    fn state(&mut self, port: &Port, found: Option<Option<KernelLink>>) -> Option<LinkState> {
+    fn state(&mut self, port: &Port, found: Option<&Option<KernelLink>>) -> Option<LinkState> {
         match found {
             // If a driver cannot report its link, the link counts as up.
             None => Some(match port.link() {
@@ -276,7 +349,19 @@ impl WatchedPort {
             Some(Some(link)) => {
                 // The index of an interface that the driver created was not known before.
                 let bound = *self.bound.get_or_insert(link.index);
-                (bound == link.index).then_some(link.state)
+                if bound != link.index {
+                    return None;
+                }
+                match self.follow(link) {
+                    // Two ports on one interface would both receive each frame.
+                    Err(error) if error.is_in_use() => {
+                        tracing::warn!(%error, "a device was renamed, and cannot be used any longer");
+                        return None;
+                    }
+                    Err(error) => tracing::debug!(%error, "cannot follow a renamed device yet"),
+                    Ok(()) => {}
+                }
+                Some(link.state)
             }
         }
     }
@@ -288,14 +373,15 @@ impl WatchedPort {
         port: &mut Port,
         interface: usize,
         kernel: &mut Kernel,
-        found: Option<KernelLink>,
+        found: Option<&KernelLink>,
         links: &Links,
     ) -> Option<(u32, u16)> {
+        let found = found?;
         let is_short = |link: &KernelLink| link.mtu.filter(|mtu| *mtu < u32::from(self.mtu));
-        let short = is_short(&found?)?;
+        let short = is_short(found)?;
         if self.config.mtu.is_some() {
             let set = port.set_mtu(self.mtu);
-            let now = self.device.kernel_name().and_then(|name| kernel.link(name).ok().flatten());
+            let now = kernel.link_at(found.index).ok().flatten();
             if set.is_ok() && now.is_some_and(|link| is_short(&link).is_none()) {
                 links.mtu_set_back(interface, short, self.mtu);
                 return None;
@@ -314,13 +400,13 @@ impl WatchedPort {
         port: &mut Port,
         interface: usize,
         kernel: &mut Kernel,
-        found: Option<KernelLink>,
+        found: Option<&KernelLink>,
         links: &Links,
     ) -> Option<MacAddr> {
-        let Device::Kernel(name) = &self.device else { return None };
-        let other = |link: KernelLink| link.mac.filter(|mac| *mac != self.mac);
-        other(found?)?;
-        let ask = |kernel: &mut Kernel| kernel.link(name).ok().flatten().and_then(other);
+        let found = found.filter(|_| matches!(self.device, Device::Kernel(_)))?;
+        let other = |link: &KernelLink| link.mac.filter(|mac| *mac != self.mac);
+        other(found)?;
+        let ask = |kernel: &mut Kernel| kernel.link_at(found.index).ok().flatten().as_ref().and_then(other);
         // What was found may be older than the port, and opening the port has set the address.
         let device = ask(kernel)?;
         if self.config.mac.is_some() && port.set_mac(self.mac.0).is_ok() && ask(kernel).is_none() {

@@ -44,7 +44,7 @@ impl Record {
         Self::within(Path::new(DIRECTORY), device)
     }
 
-    fn within(directory: &Path, device: &str) -> Self {
+    pub(crate) fn within(directory: &Path, device: &str) -> Self {
         // Devices of two namespaces may have the same name.
         let namespace = own_namespace();
         let device: String = device

@@ -7,14 +7,15 @@
 //! that the gateway sends are not affected.
 //!
 //! Other programs change them, often without the intention: a write to `all` sets the value of every interface. So they are
-//! looked at again and again ([`SysctlGuard::look_after`]).
+//! looked at again and again ([`SysctlGuard::look_after`]). An interface that is renamed keeps its values, below its new
+//! name ([`SysctlGuard::follow`]).
 //!
 //! Invariant: the sysctls are restored on drop. Until then their original values are in the device's [`Record`], so
 //! that after a kill the next process restores those, and not the values that it finds.
 
 use std::cell::Cell;
-use std::io;
 use std::path::PathBuf;
+use std::{io, mem};
 
 use crate::links::record::{Kept, Record};
 
@@ -46,8 +47,10 @@ pub struct SysctlGuardError {
 /// Keeps the kernel silent on an interface until it is dropped.
 #[derive(Debug)]
 pub struct SysctlGuard {
-    /// The original values, in the order in which they were changed.
-    before: Vec<(PathBuf, String)>,
+    /// The name that the interface has now.
+    interface: String,
+    /// Family, name and original value, in the order in which they were changed.
+    before: Vec<(&'static str, &'static str, String)>,
     record: Record,
     /// Whether the log has said that another program changes them. It may do so every second.
     has_told: Cell<bool>,
@@ -72,18 +75,19 @@ impl SysctlGuard {
             let path = path(interface, family, name);
             let Ok(found) = std::fs::read_to_string(&path) else { continue };
             if found.trim() != value {
-                before.push((path.clone(), found.trim().to_owned()));
+                before.push((family, name, found.trim().to_owned()));
                 changes.push((path, value));
-            } else if let Some(left) = left.iter().find(|(changed, _)| *changed == path) {
+            } else if let Some((_, original)) = left.iter().find(|(changed, _)| *changed == path) {
                 // A process that was killed had set it.
-                before.push(left.clone());
+                before.push((family, name, original.clone()));
             }
         }
-        let guard = Self { before, record: record.clone(), has_told: Cell::new(false) };
+        let (interface, record) = (interface.to_owned(), record.clone());
+        let guard = Self { interface, before, record, has_told: Cell::new(false) };
         guard.remember();
         for (path, value) in changes {
             std::fs::write(&path, value).map_err(|source| SysctlGuardError {
-                interface: interface.to_owned(),
+                interface: guard.interface.clone(),
                 path: path.display().to_string(),
                 value: value.to_owned(),
                 source,
@@ -92,7 +96,7 @@ impl SysctlGuard {
         if std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok_and(|all| all.trim() == "2")
         {
             tracing::warn!(
-                interface,
+                interface = guard.interface,
                 "net.ipv4.conf.all.rp_filter is 2: the kernel may also answer on the port; set it to 0"
             );
         }
@@ -100,9 +104,9 @@ impl SysctlGuard {
     }
 
     /// Sets those again that another program has changed.
-    pub fn look_after(&self, interface: &str) {
+    pub fn look_after(&self) {
         for (family, name, value) in SYSCTLS {
-            let path = path(interface, family, name);
+            let path = path(&self.interface, family, name);
             let Ok(found) = std::fs::read_to_string(&path) else { continue };
             let found = found.trim();
             if found == value {
@@ -123,13 +127,31 @@ impl SysctlGuard {
         }
     }
 
+    /// Follows the interface to another name. `record` is the record of that name, and gets the original values.
+    pub fn follow(&mut self, interface: &str, record: &Record) {
+        interface.clone_into(&mut self.interface);
+        let left = mem::replace(&mut self.record, record.clone());
+        self.remember();
+        // Another interface may get the former name.
+        left.write(&Kept { pid: Some(std::process::id()), sysctls: Vec::new() });
+    }
+
+    /// Restores the original values on the interface, which has this name now.
+    pub fn restore(mut self, interface: &str) {
+        interface.clone_into(&mut self.interface);
+    }
+
     /// Forgets the original values without restoring them: the interface no longer exists, and neither do its sysctls.
     pub fn forget(mut self) {
         self.before.clear();
     }
 
     fn remember(&self) {
-        self.record.write(&Kept { pid: Some(std::process::id()), sysctls: self.before.clone() });
+        let original = |(family, name, value): &(&str, &str, String)| {
+            (path(&self.interface, family, name), value.clone())
+        };
+        let sysctls = self.before.iter().map(original).collect();
+        self.record.write(&Kept { pid: Some(std::process::id()), sysctls });
     }
 }
 
@@ -140,12 +162,40 @@ fn path(interface: &str, family: &str, name: &str) -> PathBuf {
 
 impl Drop for SysctlGuard {
     fn drop(&mut self) {
-        for (path, value) in self.before.drain(..).rev() {
+        for (family, name, value) in self.before.drain(..).rev() {
+            let path = path(&self.interface, family, name);
             // The interface may no longer exist. Then there is nothing to restore.
             if let Err(error) = std::fs::write(&path, value) {
                 tracing::debug!(path = %path.display(), %error, "cannot restore the sysctl");
             }
         }
         self.remember();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn original_values_move_to_the_record_of_the_new_name() {
+        let directory = std::env::temp_dir().join(format!("tidegate-guard-{}", std::process::id()));
+        let [former, new] = ["no-such-old", "no-such-new"].map(|name| Record::within(&directory, name));
+        let mut guard = SysctlGuard {
+            interface: "no-such-old".to_owned(),
+            before: vec![("ipv4", "arp_ignore", "2".to_owned())],
+            record: former.clone(),
+            has_told: Cell::new(false),
+        };
+        guard.remember();
+        assert_eq!(former.read().sysctls, [(path("no-such-old", "ipv4", "arp_ignore"), "2".to_owned())]);
+        guard.follow("no-such-new", &new);
+        assert!(former.read().sysctls.is_empty());
+        assert_eq!(new.read().sysctls, [(path("no-such-new", "ipv4", "arp_ignore"), "2".to_owned())]);
+        drop(guard);
+        assert!(new.read().sysctls.is_empty());
+        former.remove();
+        new.remove();
+        assert!(!directory.exists());
     }
 }
