@@ -192,6 +192,25 @@ fn a_renamed_interface_stays_in_use_and_gets_its_sysctls_back_under_its_new_name
     assert_eq!(arp_ignore(&world.lab, "lan0"), "0", "as it was");
 }
 
+#[test]
+fn the_kernel_is_silenced_on_an_interface_with_an_alternative_name_in_the_configuration() {
+    let _turn = alone();
+    let mut world = world();
+    assert!(world.take_gateway().stop().expect("it ends").success());
+    let path = config_of(&world.lab);
+    let text = fs::read_to_string(&path).expect("the configuration");
+    let other = text.replace("iface=eth0", "iface=uplink0");
+    assert_ne!(other, text);
+    fs::write(&path, other).expect("written");
+    on_gateway(&world.lab, "link property add dev eth0 altname uplink0");
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "8");
+    wait_until_ready(&world);
+    assert!(world.take_gateway().stop().expect("it ends").success());
+    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "0", "as it was");
+}
+
 fn sysctl(lab: &Lab, family: &str, name: &str) -> String {
     sysctl_of(lab, "eth0", family, name)
 }

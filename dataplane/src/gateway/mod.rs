@@ -20,9 +20,8 @@ use crate::drivers::dpdk::{DpdkFrame, DpdkSource};
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
 use crate::links::record;
-use crate::links::{Device, Life, PortResources, WatchThread, Watched, WatchedPort};
+use crate::links::{Device, Life, OtherName, PortResources, WatchThread, Watched, WatchedPort, silence};
 use crate::punt::class::PuntClass;
-use crate::punt::sysctl_guard::SysctlGuard;
 use crate::punt::tap::{Tap, TapConfig};
 use crate::topology::{self, Machine, Plan, PortOffer};
 use crate::worker::fragment_room::HELD_MAX;
@@ -109,20 +108,21 @@ impl Dataplane {
             ports::start(config, &mut ports, &plan, &pool, large.as_ref())?;
         let idle = ports::idle(config, &ports);
         let mut watched: Vec<WatchedPort> = Vec::new();
-        for (n, (port, (device, lock, bound))) in ports.into_iter().zip(devices).enumerate() {
+        for (n, (port, claimed)) in ports.into_iter().zip(devices).enumerate() {
             let one = &config.interfaces[n];
+            let Claimed { device, lock, other_name, bound } = claimed;
             watched.push(WatchedPort {
                 devargs: renamed(&device_string(one, config), &port.info().name),
                 pool: large.as_ref().filter(|_| takes_large_frames(&one.device)).unwrap_or(&pool).clone(),
                 life: Life::Open(port),
-                sysctl_guard: sysctl_guard(&one.device, &device, lock.as_ref())?,
+                sysctl_guard: silence(&one.device, &device, lock.as_ref(), other_name.as_ref())?,
                 device,
                 bound,
                 gates: gates[n].clone(),
                 config: configs[n].clone(),
                 mac: interfaces[n].mac,
                 mtu: interfaces[n].mtu,
-                other_name: None,
+                other_name,
                 lock,
                 retry_at: None,
             });
@@ -248,8 +248,15 @@ fn place(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartEr
     topology::plan(&config.cores, config.idle, &machine, offers).map_err(StartError::Topology)
 }
 
-/// The type of an interface's device, its lock, and the kernel's index of it.
-type Claimed = (Device, Option<DeviceLock>, Option<u32>);
+/// A locked device.
+struct Claimed {
+    device: Device,
+    lock: Option<DeviceLock>,
+    /// The kernel's name of its interface, if the configuration has an alternative name.
+    other_name: Option<OtherName>,
+    /// The kernel's index of its interface.
+    bound: Option<u32>,
+}
 
 /// Locks all devices before any of them is changed.
 fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
@@ -260,27 +267,15 @@ fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
         let device = Device::of(&one.device);
         let failed = |why| StartError::Lock { interface: one.name.clone(), why };
         let lock = device.lock().map_err(failed)?;
-        let bound = match &device {
-            Device::Kernel(name) => kernel.link(name).map_err(StartError::Watch)?.map(|link| link.index),
+        let link = match &device {
+            Device::Kernel(name) => kernel.link(name).map_err(StartError::Watch)?,
             _ => None,
         };
-        Ok((device, lock, bound))
+        let other_name = link.as_ref().map(|link| OtherName::of(&device, link));
+        let other_name = other_name.transpose().map_err(failed)?.flatten();
+        Ok(Claimed { device, lock, other_name, bound: link.map(|link| link.index) })
     };
     config.interfaces.iter().map(&mut claim).collect()
-}
-
-/// Silences the kernel on an interface that it shares with a port.
-fn sysctl_guard(
-    devargs: &str,
-    device: &Device,
-    lock: Option<&DeviceLock>,
-) -> Result<Option<SysctlGuard>, StartError> {
-    Ok(match (device, lock) {
-        (Device::Kernel(name), Some(lock)) if SysctlGuard::is_needed(devargs) => {
-            Some(SysctlGuard::begin(name, lock.record())?)
-        }
-        _ => None,
-    })
 }
 
 fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> {

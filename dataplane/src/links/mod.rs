@@ -20,7 +20,7 @@ mod port;
 pub mod record;
 mod watch;
 
-pub(crate) use port::{Device, Life, PortResources, WatchedPort, open_port};
+pub(crate) use port::{Device, Life, OtherName, PortResources, WatchedPort, open_port, silence};
 pub(crate) use watch::{WatchThread, Watched};
 
 /// State of a port or a tap.

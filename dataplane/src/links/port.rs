@@ -22,7 +22,7 @@ use super::lock::{DeviceLock, LockError};
 use super::{LinkState, Links, PortReport};
 use crate::drivers::dpdk::QueuePair;
 use crate::drivers::gate::Gate;
-use crate::punt::sysctl_guard::SysctlGuard;
+use crate::punt::sysctl_guard::{SysctlGuard, SysctlGuardError};
 
 /// Pause between two attempts to open a port whose device exists.
 const RETRY: Duration = Duration::from_secs(1);
@@ -76,7 +76,8 @@ impl Device {
     }
 }
 
-/// The kernel's name of an interface that the configuration calls by another one, and the lock on it.
+/// The kernel's name of an interface that the configuration calls by another one, and the lock on it: the interface was
+/// renamed, or the configuration has an alternative name of it.
 #[derive(Debug)]
 pub(crate) struct OtherName {
     name: String,
@@ -85,12 +86,29 @@ pub(crate) struct OtherName {
 
 impl OtherName {
     /// Locks the name of the device's interface; `None` if the device has the lock on it.
-    fn of(device: &Device, link: &KernelLink) -> Result<Option<Self>, LockError> {
+    pub(crate) fn of(device: &Device, link: &KernelLink) -> Result<Option<Self>, LockError> {
         if device.kernel_name() == Some(link.name.as_str()) {
             return Ok(None);
         }
         let lock = DeviceLock::take(&link.name)?;
         Ok(Some(Self { name: link.name.clone(), lock }))
+    }
+}
+
+/// Silences the kernel on an interface that it shares with a port. The sysctls are below the kernel's name of it.
+pub(crate) fn silence(
+    devargs: &str,
+    device: &Device,
+    lock: Option<&DeviceLock>,
+    other_name: Option<&OtherName>,
+) -> Result<Option<SysctlGuard>, SysctlGuardError> {
+    let Device::Kernel(name) = device else { return Ok(None) };
+    let other = other_name.map(|other| (&other.name, &other.lock));
+    match other.or(lock.map(|lock| (name, lock))) {
+        Some((name, lock)) if SysctlGuard::is_needed(devargs) => {
+            SysctlGuard::begin(name, lock.record()).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -323,7 +341,7 @@ impl WatchedPort {
             return None;
         }
         self.retry_at = Some(now + RETRY);
-        match self.open(resources) {
+        match self.open(found, resources) {
             Ok(port) => {
                 self.bound = found.map(|link| link.index);
                 Some(port)
@@ -331,6 +349,7 @@ impl WatchedPort {
             Err(fault) => {
                 // The kernel may have the interface until the next attempt.
                 self.sysctl_guard = None;
+                self.other_name = None;
                 links.set_port(interface, LinkState::Gone, Some(fault));
                 None
             }
@@ -416,13 +435,12 @@ impl WatchedPort {
         Some(device)
     }
 
-    fn open(&mut self, resources: &PortResources) -> Result<Port, String> {
-        if let (Device::Kernel(name), Some(lock)) = (&self.device, &self.lock)
-            && SysctlGuard::is_needed(&self.devargs)
-        {
-            let sysctl_guard = SysctlGuard::begin(name, lock.record()).map_err(|error| error.to_string())?;
-            self.sysctl_guard = Some(sysctl_guard);
+    fn open(&mut self, found: Option<&KernelLink>, resources: &PortResources) -> Result<Port, String> {
+        if let Some(link) = found {
+            self.follow(link).map_err(|error| error.to_string())?;
         }
+        let guard = silence(&self.devargs, &self.device, self.lock.as_ref(), self.other_name.as_ref());
+        self.sysctl_guard = guard.map_err(|error| error.to_string())?;
         let failed = |error: PortError| error.to_string();
         let mut port = Port::attach(&resources.eal, &self.devargs).map_err(failed)?;
         let queues = open_port(&mut port, &self.config, &self.pool).map_err(failed)?;
@@ -457,5 +475,22 @@ mod tests {
         {
             assert_eq!(Device::of(private), Device::Private, "{private}");
         }
+    }
+
+    #[test]
+    fn the_name_of_the_kernel_is_locked_too_if_the_configuration_has_another_one() {
+        let [device, other] = ["alt", "own"].map(|name| format!("tg-{name}-{}", std::process::id()));
+        let link = |name: &str| KernelLink {
+            name: name.to_owned(),
+            index: 7,
+            state: LinkState::Up,
+            mtu: None,
+            mac: None,
+        };
+        let kernel = Device::Kernel(device.clone());
+        assert!(OtherName::of(&kernel, &link(&device)).expect("no lock is needed").is_none());
+        let held = OtherName::of(&kernel, &link(&other)).expect("nobody has it").expect("another name");
+        assert!(DeviceLock::take(&other).is_err_and(|refused| refused.is_in_use()));
+        drop(held);
     }
 }
