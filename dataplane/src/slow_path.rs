@@ -339,7 +339,7 @@ impl<S: FrameSource> SlowPath<S> {
     }
 
     /// Restores what another program, such as a network configuration tool, has changed on the taps and the device of
-    /// probes: MAC addresses, MTUs, sysctls, addresses and routes. Without them no health check works.
+    /// probes: names, MAC addresses, MTUs, sysctls, addresses and routes. Without them no health check works.
     #[cold]
     fn look_after(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {

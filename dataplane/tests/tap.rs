@@ -233,6 +233,15 @@ fn changed_settings_are_restored(tap: &Tap) {
     iproute(&["link", "set", "tg-uplink", "address", "02:00:00:00:0e:99"]);
     iproute(&["link", "set", "tg-uplink", "mtu", "9000"]);
     assert_eq!(tap.restore_settings().unwrap(), ["MAC address 02:00:00:00:0e:99", "MTU 9000"]);
+    // A rule of udev for a NIC with the same address may rename the tap. Older kernels do so only while it is down.
+    for what in ["tg-uplink down", "tg-uplink name other0", "other0 up"] {
+        let arguments: Vec<_> = ["link", "set"].into_iter().chain(what.split(' ')).collect();
+        iproute(&arguments);
+    }
+    assert_eq!(tap.restore_settings().unwrap(), ["name other0"]);
+    assert_eq!(tap.restore_settings().unwrap(), Vec::<String>::new());
+    // A device that was down has lost its IPv6 address.
+    tap.give_missing_addresses().unwrap();
 }
 
 fn the_slow_path_restores_the_settings_of_the_tap() {

@@ -245,6 +245,16 @@ fn a_deleted_tap_is_created_again_and_one_that_is_down_is_reported() {
     for address in GATEWAY_FOR_SERVERS {
         assert!(addresses.contains(address), "{address} is back: {addresses}");
     }
+
+    for what in ["tg-uplink down", "tg-uplink name other0"] {
+        on_gateway(&world.lab, &format!("link set {what}"));
+    }
+    world.wait_until("a tap with its name", || {
+        on_gateway(&world.lab, "-o link").contains("tg-uplink").then_some(())
+    });
+    on_gateway(&world.lab, "link set tg-uplink up");
+    wait_until_ready(&world);
+    wait_until_checked(&world);
 }
 
 #[test]

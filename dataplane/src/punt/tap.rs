@@ -172,13 +172,18 @@ impl Tap {
         }
     }
 
-    /// Sets the MAC address and the MTU of the device again if another program has changed them. Returns what was found
-    /// instead, as text.
+    /// Sets the name, the MAC address and the MTU of the device again if another program has changed them. Returns what
+    /// was found instead, as text.
     ///
     /// # Errors
     /// The operation that failed, with the error of the kernel.
     pub fn restore_settings(&self) -> Result<Vec<String>, TapError> {
         let mut found = Vec::new();
+        let name = self.device.name().map_err(|source| self.failed("read its name".into(), source))?;
+        if name != self.name {
+            self.rename_back().map_err(|source| self.failed(format!("rename it from {name}"), source))?;
+            found.push(format!("name {name}"));
+        }
         let mac =
             self.device.mac_address().map_err(|source| self.failed("read its address".into(), source))?;
         if mac != self.config.mac.0 {
@@ -193,6 +198,20 @@ impl Tap {
             found.push(format!("MTU {mtu}"));
         }
         Ok(found)
+    }
+
+    /// Kernels before Linux 6.2 rename a device only while it is down. It then loses routes and IPv6 addresses, which are
+    /// restored as soon as it is seen up under its name.
+    fn rename_back(&self) -> io::Result<()> {
+        match self.device.set_name(&self.name) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                self.device.enabled(false)?;
+                let renamed = self.device.set_name(&self.name);
+                self.device.enabled(true)?;
+                renamed
+            }
+            done => done,
+        }
     }
 
     /// Sets the sysctls of the device again if another program has changed them. udev applies those of the host to a new
