@@ -474,9 +474,17 @@ impl<S: FrameSource> SlowPath<S> {
                     let sent = self.inject(*interface, frame);
                     count(sent, &self.counters.neighbor_frames, &self.counters.neighbor_frames_dropped);
                 }
-                Action::Conflict { interface, address, mac, defended } => {
+                Action::Conflict { interface, address, mac, defended, is_last } => {
                     let mac = mac.map_or_else(|| "unknown".to_owned(), |mac| mac.to_string());
                     tracing::warn!(interface, %address, mac, defended, "another station claims an address of the gateway");
+                    if *is_last {
+                        tracing::warn!(
+                            interface,
+                            mac,
+                            "many addresses of the gateway are claimed: for up to 10 s, further claims of this station, or on \
+                             this interface, are answered and counted, but not logged"
+                        );
+                    }
                 }
                 _ => {}
             }

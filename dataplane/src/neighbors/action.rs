@@ -52,6 +52,8 @@ pub enum Action {
         mac: Option<MacAddr>,
         /// Whether an announcement has answered the claim.
         defended: bool,
+        /// Whether further claims of this station, or on this link, are not logged for a while.
+        is_last: bool,
     },
 }
 

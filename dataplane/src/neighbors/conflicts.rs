@@ -4,62 +4,165 @@
 //! which is logged: at most one of each for an address in [`DEFEND_INTERVAL`]. So two gateways that announce the same
 //! VIP on one link do not answer each other without end: the second claim within the interval gets no answer.
 //!
-//! Invariant: the memory is bounded; while [`REMEMBERED_MAX`] addresses are in dispute, further ones are only
-//! counted.
+//! A station that claims many addresses, such as a router with proxy ARP for a whole network, must not hide the claims of
+//! others. So there is room for each of our addresses on each link, and each station has a part of the log lines.
+//!
+//! Invariant: the memory is bounded; while [`REMEMBERED_MAX`] addresses are in dispute on a link, further ones there
+//! are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
+use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::now::Now;
+use tidegate_core::wire::MacAddr;
 
 use super::key::Key;
 
 /// The minimum interval between two defences of an address (RFC 5227 section 1.1).
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// The maximum number of addresses in dispute that are remembered.
-pub(super) const REMEMBERED_MAX: usize = 256;
+/// The maximum number of addresses in dispute that are remembered for one link. Only addresses of ours are claimed, so a
+/// gateway with fewer of them never reaches it. It takes some 6 MB.
+pub(super) const REMEMBERED_MAX: usize = 65_536;
+/// The maximum number of claims of one station that are logged in [`DEFEND_INTERVAL`].
+pub(super) const LOGGED_PER_STATION: usize = 16;
+/// The maximum number of claims on one link that are logged in [`DEFEND_INTERVAL`]. A station can forge the link
+/// addresses of many.
+pub(super) const LOGGED_MAX: usize = 128;
 
-/// The addresses in dispute.
-#[derive(Debug, Default)]
-pub(super) struct Conflicts {
-    until: BTreeMap<Key, Now>,
-    by_time: BTreeSet<(Now, Key)>,
+/// Whether a claim is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Logged {
+    /// It is logged.
+    Yes,
+    /// It is logged, and further ones of its station, or of its link, are not.
+    Last,
+    /// The log has enough of its station or its link.
+    No,
 }
 
+/// The addresses in dispute, by link.
+#[derive(Debug, Default)]
+pub(super) struct Conflicts(BTreeMap<InterfaceIndex, Disputes>);
+
 impl Conflicts {
-    /// Whether this claim is the first one in its interval, which is answered or logged.
-    pub(super) fn is_first(&mut self, now: Now, key: Key) -> bool {
-        while let Some(&(until, key)) = self.by_time.first()
+    /// Whether this claim of a station is the first one of this address in its interval. If so, it is answered, and
+    /// logged as the result says.
+    pub(super) fn first(
+        &mut self,
+        now: Now,
+        (interface, address): Key,
+        mac: Option<MacAddr>,
+    ) -> Option<Logged> {
+        let disputes = self.0.entry(interface).or_default();
+        disputes.is_first(now, address).then(|| disputes.log.note(now, mac))
+    }
+}
+
+/// The addresses in dispute on one link.
+#[derive(Debug, Default)]
+struct Disputes {
+    until: BTreeMap<IpAddr, Now>,
+    by_time: BTreeSet<(Now, IpAddr)>,
+    log: Log,
+}
+
+impl Disputes {
+    fn is_first(&mut self, now: Now, address: IpAddr) -> bool {
+        while let Some(&(until, address)) = self.by_time.first()
             && until <= now
         {
             self.by_time.pop_first();
-            self.until.remove(&key);
+            self.until.remove(&address);
         }
-        if self.until.contains_key(&key) || self.until.len() >= REMEMBERED_MAX {
+        if self.until.contains_key(&address) || self.until.len() >= REMEMBERED_MAX {
             return false;
         }
         let until = now.plus(DEFEND_INTERVAL);
-        self.until.insert(key, until);
-        self.by_time.insert((until, key));
+        self.until.insert(address, until);
+        self.by_time.insert((until, address));
         true
+    }
+}
+
+/// The log lines about one link in the current interval.
+#[derive(Debug, Default)]
+struct Log {
+    until: Now,
+    lines: usize,
+    /// Each station here has at least one of the lines.
+    by_station: BTreeMap<Option<MacAddr>, usize>,
+}
+
+impl Log {
+    fn note(&mut self, now: Now, station: Option<MacAddr>) -> Logged {
+        if self.until <= now {
+            *self = Self { until: now.plus(DEFEND_INTERVAL), ..Self::default() };
+        }
+        if self.lines >= LOGGED_MAX {
+            return Logged::No;
+        }
+        let of_station = self.by_station.entry(station).or_default();
+        if *of_station >= LOGGED_PER_STATION {
+            return Logged::No;
+        }
+        *of_station += 1;
+        self.lines += 1;
+        let is_last = *of_station == LOGGED_PER_STATION || self.lines == LOGGED_MAX;
+        if is_last { Logged::Last } else { Logged::Yes }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::IpAddr;
+
+    fn key(n: u32) -> Key {
+        (0, IpAddr::from(n.to_be_bytes()))
+    }
+
+    fn station(n: u16) -> Option<MacAddr> {
+        let [high, low] = n.to_be_bytes();
+        Some(MacAddr([2, 0, 0, 0, high, low]))
+    }
 
     #[test]
     fn one_claim_an_interval_is_acted_on_and_memory_is_bounded() {
         let mut conflicts = Conflicts::default();
-        let key = |n: u32| (0, IpAddr::from(n.to_be_bytes()));
         for second in 0..100 {
-            let first = conflicts.is_first(Now(second * 1_000_000_000), key(1));
-            assert_eq!(first, second % 10 == 0, "second {second}");
+            let first = conflicts.first(Now(second * 1_000_000_000), key(1), station(1));
+            assert_eq!(first, (second % 10 == 0).then_some(Logged::Yes), "second {second}");
         }
         let later = Now(1_000_000_000_000);
-        let first = (0..10_000).filter(|&n| conflicts.is_first(later, key(n))).count();
-        assert_eq!((first, conflicts.by_time.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+        let first = (0..100_000).filter(|&n| conflicts.first(later, key(n), station(1)).is_some()).count();
+        assert_eq!((first, conflicts.0[&0].by_time.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+    }
+
+    #[test]
+    fn a_station_that_claims_thousands_of_addresses_hides_no_claim_of_another() {
+        let mut conflicts = Conflicts::default();
+        let now = Now(1_000_000_000_000);
+        let claims: Vec<_> = (0..10_000).map(|n| conflicts.first(now, key(n), station(1))).collect();
+        assert!(claims.iter().all(Option::is_some), "each address is defended");
+        let logged = claims.iter().filter(|&&one| one != Some(Logged::No)).count();
+        assert_eq!((logged, claims[LOGGED_PER_STATION - 1]), (LOGGED_PER_STATION, Some(Logged::Last)));
+        assert_eq!(conflicts.first(now, key(20_000), station(2)), Some(Logged::Yes));
+        let later = now.plus(DEFEND_INTERVAL);
+        assert_eq!(conflicts.first(later, key(1), station(1)), Some(Logged::Yes), "a new interval");
+    }
+
+    #[test]
+    fn forged_stations_fill_the_log_of_their_link_only_and_leave_each_address_its_defence() {
+        let mut conflicts = Conflicts::default();
+        let now = Now(1_000_000_000_000);
+        let claims: Vec<_> =
+            (0..10_000).map(|n| conflicts.first(now, key(u32::from(n)), station(n))).collect();
+        assert!(claims.iter().all(Option::is_some), "each address is defended");
+        let logged = claims.iter().filter(|&&one| one != Some(Logged::No)).count();
+        assert_eq!((logged, claims[LOGGED_MAX - 1]), (LOGGED_MAX, Some(Logged::Last)));
+        assert_eq!(conflicts.0[&0].log.by_station.len(), LOGGED_MAX, "the memory is bounded");
+        let elsewhere = (1, key(1).1);
+        assert_eq!(conflicts.first(now, elsewhere, station(1)), Some(Logged::Yes));
     }
 }

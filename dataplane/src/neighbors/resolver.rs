@@ -22,7 +22,7 @@ use tidegate_core::pipeline::Sighting;
 use tidegate_core::wire::MacAddr;
 
 use super::announcements::Announcements;
-use super::conflicts::Conflicts;
+use super::conflicts::{Conflicts, Logged};
 use super::entries::{ASKED, Entries, Entry, KEPT, PINNED, State};
 use super::shelves::{IN_USE, Shelf};
 
@@ -171,14 +171,14 @@ impl Resolver {
 
     /// Handles the claim of another station on one of our addresses.
     pub fn claimed(&mut self, now: Now, (interface, address): Key, mac: Option<MacAddr>) -> Vec<Action> {
-        if !self.conflicts.is_first(now, (interface, address)) {
-            return Vec::new();
-        }
+        let Some(logged) = self.conflicts.first(now, (interface, address), mac) else { return Vec::new() };
         let announced = self.around.owned.contains(&address);
         let defence = announced.then(|| self.around.announcement(interface, address)).flatten();
         let defended = defence.is_some();
         let send = defence.map(|frame| Action::Send { interface, frame });
-        send.into_iter().chain([Action::Conflict { interface, address, mac, defended }]).collect()
+        let is_last = logged == Logged::Last;
+        let said = Action::Conflict { interface, address, mac, defended, is_last };
+        send.into_iter().chain((logged != Logged::No).then_some(said)).collect()
     }
 
     /// Handles a link that is up again, and may be a different one: announces our addresses there, and requests every

@@ -1,6 +1,7 @@
 //! Tests of neighbour resolution: which addresses are requested, which answers are accepted, and when an entry is given
 //! up.
 
+use super::super::conflicts::LOGGED_PER_STATION;
 use super::*;
 use tidegate_core::wire::{ArpPacket, Parsed, ethernet, ndp, parse};
 
@@ -86,6 +87,11 @@ fn on_demand(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr) {
 
 fn hosts(first: [u8; 4], count: u32) -> impl Iterator<Item = IpAddr> {
     (0..count).map(move |n| IpAddr::from((u32::from_be_bytes(first) + n).to_be_bytes()))
+}
+
+/// The report of a claim by [`OTHER`].
+fn conflict(address: IpAddr, defended: bool) -> Action {
+    Action::Conflict { interface: 0, address, mac: Some(OTHER), defended, is_last: false }
 }
 
 fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
@@ -341,15 +347,30 @@ fn a_claim_of_our_address_is_defended_once_in_ten_seconds_and_never_without_anno
                 (to, IpAddr::V4(packet.sender_ip), packet.sender_mac),
                 (MacAddr::BROADCAST, vip, OURS)
             );
-            let conflict = Action::Conflict { interface: 0, address: vip, mac: Some(OTHER), defended: true };
-            assert_eq!(*said, conflict);
+            assert_eq!(*said, conflict(vip, true));
         } else {
             assert!(actions.is_empty());
         }
     }
     assert_eq!(defended, 4);
-    let conflict = Action::Conflict { interface: 0, address: quiet, mac: Some(OTHER), defended: false };
-    assert_eq!(resolver.claimed(at(70_000), (0, quiet), Some(OTHER)), [conflict]);
+    assert_eq!(resolver.claimed(at(70_000), (0, quiet), Some(OTHER)), [conflict(quiet, false)]);
+}
+
+#[test]
+fn a_claim_is_defended_and_reported_while_another_station_claims_thousands_of_our_addresses() {
+    let mut resolver = Resolver::default();
+    let vips: Vec<IpAddr> = hosts([10, 0, 0, 1], 5_000).collect();
+    resolver.configure(at(0), Surroundings { owned: vips.iter().copied().collect(), ..around() });
+    let (last, others) = vips.split_last().unwrap();
+    let (mut defended, mut reported) = (0, 0);
+    for &vip in others {
+        let actions = resolver.claimed(at(1), (0, vip), Some(ROUTER));
+        defended += requests(&actions).len();
+        reported += actions.iter().filter(|action| matches!(action, Action::Conflict { .. })).count();
+    }
+    assert_eq!((defended, reported), (others.len(), LOGGED_PER_STATION));
+    let actions = resolver.claimed(at(1), (0, *last), Some(OTHER));
+    assert_eq!((requests(&actions).len(), actions.last()), (1, Some(&conflict(*last, true))));
 }
 
 #[test]

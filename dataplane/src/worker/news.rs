@@ -72,6 +72,14 @@ impl Default for Recent {
 impl Recent {
     /// Whether this report was not made recently. The call records it.
     pub fn is_new(&mut self, now: Now, event: NeighborEvent) -> bool {
+        // A station may claim one address of ours by many link addresses. That is one report, so that it does not fill the
+        // queue.
+        let event = match event {
+            NeighborEvent::Conflict { interface, addr, .. } => {
+                NeighborEvent::Conflict { interface, addr, mac: None }
+            }
+            other => other,
+        };
         let (NeighborEvent::Wanted { interface, addr }
         | NeighborEvent::Seen { interface, addr, .. }
         | NeighborEvent::Conflict { interface, addr, .. }) = event;
@@ -110,6 +118,19 @@ mod tests {
         assert!(
             told.is_new(Now(5), moved(1)) && told.is_new(Now(6), moved(2)) && !told.is_new(Now(7), moved(2))
         );
+    }
+
+    #[test]
+    fn claims_of_one_address_by_many_link_addresses_are_one_report() {
+        let mut told = Recent::default();
+        let claim = |addr, mac| NeighborEvent::Conflict {
+            interface: 0,
+            addr: Addr::v4([192, 0, 2, addr]),
+            mac: Some(MacAddr([2, 0, 0, 0, 0, mac])),
+        };
+        assert_eq!((0..=255).filter(|&mac| told.is_new(Now(1), claim(1, mac))).count(), 1);
+        assert!(told.is_new(Now(1), claim(2, 1)), "another address");
+        assert!(told.is_new(Now(1).plus(REPEATED_AFTER), claim(1, 9)));
     }
 
     #[test]
