@@ -86,7 +86,7 @@ impl Entry {
         match self.shelf {
             None => PINNED,
             Some((Shelf::Heard | Shelf::Kept, _)) => KEPT,
-            Some((Shelf::Asked, _)) => ASKED + share_of(key),
+            Some((Shelf::Wanted | Shelf::Asked, _)) => ASKED + share_of(key),
         }
     }
 }

@@ -138,9 +138,9 @@ impl Resolver {
             });
             return actions;
         }
-        if self.make_room(now, &key, Shelf::Asked, &|_, _| false, &mut actions) {
+        if self.make_room(now, &key, Shelf::Wanted, &|_, _| false, &mut actions) {
             let entry = Entry::new(now, State::Incomplete { tries: 0 });
-            self.put(key, Entry { shelf: Some((Shelf::Asked, now)), due: Some(now), ..entry });
+            self.put(key, Entry { shelf: Some((Shelf::Wanted, now)), due: Some(now), ..entry });
             actions.push(Action::Hold { interface, address });
         }
         actions
@@ -340,8 +340,29 @@ impl Resolver {
         actions: &mut Vec<Action>,
     ) -> Option<Option<(Shelf, Now)>> {
         match entry.shelf {
-            Some((Shelf::Asked, _)) => {
+            Some((Shelf::Wanted | Shelf::Asked, _)) => {
                 self.make_room(now, key, Shelf::Kept, uses, actions).then_some(Some((Shelf::Kept, now)))
+            }
+            stays => Some(stays),
+        }
+    }
+
+    /// The shelf of an entry without a link address that is requested now. `None` if it was requested before, and so many
+    /// others wait for their first request that it must not be requested again.
+    fn shelf_when_asked(
+        &mut self,
+        now: Now,
+        key: &Key,
+        entry: Entry,
+        actions: &mut Vec<Action>,
+    ) -> Option<Option<(Shelf, Now)>> {
+        match entry.shelf {
+            Some((Shelf::Wanted, _)) => {
+                let has_room = self.make_room(now, key, Shelf::Asked, &|_, _| false, actions);
+                has_room.then_some(Some((Shelf::Asked, now)))
+            }
+            Some((Shelf::Asked, _)) => {
+                (!self.entries.shelves.is_crowded(key, Shelf::Wanted)).then_some(entry.shelf)
             }
             stays => Some(stays),
         }
@@ -361,12 +382,12 @@ impl Resolver {
                 return true;
             }
             let Some((since, oldest)) = self.entries.shelves.oldest(key, shelf) else { return false };
-            let used = shelf != Shelf::Asked && uses(oldest.0, oldest.1);
+            let used = matches!(shelf, Shelf::Heard | Shelf::Kept) && uses(oldest.0, oldest.1);
             match shelf {
                 Shelf::Kept if used => self.note_use(now, oldest, actions, uses),
                 Shelf::Kept if since.plus(IN_USE) > now => return false,
                 Shelf::Heard if used => self.note_use(now, oldest, actions, uses),
-                Shelf::Asked | Shelf::Heard | Shelf::Kept => {
+                Shelf::Wanted | Shelf::Asked | Shelf::Heard | Shelf::Kept => {
                     self.evicted += 1;
                     self.release(oldest, actions);
                 }
@@ -414,10 +435,15 @@ impl Resolver {
                     self.release(key, actions);
                     return false;
                 }
+                let Some(shelf) = self.shelf_when_asked(now, &key, entry, actions) else {
+                    self.evicted += 1;
+                    self.release(key, actions);
+                    return false;
+                };
                 self.ask(key, None, actions);
                 let pause = RETRY_FIRST.saturating_mul(1 << tries.min(10)).min(RETRY_MAX);
                 let state = State::Incomplete { tries: tries.saturating_add(1) };
-                self.put(key, Entry { state, asked_at: now, due: Some(now.plus(pause)), ..entry });
+                self.put(key, Entry { state, shelf, asked_at: now, due: Some(now.plus(pause)), ..entry });
                 true
             }
             State::Reachable | State::Stale => self.look_at_use(now, key, entry, uses, actions),

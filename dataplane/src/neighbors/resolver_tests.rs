@@ -207,6 +207,48 @@ fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
 }
 
 #[test]
+fn a_flood_of_unused_addresses_leaves_each_request_the_time_for_its_answer() {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), around());
+    let mut flood = hosts([10, 0, 0, 1], 200_000);
+    let (mut asked, mut answered) = (Vec::new(), 0);
+    for milli in 1_000..3_000 {
+        for address in flood.by_ref().take(100) {
+            resolver.wanted(at(milli), 0, address);
+        }
+        let actions = resolver.tick(at(milli), &UNUSED);
+        asked.extend(requests(&actions).iter().map(|(_, packet)| (milli, IpAddr::V4(packet.target_ip))));
+        // An answer takes 2 ms.
+        for &(_, address) in asked.iter().filter(|(when, _)| when + 2 == milli) {
+            let learnt = learn(address, OTHER, Known::Confirmed);
+            answered += usize::from(answer(&mut resolver, at(milli), address, OTHER).contains(&learnt));
+        }
+    }
+    let in_time = asked.iter().filter(|(when, _)| when + 2 < 3_000).count();
+    assert!(in_time > 1_900, "{in_time} requests");
+    assert_eq!(answered, in_time);
+}
+
+#[test]
+fn while_addresses_wait_for_their_first_request_no_other_is_requested_again() {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), around());
+    let (early, mut flood) = (ip("192.0.2.7"), hosts([10, 0, 0, 1], 200_000));
+    resolver.wanted(at(999), 0, early);
+    let mut asked = Vec::new();
+    for milli in 1_000..3_000 {
+        for address in flood.by_ref().take(100) {
+            resolver.wanted(at(milli), 0, address);
+        }
+        let actions = resolver.tick(at(milli), &UNUSED);
+        asked.extend(requests(&actions).iter().map(|(_, packet)| IpAddr::V4(packet.target_ip)));
+    }
+    let distinct: BTreeSet<IpAddr> = asked.iter().copied().collect();
+    assert_eq!((distinct.len(), distinct.contains(&early)), (asked.len(), true));
+    assert!(resolver.crowding().1 > 100_000, "and the others are counted");
+}
+
+#[test]
 fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that_are_used() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());

@@ -1,10 +1,11 @@
 //! The neighbours that only packets need, in bounded shares, and which of them is evicted for another.
 //!
 //! Each interface has a share for each family, so that a flood on one of them does not affect the others. Each share
-//! has three shelves with separate room: requested addresses that have not answered, stations that requested our
-//! address and to which nothing was sent yet, and neighbours that are in use or were used recently. A flood of
-//! packets to unused addresses fills the first, a flood of forged requests the second; neither affects the third, and
-//! an entry that packets used within [`IN_USE`] is never evicted from it.
+//! has four shelves with separate room: addresses that wait for their first request, requested addresses that have not
+//! answered, stations that requested our address and to which nothing was sent yet, and neighbours that are in use or were
+//! used recently. A flood of packets to unused addresses fills the first, and no faster than requests are sent the
+//! second, so that a request is not forgotten before its answer arrives. A flood of forged requests fills the third. None
+//! of them affects the last, and an entry that packets used within [`IN_USE`] is never evicted from it.
 //!
 //! Invariant: every operation takes time in the logarithm of the entries; none examines all of them.
 
@@ -22,6 +23,8 @@ pub(super) const IN_USE: Duration = Duration::from_secs(60);
 /// The shelf of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shelf {
+    /// A packet needs it, and no request was sent yet.
+    Wanted,
     /// Requested, without an answer so far.
     Asked,
     /// The neighbour sent its link address in a request for ours, and has not been used yet.
@@ -34,7 +37,10 @@ pub(super) enum Shelf {
 #[derive(Debug, Default)]
 struct Share {
     /// Ordered by the time at which they were added.
+    wanted: BTreeSet<(Now, Key)>,
+    /// Ordered by the time of the first request.
     asked: BTreeSet<(Now, Key)>,
+    /// Ordered by the time at which they were added.
     heard: BTreeSet<(Now, Key)>,
     /// Ordered by the time of the last known use.
     kept: BTreeSet<(Now, Key)>,
@@ -60,11 +66,12 @@ impl Shelves {
         self.share_max = NEIGHBORS_ON_DEMAND_MAX / (interfaces * 2).max(1);
     }
 
-    /// The capacity of a shelf of one share: half of the share for entries in use, and a quarter for each of the
-    /// others.
+    /// The capacity of a shelf of one share: half of the share for entries in use, a quarter for stations that requested
+    /// our address, and a quarter for addresses whose link address is not known, before and after the first request.
     pub(super) fn room(&self, shelf: Shelf) -> usize {
         match shelf {
-            Shelf::Asked | Shelf::Heard => self.share_max / 4,
+            Shelf::Wanted | Shelf::Asked => self.share_max / 8,
+            Shelf::Heard => self.share_max / 4,
             Shelf::Kept => self.share_max / 2,
         }
     }
@@ -73,6 +80,12 @@ impl Shelves {
     pub(super) fn has_room(&mut self, key: &Key, shelf: Shelf) -> bool {
         let room = self.room(shelf);
         self.set(key, shelf).is_some_and(|set| set.len() < room)
+    }
+
+    /// Whether more than half of the places of the shelf of this neighbour are taken.
+    pub(super) fn is_crowded(&mut self, key: &Key, shelf: Shelf) -> bool {
+        let room = self.room(shelf);
+        self.set(key, shelf).is_some_and(|set| set.len() * 2 > room)
     }
 
     /// The entry that would be evicted first, with its time.
@@ -95,6 +108,7 @@ impl Shelves {
     fn set(&mut self, key: &Key, shelf: Shelf) -> Option<&mut BTreeSet<(Now, Key)>> {
         let share = self.shares.get_mut(share_of(key))?;
         Some(match shelf {
+            Shelf::Wanted => &mut share.wanted,
             Shelf::Asked => &mut share.asked,
             Shelf::Heard => &mut share.heard,
             Shelf::Kept => &mut share.kept,
