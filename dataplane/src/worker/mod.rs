@@ -195,7 +195,7 @@ impl<Q: PortQueue> Worker<Q> {
             }
         }
         let waiting = self.pending_neighbor.clear();
-        self.give_up(waiting);
+        give_up(&self.parts, waiting);
         let now = self.parts.clock.now();
         while let Some(held) = self.fragments.pop() {
             settle(&self.parts, &mut self.punt_rates, now, held);
@@ -383,16 +383,15 @@ impl<Q: PortQueue> Worker<Q> {
                 }
                 Verdict::Drop(_) => {
                     let wanted = out.unresolved.iter().find(|one| usize::from(one.frame) == n);
-                    match wanted.filter(|_| may_wait != MayWait::No) {
-                        Some(one)
-                            if pending_neighbor
-                                .park((one.interface, one.addr), arrival, frame, now)
-                                .is_ok() =>
-                        {
-                            continue;
-                        }
-                        _ => verdict,
+                    if may_wait != MayWait::No
+                        && let Some(one) = wanted
+                        && let Ok(dropped) =
+                            pending_neighbor.park((one.interface, one.addr), arrival, frame, now)
+                    {
+                        give_up(parts, dropped);
+                        continue;
                     }
+                    verdict
                 }
             };
             parts.shared.counters.record(end);
@@ -577,7 +576,7 @@ impl<Q: PortQueue> Worker<Q> {
             let mut frames = match released {
                 Released::Resolved(frames) => frames.into_iter().peekable(),
                 Released::Expired(frames) => {
-                    self.give_up(frames.len());
+                    give_up(&self.parts, frames.len());
                     continue;
                 }
             };
@@ -591,13 +590,6 @@ impl<Q: PortQueue> Worker<Q> {
             }
         }
         any
-    }
-
-    /// Counts frames whose wait ended without success.
-    fn give_up(&self, frames: usize) {
-        for _ in 0..frames {
-            self.parts.shared.counters.record(Refusal::NeighborUnresolved.into());
-        }
     }
 
     /// Sends up to a burst of frames of the kernel and the resolver.
@@ -681,6 +673,13 @@ impl<Q: PortQueue> Worker<Q> {
         for (level, &count) in turns.answers_suppressed.iter().zip(self.parts.pipeline.suppressed_answers()) {
             level.set(count);
         }
+    }
+}
+
+/// Counts frames that waited for a neighbour without success.
+fn give_up<Q: PortQueue>(parts: &WorkerParts<Q>, frames: usize) {
+    for _ in 0..frames {
+        parts.shared.counters.record(Refusal::NeighborUnresolved.into());
     }
 }
 

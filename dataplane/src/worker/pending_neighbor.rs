@@ -6,12 +6,17 @@
 //! when the neighbour is found. A frame that waits too long, or finds no room, is dropped for its original reason.
 //! While no frame waits, nothing is checked; otherwise no more often than every [`LOOK_EVERY`].
 //!
+//! Frames for dead backends and for forged addresses wait here too, and must not take the places of others. A neighbour
+//! that left frames here without an answer is silent: it gets a place only while half of the places are free. If all are
+//! taken, the neighbour that waits longest makes room for another one once its answer is late ([`YIELD_AFTER`]).
+//!
 //! Invariant: bounded in neighbours, frames and time; all memory is reserved at the start. A frame is counted when it
 //! leaves, not when it arrives.
 
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use tidegate_core::hash::key_hash;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
@@ -27,6 +32,14 @@ pub const PARKED_MAX: usize = NEIGHBORS_MAX * FRAMES_PER_NEIGHBOR;
 /// The longest time that a frame waits: two or three requests of the resolver, and as long as TCP waits before it sends
 /// again.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
+/// The longest time that a frame waits while other neighbours have no place: an answer on a link takes some milliseconds.
+const YIELD_AFTER: Duration = Duration::from_millis(100);
+/// Silent neighbours get a place only while fewer places than this are taken.
+const SILENT_PLACES: usize = NEIGHBORS_MAX / 2;
+/// How long a neighbour counts as silent after its last frame that waited in vain or was refused for that.
+const SILENT_FOR: Duration = Duration::from_secs(30);
+/// The number of silent neighbours that are remembered, at most: 64 KiB.
+const SILENT_MAX: usize = 4096;
 /// Pause between two checks of the pending neighbours: a check of 64 takes some 3 µs.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
@@ -38,6 +51,7 @@ pub type Parked<F> = (Arrival, F);
 pub struct PendingNeighborQueue<F> {
     /// It never grows beyond its initial capacity.
     waits: Vec<Wait<F>>,
+    silent: Silent,
     next_look: Now,
 }
 
@@ -47,6 +61,33 @@ struct Wait<F> {
     addr: Addr,
     until: Now,
     frames: ArrayVec<Parked<F>, FRAMES_PER_NEIGHBOR>,
+}
+
+/// The neighbours for which frames waited in vain: the hash of each and the time until which it is remembered, at a place
+/// that follows from the hash. A neighbour that loses its place to another one is treated like a new one.
+#[derive(Debug)]
+struct Silent(Box<[(u64, Now)]>);
+
+impl Default for Silent {
+    fn default() -> Self {
+        Self(vec![(0, Now(0)); SILENT_MAX].into())
+    }
+}
+
+impl Silent {
+    fn has(&self, neighbor: u64, now: Now) -> bool {
+        let (last, until) = self.0[Self::place(neighbor)];
+        last == neighbor && now < until
+    }
+
+    fn note(&mut self, neighbor: u64, now: Now) {
+        self.0[Self::place(neighbor)] = (neighbor, now.plus(SILENT_FOR));
+    }
+
+    fn place(neighbor: u64) -> usize {
+        // The remainder is below `SILENT_MAX`.
+        neighbor as usize % SILENT_MAX
+    }
 }
 
 /// The frames that waited for one neighbour, in the order of arrival.
@@ -60,7 +101,7 @@ pub enum Released<F> {
 
 impl<F> Default for PendingNeighborQueue<F> {
     fn default() -> Self {
-        Self { waits: Vec::with_capacity(NEIGHBORS_MAX), next_look: Now(0) }
+        Self { waits: Vec::with_capacity(NEIGHBORS_MAX), silent: Silent::default(), next_look: Now(0) }
     }
 }
 
@@ -72,7 +113,7 @@ impl<F> PendingNeighborQueue<F> {
         self.waits.is_empty()
     }
 
-    /// Keeps a frame until this neighbour is found.
+    /// Keeps a frame until this neighbour is found. Returns the number of frames that were dropped to make room for it.
     ///
     /// # Errors
     /// The frame, if there is no room.
@@ -82,17 +123,42 @@ impl<F> PendingNeighborQueue<F> {
         arrival: Arrival,
         frame: F,
         now: Now,
-    ) -> Result<(), F> {
+    ) -> Result<usize, F> {
         let known = self.waits.iter().position(|wait| (wait.interface, wait.addr) == (interface, addr));
-        if known.is_none() && self.waits.len() == NEIGHBORS_MAX {
-            return Err(frame);
+        let (at, dropped) = match known {
+            Some(at) => (at, 0),
+            None => {
+                let Some(dropped) = self.make_room(key_hash(&addr, interface, 0), now) else {
+                    return Err(frame);
+                };
+                let until = now.plus(WAIT_MAX);
+                self.waits.push(Wait { interface, addr, until, frames: ArrayVec::new() });
+                (self.waits.len() - 1, dropped)
+            }
+        };
+        self.waits[at].frames.try_push((arrival, frame)).map(|()| dropped).map_err(|full| full.element().1)
+    }
+
+    /// Makes a place for one more neighbour, and returns the number of frames that were dropped for it. `None` if it may not
+    /// have a place.
+    fn make_room(&mut self, neighbor: u64, now: Now) -> Option<usize> {
+        if self.waits.len() >= SILENT_PLACES && self.silent.has(neighbor, now) {
+            self.silent.note(neighbor, now);
+            return None;
         }
-        let at = known.unwrap_or_else(|| {
-            let until = now.plus(WAIT_MAX);
-            self.waits.push(Wait { interface, addr, until, frames: ArrayVec::new() });
-            self.waits.len() - 1
-        });
-        self.waits[at].frames.try_push((arrival, frame)).map_err(|full| full.element().1)
+        if self.waits.len() < NEIGHBORS_MAX {
+            return Some(0);
+        }
+        let (at, first) = self.waits.iter().enumerate().min_by_key(|(_, wait)| wait.until)?;
+        let is_late = first.until <= now.plus(WAIT_MAX.saturating_sub(YIELD_AFTER));
+        is_late.then(|| self.give_up(at, now).len())
+    }
+
+    /// Ends a wait without an answer.
+    fn give_up(&mut self, at: usize, now: Now) -> ArrayVec<Parked<F>, FRAMES_PER_NEIGHBOR> {
+        let Wait { interface, addr, frames, .. } = self.waits.swap_remove(at);
+        self.silent.note(key_hash(&addr, interface, 0), now);
+        frames
     }
 
     /// The frames of a neighbour that was found, or for which they waited too long. `None` if there is none, or it is
@@ -110,9 +176,11 @@ impl<F> PendingNeighborQueue<F> {
             self.next_look = now.plus(LOOK_EVERY);
             return None;
         };
-        let resolved = is_resolved(&self.waits[at]);
-        let frames = self.waits.swap_remove(at).frames;
-        Some(if resolved { Released::Resolved(frames) } else { Released::Expired(frames) })
+        Some(if is_resolved(&self.waits[at]) {
+            Released::Resolved(self.waits.swap_remove(at).frames)
+        } else {
+            Released::Expired(self.give_up(at, now))
+        })
     }
 
     /// The number of waiting frames.
@@ -182,5 +250,47 @@ mod tests {
         assert_eq!(pending.park(host(200), HERE, 78, Now(0)), Err(78));
         assert_eq!(pending.waits.capacity(), NEIGHBORS_MAX, "no memory was asked for");
         assert_eq!((pending.clear(), pending.is_empty()), (PARKED_MAX, true));
+    }
+
+    #[test]
+    fn neighbours_that_never_answer_leave_half_of_the_places_to_others() {
+        let (neighbors, mut pending) = (NeighborTable::with_capacity(8), PendingNeighborQueue::default());
+        let dead = 0..NEIGHBORS_MAX as u8;
+        for n in dead.clone() {
+            assert_eq!(pending.park(host(n), HERE, 1, Now(0)), Ok(0), "none is known to be dead");
+        }
+        let over = Now(0).plus(WAIT_MAX);
+        while let Some(released) = pending.release(over, &neighbors) {
+            assert!(matches!(released, Released::Expired(_)));
+        }
+        assert!(pending.is_empty());
+        let waiting = dead.filter(|&n| pending.park(host(n), HERE, 2, over).is_ok()).count();
+        // A few may have the same place in the memory by chance.
+        assert!((SILENT_PLACES..SILENT_PLACES + 8).contains(&waiting), "{waiting}");
+        for n in 100..124 {
+            assert_eq!(pending.park(host(n), HERE, 3, over), Ok(0), "one that was never silent");
+        }
+        let slot = neighbors.intern(0, host(100).1).unwrap();
+        neighbors.learn(slot, MacAddr([2, 0, 0, 0, 0, 9]));
+        let later = over.plus(LOOK_EVERY);
+        let Some(Released::Resolved(frames)) = pending.release(later, &neighbors) else { panic!("found") };
+        assert_eq!(frames[..], [(HERE, 3)]);
+    }
+
+    #[test]
+    fn the_longest_wait_ends_early_if_another_neighbour_has_no_place() {
+        let mut pending = PendingNeighborQueue::default();
+        for n in 0..NEIGHBORS_MAX as u8 {
+            assert_eq!(pending.park(host(n), HERE, n, Now(u64::from(n))), Ok(0));
+        }
+        let late = Now(0).plus(YIELD_AFTER);
+        assert_eq!(
+            pending.park(host(200), HERE, 200, Now(late.0 - 1)),
+            Err(200),
+            "its answer may still come"
+        );
+        assert_eq!(pending.park(host(200), HERE, 200, late), Ok(1), "the frame of the first is dropped");
+        assert_eq!(pending.park(host(0), HERE, 0, late), Err(0), "and it is silent now");
+        assert_eq!((pending.len(), pending.waits.capacity()), (NEIGHBORS_MAX, NEIGHBORS_MAX));
     }
 }
