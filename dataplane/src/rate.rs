@@ -34,13 +34,35 @@ impl Bucket {
     /// Whether one more token is available now; if so, it is spent.
     #[inline]
     pub fn take(&mut self, now: Now) -> bool {
-        let floor = now.0.saturating_sub(self.saved_ns_max);
-        let paid = self.paid_until.max(floor).saturating_add(self.cost_ns);
-        let allowed = paid <= now.0.max(self.saved_ns_max);
+        self.take_many(now, 1)
+    }
+
+    /// Whether this many tokens are available now; if so, they are spent. More tokens than the burst are available when
+    /// the bucket has been unused for as long as they take to come.
+    #[inline]
+    pub fn take_many(&mut self, now: Now, tokens: u32) -> bool {
+        let cost = self.cost_ns.saturating_mul(u64::from(tokens));
+        let saved_max = self.saved_ns_max.max(cost);
+        let floor = now.0.saturating_sub(saved_max);
+        let paid = self.paid_until.max(floor).saturating_add(cost);
+        let allowed = paid <= now.0.max(saved_max);
         if allowed {
             self.paid_until = paid;
         }
         allowed
+    }
+
+    /// The number of tokens that are available now.
+    #[must_use]
+    pub fn available(&self, now: Now) -> u64 {
+        let saved = now.0.max(self.saved_ns_max).saturating_sub(self.paid_until).min(self.saved_ns_max);
+        saved / self.cost_ns.max(1)
+    }
+
+    /// The number of tokens of a full bucket.
+    #[must_use]
+    pub fn burst(&self) -> u64 {
+        self.saved_ns_max / self.cost_ns.max(1)
     }
 
     /// Whether half of the burst, or more, is available now.
@@ -80,6 +102,20 @@ mod tests {
                 (0..10).filter(|_| bucket.is_half_full(Now(start)) && bucket.take(Now(start))).count();
             assert_eq!(spent, 6, "from {start}");
             assert!(!bucket.is_half_full(Now(start)) && bucket.take(Now(start)));
+        }
+    }
+
+    #[test]
+    fn many_tokens_at_once_count_as_many_and_more_than_the_burst_come_after_a_pause() {
+        for start in [0, 5_000_000_000] {
+            let mut bucket = Bucket::new(100, 10);
+            assert_eq!((bucket.available(Now(start)), bucket.burst()), (10, 10), "from {start}");
+            assert!(bucket.take_many(Now(start), 4) && bucket.take_many(Now(start), 6));
+            assert!(!bucket.take_many(Now(start), 1) && bucket.available(Now(start)) == 0);
+            let spent = start.max(100_000_000);
+            assert!(!bucket.take_many(Now(spent + 199_999_999), 20));
+            assert!(bucket.take_many(Now(spent + 200_000_000), 20));
+            assert!(!bucket.take(Now(spent + 200_000_000)));
         }
     }
 

@@ -5,10 +5,11 @@
 //!
 //! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`],
 //! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`OwnConnections`]). A backend that is
-//! checked can send such answers at any rate. So the sessions with routers have a class of their own, and a sender that
-//! is beyond its part of a class of answers gets only what the others leave ([`PuntRates`]).
+//! checked can send such answers at any rate, and so can many of them. So the sessions with routers have a class of their
+//! own, and a sender that is beyond its part of a class of answers gets only what the others leave ([`PuntRates`]).
 
 use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::counters::Counter;
@@ -172,9 +173,14 @@ impl<F> Punts<F> {
         self.queues[class as usize].pop()
     }
 
+    /// The number of free places of a class.
+    fn free_places(&self, class: PuntClass) -> usize {
+        class.queue_max().saturating_sub(self.queues[class as usize].len())
+    }
+
     /// Whether half of the places of a class are taken.
     fn is_half_full(&self, class: PuntClass) -> bool {
-        self.queues[class as usize].len() * 2 >= class.queue_max()
+        self.free_places(class) * 2 <= class.queue_max()
     }
 
     /// Whether no frame is waiting.
@@ -193,16 +199,57 @@ impl<F> Punts<F> {
 
 /// The number of buckets for senders. A sender has the bucket of a flood by a chance of one in this number.
 const SENDERS: usize = 4096;
-/// A sender gets this part of the rate of [`PuntClass::Session`] before others count.
+/// A sender gets this part of the rate of [`PuntClass::Session`] before others count, or less if many senders use their
+/// parts ([`Price`]).
 const SENDER_PART: u32 = 16;
+/// How often the price of a class changes. The half of a class that only parts can use lasts for tens of milliseconds.
+const PRICE_EVERY: Duration = Duration::from_millis(5);
+/// The highest price. At it, the parts of all [`SENDERS`] are as much as the rate of [`PuntClass::Session`].
+const PRICE_MAX: u32 = SENDERS as u32 / SENDER_PART;
+
+/// The number of tokens of its own bucket that a sender pays for a frame of one class.
+///
+/// The price doubles while a quarter of the class or less is left and that does not become more, because the senders
+/// within their parts send more than the class can take. It falls slowly while more is left and that does not become
+/// less. So each of them has the same part, whatever their number, and a sender that needs less loses nothing.
+#[derive(Debug, Clone, Copy)]
+struct Price {
+    tokens: u32,
+    /// What was free at the last change.
+    free: [u64; 2],
+    next_change: Now,
+}
+
+impl Price {
+    const LOWEST: Self = Self { tokens: 1, free: [u64::MAX; 2], next_change: Now(0) };
+
+    /// The price now. `supplies` are the tokens of the class and the places in its queue: those free, and all.
+    fn at(&mut self, now: Now, supplies: [(u64, u64); 2]) -> u32 {
+        if now < self.next_change {
+            return self.tokens;
+        }
+        self.next_change = now.plus(PRICE_EVERY);
+        let both = [(supplies[0], self.free[0]), (supplies[1], self.free[1])];
+        if both.iter().any(|&((free, all), before)| free <= all / 4 && free <= before) {
+            self.tokens = (self.tokens * 2).min(PRICE_MAX);
+        } else if both.iter().all(|&((free, all), before)| free > all / 4 && free >= before) {
+            self.tokens = (self.tokens - self.tokens.div_ceil(8)).max(1);
+        }
+        self.free = supplies.map(|(free, _)| free);
+        self.tokens
+    }
+}
 
 /// The share of one worker in the rate of each class.
 ///
 /// Each sender of answers has a small rate that nobody else can use up. Beyond it, a sender gets frames through while
-/// half of the class is free: the rate of a long transfer is that of the class, and a flood leaves the other half.
+/// half of the class is free: the rate of a long transfer is that of the class, and a flood leaves the other half. If
+/// so many senders flood that their small rates are more than the class can take, all of these become smaller.
 #[derive(Debug)]
 pub struct PuntRates {
     classes: [Bucket; PuntClass::COUNT],
+    /// Those of the classes of answers change.
+    prices: [Price; PuntClass::COUNT],
     /// By a hash of class and sender.
     senders: Box<[Bucket]>,
     hasher: RandomState,
@@ -220,6 +267,7 @@ impl PuntRates {
         };
         Self {
             classes: PuntClass::ALL.map(|class| share(class, workers)),
+            prices: [Price::LOWEST; PuntClass::COUNT],
             senders: vec![share(PuntClass::Session, workers * SENDER_PART); SENDERS].into(),
             hasher: RandomState::new(),
         }
@@ -227,7 +275,6 @@ impl PuntRates {
 
     /// Whether one more frame of the class, this one, may be handed over to `punts` now.
     pub fn take<F>(&mut self, class: PuntClass, frame: &[u8], punts: &Punts<F>, now: Now) -> bool {
-        let of_class = &mut self.classes[class as usize];
         if matches!(class, PuntClass::Session | PuntClass::Answer)
             && let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame)
         {
@@ -236,14 +283,23 @@ impl PuntRates {
                 Ok(Some(quoted)) => quoted.dst,
                 _ => h.src,
             };
-            // The remainder is below `SENDERS`.
-            let sender = self.hasher.hash_one((class as u8, sender.bytes())) as usize % SENDERS;
-            let is_within = self.senders[sender].take(now);
+            let sender = self.bucket_of(class, sender);
+            let of_class = &self.classes[class as usize];
+            let tokens = (of_class.available(now), of_class.burst());
+            let places = (punts.free_places(class) as u64, class.queue_max() as u64);
+            let price = self.prices[class as usize].at(now, [tokens, places]);
+            let is_within = self.senders[sender].take_many(now, price);
             if !is_within && (!of_class.is_half_full(now) || punts.is_half_full(class)) {
                 return false;
             }
         }
-        of_class.take(now)
+        self.classes[class as usize].take(now)
+    }
+
+    /// The position of a sender's bucket.
+    fn bucket_of(&self, class: PuntClass, sender: Addr) -> usize {
+        // The remainder is below `SENDERS`.
+        self.hasher.hash_one((class as u8, sender.bytes())) as usize % SENDERS
     }
 }
 
@@ -334,6 +390,59 @@ mod tests {
         assert!((90_000..=105_000).contains(&of_flood), "{of_flood}");
         // One of the others may have the bucket of the flood by chance.
         assert!(of_others >= 1_800, "{of_others} of 2,000");
+    }
+
+    #[test]
+    fn any_number_of_flooding_senders_leave_each_other_one_its_part() {
+        let punts = Punts::<()>::default();
+        for (class, floods) in [(PuntClass::Session, 17), (PuntClass::Session, 200), (PuntClass::Answer, 200)]
+        {
+            let mut rates = PuntRates::new(1);
+            let floods: Vec<_> = (1..=floods).map(|n| [10, 0, 0, n]).collect();
+            let bucket = |host| rates.bucket_of(class, Addr::v4(host));
+            let taken: Vec<_> = floods.iter().map(|&host| bucket(host)).collect();
+            // By chance, one may have the bucket of a flood.
+            let others = (1..=20).map(|n| [10, 1, 0, n]).filter(|&host| !taken.contains(&bucket(host)));
+            let others: Vec<_> = others.map(answer).collect();
+            let floods: Vec<_> = floods.into_iter().map(answer).collect();
+            let (mut of_floods, mut lost) = (0, 0);
+            for micro in 0..1_000_000 {
+                let now = Now(1_000_000_000 + micro as u64 * 1_000);
+                of_floods += u32::from(rates.take(class, &floods[micro % floods.len()], &punts, now));
+                // The parts become smaller during the first tenth of a second. Then each of the others has 50 frames a
+                // second.
+                if micro >= 100_000 && micro % 20_000 == 0 {
+                    lost += others.iter().filter(|one| !rates.take(class, one, &punts, now)).count();
+                }
+            }
+            let (rate, burst) = class.bounds().rate;
+            assert!(of_floods <= rate + burst && of_floods > rate / 2, "{class:?}: {of_floods}");
+            assert_eq!(lost, 0, "{class:?}, {} floods", floods.len());
+        }
+    }
+
+    #[test]
+    fn parts_become_smaller_while_the_queue_is_nearly_full_and_grow_again_afterwards() {
+        let (punts, mut rates) = (Punts::default(), PuntRates::new(1));
+        let class = PuntClass::Session;
+        for frame in 0..class.queue_max() * 3 / 4 {
+            let queued = Punted { interface: 0, frame, queued: Now(0) };
+            punts.push(class, queued).expect("there is room");
+        }
+        let price = |rates: &PuntRates| rates.prices[class as usize].tokens;
+        let frame = answer([10, 0, 0, 7]);
+        let mut now = Now(1_000_000_000);
+        for _ in 0..20 {
+            rates.take(class, &frame, &punts, now);
+            now = now.plus(PRICE_EVERY);
+        }
+        assert_eq!(price(&rates), PRICE_MAX);
+        punts.drain();
+        for _ in 0..100 {
+            rates.take(class, &frame, &punts, now);
+            now = now.plus(PRICE_EVERY);
+        }
+        assert_eq!(price(&rates), 1);
     }
 
     #[test]
