@@ -22,6 +22,8 @@ use tidegate_core::conntrack::{Part, TableKind, TableMemory};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::wire::Family;
 
+use crate::gateway::threads::OnFailure;
+
 pub use identities::EarlierPort;
 pub use restoration::{Outliving, Restoration, Restored};
 pub use store::{Shape, Store, StoreError};
@@ -177,10 +179,14 @@ impl FlowMemory {
         self.store.as_ref().map_or_else(Vec::new, Store::earlier_ports)
     }
 
-    /// What earlier processes have left.
-    pub(crate) fn restoration(&mut self, shape: Shape) -> Option<Arc<Restoration>> {
+    /// What earlier processes have left. `on_failure` is called if the restoration fails.
+    pub(crate) fn restoration(
+        &mut self,
+        shape: Shape,
+        on_failure: Option<OnFailure>,
+    ) -> Option<Arc<Restoration>> {
         let store = self.store.as_mut()?;
-        let new = Restoration::new(std::mem::take(&mut store.earlier), store.refused, shape);
+        let new = Restoration::new(std::mem::take(&mut store.earlier), store.refused, shape, on_failure);
         new.inspect_err(|error| tracing::warn!(%error, "cannot restore flows: there is no thread")).ok()
     }
 }

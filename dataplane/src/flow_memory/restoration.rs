@@ -16,6 +16,8 @@ use tidegate_core::now::Now;
 use tidegate_core::pipeline::{KnownIds, Pipeline, RestoreCounts};
 use tidegate_core::snapshot::Snapshot;
 
+use crate::gateway::threads::{OnFailure, guarded};
+
 use super::identities;
 use super::store::{Earlier, Shape, clock_difference, remove};
 
@@ -49,11 +51,17 @@ pub struct Restoration {
 }
 
 impl Restoration {
-    /// The flows of these processes, for workers of this shape. The tables of `refused` more are not read.
+    /// The flows of these processes, for workers of this shape. The tables of `refused` more are not read. `on_failure` is
+    /// called if the thread that removes the files panics.
     ///
     /// # Errors
     /// The thread that removes the files cannot be started.
-    pub(super) fn new(earlier: Vec<Earlier>, refused: u64, shape: Shape) -> std::io::Result<Arc<Self>> {
+    pub(super) fn new(
+        earlier: Vec<Earlier>,
+        refused: u64,
+        shape: Shape,
+        on_failure: Option<OnFailure>,
+    ) -> std::io::Result<Arc<Self>> {
         let (results, collected) = channel();
         let workers = shape.workers;
         let is_done = earlier.is_empty();
@@ -68,9 +76,7 @@ impl Restoration {
         });
         if !is_done {
             let this = Arc::clone(&new);
-            std::thread::Builder::new()
-                .name("tg-restored".to_owned())
-                .spawn(move || this.collect(&collected, workers))?;
+            start(move || this.collect(&collected, workers), on_failure)?;
         }
         Ok(new)
     }
@@ -169,6 +175,12 @@ impl Restoration {
     }
 }
 
+/// Starts the thread that collects the counts. Nobody joins it, and without it the gateway would never be ready.
+fn start(collect: impl FnOnce() + Send + 'static, on_failure: Option<OnFailure>) -> std::io::Result<()> {
+    let body = move || guarded("restoration of flows", on_failure.as_ref(), collect);
+    std::thread::Builder::new().name("tg-restored".to_owned()).spawn(body).map(drop)
+}
+
 /// A worker's part in this.
 #[derive(Debug, Default)]
 pub struct Outliving {
@@ -200,5 +212,24 @@ impl Outliving {
         if let Some([word]) = self.clock.as_deref_mut() {
             *word = clock_difference(now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::gateway::threads::WorkerFailure;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_thread_is_reported() {
+        let (report, reports) = channel();
+        let on_failure: OnFailure =
+            Arc::new(move |failure: &WorkerFailure| report.send(failure.clone()).expect("it is heard"));
+        start(|| panic!("on purpose"), Some(on_failure)).expect("it starts");
+        let failure = reports.recv().expect("it is reported");
+        let expected =
+            WorkerFailure { thread: "restoration of flows".to_owned(), message: "on purpose".to_owned() };
+        assert_eq!(failure, expected);
     }
 }

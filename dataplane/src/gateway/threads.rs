@@ -13,7 +13,7 @@ use super::error::WorkerPoolError;
 /// The failure of a thread of the dataplane: it ended unexpectedly, or it is a worker or the slow path and hangs for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerFailure {
-    /// `worker 0`, `slow path`, `link watcher` or `watch over hanging threads`.
+    /// `worker 0`, `slow path`, `link watcher`, `restoration of flows` or `watch over hanging threads`.
     pub thread: String,
     /// The message of its panic, or what it does.
     pub message: String,
@@ -32,8 +32,8 @@ pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Runs the body of a thread that lasts as long as the gateway. If it panics, that is logged, and `on_failure` is called:
-/// without the thread the gateway would forward, and say that all is well, with links or workers that nobody looks at.
+/// Runs the body of a thread that the gateway needs. If it panics, that is logged, and `on_failure` is called: without the
+/// thread the gateway would say that all is well, with links or workers that nobody looks at, or would never be ready.
 pub(crate) fn guarded(name: &str, on_failure: Option<&OnFailure>, body: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
     let failure = WorkerFailure { thread: name.to_owned(), message: message_of(panic.as_ref()) };

@@ -228,7 +228,7 @@ impl<F> WorkerPool<F> {
         let mut flow_memory =
             FlowMemory::new(config.places.len(), config.flow_entries, config.huge_pages, store);
         let earlier_ports = flow_memory.earlier_ports();
-        let restoration = flow_memory.restoration(shape);
+        let restoration = flow_memory.restoration(shape, on_failure.cloned());
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce).without_left_out(first, &problems);
         let probes: Arc<Probes> = Arc::default();
