@@ -44,7 +44,7 @@ pub struct BgpStatus {
     pub is_running: bool,
     /// How often it was started again after it had ended.
     pub restarts: u64,
-    /// Why it does not run, if so.
+    /// Why it does not run, or does not have the newest configuration yet, if so.
     pub last_error: Option<String>,
     /// The peers, in the order of the configuration.
     pub peers: Vec<PeerStatus>,

@@ -128,7 +128,7 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
         ));
     }
     if let Some(bgp) = &status.bgp {
-        if let Some(why) = bgp.last_error.as_ref().filter(|_| !bgp.is_running) {
+        if let Some(why) = &bgp.last_error {
             found.push(format!("BGP: {why}"));
         }
         for peer in bgp.peers.iter().filter(|peer| bgp.is_running && !peer.is_up()) {
@@ -147,6 +147,14 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_bird_that_runs_without_the_newest_configuration_is_told() {
+        let last_error = Some("BIRD takes long".to_owned());
+        let bgp = BgpStatus { is_running: true, last_error, ..BgpStatus::default() };
+        let status = Status { bgp: Some(bgp), ..Status::default() };
+        assert_eq!(degraded(&status), ["BGP: BIRD takes long"]);
+    }
 
     #[test]
     fn a_state_that_is_too_old_is_told() {

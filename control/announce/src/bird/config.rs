@@ -51,6 +51,11 @@ impl Files {
         Self { main: main(bgp, own, waiting), routes: [of_family(true), of_family(false)] }
     }
 
+    /// Whether there is a route.
+    pub(super) fn has_routes(&self) -> bool {
+        self.routes.iter().any(|text| !text.is_empty())
+    }
+
     /// Each file with its name. The main file, which includes the others, is the last one.
     pub(super) fn each(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let routes = ROUTES.into_iter().zip(self.routes.iter().map(String::as_str));

@@ -5,7 +5,7 @@
 //!
 //! Invariant: a call ends within its time, and reads a bounded number of bytes.
 
-use std::io::{self, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Take, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,31 +39,65 @@ impl Reply {
 /// When BIRD does not answer in time, or closes the connection early.
 pub fn ask(socket: &Path, command: &str, within: Duration) -> io::Result<Reply> {
     let deadline = Instant::now() + within;
-    let stream = UnixStream::connect(socket)?;
-    stream.set_write_timeout(Some(within))?;
-    (&stream).write_all(format!("{command}\n").as_bytes())?;
-    let mut lines = BufReader::new((&stream).take(REPLY_BYTES_MAX));
-    // The greeting is a reply of its own.
-    read_reply(&stream, &mut lines, deadline)?;
-    read_reply(&stream, &mut lines, deadline)
+    let mut request = Request::send(socket, command, within)?;
+    let reply = request.reply(deadline.saturating_duration_since(Instant::now()))?;
+    reply.ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
-fn read_reply(stream: &UnixStream, lines: &mut impl io::BufRead, deadline: Instant) -> io::Result<Reply> {
-    let mut reply = Reply::default();
-    let mut bytes = Vec::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        bytes.clear();
-        if lines.read_until(b'\n', &mut bytes)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let line = String::from_utf8_lossy(&bytes);
-        if reply.push(line.trim_end_matches('\n')) {
-            return Ok(reply);
+/// A command that was sent, and whose reply may come later.
+#[derive(Debug)]
+pub struct Request {
+    lines: BufReader<Take<UnixStream>>,
+    /// The line of which only a part has come.
+    line: Vec<u8>,
+    /// The lines of the reply that have come.
+    reply: Reply,
+    is_greeted: bool,
+}
+
+impl Request {
+    /// Sends a command.
+    ///
+    /// # Errors
+    /// When BIRD does not listen, or has no room for the command within this time.
+    pub fn send(socket: &Path, command: &str, within: Duration) -> io::Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_write_timeout(Some(within))?;
+        (&stream).write_all(format!("{command}\n").as_bytes())?;
+        let lines = BufReader::new(stream.take(REPLY_BYTES_MAX));
+        Ok(Self { lines, line: Vec::new(), reply: Reply::default(), is_greeted: false })
+    }
+
+    /// The reply, or `None` if it has not come within this time. Then it can be asked for again.
+    ///
+    /// # Errors
+    /// When BIRD has closed the connection early.
+    pub fn reply(&mut self, within: Duration) -> io::Result<Option<Reply>> {
+        let deadline = Instant::now() + within;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.lines.get_ref().get_ref().set_read_timeout(Some(left))?;
+            // A part of a line that came in time stays in `line`.
+            match self.lines.read_until(b'\n', &mut self.line) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+            let is_last = self.reply.push(String::from_utf8_lossy(&self.line).trim_end_matches('\n'));
+            self.line.clear();
+            if is_last {
+                let reply = std::mem::take(&mut self.reply);
+                // The greeting is a reply of its own.
+                if std::mem::replace(&mut self.is_greeted, true) {
+                    return Ok(Some(reply));
+                }
+            }
         }
     }
 }
@@ -112,6 +146,25 @@ mod tests {
         assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
         drop(listener);
         assert!(ask(&path, "show status", Duration::from_secs(5)).is_err());
+    }
+
+    #[test]
+    fn a_reply_that_comes_late_and_in_parts_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ctl");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut request = Request::send(&path, "configure", Duration::from_secs(5)).unwrap();
+        let (mut bird, _) = listener.accept().unwrap();
+        let short = Duration::from_millis(20);
+        for part in ["0001 BIRD ready.\n0002-Read", "ing\n000"] {
+            bird.write_all(part.as_bytes()).unwrap();
+            assert_eq!(request.reply(short).unwrap(), None, "{part}");
+        }
+        bird.write_all(b"3 Reconfigured\n").unwrap();
+        let reply = request.reply(Duration::from_secs(5)).unwrap().expect("it has come");
+        assert_eq!(reply, reply_of("0002-Reading\n0003 Reconfigured"));
+        drop(bird);
+        assert!(request.reply(Duration::from_secs(5)).is_err());
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //!
 //! Its files are in one directory, which only this gateway uses. A BIRD that the system runs is not touched.
 //!
+//! BIRD does nothing else while it reads a configuration. A large one on a busy machine takes some seconds: it keeps its
+//! sessions, and is given what is wanted by then.
+//!
 //! Invariant: a BIRD that does not answer is killed, because it could keep announcing what was withdrawn.
 
 pub mod config;
@@ -17,11 +20,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use self::config::Files;
+use self::control::Request;
 use self::process::Process;
 use self::replies::{Protocols, SessionState};
 
 /// How long BIRD may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// The same while it reads a configuration and routes are to be announced: its end would withdraw all of them.
+const READ_MAX: Duration = Duration::from_secs(30);
+/// How long the thread waits each time for BIRD to have read its configuration. It has other things to look at.
+const READ_WAIT: Duration = Duration::from_millis(200);
 /// How long a new BIRD may take until it has a socket.
 const START_MAX: Duration = Duration::from_secs(10);
 /// The pause after the first failure. It doubles with each further one.
@@ -63,9 +71,33 @@ struct Running {
     is_up: bool,
     /// What it was given.
     applied: Files,
+    /// What it reads now.
+    reading: Option<Reading>,
     poll_at: Instant,
     /// When it may be told again to begin a session that it has turned off.
     begin_at: Instant,
+    /// Whether it is to read its configuration again for that.
+    begins: bool,
+}
+
+/// A configuration that BIRD has been told to read, and has not answered yet.
+#[derive(Debug)]
+struct Reading {
+    request: Request,
+    files: Files,
+    since: Instant,
+}
+
+impl Running {
+    fn new(process: Process, applied: Files, now: Instant) -> Self {
+        let (is_up, reading, begins) = (false, None, false);
+        Self { process, since: now, is_up, applied, reading, poll_at: now, begin_at: now, begins }
+    }
+
+    /// Whether it has these files, and will have no others.
+    fn has(&self, files: &Files) -> bool {
+        self.is_up && self.reading.is_none() && self.applied == *files
+    }
 }
 
 impl Bird {
@@ -102,8 +134,10 @@ impl Bird {
             self.wanted = wanted.clone();
             self.is_written = false;
         }
+        // It would read a part of the old files and a part of the new ones.
+        let reads = self.running.as_ref().is_some_and(|running| running.reading.is_some());
         // A new BIRD would read the old files, so it waits for the new ones.
-        if !self.is_written && self.may_start(now) {
+        if !self.is_written && !reads && self.may_start(now) {
             if let Err(error) = self.write() {
                 self.fail(format!("cannot write the configuration of BIRD: {error}"));
                 // The old one would announce what was withdrawn.
@@ -112,12 +146,12 @@ impl Bird {
             }
             self.is_written = true;
         }
-        if !self.is_written {
+        if !self.is_written && !reads {
             return false;
         }
         self.watch(now);
         self.configure(now);
-        self.running.as_ref().is_some_and(|running| running.is_up && running.applied == self.wanted)
+        self.running.as_ref().is_some_and(|running| running.has(&self.wanted))
     }
 
     /// Whether the pause after the last failure is over, if there was one.
@@ -143,9 +177,7 @@ impl Bird {
                 tracing::info!(pid = process.pid(), "BIRD started");
                 self.starts += 1;
                 self.restarts += u64::from(is_restart);
-                let applied = self.wanted.clone();
-                self.running =
-                    Some(Running { process, since: now, is_up: false, applied, poll_at: now, begin_at: now });
+                self.running = Some(Running::new(process, self.wanted.clone(), now));
             }
             Err(error) => {
                 let program = self.program.display();
@@ -158,41 +190,75 @@ impl Bird {
     /// Lets BIRD read a configuration that it does not have yet.
     fn configure(&mut self, now: Instant) {
         let Some(running) = &mut self.running else { return };
-        if running.is_up && running.applied == self.wanted {
-            return;
-        }
-        let socket = self.directory.join(process::SOCKET);
-        if !running.is_up && !socket.exists() {
-            if now.saturating_duration_since(running.since) > START_MAX {
-                self.fail(format!("BIRD has not opened its socket within {START_MAX:?}"));
-                self.kill(now);
+        if running.reading.is_none() {
+            if running.has(&self.wanted) && !running.begins {
+                return;
             }
-            return;
+            let socket = self.directory.join(process::SOCKET);
+            if !running.is_up && !socket.exists() {
+                if now.saturating_duration_since(running.since) > START_MAX {
+                    self.fail(format!("BIRD has not opened its socket within {START_MAX:?}"));
+                    self.kill(now);
+                }
+                return;
+            }
+            match Request::send(&socket, "configure", ANSWER_MAX) {
+                Ok(request) => {
+                    let files = self.wanted.clone();
+                    (running.reading, running.begins) = (Some(Reading { request, files, since: now }), false);
+                }
+                Err(error) => return self.unanswered(&error, now),
+            }
         }
-        match control::ask(&socket, "configure", ANSWER_MAX) {
-            Ok(reply) if reply.is_accepted() => {
-                running.is_up = true;
-                running.applied = self.wanted.clone();
+        let Some(reading) = &mut running.reading else { return };
+        let waited = now.saturating_duration_since(reading.since);
+        match reading.request.reply(READ_WAIT) {
+            Ok(Some(reply)) if reply.is_accepted() => {
+                running.applied = std::mem::take(&mut reading.files);
+                (running.reading, running.is_up) = (None, true);
                 if self.last_error.take().is_some() {
                     tracing::info!("BIRD has the configuration");
                 }
             }
-            Ok(reply) => {
+            Ok(Some(reply)) => {
                 let text = reply.text();
                 self.fail(format!("BIRD refuses its configuration: {text}"));
                 self.kill(now);
             }
-            Err(_) if !running.is_up && now.saturating_duration_since(running.since) < START_MAX => {}
-            Err(error) => {
-                self.fail(format!("BIRD does not answer: {error}"));
-                self.kill(now);
+            Ok(None) => {
+                // Its end is what is wanted if it may announce something, and nothing is to be announced.
+                let may_announce = running.applied.has_routes() || reading.files.has_routes();
+                let is_to_end = may_announce && !self.wanted.has_routes();
+                let limit = if is_to_end { ANSWER_MAX } else { READ_MAX };
+                if waited >= limit {
+                    self.fail(format!("BIRD has not read its configuration within {limit:?}"));
+                    self.kill(now);
+                } else if waited >= ANSWER_MAX {
+                    self.slow();
+                }
             }
+            Err(error) => {
+                running.reading = None;
+                self.unanswered(&error, now);
+            }
+        }
+    }
+
+    /// Kills a BIRD that has not taken its configuration, unless it may still be starting.
+    fn unanswered(&mut self, error: &io::Error, now: Instant) {
+        let running = self.running.as_ref().filter(|running| !running.is_up);
+        if running.is_none_or(|running| now.saturating_duration_since(running.since) >= START_MAX) {
+            self.fail(format!("BIRD does not answer: {error}"));
+            self.kill(now);
         }
     }
 
     /// The sessions, if it is time to ask for them.
     pub fn poll(&mut self, now: Instant) -> Option<Protocols> {
-        let running = self.running.as_mut().filter(|running| running.is_up && running.poll_at <= now)?;
+        let running = self.running.as_mut().filter(|one| one.is_up && one.reading.is_none())?;
+        if running.poll_at > now {
+            return None;
+        }
         running.poll_at = now + POLL_INTERVAL;
         if now.saturating_duration_since(running.since) >= STABLE {
             self.failures = 0;
@@ -219,7 +285,7 @@ impl Bird {
             && protocols.sessions.values().any(|session| session.state == SessionState::Down)
         {
             running.begin_at = now + BEGIN_AGAIN;
-            control::ask(&socket, "configure", ANSWER_MAX)?;
+            running.begins = true;
         }
         Ok(protocols)
     }
@@ -280,6 +346,15 @@ impl Bird {
         self.last_error = Some(why);
     }
 
+    /// Records that the newest configuration waits for BIRD.
+    fn slow(&mut self) {
+        if self.last_error.is_none() {
+            tracing::warn!("BIRD takes long to read its configuration: changes of what is announced wait");
+            let why = "BIRD takes long to read its configuration: what it announces is not the newest";
+            self.last_error = Some(why.to_owned());
+        }
+    }
+
     /// Writes every file as a whole, so that BIRD never reads a part of one.
     fn write(&self) -> io::Result<()> {
         make(&self.directory)?;
@@ -318,17 +393,98 @@ pub(crate) fn without_peers(program: &str) -> tidegate_model::config::BgpConfig 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::os::unix::net::UnixListener;
+    use std::process::{Command, Stdio};
 
     use tidegate_model::objects::RouteAttributes;
 
     use super::*;
     use crate::routes::Routes;
 
+    const NO_BIRD: &str = "there-is-no-such-bird";
+
     /// The files for this VIP.
     fn files(vip: &str) -> Files {
-        let bgp = without_peers("bird");
-        let routes: Routes = [(vip.parse().unwrap(), RouteAttributes::default())].into();
-        Files::of(&bgp, &[], &routes, &BTreeSet::new())
+        files_of(&[(vip.parse().unwrap(), RouteAttributes::default())].into())
+    }
+
+    fn files_of(routes: &Routes) -> Files {
+        Files::of(&without_peers("bird"), &[], routes, &BTreeSet::new())
+    }
+
+    /// A BIRD that runs with these files, and its socket, at which the test answers.
+    fn running(directory: &Path, has: &Files, now: Instant) -> (Bird, UnixListener) {
+        let mut bird = Bird::open(directory).unwrap();
+        let listener = UnixListener::bind(directory.join(process::SOCKET)).unwrap();
+        // It ends at the latest with its input, which ends with this process.
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let running = Running::new(Process::of(child), has.clone(), now);
+        bird.running = Some(Running { is_up: true, ..running });
+        (bird.wanted, bird.is_written) = (has.clone(), true);
+        (bird, listener)
+    }
+
+    fn apply(bird: &mut Bird, wanted: &Files, now: Instant) -> bool {
+        bird.apply(wanted, Path::new(NO_BIRD), false, now)
+    }
+
+    /// Applies until the answer of BIRD has been seen, which may take several turns on a busy machine.
+    fn apply_until_read(bird: &mut Bird, wanted: &Files, now: Instant) -> bool {
+        loop {
+            let is_applied = apply(bird, wanted, now);
+            if bird.running.as_ref().is_none_or(|running| running.reading.is_none()) {
+                return is_applied;
+            }
+        }
+    }
+
+    #[test]
+    fn a_bird_that_reads_for_long_goes_on_and_then_gets_what_is_wanted_by_then() {
+        let at = tempfile::tempdir().unwrap();
+        let directory = at.path().join("bird");
+        let start = Instant::now();
+        let [one, two, three] = ["203.0.113.1/32", "203.0.113.2/32", "203.0.113.3/32"].map(files);
+        let (mut bird, listener) = running(&directory, &one, start);
+        let written = || fs::read_to_string(directory.join("vips4.conf")).unwrap();
+        let answer = || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let text = "0001 BIRD ready.\n0002-Reading\n0003 Reconfigured\n";
+            io::Write::write_all(&mut stream, text.as_bytes()).unwrap();
+        };
+        assert!(!apply(&mut bird, &two, start));
+        assert!(bird.poll(start).is_none() && bird.is_up(), "it answers nothing else");
+        assert_eq!(bird.last_error(), None);
+        let late = start + READ_MAX - Duration::from_millis(1);
+        assert!(!apply(&mut bird, &three, late) && bird.is_up());
+        assert!(bird.last_error().is_some_and(|why| why.contains("takes long")), "{bird:?}");
+        assert!(written().contains("203.0.113.2/32"), "it may be reading the files");
+        assert!(!apply(&mut bird, &one, late) && bird.is_up(), "it had this, and will have the second");
+        answer();
+        assert!(!apply_until_read(&mut bird, &three, late), "it has the second now");
+        assert_eq!(bird.last_error(), None);
+        assert!(!apply(&mut bird, &three, late));
+        assert!(written().contains("203.0.113.3/32"));
+        answer();
+        assert!(apply_until_read(&mut bird, &three, late));
+        bird.stop();
+    }
+
+    #[test]
+    fn a_bird_that_reads_without_end_is_killed_and_soon_if_nothing_is_to_be_announced() {
+        let [one, two] = ["203.0.113.1/32", "203.0.113.2/32"].map(files);
+        let none = files_of(&Routes::new());
+        let cases = [(&one, &two, READ_MAX), (&one, &none, ANSWER_MAX), (&none, &none, READ_MAX)];
+        for (has, wanted, limit) in cases {
+            let at = tempfile::tempdir().unwrap();
+            let start = Instant::now();
+            let (mut bird, _listener) = running(&at.path().join("bird"), has, start);
+            // As for a session that it has turned off.
+            bird.running.as_mut().unwrap().begins = true;
+            assert!(!apply(&mut bird, has, start) && bird.is_up());
+            assert!(!apply(&mut bird, wanted, start + limit - Duration::from_millis(1)) && bird.is_up());
+            assert!(!apply(&mut bird, wanted, start + limit) && !bird.is_up());
+            assert!(bird.last_error().is_some_and(|why| why.contains("has not read")), "{bird:?}");
+        }
     }
 
     #[test]
@@ -336,7 +492,7 @@ mod tests {
         let at = tempfile::tempdir().unwrap();
         let directory = at.path().join("bird");
         let mut bird = Bird::open(&directory).unwrap();
-        let none = Path::new("there-is-no-such-bird");
+        let none = Path::new(NO_BIRD);
         let written = || fs::read_to_string(directory.join("vips4.conf")).unwrap_or_default();
         let mut now = Instant::now();
         bird.apply(&files("203.0.113.1/32"), none, false, now);

@@ -85,6 +85,12 @@ impl Process {
         Ok(Self { child, last_words })
     }
 
+    /// A process that stands for BIRD.
+    #[cfg(test)]
+    pub(super) fn of(child: Child) -> Self {
+        Self { child, last_words: Arc::default() }
+    }
+
     /// Its pid.
     #[must_use]
     pub fn pid(&self) -> u32 {
