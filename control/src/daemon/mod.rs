@@ -438,10 +438,12 @@ impl Gateway {
     }
 
     /// Waits for something to happen, or for `due`. Meanwhile it looks whether a task has ended that must not, and tells the
-    /// supervisor's watchdog that the loop goes on.
+    /// supervisor's watchdog, and who asks `/watchdog`, that the loop goes on.
     async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
         loop {
-            supervisor.goes_on(self.state.dataplane.looks());
+            let looks = self.state.dataplane.looks();
+            self.state.progress.seen(looks);
+            supervisor.goes_on(looks);
             if let Some(what) = self.vital.ended() {
                 return Wake::Failed(format!("{what} ended unexpectedly"));
             }

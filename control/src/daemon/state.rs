@@ -30,7 +30,7 @@ use super::moved_seats::MovedSeats;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
-use super::turn::Turn;
+use super::turn::{Progress, Turn};
 use crate::admin::api::{DrainRequester, GatewayDrainState};
 use crate::telemetry::{
     self, CheckSample, DataplaneSample, Generations, Latencies, Process, PublicationSample, RoundSample,
@@ -71,6 +71,8 @@ pub(super) struct State {
     pub(super) drain: GatewayDrain,
     /// The turn of the daemon's loop.
     pub(super) turn: Turn,
+    /// Whether the daemon's loop goes on.
+    pub(super) progress: Progress,
     /// Which backends changed lately, for other gateways.
     pub(super) moved_seats: Arc<MovedSeats>,
     timings: Timings,
@@ -119,6 +121,7 @@ impl State {
             comparisons: Arc::default(),
             drain: GatewayDrain::default(),
             turn: Turn::default(),
+            progress: Progress::default(),
             moved_seats: Arc::default(),
             timings: Timings::default(),
             readiness: Readiness::new(started),
@@ -343,7 +346,9 @@ impl State {
     /// The current answer of health ports and probes.
     pub(super) fn health(&self) -> HealthReport {
         let is_draining = self.drain.phase() != GatewayDrainState::Serving;
-        self.readiness.report(self.is_applied(), self.dataplane.healthy(), is_draining, self.troubles())
+        let (is_applied, workers_run) = (self.is_applied(), self.dataplane.healthy());
+        let report = self.readiness.report(is_applied, workers_run, is_draining, self.troubles());
+        HealthReport { goes_on: self.progress.goes_on(), ..report }
     }
 
     /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness this

@@ -24,7 +24,7 @@ pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
     answer
 }
 
-/// The answer of `/healthz`, `/livez` or `/readyz`; 404 for other paths.
+/// The answer of `/healthz`, `/livez`, `/readyz` or `/watchdog`; 404 for other paths.
 ///
 /// `lastUpdated` is the current time while all is well, otherwise the time when the newest state was last applied.
 /// `status` has that time for each family, since one state serves both.
@@ -34,6 +34,7 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
         "/healthz" => report.healthy && report.node_eligible,
         "/livez" => report.healthy,
         "/readyz" => report.ready,
+        "/watchdog" => report.goes_on,
         _ => return text(StatusCode::NOT_FOUND, "404 page not found\n"),
     };
     let applied = report.last_applied.unwrap_or(report.started);
@@ -44,7 +45,7 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
         if !report.degraded.is_empty() {
             body.push_str(&format!(",\"degraded\":{}", serde_json::json!(report.degraded)));
         }
-    } else {
+    } else if path != "/watchdog" {
         if path == "/healthz" {
             body.push_str(&format!(",\"nodeEligible\":{}", report.node_eligible));
         }

@@ -3,7 +3,7 @@
 //!
 //! Two servers give the same answers as kube-proxy, byte for byte (`docs/kubernetes.md`, section 4):
 //! [`HealthCheckNodePorts`] listens on the `healthCheckNodePort` of each Service that has one, and [`probes`] serves
-//! `/healthz`, `/livez` and `/readyz`. Both read [`ProxyHealth`], which the daemon updates. [`answer`] decides the
+//! `/healthz`, `/livez`, `/readyz` and `/watchdog`. Both read [`ProxyHealth`], which the daemon updates. [`answer`] decides the
 //! answer, without a socket.
 //!
 //! Invariant: a port that cannot be bound does not affect the others. It is retried.

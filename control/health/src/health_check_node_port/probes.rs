@@ -1,4 +1,4 @@
-//! The server of `/healthz`, `/livez` and `/readyz`.
+//! The server of `/healthz`, `/livez`, `/readyz` and `/watchdog`.
 
 use std::io;
 use std::net::SocketAddr;

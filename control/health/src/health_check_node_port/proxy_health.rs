@@ -32,6 +32,8 @@ pub struct HealthReport {
     pub healthy: bool,
     /// Whether every worker has applied the first snapshot, all workers run, and [`Self::degraded`] is empty.
     pub ready: bool,
+    /// Whether the daemon's loop goes on. The daemon knows; true here.
+    pub goes_on: bool,
     /// The reasons why a gateway that works cannot carry packets: links that are lost. For display.
     pub degraded: Vec<String>,
     /// Whether the node is not marked for deletion; true for an appliance outside of a cluster.
@@ -83,6 +85,7 @@ impl ProxyHealth {
         HealthReport {
             healthy: state.workers_run && in_time,
             ready: state.workers_run && state.last_applied.is_some(),
+            goes_on: true,
             degraded: Vec::new(),
             node_eligible: state.node_eligible,
             started: self.started,

@@ -83,6 +83,15 @@ fn readyz_alone_tells_of_a_lost_link() {
     assert_eq!((status("/healthz"), status("/livez"), status("/readyz")), (200, 200, 503));
 }
 
+#[test]
+fn watchdog_tells_of_a_loop_that_hangs_and_of_nothing_else() {
+    let status = |path: &str, report: &HealthReport| answer::probe(path, report).status().as_u16();
+    let hangs = HealthReport { goes_on: false, ..report() };
+    assert_eq!((status("/watchdog", &hangs), status("/livez", &hangs)), (503, 200));
+    let fails = HealthReport { healthy: false, ready: false, node_eligible: false, ..report() };
+    assert_eq!((status("/watchdog", &fails), status("/livez", &fails)), (200, 503));
+}
+
 #[tokio::test]
 async fn the_probes_have_the_shape_of_kube_proxys() {
     let probes = Probes::start(SocketAddr::new(LOCALHOST, 0), report).await.expect("it binds");
@@ -103,7 +112,10 @@ async fn the_probes_have_the_shape_of_kube_proxys() {
     assert_eq!(undated(&ask("/healthz").await), head(healthz.len()) + &healthz);
     let livez = format!("{{{times},{end}");
     assert_eq!(undated(&ask("/livez").await), head(livez.len()) + &livez);
-    assert!(ask("/readyz").await.starts_with("HTTP/1.1 200 OK\r\n"));
+    for path in ["/readyz", "/watchdog"] {
+        let short = format!("{{{times}}}");
+        assert_eq!(undated(&ask(path).await), head(short.len()) + &short);
+    }
     assert!(ask("/").await.starts_with("HTTP/1.1 404 Not Found\r\n"));
 }
 

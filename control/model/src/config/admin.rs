@@ -13,7 +13,7 @@ pub struct AdminConfig {
     pub socket: PathBuf,
     /// `listen`: address of `/metrics`; `""` turns it off. Default `127.0.0.1:9469`.
     pub listen: Option<SocketAddr>,
-    /// `healthz`: address of `/healthz`, `/livez` and `/readyz`; `""` turns it off. Default `0.0.0.0:10356`.
+    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` turns it off. Default `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
     /// `metricsPerBackend`: whether there are series for each backend of each service port. If there are many backends,
     /// these make up most of the page. Default true.

@@ -376,7 +376,7 @@ pub const KEYS: &[Key] = &[
     key("admin.listen", "address and port, or `\"\"` for none", Value("\"127.0.0.1:9469\""), "\"[::]:9469\"", Restart,
         "The address of `/metrics`."),
     key("admin.healthz", "address and port, or `\"\"` for none", Value("\"0.0.0.0:10356\""), "\"\"", Restart,
-        "The address of `/healthz`, `/livez` and `/readyz`."),
+        "The address of `/healthz`, `/livez`, `/readyz` and `/watchdog`."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
         "Export series for each backend of each service port. Turn this off if there are too many series for your scraper."),
 
