@@ -41,20 +41,29 @@ fn notes(world: &World, kind: &str, name: &str, reason: &str) -> Vec<String> {
 #[test]
 fn a_service_with_a_field_that_cannot_be_read_is_served_told_and_deleted_like_any_other() {
     let mut world = World::new();
-    world.apply(&(with_bad_address(&service("web")) + &slice("web", &["10.244.0.1"])));
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     world.start_with("edge-1", &one_address());
     let gateway = world.gateway("edge-1");
     world.until("an address", || (ingress(&world, "web") == ["203.0.113.5"]).then_some(()));
-    assert_eq!(gateway.vips("web"), ["203.0.113.5"]);
+    world
+        .api
+        .edit("v1", "Service", "shop", "web", |service| service["spec"]["loadBalancerIP"] = "x".into())
+        .expect("no API server minds");
     world.until("the event", || {
         let notes = notes(&world, "Service", "web", "InvalidValue");
         notes.iter().any(|note| note.starts_with("spec.loadBalancerIP: the text \"x\"")).then_some(())
     });
     let shown = gateway.service("web")["warnings"].to_string();
     assert!(shown.contains("spec.loadBalancerIP"), "{shown}");
+    assert_eq!(gateway.vips("web"), ["203.0.113.5"]);
     assert!(world.api.delete("v1", "Service", "shop", "web"));
     world
         .until("the Service to go", || world.api.get("v1", "Service", "shop", "web").is_none().then_some(()));
+    world.apply(&(with_bad_address(&service("odd")) + &slice("odd", &["10.244.0.3"])));
+    world.until("why it has no other address than it asks for", || {
+        let pending = gateway.service("odd")["pending"].to_string();
+        pending.contains("spec.loadBalancerIP is invalid").then_some(())
+    });
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world
         .until("the address for the next one", || (ingress(&world, "next") == ["203.0.113.5"]).then_some(()));

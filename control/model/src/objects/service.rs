@@ -35,6 +35,8 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `spec.loadBalancerIP`, deprecated.
     pub load_balancer_ip: Option<IpAddr>,
+    /// Whether a stored `spec.loadBalancerIP` is no address. No API server validates the field.
+    pub unreadable_load_balancer_ip: bool,
     /// `spec.loadBalancerClass`.
     pub load_balancer_class: Option<String>,
     /// `spec.allocateLoadBalancerNodePorts`, default true.
@@ -72,6 +74,7 @@ impl Service {
             ip_family_policy: IpFamilyPolicy::SingleStack,
             external_ips: Vec::new(),
             load_balancer_ip: None,
+            unreadable_load_balancer_ip: false,
             load_balancer_class: None,
             allocate_node_ports: true,
             source_ranges: Vec::new(),

@@ -76,9 +76,13 @@ impl AddressRequest {
         }
     }
 
-    /// `spec.loadBalancerIP` is used if no annotation requests an address, and must not contradict one.
+    /// `spec.loadBalancerIP` is used if no annotation requests an address, and must not contradict one. If it cannot be
+    /// read, which the source reports, no new address is assigned: another one than the intended is worse than none.
     pub(super) fn read_deprecated(&mut self, service: &Service, read: &mut Reader<'_>) {
         const FIELD: &str = "spec.loadBalancerIP";
+        if service.unreadable_load_balancer_ip && self.addresses.is_empty() && self.no_allocation.is_none() {
+            self.no_allocation = Some(format!("{FIELD} is invalid: no new address is assigned"));
+        }
         let Some(ip) = service.load_balancer_ip else { return };
         if self.addresses.is_empty() {
             if self.no_allocation.is_none() {

@@ -294,6 +294,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     };
     if let Some(field) = spec.get("loadBalancerIP").filter(|f| !meta::is_empty(f)) {
         service.load_balancer_ip = field.ip();
+        service.unreadable_load_balancer_ip = service.load_balancer_ip.is_none();
     }
     if let Some(field) = spec.get("loadBalancerClass") {
         only(&field);

@@ -130,10 +130,15 @@ fn stored_fields() -> [(&'static str, Value, Check, &'static str); 20] {
         (
             "spec.loadBalancerIP",
             json!("x"),
-            |s| s.load_balancer_ip.is_none(),
+            |s| s.load_balancer_ip.is_none() && s.unreadable_load_balancer_ip,
             "spec.loadBalancerIP: the text \"x\"",
         ),
-        ("spec.loadBalancerIP", json!("203.000.113.05"), |s| s.load_balancer_ip == ip("203.0.113.5"), ""),
+        (
+            "spec.loadBalancerIP",
+            json!("203.000.113.05"),
+            |s| s.load_balancer_ip == ip("203.0.113.5") && !s.unreadable_load_balancer_ip,
+            "",
+        ),
         (
             "spec.externalIPs",
             json!(["x", "203.0.113.9"]),

@@ -122,7 +122,8 @@ fn app_protocol_is_only_a_hint() {
 
 #[test]
 fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_event_on_its_object() {
-    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: 1st, namespace: default, finalizers: [tidegate.dev/cleanup]}\nspec:\n  \
+    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: 1st, namespace: default, finalizers: [tidegate.dev/cleanup], managedFields: [{manager: \
+                tidegate, fieldsV1: {'f:status': {'f:loadBalancer': {'f:ingress': {}}}}}]}\nspec:\n  \
                 type: LoadBalancer\n  loadBalancerIP: x\n  allocateLoadBalancerNodePorts: false\n  ports: [{name: http, port: 80}, \
                 {name: bad, port: 0}]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}\n---\napiVersion: \
                 discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, namespace: default, labels: \
@@ -154,6 +155,28 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
     let warnings = outcome.services[0].warnings.join("\n");
     assert!(warnings.contains("Service default/1st: spec.loadBalancerIP: "), "{warnings}");
     assert!(warnings.contains("EndpointSlice default/s: endpoints[1].addresses[0]: "), "{warnings}");
+}
+
+#[test]
+fn a_stored_load_balancer_ip_that_cannot_be_read_gives_no_other_address() {
+    let world = |yaml: &str| {
+        let mut world = World::new(vec![], vec![]);
+        (world.objects, _) = tidegate_source::kubernetes::testing::received(yaml);
+        world
+    };
+    let mut new = world(&web("  loadBalancerIP: x\n"));
+    let outcome = new.step();
+    assert_eq!(keys(&outcome), [] as [String; 0]);
+    let why = "spec.loadBalancerIP is invalid: no new address is assigned";
+    assert_eq!(pending(&outcome, "web"), Some(why));
+    assert_eq!(finding(&outcome).0, Reason::InvalidValue);
+    new.objects = world(&web("  loadBalancerIP: 203.0.113.5\n")).objects;
+    assert_eq!(keys(&new.step()), ["TCP 203.0.113.5:80"]);
+    new.objects = world(&web("  loadBalancerIP: x\n")).objects;
+    assert_eq!(keys(&new.step()), ["TCP 203.0.113.5:80"], "the Service keeps the address that it has");
+    let annotated =
+        with_annotations(&web("  loadBalancerIP: x\n"), "tidegate.dev/load-balancer-ips: 203.0.113.6");
+    assert_eq!(keys(&world(&annotated).look()), ["TCP 203.0.113.6:80"], "an annotation names the address");
 }
 
 #[test]
