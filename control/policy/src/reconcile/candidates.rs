@@ -115,14 +115,11 @@ fn usable<'a>(
     candidates: Cow<'a, [ResolvedEndpoint]>,
 ) -> Cow<'a, [ResolvedEndpoint]> {
     let (context, service) = (collector.context, collector.plan.service);
-    let is_refused = |ip: &IpAddr| {
-        context.vips.contains(ip) || context.own_addresses.contains(ip) || context.hostless.contains_key(ip)
-    };
-    if !candidates.iter().any(|candidate| is_refused(&candidate.ip)) {
+    if !candidates.iter().any(|candidate| context.refuses_endpoint(&candidate.ip)) {
         return candidates;
     }
     let (refused, usable): (Vec<_>, Vec<_>) =
-        candidates.into_owned().into_iter().partition(|candidate| is_refused(&candidate.ip));
+        candidates.into_owned().into_iter().partition(|candidate| context.refuses_endpoint(&candidate.ip));
     let ips: BTreeSet<IpAddr> = refused.iter().map(|candidate| candidate.ip).collect();
     let key = &service.meta.key;
     let mut places = places_of_endpoints(context.input.objects, context.slices, key, &ips);

@@ -36,6 +36,12 @@ impl<'a> Context<'a> {
         self.input.settings
     }
 
+    /// Whether the address cannot be an endpoint: packets to a VIP or to the gateway itself would return to the gateway,
+    /// and no host has the ends of a network of the gateway.
+    pub(super) fn refuses_endpoint(&self, ip: &IpAddr) -> bool {
+        self.vips.contains(ip) || self.own_addresses.contains(ip) || self.hostless.contains_key(ip)
+    }
+
     /// The zone of the gateway: the configured one, otherwise that of its node, as for kube-proxy.
     pub(super) fn own_zone(&self) -> Option<&'a str> {
         let (settings, objects) = (self.settings(), self.input.objects);

@@ -89,7 +89,7 @@ fn one_service(
         let local_endpoints = match context.settings().node.as_deref() {
             Some(node) => {
                 let ready = endpoints.ports.iter().flat_map(|p| p.ready_addresses(Some(node)));
-                ready.filter(|ip| !context.vips.contains(ip)).collect::<BTreeSet<_>>().len()
+                ready.filter(|ip| !context.refuses_endpoint(ip)).collect::<BTreeSet<_>>().len()
             }
             None => programmed.forwardable.len(),
         };

@@ -263,6 +263,27 @@ async fn n_counts_distinct_ips_of_ready_endpoints_of_the_node_or_all_that_an_app
     asked.answer(port, GET, "\"localEndpoints\": 0,").await;
 }
 
+#[test]
+fn an_endpoint_that_is_refused_does_not_count_on_its_node_either() {
+    let service = local(30_500)
+        .replace("  externalTrafficPolicy", "  loadBalancerIP: 203.0.113.4\n  externalTrafficPolicy");
+    let counted = |address: &str| {
+        let here = format!("addresses: [{address}], nodeName: a");
+        let yaml = service.clone() + &endpoints(&[here.as_str(), "addresses: [10.1.0.9], nodeName: b"]);
+        let both = Both::new(&yaml).with(|world| world.settings.node = Some("a".into()));
+        both.look().health_check_node_ports[0].local_endpoints
+    };
+    assert_eq!(counted("10.1.0.1"), 1);
+    for (refused, why) in [
+        ("203.0.113.4", "a VIP"),
+        ("10.0.0.1", "an address of the gateway, as a Pod with hostNetwork has it"),
+        ("10.0.0.0", "the network address of the gateway's network"),
+        ("10.0.255.255", "its broadcast address"),
+    ] {
+        assert_eq!(counted(refused), 0, "{why}");
+    }
+}
+
 #[tokio::test]
 async fn terminating_ones_do_not_count_so_the_port_goes_503_while_their_flows_still_drain() {
     for node in [None, Some("a")] {
