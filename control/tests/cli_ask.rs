@@ -83,6 +83,7 @@ fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&s
         unapplied: None,
         warnings: vec![],
         ports,
+        mode: None,
         bgp: Default::default(),
         created: None,
     }

@@ -263,6 +263,7 @@ mod tests {
             unapplied: None,
             warnings: Vec::new(),
             ports: vec![PortView { backends, ..port }],
+            mode: None,
             bgp: RouteAttributes::default(),
             created: None,
         }

@@ -61,6 +61,7 @@ fn service_view() -> ServiceView {
             note: None,
             backends: vec![backend_view()],
         }],
+        mode: None,
         bgp: Default::default(),
         created: None,
     }

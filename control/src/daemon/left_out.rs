@@ -154,6 +154,7 @@ mod tests {
             unapplied: None,
             warnings: vec![],
             ports: vec![port],
+            mode: None,
             bgp: Default::default(),
             created: None,
         })

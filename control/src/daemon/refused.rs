@@ -24,6 +24,7 @@ pub(super) fn services(
                 unapplied: None,
                 warnings: Vec::new(),
                 ports: Vec::new(),
+                mode: None,
                 bgp: Default::default(),
                 created: None,
             });

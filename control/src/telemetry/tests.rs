@@ -412,6 +412,7 @@ fn world() -> World {
                     &[("10.0.0.1", active), ("2001:db8::a", BackendViewState::Draining)],
                 ),
             ],
+            mode: None,
             bgp: Default::default(),
             created: None,
         })],

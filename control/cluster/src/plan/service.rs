@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort, Service};
+use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort, Service, ServicePort};
 use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
@@ -133,7 +133,7 @@ impl Planner<'_> {
         let key = &service.meta.key;
         // The API forbids entries unless the type is LoadBalancer, and they are ours only with our class.
         let knows_ip_mode = !self.memory.without_ip_mode;
-        let wanted = if of.claimed { ingress(view, knows_ip_mode) } else { Vec::new() };
+        let wanted = if of.claimed { ingress(service, view, knows_ip_mode) } else { Vec::new() };
         let RequestState { what, version, since, .. } = *self.asked(service);
         let (now, peers) = (self.situation.now, self.situation.peers);
         let mut contested = None;
@@ -297,23 +297,34 @@ fn is_written(service: &Service) -> bool {
         || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
 /// `status.loadBalancer.ingress`: one entry for each address, with its ports if one of them is not served.
-fn ingress(view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
+fn ingress(service: &Service, view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
+    // dsr-dscp replaces the VIP by the address of the backend.
+    let keeps_vip = view.mode.is_some_and(|mode| mode.is_dsr() && !mode.changes_addresses());
     let vips = view.vips.iter().filter(|vip| vip.kind == VipKind::LoadBalancer);
     vips.map(|vip| {
         let ports: Vec<_> = view.ports.iter().filter(|port| port.vip == vip.address).collect();
-        let is_dsr = ports.iter().any(|port| port.mode.is_dsr());
         let any_refused = ports.iter().any(|port| port.refused.is_some());
         let status = |port: &&PortView| IngressPort {
             port: port.port,
             protocol: port.protocol.to_string(),
             error: port.refused.as_ref().map(|refusal| error_of(refusal).as_str().to_owned()),
         };
+        let not_programmed = |port: &ServicePort| IngressPort {
+            port: port.port.get(),
+            protocol: port.protocol.to_string(),
+            error: Some(port_error::PORT_NOT_PROGRAMMED.as_str().to_owned()),
+        };
         Ingress {
             ip: Some(vip.address),
             hostname: None,
-            ip_mode: knows_ip_mode.then(|| if is_dsr { "VIP" } else { "Proxy" }.to_owned()),
+            ip_mode: knows_ip_mode.then(|| if keeps_vip { "VIP" } else { "Proxy" }.to_owned()),
             // Either all ports of the Service have an entry, or none has.
-            ports: if any_refused { ports.iter().map(status).collect() } else { Vec::new() },
+            ports: match &view.refused {
+                // The view of a Service that is refused as a whole has no ports.
+                Some(_) => service.ports.iter().map(not_programmed).collect(),
+                None if any_refused => ports.iter().map(status).collect(),
+                None => Vec::new(),
+            },
         }
     })
     .collect()

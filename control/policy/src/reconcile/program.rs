@@ -162,6 +162,7 @@ fn service_view(plan: Plan<'_>, frontends: &Frontends<'_>, granted: &Granted) ->
         unapplied: None,
         warnings: Vec::new(),
         ports: Vec::new(),
+        mode: Some(plan.options.mode),
         bgp: plan.options.bgp.clone(),
         created: service.meta.creation_time.map(|t| t.to_string()),
     }

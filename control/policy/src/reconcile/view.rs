@@ -43,6 +43,9 @@ pub struct ServiceView {
     pub warnings: Vec<String>,
     /// One entry for each port on each VIP.
     pub ports: Vec<PortView>,
+    /// The forwarding mode of its ports, which have it in JSON; `None` for a Service that is refused as a whole.
+    #[serde(skip)]
+    pub mode: Option<ForwardingMode>,
     /// What the routes to its addresses carry by its annotations.
     #[serde(default, skip_serializing_if = "RouteAttributes::is_empty")]
     pub bgp: RouteAttributes,

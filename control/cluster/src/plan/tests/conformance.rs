@@ -360,10 +360,16 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
         (ForwardingMode::DsrGue, "VIP"),
         (ForwardingMode::DsrGre, "VIP"),
         (ForwardingMode::DsrGeneve, "VIP"),
+        (ForwardingMode::DsrDscp, "Proxy"),
         (ForwardingMode::Nat, "Proxy"),
         (ForwardingMode::FullNat, "Proxy"),
     ] {
-        let mut both = Both::new(&balanced("web", "", "{name: http, port: 8080}", FIVE)).with(|cluster| {
+        let metadata = match mode {
+            ForwardingMode::DsrDscp => ", annotations: {tidegate.dev/dscp: '46'}",
+            _ => "",
+        };
+        let yaml = balanced("web", metadata, "{name: http, port: 8080}", FIVE);
+        let mut both = Both::new(&yaml).with(|cluster| {
             cluster.settings.services.defaults.forwarding = mode;
             cluster.settings.network.tunnel_source_v4 = Some("10.0.0.1".parse().expect("an address"));
         });
@@ -387,6 +393,24 @@ fn ports_of_the_status_have_an_error_where_one_cannot_be_served() {
         shown,
         [(80, "TCP", None), (81, "TCP", Some("tidegate.dev/PortNotProgrammed")), (82, "SCTP", None),]
     );
+}
+
+#[test]
+fn a_service_that_is_refused_as_a_whole_keeps_its_ip_mode_and_has_an_error_on_every_port() {
+    let mut both =
+        Both::new(&balanced("web", "", "{name: http, port: 80}, {name: dns, port: 53, protocol: UDP}", FIVE))
+            .with(|cluster| cluster.settings.services.defaults.forwarding = ForwardingMode::DsrL2);
+    both.settle();
+    assert!(both.of("web").stored.ingress[0].ports.is_empty(), "every port is served");
+    both.edit("web", |web| web.external_ips = vec![ip("192.0.2.1"); 1_025]);
+    let events = both.settle();
+    assert_eq!(notes(&events, "LimitExceeded").len(), 1, "{events:?}");
+    let ingress = &both.of("web").stored.ingress[0];
+    assert_eq!((ingress.ip, ingress.ip_mode.as_deref()), (Some(ip("203.0.113.5")), Some("VIP")));
+    let shown: Vec<(u16, &str, Option<&str>)> =
+        ingress.ports.iter().map(|p| (p.port, p.protocol.as_str(), p.error.as_deref())).collect();
+    let not_programmed = Some("tidegate.dev/PortNotProgrammed");
+    assert_eq!(shown, [(80, "TCP", not_programmed), (53, "UDP", not_programmed)]);
 }
 
 #[test]

@@ -32,6 +32,7 @@ fn service_view(service_type: Option<ServiceType>, vips: Vec<VipView>, ports: Ve
         unapplied: None,
         warnings: vec![],
         ports,
+        mode: None,
         bgp: Default::default(),
         created: None,
     }
