@@ -43,7 +43,7 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
     }
     belongs_to_a_service(object, &meta);
     let mut faults = Vec::new();
-    let ports = ports(&limited(object, "ports", PORTS_MAX), &mut faults);
+    let ports = ports(&limited(object, "ports", PORTS_MAX), PortsOf::Slice, &mut faults);
     let namespace = meta.key.namespace.clone();
     let items = limited(object, "endpoints", ENDPOINTS_MAX);
     let endpoints = items
@@ -171,14 +171,26 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
     Some(ip)
 }
 
-/// Ports of a slice or of a subset; names are unique.
-fn ports(items: &[Field<'_>], faults: &mut Vec<Diagnostic>) -> Vec<EndpointPort> {
-    let mut names = BTreeMap::new();
-    items.iter().filter_map(|item| part(item.sheet, faults, || port(item, &mut names))).collect()
+/// The object that a list of ports belongs to. An API server validates the ports of the two differently.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PortsOf {
+    /// Names are unique.
+    Slice,
+    /// A name may be used again with another protocol.
+    Subset,
 }
 
-/// A port, if no other before it has its name. `names` are those of the ports before, each with its path.
-fn port<'a>(item: &Field<'a>, names: &mut BTreeMap<&'a str, String>) -> Option<EndpointPort> {
+/// What no two ports of a list have in common.
+type PortId<'a> = (&'a str, Option<Protocol>);
+
+/// Ports of a slice or of a subset.
+fn ports(items: &[Field<'_>], of: PortsOf, faults: &mut Vec<Diagnostic>) -> Vec<EndpointPort> {
+    let mut taken = BTreeMap::new();
+    items.iter().filter_map(|item| part(item.sheet, faults, || port(item, of, &mut taken))).collect()
+}
+
+/// A port, if no other before it has its name. `taken` are those of the ports before, each with its path.
+fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, String>) -> Option<EndpointPort> {
     let fields = item.fields()?;
     let name = match fields.get("name").filter(|f| !meta::is_empty(f)) {
         Some(f) if f.sheet.is_stored() => f.string().unwrap_or_default(),
@@ -186,16 +198,17 @@ fn port<'a>(item: &Field<'a>, names: &mut BTreeMap<&'a str, String>) -> Option<E
         Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
         None => "",
     };
+    let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+    let id = (name, protocol.filter(|_| of == PortsOf::Subset));
     let mut is_another = true;
-    if let Some(first) = names.get(name) {
+    if let Some(first) = taken.get(&id) {
         item.error(
             format_args!("the name {name:?} is already used by {first}"),
             "a different name for each port",
         );
         is_another = false;
     }
-    names.entry(name).or_insert_with(|| item.path.clone());
-    let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+    taken.entry(id).or_insert_with(|| item.path.clone());
     let port = fields.get("port").and_then(|f| {
         let port = f.integer(0..=65535).and_then(|n| u16::try_from(n).ok())?;
         if port == 0 {
@@ -235,7 +248,7 @@ pub(super) fn read_legacy(object: &Fields<'_>, meta: Metadata) -> Option<Object>
             items.iter().filter_map(|f| part(f.sheet, &mut faults, || legacy_address(f, namespace))).collect()
         };
         let (addresses, not_ready_addresses) = (addresses("addresses"), addresses("notReadyAddresses"));
-        let ports = ports(&fields.items("ports"), &mut faults);
+        let ports = ports(&fields.items("ports"), PortsOf::Subset, &mut faults);
         let subset = Subset { addresses, not_ready_addresses, ports };
         fields.finish(Unknown::Warned);
         subsets.push(subset);

@@ -650,6 +650,19 @@ fn an_endpoint_or_port_with_an_error_does_not_affect_the_rest_of_its_slice() {
 }
 
 #[test]
+fn ports_of_legacy_endpoints_may_have_one_name_with_several_protocols() {
+    let ports = "[{name: dns, port: 53, protocol: UDP}, {name: dns, port: 5353}]";
+    let head = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\n";
+    let subset = format!("subsets:\n- addresses: [{{ip: 10.0.0.1}}]\n  ports: {ports}\n");
+    let Object::Endpoints(endpoints) = one(&(head.to_owned() + &subset)) else { panic!("not Endpoints") };
+    let ports: Vec<_> = endpoints.subsets[0].ports.iter().map(|p| (p.name.as_str(), p.protocol)).collect();
+    assert_eq!(ports, [("dns", Protocol::Udp), ("dns", Protocol::Tcp)]);
+    let twice = subset.replace("protocol: UDP", "protocol: TCP");
+    let (_, report) = read(&(head.to_owned() + &twice));
+    assert!(report.to_string().contains("ports[1]: the name \"dns\" is already used by"), "{report}");
+}
+
+#[test]
 fn a_slice_without_a_service_is_warned_about() {
     let (objects, report) = read(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: IPv4\n",
