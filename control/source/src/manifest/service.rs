@@ -379,15 +379,15 @@ fn affinity(spec: &Fields<'_>, service: &mut Service) {
     let by_client =
         spec.get("sessionAffinity").and_then(|f| f.one_of(&[("None", false), ("ClientIP", true)]));
     let mut seconds = 10_800;
-    if let Some(field) = spec.get("sessionAffinityConfig")
-        && let Some(config) = field.fields()
-    {
-        if by_client != Some(true) {
-            field.error(
-                "valid only with sessionAffinity: ClientIP",
-                "sessionAffinity: ClientIP; or omit the field",
-            );
-        }
+    let config = spec.get("sessionAffinityConfig");
+    if let Some(field) = config.as_ref().filter(|f| by_client != Some(true) && !f.sheet.is_stored()) {
+        // An API server removes the field before it validates the Service.
+        field.warning(
+            "has no effect without sessionAffinity: ClientIP",
+            "sessionAffinity: ClientIP; or omit the field",
+        );
+    }
+    if let Some(config) = config.filter(|_| by_client == Some(true)).and_then(|f| f.fields()) {
         if let Some(client) = config.mapping("clientIP") {
             let written = client.get("timeoutSeconds").and_then(|f| f.integer(1..=86_400));
             seconds = written.and_then(|n| u64::try_from(n).ok()).unwrap_or(seconds);

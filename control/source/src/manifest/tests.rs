@@ -125,6 +125,18 @@ fn affinity_without_a_timeout_lasts_three_hours() {
 }
 
 #[test]
+fn the_configuration_of_an_affinity_that_a_service_does_not_have_is_ignored_with_a_warning() {
+    for affinity in ["", "  sessionAffinity: None\n"] {
+        let config = "  sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}\n";
+        let (objects, report) = read(&format!("{SERVICE}  ports: [{{port: 80}}]\n{affinity}{config}"));
+        let [Object::Service(service)] = &*objects else { panic!("{report}") };
+        assert_eq!((service.session_affinity, report.has_errors(), report.len()), (None, false, 1));
+        let said = "warning: spec.sessionAffinityConfig: has no effect without sessionAffinity: ClientIP";
+        assert!(report.to_string().contains(said), "{report}");
+    }
+}
+
+#[test]
 fn the_legacy_source_range_annotation_counts_only_where_the_field_is_empty() {
     let head = "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: '10.0.0.0/8, 192.0.2.0/24'}\nspec:\n  type: LoadBalancer\n  ports: [{port: 80}]\n";
     assert_eq!(service(head).source_ranges.len(), 2);
@@ -332,10 +344,6 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     (
         "  ports: [{port: 80}]\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}",
         "7:54: error: spec.sessionAffinityConfig.clientIP.timeoutSeconds: the number 86401 is not accepted; accepted: a whole number from 1 to 86400",
-    ),
-    (
-        "  ports: [{port: 80}]\n  sessionAffinityConfig: {clientIP: {}}",
-        "6:26: error: spec.sessionAffinityConfig: valid only with sessionAffinity: ClientIP; accepted: sessionAffinity: ClientIP; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  externalTrafficPolicy: Local",
