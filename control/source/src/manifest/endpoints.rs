@@ -174,9 +174,9 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
 /// The object that a list of ports belongs to. An API server validates the ports of the two differently.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PortsOf {
-    /// Names are unique.
+    /// Names are unique, and an empty protocol is an error.
     Slice,
-    /// A name may be used again with another protocol.
+    /// A name may be used again with another protocol, and an empty protocol is TCP.
     Subset,
 }
 
@@ -198,7 +198,8 @@ fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, Stri
         Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
         None => "",
     };
-    let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+    let protocol = fields.get("protocol").filter(|f| of == PortsOf::Slice || !meta::is_empty(f));
+    let protocol = protocol.map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
     let id = (name, protocol.filter(|_| of == PortsOf::Subset));
     let mut is_another = true;
     if let Some(first) = taken.get(&id) {

@@ -53,7 +53,8 @@ fn container_ports(container: &Fields<'_>, into: &mut Vec<ContainerPort>) {
     for item in container.items("ports") {
         let Some(fields) = item.fields() else { continue };
         let name = fields.get("name").and_then(|f| f.string()).unwrap_or_default().to_owned();
-        let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+        let protocol = fields.get("protocol").filter(|f| !meta::is_empty(f));
+        let protocol = protocol.map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
         let port = fields.required("containerPort", "a port number from 1 to 65535").and_then(|f| f.port());
         if let (Some(protocol), Some(port)) = (protocol, port) {
             into.push(ContainerPort { name, protocol, port });

@@ -49,7 +49,7 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
         ("LoadBalancer", ServiceType::LoadBalancer),
         ("ExternalName", ServiceType::ExternalName),
     ];
-    service.service_type = match spec.get("type") {
+    service.service_type = match spec.get("type").filter(|f| !meta::is_empty(f)) {
         Some(field) => field.one_of(&types).unwrap_or(match is_stored {
             true => ServiceType::ClusterIp,
             // Replaces an invalid type, because it allows the most fields, so that only real faults follow.
@@ -181,7 +181,7 @@ fn port<'a>(
     let fields = item.fields()?;
     let port_field = fields.required("port", "a port number from 1 to 65535");
     let port = port_field.as_ref().and_then(Field::port);
-    let protocol = match fields.get("protocol") {
+    let protocol = match fields.get("protocol").filter(|f| !meta::is_empty(f)) {
         Some(field) => field.one_of(&PROTOCOLS),
         None => Some(Protocol::Tcp),
     };
@@ -376,8 +376,8 @@ fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
 }
 
 fn affinity(spec: &Fields<'_>, service: &mut Service) {
-    let by_client =
-        spec.get("sessionAffinity").and_then(|f| f.one_of(&[("None", false), ("ClientIP", true)]));
+    let affinity = spec.get("sessionAffinity").filter(|f| !meta::is_empty(f));
+    let by_client = affinity.and_then(|f| f.one_of(&[("None", false), ("ClientIP", true)]));
     let mut seconds = 10_800;
     let config = spec.get("sessionAffinityConfig");
     if let Some(field) = config.as_ref().filter(|f| by_client != Some(true) && !f.sheet.is_stored()) {

@@ -54,6 +54,27 @@ fn a_minimal_service_gets_the_defaults_of_an_api_server() {
 }
 
 #[test]
+fn an_empty_type_protocol_or_affinity_is_the_default_as_for_an_api_server() {
+    let service = service(&format!(
+        "{SERVICE}  type: ''\n  sessionAffinity: ''\n  ports: [{{port: 80, protocol: ''}}]\n"
+    ));
+    assert_eq!((service.service_type, service.session_affinity), (ServiceType::ClusterIp, None));
+    assert_eq!(service.ports[0].protocol, Protocol::Tcp);
+    let Object::Pod(pod) = one(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{ports: [{containerPort: 1, protocol: ''}]}]}\n",
+    ) else {
+        panic!("not a Pod")
+    };
+    assert_eq!(pod.container_ports[0].protocol, Protocol::Tcp);
+    let Object::Endpoints(endpoints) = one(
+        "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: [{ports: [{port: 1, protocol: ''}]}]\n",
+    ) else {
+        panic!("not Endpoints")
+    };
+    assert_eq!(endpoints.subsets[0].ports[0].protocol, Protocol::Tcp);
+}
+
+#[test]
 fn every_field_of_a_service_arrives() {
     let text = r#"
 apiVersion: v1
@@ -460,6 +481,10 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{protocol: ICMP}]",
         "5:20: error: ports[0].protocol: the text \"ICMP\" is not accepted; accepted: TCP, UDP, SCTP",
+    ),
+    (
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{protocol: ''}]",
+        "5:20: error: ports[0].protocol: the text \"\" is not accepted; accepted: TCP, UDP, SCTP",
     ),
     (
         "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: [{addresses: [{ip: a}]}]",
