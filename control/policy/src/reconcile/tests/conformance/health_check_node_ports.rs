@@ -152,6 +152,11 @@ fn served_for_every_service_with_type_load_balancer_external_traffic_policy_loca
     let other_class = local(30_500)
         .replace("type: LoadBalancer\n", "type: LoadBalancer\n  loadBalancerClass: example.com/lb\n");
     assert_eq!(ports(&other_class), 0, "what another controller balances is asked of others");
+    let node_port = other_class.replace("targetPort: 8080}", "targetPort: 8080, nodePort: 30080}");
+    let serving = Both::new(&node_port).with(|world| {
+        world.settings.services.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
+    });
+    assert_eq!(serving.look().health_check_node_ports.len(), 1, "the gateway serves its node port");
     for (spec, why) in [
         ("  externalTrafficPolicy: Cluster\n", "policy Cluster"),
         (
