@@ -22,6 +22,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.tunnel_sources();
     check.tunnel_peers();
     check.gateway();
+    check.node_ports();
     check.layer2();
     check.flow_sharing();
 }
@@ -146,6 +147,22 @@ impl Check<'_> {
                 );
                 self.warn(&field, &what, "an address that no interface has");
             }
+        }
+    }
+
+    /// Without an address in these networks, nothing listens and no Service says why. An address with a fault is missing here.
+    fn node_ports(&self) {
+        let networks = &self.config.services.node_port_addresses;
+        let interfaces = &self.config.dataplane.network.interfaces;
+        let mut own = interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
+        let serves_none = !own.any(|ip| networks.iter().any(|net| net.contains(&ip)));
+        if serves_none && !networks.is_empty() && !interfaces.is_empty() && self.sheet.errors() == 0 {
+            let what = "services.nodePortAddresses: no address of dataplane.interfaces is in these networks, so node ports and health-check node ports are not served";
+            self.warn(
+                "services.nodePortAddresses",
+                what,
+                "a network with an address of dataplane.interfaces, or an empty list",
+            );
         }
     }
 

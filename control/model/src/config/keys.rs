@@ -207,8 +207,8 @@ pub const KEYS: &[Key] = &[
         "The limit for the maximum segment size that TCP SYNs name, in tunnel and NAT modes. `path`: what the links and the path take. A number: at most that \
          many bytes, and no more than `path` ([tunnels.md](tunnels.md#the-segment-size-of-tcp))."),
     key("services.nodePortAddresses", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
-        "The gateway serves node ports and health-check node ports on its own addresses in these networks. If the list is empty, it serves node ports on \
-         none of its addresses, and health-check node ports on all of them."),
+        "The gateway serves node ports and health-check node ports on the addresses of `dataplane.interfaces` in these networks. If the list is empty, it \
+         serves node ports on none of its addresses, and health-check node ports on all addresses of its host."),
     key("services.unservedPorts", "`reject`, `drop`", Value("reject"), "drop", Reload,
         "How the gateway answers packets to a port of a VIP or of a cluster IP that it serves, when no Service has that port."),
     key("services.ownClusterIPs", "boolean", Value("false"), "true", Reload,

@@ -100,6 +100,22 @@ fn fullnat_without_snat_addresses_is_warned_about() {
 }
 
 #[test]
+fn node_port_addresses_without_an_address_of_the_gateway_are_warned_about() {
+    let text = |networks: &str| {
+        format!("{BASE}services: {{nodePortAddresses: [{networks}], defaults: {{forwarding: nat}}}}\n")
+    };
+    assert_eq!(
+        lines(&text("198.51.100.0/24")),
+        [
+            "gateway.yaml:8:12: warning: services.nodePortAddresses: no address of dataplane.interfaces is in these networks, so node ports and health-check node ports are not served; accepted: a network with an address of dataplane.interfaces, or an empty list"
+        ]
+    );
+    for networks in ["", "192.0.2.0/24", "198.51.100.0/24, '2001:db8::/32'"] {
+        assert_eq!(lines(&text(networks)), [] as [String; 0], "{networks}");
+    }
+}
+
+#[test]
 fn an_unreadable_file_is_a_fault_of_the_report() {
     let loaded = load(Path::new("no/such/gateway.yaml"));
     assert!(loaded.config.is_none());
