@@ -69,7 +69,18 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     if let Some(field) = spec.get("trafficDistribution").filter(|_| !is_stored) {
         field.one_of(&TRAFFIC_DISTRIBUTIONS);
     }
-    spec.allow(&["externalName"]);
+    external_name(spec, service);
+}
+
+/// `externalName`, which the gateway does not use.
+fn external_name(spec: &Fields<'_>, service: &Service) {
+    const ACCEPTED: &str = "a DNS name such as db.example.com";
+    if service.service_type != ServiceType::ExternalName || spec.itself().sheet.is_stored() {
+        spec.allow(&["externalName"]);
+    } else if let Some(field) = spec.required("externalName", ACCEPTED) {
+        let is_name = |name: &str| text::is_rfc1123_subdomain(name.strip_suffix('.').unwrap_or(name));
+        field.string_where(is_name, ACCEPTED);
+    }
 }
 
 /// `clusterIP(s)`, `ipFamilies`, `ipFamilyPolicy`, `externalIPs`.
@@ -81,6 +92,14 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
         && one.string() != first.string()
     {
         first.error("differs from spec.clusterIP", "the same address in both");
+    }
+    if !spec.itself().sheet.is_stored() {
+        if let (None, Some(first)) = (&one, many.first()) {
+            first.error("spec.clusterIP is missing", "the same address in both; or omit clusterIPs");
+        }
+        if let (ServiceType::ExternalName, Some(first)) = (service.service_type, written.first()) {
+            first.error("not allowed with type ExternalName", "no cluster IP");
+        }
     }
     for field in written {
         let Some(text) = field.string() else { continue };
@@ -324,6 +343,8 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     // The legacy annotation is used only if the field is empty.
     if items.is_empty() && is_load_balancer {
         is_whole = annotated_source_ranges(service, object.itself().sheet, &mut ranges);
+    } else if items.is_empty() && !spec.itself().sheet.is_stored() {
+        without_annotated_source_ranges(service, object.itself().sheet);
     }
     if !is_whole {
         // Invalid ranges must not admit all clients, neither through an empty list nor in the other family.
@@ -361,6 +382,18 @@ fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<Ip
         );
     }
     is_whole
+}
+
+/// Reports the legacy annotation, which a Service of another type must not have.
+fn without_annotated_source_ranges(service: &Service, sheet: &Sheet) {
+    if service.meta.annotations.contains_key(SOURCE_RANGES_ANNOTATION) {
+        let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
+        sheet.push(
+            Diagnostic::error(format!("{path}: valid only with type LoadBalancer"))
+                .accepting("type: LoadBalancer; or omit the annotation")
+                .at(service.meta.origin.field(&path)),
+        );
+    }
 }
 
 /// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored. No packet has an IPv4-mapped IPv6

@@ -307,8 +307,24 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
         "7:16: error: spec.clusterIPs[0]: differs from spec.clusterIP; accepted: the same address in both",
     ),
     (
-        "  ports: [{port: 80}]\n  clusterIPs: [10.0.0.1, 10.0.0.2]",
-        "6:26: error: spec.clusterIPs[1]: a second cluster IP of the same family; accepted: one address of each family",
+        "  ports: [{port: 80}]\n  clusterIP: 10.0.0.1\n  clusterIPs: [10.0.0.1, 10.0.0.2]",
+        "7:26: error: spec.clusterIPs[1]: a second cluster IP of the same family; accepted: one address of each family",
+    ),
+    (
+        "  ports: [{port: 80}]\n  clusterIPs: [10.0.0.1]",
+        "6:16: error: spec.clusterIPs[0]: spec.clusterIP is missing; accepted: the same address in both; or omit clusterIPs",
+    ),
+    (
+        "  type: ExternalName",
+        "5:3: error: spec.externalName is missing; accepted: a DNS name such as db.example.com",
+    ),
+    (
+        "  type: ExternalName\n  externalName: ''",
+        "6:17: error: spec.externalName: the text \"\" is not accepted; accepted: a DNS name such as db.example.com",
+    ),
+    (
+        "  type: ExternalName\n  externalName: db.example.com.\n  clusterIP: 10.0.0.1",
+        "7:14: error: spec.clusterIP: not allowed with type ExternalName; accepted: no cluster IP",
     ),
     (
         "  ports: [{port: 80}]\n  type: LoadBalancer\n  clusterIP: None",
@@ -441,6 +457,10 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}",
         "1:1: error: spec is missing; accepted: spec with ports",
+    ),
+    (
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: 10.0.0.0/8}\nspec: {ports: [{port: 80}]}",
+        "5:73: error: metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: valid only with type LoadBalancer; accepted: type: LoadBalancer; or omit the annotation",
     ),
     (
         "apiVersion: v1\nkind: Node\nmetadata: {name: n1, namespace: x}",

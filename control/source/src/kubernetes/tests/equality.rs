@@ -185,6 +185,9 @@ fn service(n: u16) -> impl Strategy<Value = Value> {
                         set("healthCheckNodePort", (32_000 + n).into());
                     }
                 }
+                if kind == "ExternalName" {
+                    set("externalName", "db.example.com".into());
+                }
                 if headless && kind == "ClusterIP" {
                     set("clusterIP", "None".into());
                 }

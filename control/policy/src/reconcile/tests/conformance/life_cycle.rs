@@ -104,12 +104,12 @@ fn one_address_per_family_prefer_falls_back_and_require_is_all_or_nothing() {
         ("  ipFamilyPolicy: PreferDualStack\n", v6, expect("6", "FamilyFallback")),
         // As a cluster with one family stores it, and one with two.
         (
-            "  ipFamilyPolicy: PreferDualStack\n  ipFamilies: [IPv4]\n  clusterIPs: [10.96.0.9]\n",
+            "  ipFamilyPolicy: PreferDualStack\n  ipFamilies: [IPv4]\n  clusterIP: 10.96.0.9\n",
             both,
             expect("4", ""),
         ),
         (
-            "  ipFamilyPolicy: PreferDualStack\n  ipFamilies: [IPv4, IPv6]\n  clusterIPs: [10.96.0.9, 'fd00:96::9']\n",
+            "  ipFamilyPolicy: PreferDualStack\n  ipFamilies: [IPv4, IPv6]\n  clusterIP: 10.96.0.9\n  clusterIPs: [10.96.0.9, 'fd00:96::9']\n",
             both,
             expect("46", ""),
         ),

@@ -56,7 +56,7 @@ fn node_ports_are_served_on_the_gateways_own_addresses_that_node_port_addresses_
 
 #[test]
 fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() {
-    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIPs: [10.96.0.10, \
+    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, \
                 '2001:db8:96::10'], ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n"
         .to_owned()
         + &near();
@@ -85,9 +85,10 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
 #[test]
 fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_as_configured() {
     let yaml =
-        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIPs: [10.96.0.10], externalIPs: \
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.10, externalIPs: \
                 [198.51.100.1], ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n"
-            .to_owned() + &near();
+            .to_owned()
+            + &near();
     let mut gateways =
         Gateways::new(Both::new(&yaml).with(|world| world.settings.services.own_cluster_ips = true));
     for to in ["10.96.0.10:81", "198.51.100.1:81"] {
