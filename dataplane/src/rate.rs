@@ -2,7 +2,8 @@
 //!
 //! Pure: the time is an argument. The state is one time, the moment up to which the tokens are spent.
 //!
-//! Invariant: in any time t no more than `burst + t * per_second` pass.
+//! Invariant: in any time t no more than `burst + t * per_second` pass; if one call takes more than the burst, its tokens
+//! count instead of the burst.
 
 use tidegate_core::now::Now;
 
@@ -45,7 +46,8 @@ impl Bucket {
         let saved_max = self.saved_ns_max.max(cost);
         let floor = now.0.saturating_sub(saved_max);
         let paid = self.paid_until.max(floor).saturating_add(cost);
-        let allowed = paid <= now.0.max(saved_max);
+        // A new bucket has its burst, and no more.
+        let allowed = paid <= now.0.max(self.saved_ns_max);
         if allowed {
             self.paid_until = paid;
         }
@@ -117,6 +119,7 @@ mod tests {
             assert!(bucket.take_many(Now(spent + 200_000_000), 20));
             assert!(!bucket.take(Now(spent + 200_000_000)));
         }
+        assert!(!Bucket::new(100, 10).take_many(Now(0), 20), "it has only its burst at first");
     }
 
     #[test]
