@@ -73,10 +73,11 @@ fn run(nic: Nic) {
     let config = config_of(&lab);
     let machine = Machine::boot(&lab, nic).unwrap_or_else(|error| panic!("{error:#}"));
     let mut scene = Scene { nic, machine, config, faults: Vec::new(), lab };
-    let steps: [(&str, Step); 9] = [
+    let steps: [(&str, Step); 10] = [
         ("dpdk-devbind.py binds it to vfio-pci, and the gateway starts on it", binds_and_starts),
         ("all backends become active", becomes_active),
         ("replies of fullnat arrive at the worker of their flow", counts_hand_overs),
+        ("an established nat connection is sent by the worker that receives it", hands_over_the_first_only),
         ("`status` says what was agreed with the driver", says_what_was_agreed),
         ("the NIC brings packets where the gateway computes", arrives_as_computed),
         ("the link goes down and up, connections stay", survives_link),
@@ -219,6 +220,29 @@ fn counts_hand_overs(scene: &mut Scene) -> Result<String> {
     let text = text.collect::<Vec<_>>().join(", ");
     let has_rss = scene.nic.queues == 1 || scene.nic.device.contains("rss=on");
     ensure!(!has_rss || counts[0].1 == 0, "{text}");
+    Ok(text)
+}
+
+/// The packets of a `nat` connection may arrive at two workers, of which one holds the flow. Only those that begin and end the
+/// connection are handed over, and few after them, until the worker that receives the others has its copy.
+fn hands_over_the_first_only(scene: &mut Scene) -> Result<String> {
+    const CONNECTIONS: u8 = 8;
+    const PINGS: u32 = 100;
+    /// Packets of a handshake and of an end in both directions, and as many again.
+    const FIRST_AND_LAST: u32 = 16;
+    let before = gateway::metric(&mut scene.machine, "tidegate_hand_overs_total", "")?;
+    let path = every_path().into_iter().find(|path| path.forwarding == "nat").context("a path of nat")?;
+    for n in 0..CONNECTIONS {
+        let mut connection = scene.connect(path, n)?;
+        for _ in 0..PINGS {
+            connection.ping()?;
+        }
+    }
+    let handed_over = gateway::metric(&mut scene.machine, "tidegate_hand_overs_total", "")? - before;
+    let connections = u32::from(CONNECTIONS);
+    let text =
+        format!("{handed_over} hand-overs in {connections} connections of {PINGS} requests and answers each");
+    ensure!(handed_over <= u64::from(connections * FIRST_AND_LAST), "{text}");
     Ok(text)
 }
 
