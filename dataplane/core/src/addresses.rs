@@ -77,6 +77,35 @@ pub(crate) struct Addresses {
     free: Arc<Vec<u32>>,
     /// The meanings that do not come from services. They remain when a VIP goes.
     beside: Arc<BTreeMap<Addr, Meaning>>,
+    networks: Arc<NetworksV4>,
+}
+
+/// IPv4 networks of 256 addresses, a bit for each by a hash: those that have or had an address in [`Addresses`], and by chance
+/// others. Nearly no client is in one of them, so the first packet of a flow needs no look-up of its source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct NetworksV4([u64; 64]);
+
+impl NetworksV4 {
+    /// Word and bit of the network of an address, which is the number that its bytes are in little-endian order.
+    #[inline(always)]
+    fn place(addr: u32) -> (usize, u32) {
+        // The upper 12 bits of a product by an odd number (Dietzfelbinger et al. 1997): 2^32 by the golden ratio.
+        let slot = (addr & 0x00ff_ffff).wrapping_mul(0x9e37_79b1) >> 20;
+        ((slot >> 6) as usize, slot & 63)
+    }
+
+    #[inline(always)]
+    fn may_contain(&self, addr: u32) -> bool {
+        let (word, bit) = Self::place(addr);
+        self.0[word] >> bit & 1 != 0
+    }
+
+    fn add(&mut self, addr: &Addr) {
+        if addr.is_v4() {
+            let (word, bit) = Self::place(u32::from_le_bytes(addr.v4_bytes()));
+            self.0[word] |= 1 << bit;
+        }
+    }
 }
 
 impl Addresses {
@@ -95,6 +124,8 @@ impl Addresses {
         // The sort is stable: what a VIP means stays first.
         records.sort_by_key(|&(addr, _)| addr);
         records.dedup_by_key(|&mut (addr, _)| addr);
+        let mut networks = NetworksV4([0; 64]);
+        records.iter().for_each(|(addr, _)| networks.add(addr));
         let count = records.len();
         let by_address: SortedChunks<Addr, u32> =
             records.iter().zip(0..).map(|(&(addr, _), at)| (addr, at)).collect();
@@ -105,6 +136,7 @@ impl Addresses {
             by_address,
             free: Arc::default(),
             beside: beside.into(),
+            networks: networks.into(),
         }
     }
 
@@ -129,6 +161,7 @@ impl Addresses {
         // After all that go, whose places are free now.
         let mut used = self.by_address.len() + self.free.len();
         let mut entries = Vec::with_capacity(new.len());
+        let mut networks = Arc::clone(&self.networks);
         for (addr, meaning) in new {
             let at = free.pop().unwrap_or_else(|| {
                 used += 1;
@@ -137,6 +170,7 @@ impl Addresses {
             set.push((at, (addr, meaning)));
             entries.push((hash(&addr), at as usize));
             moves.push((addr, Some(at)));
+            Arc::make_mut(&mut networks).add(&addr);
         }
         let by_address = self.by_address.revised(moves);
         let index = self.index.edited(&gone, &entries, |at| hash(&self.records[at].0));
@@ -145,7 +179,8 @@ impl Addresses {
             set.iter().for_each(|&(at, record)| records.set(at as usize, record));
         });
         let index = index.unwrap_or_else(|| index_of(&by_address));
-        Self { index, records, by_address, free: free.into(), beside: Arc::clone(&self.beside) }
+        let beside = Arc::clone(&self.beside);
+        Self { index, records, by_address, free: free.into(), beside, networks }
     }
 
     #[inline]
@@ -154,10 +189,11 @@ impl Addresses {
         Some(self.records[at].1)
     }
 
-    /// Whether the address means anything, so that it is no client's.
+    /// Whether an IPv4 address means anything, so that it is no client's. It is the number that its bytes are in
+    /// little-endian order.
     #[inline(always)]
-    pub(crate) fn has_meaning(&self, addr: &Addr) -> bool {
-        self.index.find(hash(addr), |at| self.records[at].0 == *addr).is_some()
+    pub(crate) fn has_meaning_v4(&self, addr: u32) -> bool {
+        self.networks.may_contain(addr) && self.meaning(&Addr::v4(addr.to_le_bytes())).is_some()
     }
 
     #[inline]
@@ -265,7 +301,12 @@ mod tests {
                 revised = revised.revised(&changes);
                 let built = Addresses::build(vips.iter().map(|&n| addr(n)), others());
                 for n in 0..60 {
-                    prop_assert_eq!(revised.meaning(&addr(n)), built.meaning(&addr(n)));
+                    let meaning = built.meaning(&addr(n));
+                    prop_assert_eq!(revised.meaning(&addr(n)), meaning);
+                    let number = u32::from_le_bytes([192, 0, 2, n]);
+                    prop_assert_eq!(revised.has_meaning_v4(number), meaning.is_some());
+                    prop_assert_eq!(built.has_meaning_v4(number), meaning.is_some());
+                    prop_assert!(!revised.has_meaning_v4(u32::from_le_bytes([198, 51, 100, n])));
                 }
                 prop_assert!(revised.iter().eq(built.iter()));
                 prop_assert_eq!(revised.by_address.len() + revised.free.len(), {

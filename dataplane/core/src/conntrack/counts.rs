@@ -59,7 +59,7 @@ pub(super) struct Counts {
     /// Affinity entries of each service, which are also flows above.
     affinities: Box<[u32]>,
     /// Opening entries of the networks with this hash.
-    of_network: Box<[u32]>,
+    of_network: Box<[u32; OPENING_NETWORKS]>,
     /// The index of the largest counter. For a moment after that counter has shrunk, it may be the index of a slightly
     /// smaller one.
     largest: usize,
@@ -80,7 +80,7 @@ impl Counts {
             // The system zeroes the memory, so counters without a service take none.
             of_service: vec![[0; 2]; SERVICES_MAX].into_boxed_slice(),
             affinities: vec![0; SERVICES_MAX].into_boxed_slice(),
-            of_network: vec![0; OPENING_NETWORKS].into_boxed_slice(),
+            of_network: vec![0; OPENING_NETWORKS].try_into().expect("it has this length"),
             largest: 0,
             opening: 0,
             secret: secret | 1,

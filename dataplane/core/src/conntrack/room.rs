@@ -132,10 +132,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// replaces a flow of its own, or a flow of any service that is not established. If its two buckets hold none, one
     /// flow of a sample is evicted, and the new flow uses any slot. So a flood that fills the table with flows that are
     /// not established does not turn the share against a service that has many established flows.
+    #[inline(always)]
     pub(super) fn admit(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
         if !self.is_over_share(flow.owner) {
             return self.make_room(flow, hash, now).ok_or(NoRoom::Full);
         }
+        self.admit_above_share(flow, hash, now)
+    }
+
+    /// [`Self::admit`] for a service that has reached its share of a full table.
+    #[cold]
+    #[inline(never)]
+    fn admit_above_share(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
         let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.newcomer(flow));
         let own = self.least_in(homes, now, |table, place| table.service_of(place) == flow.owner);
         let at_once = |(rank, _): &(Rank, Place)| rank.makes_way_at_once(new);
@@ -161,12 +169,25 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Returns an empty slot for an entry with this hash of a new flow, or `None`, counted, if no flow there can be
     /// evicted. `flow` is the key of the client's side. If it is already in the table, this call places the entry of
     /// its reply, and does not evict it.
+    #[inline(always)]
     pub(super) fn make_room(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
-        let homes = [self.primary(hash), self.secondary(hash)];
         let within_bound = self.live < self.bound;
-        if within_bound && let Some(place) = self.free_in_either(homes) {
+        if within_bound && let Some(place) = self.free_in_either(Self::homes(hash, self.buckets), None) {
             return Some(place);
         }
+        self.make_room_by_force(flow, hash, within_bound, now)
+    }
+
+    /// [`Self::make_room`] where no slot is free, or the free slots are reserved.
+    #[inline(never)]
+    fn make_room_by_force(
+        &mut self,
+        flow: &PackedKey<A>,
+        hash: FlowHash,
+        within_bound: bool,
+        now: Now,
+    ) -> Option<Place> {
+        let homes = Self::homes(hash, self.buckets);
         let room = self.expired_in(homes[0], now).or_else(|| self.expired_in(homes[1], now));
         let room = room.or_else(|| self.room_of_others(flow, hash, within_bound, now));
         let room = room.or_else(|| self.evict_longest_idle(homes, now));
@@ -182,16 +203,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if self.live + 1 >= self.bound {
             return None;
         }
-        let place = self.free_in_either([self.primary(hash), self.secondary(hash)])?;
-        let homes = [self.primary(reply_hash), self.secondary(reply_hash)];
-        let mut places = homes.into_iter().flat_map(|bucket| self.places(bucket));
-        Some([place, places.find(|&other| other != place && self.is_empty(other))?])
+        let place = self.free_in_either(Self::homes(hash, self.buckets), None)?;
+        Some([place, self.free_in_either(Self::homes(reply_hash, self.buckets), Some(place))?])
     }
 
     /// Returns an empty slot for an entry with this hash without evicting a flow that has not expired.
     pub(super) fn free_place(&mut self, hash: FlowHash, now: Now) -> Option<Place> {
         let homes = [self.primary(hash), self.secondary(hash)];
-        let room = self.free_in_either(homes).or_else(|| self.expired_in(homes[0], now));
+        let room = self.free_in_either(homes, None).or_else(|| self.expired_in(homes[0], now));
         let room = room.or_else(|| self.expired_in(homes[1], now));
         room.or_else(|| self.room_by_moving(homes, now))
     }
@@ -218,7 +237,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
                     return Some(place);
                 }
             }
-            if let Some(place) = self.free_in_either(homes) {
+            if let Some(place) = self.free_in_either(homes, None) {
                 return Some(place);
             }
         }
@@ -268,12 +287,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         rank.makes_way_before_free_slots(new).then_some((place, is_home))
     }
 
-    fn free_in(&self, bucket: u32) -> Option<Place> {
-        self.places(bucket).into_iter().find(|&place| self.is_empty(place))
-    }
-
-    fn free_in_either(&self, homes: [u32; 2]) -> Option<Place> {
-        self.free_in(homes[0]).or_else(|| self.free_in(homes[1]))
+    #[inline(always)]
+    fn free_in_either(&self, homes: [u32; 2], taken: Option<Place>) -> Option<Place> {
+        self.free_in(homes[0], taken).or_else(|| self.free_in(homes[1], taken))
     }
 
     /// Empties the slot of a flow that has expired, and returns it.
@@ -286,7 +302,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     fn free_or_expired_in(&mut self, bucket: u32, now: Now) -> Option<Place> {
-        self.free_in(bucket).or_else(|| self.expired_in(bucket, now))
+        self.free_in(bucket, None).or_else(|| self.expired_in(bucket, now))
     }
 
     /// The other of the two buckets of an entry.

@@ -64,13 +64,13 @@ pub(crate) trait SteadyTables<const A: usize> {
     /// Whether a key has an entry in this bucket of DSR flows, in any state.
     fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
 
-    /// Inserts a DSR flow that begins with `packet`, and that a look-up has found in neither bucket.
+    /// Inserts a DSR flow that begins with `packet`, and that a look-up has found in neither bucket: its key with its hash.
     ///
     /// # Errors
     /// As [`DsrTable::insert_new`](super::DsrTable::insert_new).
     fn begin_dsr(
         &mut self,
-        key: &SteadyKey<A>,
+        flow: (&SteadyKey<A>, u64),
         backend: BackendId,
         packet: Packet,
         idle: IdleTimeout,
@@ -83,11 +83,11 @@ pub(crate) trait SteadyTables<const A: usize> {
     /// Prefetches a bucket of NAT flows.
     fn prefetch_nat(&self, hash: u64, bucket: Bucket);
 
-    /// Inserts a NAT flow that begins with `packet`, and that a look-up has found in neither bucket: the client's key, and that
-    /// of replies with its hash. Returns false, and changes nothing, if another flow has that key, or would have to give way.
+    /// Inserts a NAT flow that begins with `packet`, and that a look-up has found in neither bucket: the client's key and that
+    /// of replies, with their hashes. Returns false, and changes nothing, if another flow has that key, or would have to give way.
     fn begin_nat(
         &mut self,
-        flow: &SteadyKey<A>,
+        flow: (&SteadyKey<A>, u64),
         reply: (&SteadyKey<A>, u64),
         first: (BackendId, Packet),
         idle: IdleTimeout,
@@ -142,26 +142,27 @@ macro_rules! tables {
             #[inline(always)]
             fn begin_dsr(
                 &mut self,
-                key: &SteadyKey<$words>,
+                (key, hash): (&SteadyKey<$words>, u64),
                 backend: BackendId,
                 packet: Packet,
                 idle: IdleTimeout,
                 now: Now,
             ) -> Result<(), Full> {
-                let hash = self.hasher.hash_packed(&key.0);
-                dsr::begin(&mut self.dsr.$table, (key.0, hash), backend, packet, idle, now)
+                debug_assert_eq!(hash, self.steady_hash(key), "the hash is that of the key");
+                dsr::begin(&mut self.dsr.$table, (key.0, FlowHash(hash)), backend, packet, idle, now)
             }
 
             #[inline(always)]
             fn begin_nat(
                 &mut self,
-                flow: &SteadyKey<$words>,
+                (flow, hash): (&SteadyKey<$words>, u64),
                 (reply, reply_hash): (&SteadyKey<$words>, u64),
                 first: (BackendId, Packet),
                 idle: IdleTimeout,
                 now: Now,
             ) -> bool {
-                let flow = (flow.0, self.hasher.hash_packed(&flow.0));
+                debug_assert_eq!(hash, self.steady_hash(flow), "the hash is that of the key");
+                let flow = (flow.0, FlowHash(hash));
                 nat::begin(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
             }
 

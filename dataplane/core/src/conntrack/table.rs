@@ -405,6 +405,21 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         (hits != 0).then(|| Place(start + hits.trailing_zeros() as usize * W))
     }
 
+    /// The first empty slot of a bucket, other than `taken`.
+    #[inline(always)]
+    pub(super) fn free_in(&self, bucket: u32, taken: Option<Place>) -> Option<Place> {
+        let start = self.start(bucket);
+        let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
+        let taken = taken.map_or(usize::MAX, |place| place.0);
+        // All slots are examined: which one is free is hard to predict.
+        let mut free = 0_u32;
+        for n in 0..K {
+            let is_empty = words[n * W + TAG] & STATE_MASK == 0;
+            free |= u32::from(is_empty & (start + n * W != taken)) << n;
+        }
+        (free != 0).then(|| Place(start + free.trailing_zeros() as usize * W))
+    }
+
     #[inline]
     fn entry(&self, place: Place) -> &[u32; W] {
         self.words[place.0..].first_chunk().expect("places lie within the table")

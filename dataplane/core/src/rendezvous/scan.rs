@@ -39,6 +39,27 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
     /// The owner of the first seat in the order.
     #[inline]
     pub(super) fn owner(&self, order: &Order) -> BackendId {
+        if CHUNKS == 1 { self.owner_of_one(order) } else { self.owner_of_many(order) }
+    }
+
+    /// [`Self::owner`] with one chunk: its lanes fit into the bits that number the chunks otherwise, as quarters, so only the
+    /// last four values need more than 16 bits.
+    #[inline(always)]
+    fn owner_of_one(&self, order: &Order) -> BackendId {
+        const QUARTER: usize = LANES / 4;
+        let seats = &self.seats[0];
+        let ranks: [i16; LANES] =
+            std::array::from_fn(|n| (order.rank(seats[n]) << 2 | (n / QUARTER) as u16) as i16);
+        let halves: [i16; LANES / 2] = std::array::from_fn(|n| ranks[n].min(ranks[n + LANES / 2]));
+        let quarters: [i16; QUARTER] = std::array::from_fn(|n| halves[n].min(halves[n + QUARTER]));
+        let value = |lane: usize| i32::from(quarters[lane]) << 2 | lane as i32;
+        let first = value(0).min(value(1)).min(value(2).min(value(3))) as usize;
+        let (quarter, lane) = (first >> 2 & 3, first & 3);
+        self.owners[0][quarter * QUARTER + lane]
+    }
+
+    #[inline(always)]
+    fn owner_of_many(&self, order: &Order) -> BackendId {
         let mut first = [i32::MAX; LANES];
         for (group, chunks) in (0_i32..).zip(self.seats.chunks(CHUNKS_AT_ONCE)) {
             let mut least = [i16::MAX; LANES];

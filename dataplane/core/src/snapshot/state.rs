@@ -259,7 +259,7 @@ impl Snapshot {
         let is_one_host = !(matches!(a, 0 | 127 | 224..) || (a, b) == (169, 254));
         let tunnel = self.network.tunnel_source_v4.as_ref();
         is_one_host
-            && !self.network.addresses.has_meaning(&Addr::v4(src.to_le_bytes()))
+            && !self.network.addresses.has_meaning_v4(src)
             && !tunnel.is_some_and(|tunnel| tunnel.contains_v4(src))
     }
 

@@ -118,7 +118,7 @@ fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Us
 }
 
 /// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
-/// client's.
+/// client's. The hash of the choice takes the place of that of the flow.
 #[inline(always)]
 fn prepare_choice<const A: usize>(snapshot: &Snapshot, service: &Service, item: &mut Item<A>, ways: &mut Ways)
 where
@@ -130,7 +130,8 @@ where
     let (src, dst) = (addr(packet.src), addr(packet.dst));
     if snapshot.admits(service, &src) && Families::is_client_of_any(snapshot, packet.src) {
         let (from, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
-        item.hash = snapshot.choice_hash(service, from, to, packet.proto);
+        let hash = snapshot.choice_hash(service, from, to, packet.proto);
+        (item.flow_hash, item.hash) = (item.hash, hash);
         seats.prefetch();
         item.way = Way::Chosen;
         ways.chosen = true;
@@ -227,7 +228,9 @@ pub(super) fn bind<const A: usize>(
             Some(backend) => {
                 let reply = SteadyKey::reply(backend.endpoint, packet.src, packet.src_port());
                 item.hash = flows.steady_hash(&reply);
+                // A free key is in neither bucket, so both are searched.
                 flows.prefetch_nat(item.hash, Bucket::First);
+                flows.prefetch_nat(item.hash, Bucket::Second);
             }
             None => item.way = Way::Stages,
         }
@@ -240,7 +243,7 @@ pub(super) fn bind<const A: usize>(
         let flow = SteadyKey::flow(service.id, client, port);
         let reply = SteadyKey::reply(backend.endpoint, client, port);
         let first = (backend.id, Packet::Datagram);
-        if flows.begin_nat(&flow, (&reply, item.hash), first, service.idle, now) {
+        if flows.begin_nat((&flow, item.flow_hash), (&reply, item.hash), first, service.idle, now) {
             (item.other, item.other_port, item.way) = (client, port, Way::ToBackend);
             ways.to_backends = true;
         }
@@ -271,7 +274,7 @@ pub(super) fn open<const A: usize>(
             let packet = &item.packet;
             let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
             // Without room, the flow may move when the owner of its hash changes. The table has counted that.
-            let _ = flows.begin_dsr(&key, backend, kind_of(packet), service.idle, now);
+            let _ = flows.begin_dsr((&key, item.flow_hash), backend, kind_of(packet), service.idle, now);
         }
     }
 }

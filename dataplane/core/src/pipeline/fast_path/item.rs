@@ -12,6 +12,8 @@ pub(super) struct Item<const A: usize> {
     pub(super) packet: Usual<A>,
     /// The hash for the look-up of the service or endpoint, then that of the flow or of the choice.
     pub(super) hash: u64,
+    /// The hash of the flow, of a packet that begins one.
+    pub(super) flow_hash: u64,
     /// The address of the flow's other side, in NAT modes when the flow is known.
     pub(super) other: [u32; A],
     /// Its port, in host order.
@@ -34,6 +36,7 @@ impl<const A: usize> Default for Item<A> {
         Self {
             packet: Usual::default(),
             hash: 0,
+            flow_hash: 0,
             other: [0; A],
             other_port: 0,
             id: 0,
