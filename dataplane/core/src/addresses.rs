@@ -189,11 +189,17 @@ impl Addresses {
         Some(self.records[at].1)
     }
 
+    /// False if an IPv4 address certainly means nothing. It is a number as for [`Self::has_meaning_v4`].
+    #[inline(always)]
+    pub(crate) fn may_have_meaning_v4(&self, addr: u32) -> bool {
+        self.networks.may_contain(addr)
+    }
+
     /// Whether an IPv4 address means anything, so that it is no client's. It is the number that its bytes are in
     /// little-endian order.
     #[inline(always)]
     pub(crate) fn has_meaning_v4(&self, addr: u32) -> bool {
-        self.networks.may_contain(addr) && self.meaning(&Addr::v4(addr.to_le_bytes())).is_some()
+        self.may_have_meaning_v4(addr) && self.meaning(&Addr::v4(addr.to_le_bytes())).is_some()
     }
 
     #[inline]

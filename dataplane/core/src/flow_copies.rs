@@ -146,6 +146,15 @@ impl FlowCopies {
         Some(Use { copied: copy.copied, is_to_be_reported })
     }
 
+    /// The copy for a plain packet of this direction, if its use need not be reported. Changes nothing.
+    #[inline]
+    #[must_use]
+    pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<&Copied> {
+        let set = self.sets.get(self.index(hash))?;
+        let copy = set.iter().flatten().find(|copy| copy.key == *key)?;
+        (now.millis().wrapping_sub(copy.confirmed_ms) < USE_REPORTED_MS).then_some(&copy.copied)
+    }
+
     /// Stores a copy, or removes one that is withdrawn. A full set loses the copy that was confirmed least recently.
     pub fn learn(&mut self, copy: &FlowCopy, hash: FlowHash, now: Now) {
         let index = self.index(hash);
@@ -235,6 +244,8 @@ mod tests {
     fn a_use_is_reported_once_a_second_again_if_nobody_answers_and_then_the_copy_ends() {
         let (mut copies, (key, hash)) = (FlowCopies::new(64), key(1));
         copies.learn(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(0));
+        let peeked = [0, 999, 1_000, 4_000].map(|ms| copies.peek(&key, hash, at(ms)).is_some());
+        assert_eq!(peeked, [true, true, false, false], "a use that must be reported is left to `find`");
         let mut reported = |ms| copies.find(&key, hash, PLAIN, at(ms)).map(|found| found.is_to_be_reported);
         assert_eq!(
             [999, 1_000, 1_001, 1_249, 1_250].map(&mut reported),

@@ -133,6 +133,12 @@ fn pair((client, server): (u16, u16)) -> u32 {
 pub struct FlowHash(pub(super) u64);
 
 impl FlowHash {
+    /// The hash with these bits.
+    #[inline]
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// All of them.
     #[inline]
     pub(crate) fn bits(self) -> u64 {

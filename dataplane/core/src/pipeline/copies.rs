@@ -154,7 +154,7 @@ impl Pipeline {
 }
 
 /// Whether the flows of a service are copied: their packets need nothing but their translation.
-fn is_copied(service: &Service) -> bool {
+pub(super) fn is_copied(service: &Service) -> bool {
     service.is_plain && service.mode.changes_addresses()
 }
 

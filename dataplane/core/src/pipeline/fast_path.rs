@@ -3,11 +3,12 @@
 //! is, and the stages process these.
 //!
 //! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
-//! untagged interface, a service that does nothing but forward, an entry of an established flow in use, a backend that takes
-//! packets, a next hop that is known, and room on its path. Such a packet changes nothing but the time of its flow. With
-//! `flowTracking: on-change`, a packet without an entry whose backend is settled takes it too, whatever its flags. Then nothing
-//! changes at all, except for the count of new connections. In modes without translation, a datagram or a SYN whose flow has no
-//! entry takes it if only the hash has a say in its backend, and with `nat` a datagram ([`choice`]).
+//! untagged interface, a service that does nothing but forward, an entry of an established flow in use or a copy of one
+//! ([`crate::flow_copies`]), a backend that takes packets, a next hop that is known, and room on its path. Such a packet
+//! changes nothing but the time of its flow, or nothing if it is sent by a copy. With `flowTracking: on-change`, a packet
+//! without an entry whose backend is settled takes it too, whatever its flags. Then nothing changes at all, except for the
+//! count of new connections. In modes without translation, a datagram or a SYN whose flow has no entry takes it if only the
+//! hash has a say in its backend, and with `nat` a datagram ([`choice`]).
 //!
 //! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
 //! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
@@ -18,6 +19,7 @@
 mod choice;
 mod family;
 mod find;
+mod here;
 mod item;
 mod left;
 mod send;
@@ -27,15 +29,16 @@ pub(super) use item::Items;
 use super::output::BurstOutput;
 use super::state::Pipeline;
 use super::view::View;
-use crate::conntrack::{Bucket, FlowTables, SteadyKey, SteadyTables};
+use crate::conntrack::{Bucket, FlowHash, FlowTables, SteadyKey, SteadyTables};
 use crate::frame::Frame;
 use crate::limits::BURST;
 use crate::now::Now;
 use crate::service::Entries;
 use crate::snapshot::{Interface, Snapshot};
 use crate::wire::usual::{self, addr, station_bits};
-use choice::{Here, bind, choose, open, seek_on_change, seek_opening};
+use choice::{bind, choose, open, seek_on_change, seek_opening};
 use family::{Families, Family};
+use here::Here;
 use item::{Item, Way, Ways};
 use left::Left;
 
@@ -53,15 +56,15 @@ impl Pipeline {
         frames: &mut [F],
         out: &mut BurstOutput,
     ) -> u32 {
-        let Self { items: Items { v4, v6 }, flows, worker, workers, .. } = self;
-        let here = Here { worker: *worker, workers: *workers };
+        let Self { items: Items { v4, v6 }, flows, copies, worker, workers, snat_ports, .. } = self;
+        let here = Here { worker: *worker, workers: *workers, steering: snat_ports.steering(), copies };
         let (count_v4, count_v6) = check(interface, frames, v4, v6);
         let mut sent = 0;
         if count_v4 > 0 {
-            sent |= pass_on(&view, flows, (now, here), frames, &mut v4[..count_v4], out);
+            sent |= pass_on(&view, flows, (now, &here), frames, &mut v4[..count_v4], out);
         }
         if count_v6 > 0 {
-            sent |= pass_on(&view, flows, (now, here), frames, &mut v6[..count_v6], out);
+            sent |= pass_on(&view, flows, (now, &here), frames, &mut v6[..count_v6], out);
         }
         sent
     }
@@ -72,7 +75,7 @@ impl Pipeline {
 fn pass_on<F: Frame, const A: usize>(
     view: &View<'_>,
     flows: &mut FlowTables,
-    (now, here): (Now, Here),
+    (now, here): (Now, &Here<'_>),
     frames: &mut [F],
     items: &mut [Item<A>],
     out: &mut BurstOutput,
@@ -81,8 +84,11 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let mut ways = seek(view.snapshot, flows, items);
-    find::find(view.snapshot, flows, now, items, here, &mut ways);
+    let mut ways = seek(view.snapshot, flows, here, items);
+    find::find(view.snapshot, flows, now, items, &mut ways);
+    if ways.by_copies {
+        find::find_copies(view.snapshot, here.copies, now, items, &mut ways);
+    }
     if ways.chosen {
         choose(view.snapshot, items, &mut ways);
     }
@@ -140,7 +146,12 @@ fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], 
 /// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns the ways that
 /// packets take.
 #[inline(never)]
-fn seek<const A: usize>(snapshot: &Snapshot, flows: &FlowTables, items: &mut [Item<A>]) -> Ways
+fn seek<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    here: &Here<'_>,
+    items: &mut [Item<A>],
+) -> Ways
 where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
@@ -184,16 +195,22 @@ where
             }
             Entries::Pairs if service.is_plain & translates => {
                 item.hash = flows.steady_hash(&key);
-                flows.prefetch_nat(item.hash, Bucket::First);
-                item.way = Way::ToBackend;
-                ways.to_backends = true;
+                if here.holds_request(service.mode, packet) {
+                    flows.prefetch_nat(item.hash, Bucket::First);
+                    item.way = Way::ToBackend;
+                    ways.to_backends = true;
+                } else {
+                    here.copies.prefetch(FlowHash::from_bits(item.hash));
+                    item.way = Way::ToBackendByCopy;
+                    ways.by_copies = true;
+                }
             }
             _ => continue,
         }
         item.id = service.id.raw();
     }
     if ways.to_clients {
-        seek_replies(snapshot, flows, translates, items);
+        seek_replies(snapshot, flows, here, translates, items, &mut ways);
     }
     ways
 }
@@ -203,10 +220,13 @@ where
 fn seek_replies<const A: usize>(
     snapshot: &Snapshot,
     flows: &FlowTables,
+    here: &Here<'_>,
     translates: bool,
     items: &mut [Item<A>],
+    ways: &mut Ways,
 ) where
     FlowTables: SteadyTables<A>,
+    Families: Family<A>,
 {
     for item in items.iter_mut().filter(|item| item.way == Way::ToClient) {
         let packet = &item.packet;
@@ -215,8 +235,14 @@ fn seek_replies<const A: usize>(
             Some(endpoint) if translates => {
                 let key = SteadyKey::reply(endpoint, packet.dst, packet.dst_port());
                 item.hash = flows.steady_hash(&key);
-                flows.prefetch_nat(item.hash, Bucket::First);
                 item.id = endpoint.raw();
+                if here.holds_reply(snapshot, packet) {
+                    flows.prefetch_nat(item.hash, Bucket::First);
+                } else {
+                    here.copies.prefetch(FlowHash::from_bits(item.hash));
+                    item.way = Way::ToClientByCopy;
+                    ways.by_copies = true;
+                }
             }
             _ => item.way = Way::Stages,
         }

@@ -263,6 +263,13 @@ impl Snapshot {
             && !tunnel.is_some_and(|tunnel| tunnel.contains_v4(src))
     }
 
+    /// False if an IPv4 address is certainly neither a VIP, nor an own address or one for SNAT. It is a number as for
+    /// [`Self::is_client_of_any`].
+    #[inline(always)]
+    pub(crate) fn may_be_ours_v4(&self, addr: u32) -> bool {
+        self.network.addresses.may_have_meaning_v4(addr)
+    }
+
     /// Whether answers to a link-local client stay on its link. With DSR a backend sends them. Otherwise the gateway
     /// sends them, and must be connected to the client's network.
     #[must_use]

@@ -143,6 +143,8 @@ pub struct Fate {
     pub verdict: Verdict,
     /// The note about the frame.
     pub note: Note,
+    /// Whether it took the fast path.
+    pub is_fast: bool,
     /// The bytes after processing: as sent, or unchanged.
     pub frame: Vec<u8>,
     /// The neighbour events of the whole burst.
@@ -321,6 +323,7 @@ impl Lab {
         let fate = |n: usize| Fate {
             verdict: out.verdicts[n],
             note: out.notes[n],
+            is_fast: out.fast >> n & 1 != 0,
             frame: frames[n].bytes().to_vec(),
             events: out.events.to_vec(),
             waits_for: out

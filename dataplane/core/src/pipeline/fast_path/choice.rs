@@ -12,30 +12,14 @@ use super::item::{Item, Way, Ways};
 use super::left::Left;
 use super::send::reachable;
 use crate::conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
-use crate::ids::{BackendId, ServiceId, WorkerIndex};
+use crate::ids::{BackendId, ServiceId};
 use crate::now::Now;
-use crate::pipeline::owners::owner_of_client;
 use crate::pipeline::view::View;
 use crate::selector::Selector;
 use crate::service::{Entries, Service};
 use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::wire::usual::{Usual, addr, words};
 use crate::wire::{proto, tcp};
-
-/// This worker, and how many there are.
-#[derive(Clone, Copy)]
-pub(super) struct Here {
-    pub(super) worker: WorkerIndex,
-    pub(super) workers: u8,
-}
-
-impl Here {
-    /// Whether this worker holds the `nat` flow of a client's packet.
-    fn holds<const A: usize>(self, packet: &Usual<A>) -> bool {
-        let client = (&addr(packet.src), packet.src_port());
-        self.workers <= 1 || owner_of_client(client, packet.proto, self.workers) == self.worker
-    }
-}
 
 /// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one. If not, even a packet
 /// that begins or ends a connection changes nothing.
@@ -157,12 +141,8 @@ where
 
 /// Prepares the choice for a packet of a service with translation whose flow has no entry, if it is a datagram that begins a
 /// flow of `nat`. Leaves any other packet to the stages.
-pub(super) fn prepare_pair<const A: usize>(
-    snapshot: &Snapshot,
-    here: Here,
-    item: &mut Item<A>,
-    ways: &mut Ways,
-) where
+pub(super) fn prepare_pair<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, ways: &mut Ways)
+where
     Families: Family<A>,
 {
     let is_request = item.way == Way::ToBackend;
@@ -172,7 +152,7 @@ pub(super) fn prepare_pair<const A: usize>(
     }
     let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
     let Some(service) = service.filter(|service| service.mode == ForwardingMode::Nat) else { return };
-    if may_begin(snapshot, service, &item.packet) && here.holds(&item.packet) {
+    if may_begin(snapshot, service, &item.packet) {
         item.service = Item::<A>::BEGINS_PAIR;
         prepare_choice(snapshot, service, item, ways);
     }

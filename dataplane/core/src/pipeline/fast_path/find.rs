@@ -1,14 +1,18 @@
 //! Pass 3 of the fast path: the flow of each packet.
 
-use super::choice::{Here, prepare_pair, prepare_without_entry};
+use super::choice::{prepare_pair, prepare_without_entry};
 use super::family::{Families, Family};
 use super::item::{Item, Way, Ways};
 use super::left::Left;
-use crate::conntrack::{Bucket, First, FlowTables, SteadyHit, SteadyTables};
+use crate::conntrack::{Bucket, First, FlowHash, FlowKey, FlowTables, SteadyHit, SteadyTables};
+use crate::flow_copies::{Copied, FlowCopies};
+use crate::ids::{EndpointId, ServiceId};
 use crate::limits::BURST;
 use crate::now::Now;
+use crate::pipeline::copies::is_copied;
 use crate::snapshot::Snapshot;
 use crate::wire::proto;
+use crate::wire::usual::{addr, words};
 
 /// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend. Prepares the choice for packets
 /// without a flow.
@@ -18,7 +22,6 @@ pub(super) fn find<const A: usize>(
     flows: &mut FlowTables,
     now: Now,
     items: &mut [Item<A>],
-    here: Here,
     ways: &mut Ways,
 ) where
     FlowTables: SteadyTables<A>,
@@ -32,7 +35,7 @@ pub(super) fn find<const A: usize>(
         elsewhere |= find_nat(snapshot, flows, now, items);
     }
     if elsewhere != 0 {
-        find_elsewhere(snapshot, flows, now, (items, elsewhere), here, ways);
+        find_elsewhere(snapshot, flows, now, (items, elsewhere), ways);
     }
     if ways.opening {
         find_openings(snapshot, flows, items, ways);
@@ -108,7 +111,6 @@ fn find_elsewhere<const A: usize>(
     flows: &mut FlowTables,
     now: Now,
     (items, mut elsewhere): (&mut [Item<A>], u32),
-    here: Here,
     ways: &mut Ways,
 ) where
     FlowTables: SteadyTables<A>,
@@ -130,8 +132,54 @@ fn find_elsewhere<const A: usize>(
             match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
                 First::Steady(hit) => settle(snapshot, item, &hit),
                 First::There => item.way = Way::Stages,
-                First::Absent => prepare_pair(snapshot, here, item, ways),
+                First::Absent => prepare_pair(snapshot, item, ways),
             }
+        }
+    }
+}
+
+/// Pass 3 for flows that other workers hold: stores what the copy says. Leaves packets without a copy, or whose use of it must be
+/// reported, to the stages.
+#[inline(never)]
+pub(super) fn find_copies<const A: usize>(
+    snapshot: &Snapshot,
+    copies: &FlowCopies,
+    now: Now,
+    items: &mut [Item<A>],
+    ways: &mut Ways,
+) {
+    for item in items.iter_mut() {
+        let packet = &item.packet;
+        let key = match item.way {
+            Way::ToBackendByCopy => {
+                FlowKey::flow(ServiceId::from_raw(item.id), addr(packet.src), packet.src_port())
+            }
+            Way::ToClientByCopy => {
+                FlowKey::reply(EndpointId::from_raw(item.id), addr(packet.dst), packet.dst_port())
+            }
+            _ => continue,
+        };
+        item.way = Way::Stages;
+        match copies.peek(&key, FlowHash::from_bits(item.hash), now) {
+            Some(Copied::Request { backend, local }) => {
+                (item.other, item.other_port) = match local {
+                    Some(local) => (words(&local.addr), local.port),
+                    None => (item.packet.src, item.packet.src_port()),
+                };
+                item.id = backend.raw();
+                snapshot.prefetch_backend(*backend);
+                item.way = Way::ToBackend;
+                ways.to_backends = true;
+            }
+            Some(Copied::Reply { service, backend, client })
+                if snapshot.service_by_id(*service).is_some_and(is_copied) =>
+            {
+                (item.other, item.other_port) = (words(&client.addr), client.port);
+                (item.id, item.service) = (backend.raw(), service.raw());
+                item.way = Way::ToClient;
+                ways.to_clients = true;
+            }
+            Some(Copied::Reply { .. }) | None => {}
         }
     }
 }

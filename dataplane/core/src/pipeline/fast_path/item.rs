@@ -66,6 +66,10 @@ pub(super) enum Way {
     ToBackend,
     /// From the backend of a NAT flow to its client.
     ToClient,
+    /// [`Self::ToBackend`] for a flow that another worker holds, if this worker has a copy.
+    ToBackendByCopy,
+    /// [`Self::ToClient`] in the same case.
+    ToClientByCopy,
 }
 
 /// The ways that packets of a burst take.
@@ -77,6 +81,8 @@ pub(super) struct Ways {
     pub(super) to_backends: bool,
     /// [`Way::ToClient`].
     pub(super) to_clients: bool,
+    /// [`Way::ToBackendByCopy`] and [`Way::ToClientByCopy`].
+    pub(super) by_copies: bool,
     /// [`Way::Opening`].
     pub(super) opening: bool,
     /// [`Way::Chosen`].

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, service, spec};
-use crate::forward::snat_ports::Steering;
+use crate::forward::snat_ports::{Rss, Steering};
 use crate::pipeline::Arrival;
 use crate::snapshot::{BackendState, ForwardingMode, Protocol, ServiceSpec, SnapshotSpec};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -38,13 +38,23 @@ impl Gateway {
     fn of(
         mode: ForwardingMode,
         protocol: Protocol,
+        sides: [&str; 3],
+        change: impl Fn(&mut ServiceSpec),
+    ) -> Self {
+        Self::with(&Steering::Partition, mode, protocol, sides, change)
+    }
+
+    fn with(
+        steering: &Steering,
+        mode: ForwardingMode,
+        protocol: Protocol,
         [_, vip, backend]: [&str; 3],
         change: impl Fn(&mut ServiceSpec),
     ) -> Self {
         let mut service = service(mode, protocol, vip, &[backend]);
         change(&mut service);
         let spec = SnapshotSpec { services: vec![service.into()], ..spec() };
-        let lab = |worker| Lab::worker(spec.clone(), worker, WORKERS, Steering::Partition);
+        let lab = |worker| Lab::worker(spec.clone(), worker, WORKERS, steering.clone());
         Self { labs: (0..WORKERS).map(lab).collect(), hand_overs: 0, is_mute: false }
     }
 
@@ -170,11 +180,16 @@ impl Connection {
     }
 }
 
+/// Every mode, protocol and family.
+fn cases() -> impl Iterator<Item = (ForwardingMode, Protocol, [&'static str; 3])> {
+    MODES.into_iter().flat_map(|mode| {
+        [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(move |p| SIDES.map(|sides| (mode, p, sides)))
+    })
+}
+
 #[test]
 fn packets_of_an_established_flow_are_sent_by_the_workers_that_receive_them_and_are_the_same() {
-    for (mode, protocol, sides) in MODES.into_iter().flat_map(|mode| {
-        [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(move |p| SIDES.map(|sides| (mode, p, sides)))
-    }) {
+    for (mode, protocol, sides) in cases() {
         let mut gateway = Gateway::of(mode, protocol, sides, |_| {});
         let connection = Connection::open(&mut gateway, protocol, sides);
         gateway.is_mute = true;
@@ -192,6 +207,63 @@ fn packets_of_an_established_flow_are_sent_by_the_workers_that_receive_them_and_
         assert_eq!(live, 1, "{mode:?}");
         let counted: u64 = gateway.labs.iter().map(|lab| lab.counters.hand_overs()).sum();
         assert!(counted < 20, "{counted}");
+    }
+}
+
+#[test]
+fn the_fast_path_sends_by_copies_what_the_stages_send() {
+    let key = (0..40).map(|n: u8| n.wrapping_mul(167).wrapping_add(13)).collect();
+    let rss = Rss { key, queues: (0..128).map(|n| n % WORKERS).collect(), sctp_ports: true };
+    let rss = Steering::Rss(Box::new(rss));
+    // With RSS, `fullnat` needs no copies.
+    let by_rss = cases().filter(|(mode, ..)| *mode == ForwardingMode::Nat).map(|case| (&rss, case));
+    for (steering, (mode, protocol, sides)) in cases().map(|case| (&Steering::Partition, case)).chain(by_rss)
+    {
+        let mut gateways = [true, false].map(|is_on| {
+            let mut gateway = Gateway::with(steering, mode, protocol, sides, |_| {});
+            gateway.labs.iter_mut().for_each(|lab| lab.pipeline.set_fast_path(is_on));
+            gateway
+        });
+        let connections = gateways.each_mut().map(|gateway| Connection::open(gateway, protocol, sides));
+        let mut fast = [0, 0];
+        for turn in 0..60 {
+            let flags = if protocol == Protocol::Tcp && turn == 50 { FIN | ACK } else { ACK | PSH };
+            let fates = [0, 1].map(|n| {
+                let (gateway, connection) = (&mut gateways[n], &connections[n]);
+                gateway.wait(Duration::from_millis(100));
+                // Nobody confirms the copies for a while.
+                gateway.is_mute = (20..35).contains(&turn);
+                [connection.request(gateway, flags), connection.reply(gateway, flags)]
+            });
+            let [with, without] = &fates;
+            for (with, without) in with.iter().zip(without) {
+                assert_eq!(
+                    (with.verdict, &with.frame, with.note),
+                    (without.verdict, &without.frame, without.note)
+                );
+            }
+            assert_eq!(
+                gateways[0].hand_overs(),
+                gateways[1].hand_overs(),
+                "{mode:?} {protocol:?}, turn {turn}"
+            );
+            fast.iter_mut().zip(&fates[0]).for_each(|(count, fate)| *count += u32::from(fate.is_fast));
+            assert!(fates[1].iter().all(|fate| !fate.is_fast));
+        }
+        assert!(fast.iter().all(|&count| count >= 25), "{mode:?} {protocol:?}: {fast:?} of 60");
+        let counted = gateways
+            .each_ref()
+            .map(|gateway| gateway.labs.iter().map(|lab| lab.counters.hand_overs()).sum::<u64>());
+        assert_eq!(counted[0], counted[1]);
+        // The client's address becomes a VIP: nobody sends it replies any more, not even by a copy that is fresh.
+        let vip = SocketAddr::new(addr(sides[0]).ip(), 81).to_string();
+        let fates = [0, 1].map(|n| {
+            let (gateway, connection) = (&mut gateways[n], &connections[n]);
+            let other = service(mode, protocol, &vip, &[sides[2]]);
+            gateway.change(|spec| spec.services.push(other.clone().into()));
+            connection.reply(gateway, ACK | PSH)
+        });
+        assert_eq!((fates[0].verdict, &fates[0].frame), (fates[1].verdict, &fates[1].frame), "{mode:?}");
     }
 }
 
