@@ -2,7 +2,7 @@
 """Writes the figures of the README from a file of results, or checks that they are those of the file.
 
 benches/readme-figures.py RESULTS.json   writes the table between the marks, and the name of the file
-benches/readme-figures.py                checks the table against the file that it names; a part of `make lint`
+benches/readme-figures.py                checks the table against the file that it names; a part of `make test`
 """
 import json
 import pathlib
@@ -35,9 +35,10 @@ def nanoseconds(row):
     rounds = [1e9 / one["found"]["overload_pps"] for one in row["rounds"]]
     if not rounds:
         return "failed"
+    most = "at most " if all(one["found"].get("is_limit_of_generator") for one in row["rounds"]) else ""
     if len(rounds) == 1:
-        return f"{rounds[0]:,.0f}"
-    return f"{statistics.median(rounds):,.0f} ({min(rounds):,.0f}-{max(rounds):,.0f})"
+        return f"{most}{rounds[0]:,.0f}"
+    return f"{most}{statistics.median(rounds):,.0f} ({min(rounds):,.0f}-{max(rounds):,.0f})"
 
 
 def table(path):
@@ -51,7 +52,7 @@ def table(path):
     lines = [
         f"{machine['cpu']}, {machine['cpus']} virtual CPUs, commit {machine['commit']}, 60-byte frames, UDP over IPv4, 1,000 Services of 10",
         "backends, one worker. Nanoseconds a frame under overload: median of the rounds, least and greatest. They contain receive,",
-        "transmit and the wire.",
+        "transmit and the wire. \"At most\": all that the generator offers is forwarded.",
     ]
     wires = {
         "memif": "Over rings in shared memory (`memif`)",

@@ -63,11 +63,19 @@ const ATTEMPTS: u32 = 3;
 
 /// Trials of which the median is the rate under overload, if nothing is searched.
 const OVERLOADS: usize = 5;
+/// A forwarder that loses less than this under overload, in percent, gets no more than it can do.
+const OVERLOAD_LOSS_MIN: f64 = 2.0;
 
 /// The rate under overload alone: the median of some trials, since a shared machine disturbs one now and then.
 pub(crate) fn overload(most: f64, mut trial: impl FnMut(f64) -> Trial) -> Found {
     let trials: Vec<Trial> = (0..OVERLOADS).map(|_| trial(most)).collect();
-    Found { overload_pps: rate_at(&trials, 0.5), throughput_pps: None, is_limit_of_generator: false, trials }
+    let lossless = trials.iter().filter(|trial| trial.loss_percent() < OVERLOAD_LOSS_MIN).count();
+    Found {
+        overload_pps: rate_at(&trials, 0.5),
+        throughput_pps: None,
+        is_limit_of_generator: lossless * 2 > trials.len(),
+        trials,
+    }
 }
 
 /// Searches between nothing and `most` frames per second. `precision_percent` is the width of the last interval.
@@ -161,6 +169,8 @@ mod tests {
             seconds: 1.0,
         });
         assert_eq!((found.overload_pps, found.throughput_pps, found.trials.len()), (5e6, None, 5));
+        assert!(!found.is_limit_of_generator);
+        assert!(overload(2e7, forwarder(1e9, 5e6, 4)).is_limit_of_generator, "nothing is lost");
     }
 
     #[test]

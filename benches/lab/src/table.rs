@@ -13,7 +13,7 @@ pub(crate) fn table(results: &Results) -> String {
             text,
             "| {} | {} | {} | {} | {} | {} | {} |",
             row.scenario.name(),
-            range(row.overload(), 1e6, 3),
+            of_generator(row, range(row.overload(), 1e6, 3)),
             range(row.nanoseconds(), 1.0, 0),
             throughput(row),
             latency(row, "half"),
@@ -43,7 +43,11 @@ fn throughput(row: &Row) -> String {
     if !row.scenario.search {
         return String::new();
     }
-    let found = range(row.throughput(), 1e6, 3);
+    of_generator(row, range(row.throughput(), 1e6, 3))
+}
+
+/// Says that the forwarder may do more, if so.
+fn of_generator(row: &Row, found: String) -> String {
     if row.is_limit_of_generator() { format!("{found}, all that the generator offers") } else { found }
 }
 
