@@ -24,7 +24,7 @@ use crate::ids::InterfaceIndex;
 use crate::key_index::KeyIndex;
 use crate::sorted_chunks::SortedChunks;
 use crate::table::{Table, places};
-use crate::wire::Addr;
+use crate::wire::{Addr, Family, usual};
 
 /// What an address of the gateway is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,34 +77,36 @@ pub(crate) struct Addresses {
     free: Arc<Vec<u32>>,
     /// The meanings that do not come from services. They remain when a VIP goes.
     beside: Arc<BTreeMap<Addr, Meaning>>,
-    networks: Arc<NetworksV4>,
+    networks: Arc<Networks>,
 }
 
-/// IPv4 networks of 256 addresses, a bit for each by a hash: those that have or had an address in [`Addresses`], and by chance
-/// others. Nearly no client is in one of them, so the first packet of a flow needs no look-up of its source.
+/// Networks ([`usual::network`]), a bit for each by a hash: those that have or had an address in [`Addresses`], and by chance
+/// others. Nearly no client is in one of them, so nearly no client needs a look-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct NetworksV4([u64; 64]);
+struct Networks([u64; 64]);
 
-impl NetworksV4 {
-    /// Word and bit of the network of an address, which is the number that its bytes are in little-endian order.
+impl Networks {
+    /// Word and bit of a network.
     #[inline(always)]
-    fn place(addr: u32) -> (usize, u32) {
-        // The upper 12 bits of a product by an odd number (Dietzfelbinger et al. 1997): 2^32 by the golden ratio.
-        let slot = (addr & 0x00ff_ffff).wrapping_mul(0x9e37_79b1) >> 20;
-        ((slot >> 6) as usize, slot & 63)
+    fn place(network: u64) -> (usize, u32) {
+        // The upper 12 bits of a product by an odd number (Dietzfelbinger et al. 1997): 2^64 by the golden ratio.
+        let slot = network.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+        ((slot >> 6) as usize, (slot & 63) as u32)
     }
 
     #[inline(always)]
-    fn may_contain(&self, addr: u32) -> bool {
-        let (word, bit) = Self::place(addr);
+    fn may_contain<const A: usize>(&self, addr: &[u32; A]) -> bool {
+        let (word, bit) = Self::place(usual::network(addr));
         self.0[word] >> bit & 1 != 0
     }
 
     fn add(&mut self, addr: &Addr) {
-        if addr.is_v4() {
-            let (word, bit) = Self::place(u32::from_le_bytes(addr.v4_bytes()));
-            self.0[word] |= 1 << bit;
-        }
+        let network = match addr.family() {
+            Family::V4 => usual::network(&usual::words::<1>(addr)),
+            Family::V6 => usual::network(&usual::words::<4>(addr)),
+        };
+        let (word, bit) = Self::place(network);
+        self.0[word] |= 1 << bit;
     }
 }
 
@@ -124,7 +126,7 @@ impl Addresses {
         // The sort is stable: what a VIP means stays first.
         records.sort_by_key(|&(addr, _)| addr);
         records.dedup_by_key(|&mut (addr, _)| addr);
-        let mut networks = NetworksV4([0; 64]);
+        let mut networks = Networks([0; 64]);
         records.iter().for_each(|(addr, _)| networks.add(addr));
         let count = records.len();
         let by_address: SortedChunks<Addr, u32> =
@@ -189,9 +191,9 @@ impl Addresses {
         Some(self.records[at].1)
     }
 
-    /// False if an IPv4 address certainly means nothing. It is a number as for [`Self::has_meaning_v4`].
+    /// False if an address certainly means nothing. It has the form of [`usual::Usual`].
     #[inline(always)]
-    pub(crate) fn may_have_meaning_v4(&self, addr: u32) -> bool {
+    pub(crate) fn may_have_meaning<const A: usize>(&self, addr: &[u32; A]) -> bool {
         self.networks.may_contain(addr)
     }
 
@@ -199,7 +201,7 @@ impl Addresses {
     /// little-endian order.
     #[inline(always)]
     pub(crate) fn has_meaning_v4(&self, addr: u32) -> bool {
-        self.may_have_meaning_v4(addr) && self.meaning(&Addr::v4(addr.to_le_bytes())).is_some()
+        self.may_have_meaning(&[addr]) && self.meaning(&Addr::v4(addr.to_le_bytes())).is_some()
     }
 
     #[inline]

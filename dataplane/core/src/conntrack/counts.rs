@@ -15,6 +15,7 @@ use crate::ids::ServiceId;
 use crate::limits::{
     OPENING_NETWORK_MIN, OPENING_NETWORK_SHARE, OPENING_NETWORKS, OPENING_SERVICE_SHARE, SERVICES_MAX,
 };
+use crate::wire::usual::network;
 
 /// How large a share of the opening entries the service and the network of a flow have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -179,13 +180,6 @@ fn index(owner: u32) -> usize {
 /// The index of the counter of a client's network: a /24, or a /56. Addresses are in the form that entries store.
 #[inline]
 fn slot<const A: usize>(secret: u64, client: &[u32; A]) -> usize {
-    // Masks the first three bytes of a word.
-    const THREE: u32 = u32::from_le_bytes([0xff, 0xff, 0xff, 0]);
-    let network = match client[..] {
-        [word] => u64::from(word & THREE),
-        [first, second, ..] => u64::from(first) | u64::from(second & THREE) << 32,
-        [] => 0,
-    };
     // Multiply-shift (Dietzfelbinger et al. 1997) uses the upper bits.
-    (network.wrapping_mul(secret) >> (u64::BITS - OPENING_NETWORKS.ilog2())) as usize
+    (network(client).wrapping_mul(secret) >> (u64::BITS - OPENING_NETWORKS.ilog2())) as usize
 }

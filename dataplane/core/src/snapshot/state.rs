@@ -263,11 +263,11 @@ impl Snapshot {
             && !tunnel.is_some_and(|tunnel| tunnel.contains_v4(src))
     }
 
-    /// False if an IPv4 address is certainly neither a VIP, nor an own address or one for SNAT. It is a number as for
-    /// [`Self::is_client_of_any`].
+    /// False if an address is certainly neither a VIP, nor an own address or one for SNAT. It has the form of
+    /// [`Usual`](crate::wire::usual::Usual).
     #[inline(always)]
-    pub(crate) fn may_be_ours_v4(&self, addr: u32) -> bool {
-        self.network.addresses.may_have_meaning_v4(addr)
+    pub(crate) fn may_be_ours<const A: usize>(&self, addr: &[u32; A]) -> bool {
+        self.network.addresses.may_have_meaning(addr)
     }
 
     /// Whether answers to a link-local client stay on its link. With DSR a backend sends them. Otherwise the gateway

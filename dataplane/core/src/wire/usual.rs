@@ -108,6 +108,19 @@ pub fn words<const A: usize>(addr: &Addr) -> [u32; A] {
     std::array::from_fn(|n| u32::from_le_bytes(all[4 - A + n]))
 }
 
+/// The network of an address in the form of [`Usual`]: its /24, or its /56, as a number.
+#[inline(always)]
+#[must_use]
+pub fn network<const A: usize>(address: &[u32; A]) -> u64 {
+    // Masks the first three bytes of a word.
+    const THREE: u32 = u32::from_le_bytes([0xff, 0xff, 0xff, 0]);
+    match address[..] {
+        [word] => u64::from(word & THREE),
+        [first, second, ..] => u64::from(first) | u64::from(second & THREE) << 32,
+        [] => 0,
+    }
+}
+
 /// Undoes [`words`].
 #[inline(always)]
 #[must_use]

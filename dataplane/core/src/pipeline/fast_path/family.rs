@@ -23,9 +23,6 @@ pub(super) trait Family<const A: usize> {
 
     /// Whether an address can be a client's of any service. False for link-local addresses too, which are clients of some.
     fn is_client_of_any(snapshot: &Snapshot, src: [u32; A]) -> bool;
-
-    /// False if an address is certainly neither a VIP, nor an own address or one for SNAT.
-    fn may_be_ours(snapshot: &Snapshot, address: [u32; A]) -> bool;
 }
 
 impl Family<1> for Families {
@@ -44,11 +41,6 @@ impl Family<1> for Families {
     #[inline(always)]
     fn is_client_of_any(snapshot: &Snapshot, [word]: [u32; 1]) -> bool {
         snapshot.is_client_of_any(word)
-    }
-
-    #[inline(always)]
-    fn may_be_ours(snapshot: &Snapshot, [word]: [u32; 1]) -> bool {
-        snapshot.may_be_ours_v4(word)
     }
 }
 
@@ -69,10 +61,5 @@ impl Family<4> for Families {
     fn is_client_of_any(snapshot: &Snapshot, src: [u32; 4]) -> bool {
         let src = addr(src);
         snapshot.source_fault(&src).is_none() && !src.is_link_local()
-    }
-
-    #[inline(always)]
-    fn may_be_ours(_: &Snapshot, _: [u32; 4]) -> bool {
-        true
     }
 }

@@ -47,7 +47,7 @@ impl Here<'_> {
         Families: Family<A>,
     {
         let (to, port) = (addr(packet.dst), packet.dst_port());
-        let may_be_ours = Families::may_be_ours(snapshot, packet.dst);
+        let may_be_ours = snapshot.may_be_ours(&packet.dst);
         if may_be_ours && snapshot.snat_addresses(to.family()).binary_search(&to).is_ok() {
             return !matches!(self.steering, Steering::Partition)
                 || owner_of_port(port, self.workers) == self.worker;
