@@ -27,6 +27,7 @@ mod send;
 pub(super) use item::Items;
 
 use super::output::BurstOutput;
+use super::owners::Owners;
 use super::state::Pipeline;
 use super::view::View;
 use crate::conntrack::{Bucket, FlowHash, FlowTables, SteadyKey, SteadyTables};
@@ -57,7 +58,8 @@ impl Pipeline {
         out: &mut BurstOutput,
     ) -> u32 {
         let Self { items: Items { v4, v6 }, flows, copies, worker, workers, snat_ports, .. } = self;
-        let here = Here { worker: *worker, workers: *workers, steering: snat_ports.steering(), copies };
+        let owners = Owners { workers: *workers, steering: snat_ports.steering() };
+        let here = Here { worker: *worker, owners, copies };
         let (count_v4, count_v6) = check(interface, frames, v4, v6);
         let mut sent = 0;
         if count_v4 > 0 {
@@ -195,7 +197,7 @@ where
             }
             Entries::Pairs if service.is_plain & translates => {
                 item.hash = flows.steady_hash(&key);
-                if here.holds_request(service.mode, packet) {
+                if here.holds_request(service, packet) {
                     flows.prefetch_nat(item.hash, Bucket::First);
                     item.way = Way::ToBackend;
                     ways.to_backends = true;
@@ -226,7 +228,6 @@ fn seek_replies<const A: usize>(
     ways: &mut Ways,
 ) where
     FlowTables: SteadyTables<A>,
-    Families: Family<A>,
 {
     for item in items.iter_mut().filter(|item| item.way == Way::ToClient) {
         let packet = &item.packet;

@@ -76,7 +76,7 @@ impl Pipeline {
         let service = snapshot.service(hash, &quoted.src, quoted.proto, quoted.src_port)?;
         let owner = (self.workers > 1).then(|| {
             let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
-            self.owner_of_request(service, client, vip, quoted.proto, Dealt::Otherwise)
+            self.owners().of_request(service, client, vip, quoted.proto, Dealt::Otherwise)
         });
         if let Some(Some(owner)) = owner
             && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
@@ -124,7 +124,7 @@ impl Pipeline {
         if self.workers > 1
             && let Some(owner) = {
                 let (backend, to) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
-                self.owner_of_reply(snapshot, backend, to, quoted.proto, Dealt::Otherwise)
+                self.owners().of_reply(snapshot, backend, to, quoted.proto, Dealt::Otherwise)
             }
             && let Err(elsewhere) = self.at_home(owner, burst.arrival, proto::ICMP)
         {

@@ -413,7 +413,7 @@ impl Pipeline {
         if is_icmp(proto) {
             return Some(owner_of_port(local.port, self.workers));
         }
-        self.owner_of_reply(snapshot, (&peer.addr, peer.port), (&local.addr, local.port), proto, dealt)
+        self.owners().of_reply(snapshot, (&peer.addr, peer.port), (&local.addr, local.port), proto, dealt)
     }
 
     /// Whether a packet arrived by the interface that leads to its source, in a frame from one station.

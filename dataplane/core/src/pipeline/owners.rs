@@ -57,6 +57,61 @@ pub(super) fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> W
     scale(key_hash(client.0, proto, client.1), u32::from(workers)) as WorkerIndex
 }
 
+/// The rules by which the workers share out flows.
+#[derive(Clone, Copy)]
+pub(super) struct Owners<'a> {
+    pub(super) workers: u8,
+    pub(super) steering: &'a Steering,
+}
+
+impl Owners<'_> {
+    /// The worker that holds the flow of a client's packets to a VIP; `None` if it is the one that receives them.
+    #[inline]
+    pub(super) fn of_request(
+        self,
+        service: &Service,
+        client: (&Addr, u16),
+        vip: (&Addr, u16),
+        proto: u8,
+        dealt: Dealt,
+    ) -> Option<WorkerIndex> {
+        match (self.steering, service.mode) {
+            (_, ForwardingMode::Nat) | (Steering::Partition, ForwardingMode::FullNat) => {
+                Some(owner_of_client(client, proto, self.workers))
+            }
+            // Another worker would choose another backend.
+            (Steering::Partition, _) if service.selector().is_of_worker() => {
+                Some(owner_of_client(client, proto, self.workers))
+            }
+            (Steering::Rss(rss), _) if dealt == Dealt::Otherwise => Some(rss.queue(client, vip)),
+            _ => None,
+        }
+    }
+
+    /// The worker that holds the flow of a backend's packets to this address and port; `None` if it is the one that
+    /// receives them.
+    #[inline]
+    pub(super) fn of_reply(
+        self,
+        snapshot: &Snapshot,
+        backend: (&Addr, u16),
+        to: (&Addr, u16),
+        proto: u8,
+        dealt: Dealt,
+    ) -> Option<WorkerIndex> {
+        if snapshot.snat_addresses(to.0.family()).binary_search(to.0).is_ok() {
+            return match self.steering {
+                Steering::Partition => Some(owner_of_port(to.1, self.workers)),
+                // The port was chosen so that replies arrive here without a hand-over.
+                Steering::Rss(rss) if dealt == Dealt::Otherwise => Some(rss.queue(backend, to)),
+                Steering::Single | Steering::Rss(_) => None,
+            };
+        }
+        // A packet to the gateway itself: the kernel's own connections need no particular worker.
+        snapshot.address(to.0).is_none().then(|| owner_of_client(to, proto, self.workers))
+    }
+}
+
 impl Pipeline {
     /// Whether packets arrive at the workers that RSS computes. Then a sample of them should be checked by
     /// [`Self::arrives_as_computed`].
@@ -77,50 +132,10 @@ impl Pipeline {
             .then(|| rss.queue((&h.src, h.src_port), (&h.dst, h.dst_port)) == self.worker)
     }
 
-    /// The worker that holds the flow of a client's packets to a VIP; `None` if it is the one that receives them.
-    #[inline]
-    pub(super) fn owner_of_request(
-        &self,
-        service: &Service,
-        client: (&Addr, u16),
-        vip: (&Addr, u16),
-        proto: u8,
-        dealt: Dealt,
-    ) -> Option<WorkerIndex> {
-        match (self.snat_ports.steering(), service.mode) {
-            (_, ForwardingMode::Nat) | (Steering::Partition, ForwardingMode::FullNat) => {
-                Some(owner_of_client(client, proto, self.workers))
-            }
-            // Another worker would choose another backend.
-            (Steering::Partition, _) if service.selector().is_of_worker() => {
-                Some(owner_of_client(client, proto, self.workers))
-            }
-            (Steering::Rss(rss), _) if dealt == Dealt::Otherwise => Some(rss.queue(client, vip)),
-            _ => None,
-        }
-    }
-
-    /// The worker that holds the flow of a backend's packets to this address and port; `None` if it is the one that
-    /// receives them.
-    #[inline]
-    pub(super) fn owner_of_reply(
-        &self,
-        snapshot: &Snapshot,
-        backend: (&Addr, u16),
-        to: (&Addr, u16),
-        proto: u8,
-        dealt: Dealt,
-    ) -> Option<WorkerIndex> {
-        if snapshot.snat_addresses(to.0.family()).binary_search(to.0).is_ok() {
-            return match self.snat_ports.steering() {
-                Steering::Partition => Some(owner_of_port(to.1, self.workers)),
-                // The port was chosen so that replies arrive here without a hand-over.
-                Steering::Rss(rss) if dealt == Dealt::Otherwise => Some(rss.queue(backend, to)),
-                Steering::Single | Steering::Rss(_) => None,
-            };
-        }
-        // A packet to the gateway itself: the kernel's own connections need no particular worker.
-        snapshot.address(to.0).is_none().then(|| owner_of_client(to, proto, self.workers))
+    /// The rules by which the workers share out flows.
+    #[inline(always)]
+    pub(super) fn owners(&self) -> Owners<'_> {
+        Owners { workers: self.workers, steering: self.snat_ports.steering() }
     }
 
     /// Checks that this worker may process a packet whose flow belongs to `owner`. The error is the verdict: a

@@ -61,7 +61,7 @@ impl Pipeline {
             if self.workers > 1
                 && let Some(owner) = {
                     let (backend, to) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
-                    self.owner_of_reply(
+                    self.owners().of_reply(
                         snapshot,
                         backend,
                         to,

@@ -45,9 +45,13 @@ impl Pipeline {
     ) -> Result<Request<'s>, Verdict> {
         if self.workers > 1 {
             let (client, vip) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
-            if let Some(owner) =
-                self.owner_of_request(service, client, vip, h.proto, Dealt::of(h, self.snat_ports.steering()))
-            {
+            if let Some(owner) = self.owners().of_request(
+                service,
+                client,
+                vip,
+                h.proto,
+                Dealt::of(h, self.snat_ports.steering()),
+            ) {
                 self.at_home(owner, arrival, h.proto)?;
             }
         }

@@ -230,10 +230,10 @@ impl Pipeline {
         let FlowRecord { name, backend, .. } = record;
         let (client, vip) = ((&name.client.addr, name.client.port), (&service.vip, service.port));
         let proto = service.protocol.number();
-        let of_request = self.owner_of_request(service, client, vip, proto, Dealt::Otherwise);
+        let of_request = self.owners().of_request(service, client, vip, proto, Dealt::Otherwise);
         let of_reply = record.translation.and_then(|Translation { local, .. }| {
             let backend = (&backend.addr, backend.port);
-            self.owner_of_reply(snapshot, backend, (&local.addr, local.port), proto, Dealt::Otherwise)
+            self.owners().of_reply(snapshot, backend, (&local.addr, local.port), proto, Dealt::Otherwise)
         });
         of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
     }
