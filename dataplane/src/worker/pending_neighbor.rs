@@ -36,7 +36,8 @@ pub const WAIT_MAX: Duration = Duration::from_secs(1);
 const YIELD_AFTER: Duration = Duration::from_millis(100);
 /// Silent neighbours get a place only while fewer places than this are taken.
 const SILENT_PLACES: usize = NEIGHBORS_MAX / 2;
-/// How long a neighbour counts as silent after its last frame that waited in vain or was refused for that.
+/// How long a neighbour counts as silent. The time begins when a frame has waited for it in vain. It begins again when a frame
+/// gets no place because the neighbour is silent.
 const SILENT_FOR: Duration = Duration::from_secs(30);
 /// The number of silent neighbours that are remembered, at most: 64 KiB.
 const SILENT_MAX: usize = 4096;
@@ -63,8 +64,8 @@ struct Wait<F> {
     frames: ArrayVec<Parked<F>, FRAMES_PER_NEIGHBOR>,
 }
 
-/// The neighbours for which frames waited in vain: the hash of each and the time until which it is remembered, at a place
-/// that follows from the hash. A neighbour that loses its place to another one is treated like a new one.
+/// The neighbours for which frames waited in vain. Each place has the hash of a neighbour, which determines the place, and the
+/// time until which it is remembered. A neighbour that loses its place to another one is treated like a new one.
 #[derive(Debug)]
 struct Silent(Box<[(u64, Now)]>);
 

@@ -255,7 +255,7 @@ fn the_fast_path_sends_by_copies_what_the_stages_send() {
             .each_ref()
             .map(|gateway| gateway.labs.iter().map(|lab| lab.counters.hand_overs()).sum::<u64>());
         assert_eq!(counted[0], counted[1]);
-        // The client's address becomes a VIP: nobody sends it replies any more, not even by a copy that is fresh.
+        // The client's address becomes a VIP. Then no worker sends replies to it, whether it has a copy or not.
         let vip = SocketAddr::new(addr(sides[0]).ip(), 81).to_string();
         let fates = [0, 1].map(|n| {
             let (gateway, connection) = (&mut gateways[n], &connections[n]);
