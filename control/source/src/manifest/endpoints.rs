@@ -18,7 +18,7 @@ use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, text};
 
 use super::meta;
 use super::object::{Object, first_faults};
-use super::service::PROTOCOLS;
+use super::service::{PROTOCOLS, protocol};
 
 /// The limits that an API server applies to a slice (discovery.k8s.io validation).
 const ENDPOINTS_MAX: usize = 1_000;
@@ -198,8 +198,10 @@ fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, Stri
         Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
         None => "",
     };
-    let protocol = fields.get("protocol").filter(|f| of == PortsOf::Slice || !meta::is_empty(f));
-    let protocol = protocol.map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+    let protocol = match fields.get("protocol") {
+        Some(field) if of == PortsOf::Slice => field.one_of(&PROTOCOLS),
+        _ => protocol(&fields),
+    };
     let id = (name, protocol.filter(|_| of == PortsOf::Subset));
     let mut is_another = true;
     if let Some(first) = taken.get(&id) {

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod, Protocol};
+use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod};
 use tidegate_model::yaml::{Field, Fields, text};
 
 use super::meta;
 use super::object::Object;
-use super::service::PROTOCOLS;
+use super::service::protocol;
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut pod =
@@ -53,8 +53,7 @@ fn container_ports(container: &Fields<'_>, into: &mut Vec<ContainerPort>) {
     for item in container.items("ports") {
         let Some(fields) = item.fields() else { continue };
         let name = fields.get("name").and_then(|f| f.string()).unwrap_or_default().to_owned();
-        let protocol = fields.get("protocol").filter(|f| !meta::is_empty(f));
-        let protocol = protocol.map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+        let protocol = protocol(&fields);
         let port = fields.required("containerPort", "a port number from 1 to 65535").and_then(|f| f.port());
         if let (Some(protocol), Some(port)) = (protocol, port) {
             into.push(ContainerPort { name, protocol, port });

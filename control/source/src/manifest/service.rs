@@ -24,6 +24,12 @@ use super::object::Object;
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
 
+/// The protocol of a port: TCP if it is absent or empty, `None` if it is invalid.
+pub(super) fn protocol(port: &Fields<'_>) -> Option<Protocol> {
+    let written = port.get("protocol").filter(|f| !meta::is_empty(f));
+    written.map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS))
+}
+
 /// Values of `trafficDistribution` (KEP-4444, KEP-3015).
 const TRAFFIC_DISTRIBUTIONS: [(&str, ()); 3] =
     [("PreferClose", ()), ("PreferSameZone", ()), ("PreferSameNode", ())];
@@ -200,10 +206,7 @@ fn port<'a>(
     let fields = item.fields()?;
     let port_field = fields.required("port", "a port number from 1 to 65535");
     let port = port_field.as_ref().and_then(Field::port);
-    let protocol = match fields.get("protocol").filter(|f| !meta::is_empty(f)) {
-        Some(field) => field.one_of(&PROTOCOLS),
-        None => Some(Protocol::Tcp),
-    };
+    let protocol = protocol(&fields);
     if item.sheet.is_stored() && (port.is_none() || protocol.is_none()) {
         return None;
     }
