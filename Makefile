@@ -13,7 +13,7 @@ FLOODS ?=
 SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup build release demo lint test test-apiserver vm-test floods kube-proxy fuzz bench perf soak instructions \
+.PHONY: help setup tools build release demo lint test test-apiserver vm-test floods kube-proxy fuzz bench perf soak instructions \
   compare deny clean
 
 help:
@@ -22,8 +22,9 @@ help:
 	@echo 'make setup    install what is missing: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build        make release  release build'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
-	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
-	@echo 'make test-apiserver  the stories of the gateway with a real API server (root): CONTRIBUTING.md says how'
+	@echo 'make kube-proxy  target node against the real kube-proxy (root, network the first time, minutes)'
+	@echo 'make test-apiserver  the stories of the gateway with a real API server (root, network the first time, 10 min)'
+	@echo 'make tools    build that API server: kube-apiserver, kube-controller-manager, etcd and kubectl (network, minutes)'
 	@echo 'make vm-test  emulated PCI NICs by their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline, on every core'
@@ -36,6 +37,9 @@ help:
 
 setup:
 	@deploy/scripts/setup.sh
+
+tools:
+	@deploy/scripts/tools.sh
 
 build:
 	$(CARGO) build --workspace --locked

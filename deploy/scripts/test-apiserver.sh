@@ -1,19 +1,21 @@
 #!/bin/bash
 # Runs the tests of control/tests/kubernetes with a real API server instead of the test API server. Called by
-# `make test-apiserver`, not by `make test`. Reports at the end how many tests ran and which were skipped.
+# `make test-apiserver` and .ci/run. Reports at the end how many tests ran and which were skipped.
 #
-#   KUBE_APISERVER=PROGRAM ETCD=PROGRAM [KUBE_CONTROLLER_MANAGER=PROGRAM]   each test starts its own control plane
+# Without a variable, tools.sh builds the control plane that deploy/tools pins, and each test starts its own.
+#
+#   KUBE_APISERVER=PROGRAM ETCD=PROGRAM [KUBE_CONTROLLER_MANAGER=PROGRAM]   another control plane
 #   TIDEGATE_TEST_KUBECONFIG=FILE   the cluster of its current context, which must contain nothing of Tidegate
 #   STORIES=FILTER                  run only these tests
 #
-# CONTRIBUTING.md explains where to get the programs and what is skipped.
+# CONTRIBUTING.md explains what is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
 
 die() { printf 'test-apiserver: %s\n' "$*" >&2; exit 1; }
-accepted='accepted: KUBE_APISERVER=PROGRAM ETCD=PROGRAM, with KUBE_CONTROLLER_MANAGER=PROGRAM for the stories that delete
-namespaces; or TIDEGATE_TEST_KUBECONFIG=FILE; CONTRIBUTING.md says where the programs come from'
+accepted='accepted: no variable, for the pinned control plane; or KUBE_APISERVER=PROGRAM ETCD=PROGRAM, with
+KUBE_CONTROLLER_MANAGER=PROGRAM for the stories that delete namespaces; or TIDEGATE_TEST_KUBECONFIG=FILE'
 
 program() {
   local path
@@ -34,10 +36,13 @@ elif [[ -n ${KUBE_APISERVER:-} && -n ${ETCD:-} ]]; then
   program KUBE_APISERVER
   program ETCD
   if [[ -n ${KUBE_CONTROLLER_MANAGER:-} ]]; then program KUBE_CONTROLLER_MANAGER; fi
-elif [[ -n ${KUBE_APISERVER:-} ]]; then
-  die "KUBE_APISERVER without ETCD; Debian has etcd in the package etcd-server; $accepted"
+elif [[ -n ${KUBE_APISERVER:-}${ETCD:-}${KUBE_CONTROLLER_MANAGER:-} ]]; then
+  die "KUBE_APISERVER and ETCD belong together; $accepted"
 else
-  die "no API server is named; $accepted"
+  tools=$(deploy/scripts/tools.sh)
+  export KUBE_APISERVER=$tools/kube-apiserver ETCD=$tools/etcd KUBE_CONTROLLER_MANAGER=$tools/kube-controller-manager
+  # kubectl of the same version.
+  export PATH=$tools:$PATH
 fi
 
 log=$(mktemp)
