@@ -54,9 +54,8 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     cluster.set_endpoints(|_| false);
     cluster.compare_health_answers(0, 503);
 
-    let theirs =
-        answer(cluster.world.lab.gateway(), &plan::server(Family::V4, 1).to_string(), 10_256, "/healthz");
-    let ours = answer(cluster.world.lab.gateway(), "127.0.0.1", 10_356, "/healthz");
+    let theirs = answer(cluster.world.lab.gateway(), plan::server(Family::V4, 1), 10_256, "/healthz");
+    let ours = answer(cluster.world.lab.gateway(), IpAddr::from(Ipv4Addr::LOCALHOST), 10_356, "/healthz");
     let (theirs, ours) = (theirs.expect("kube-proxy answers"), ours.expect("the gateway answers"));
     eprintln!("kube-proxy: {:?} {}", theirs.headers, theirs.body);
     assert_eq!((ours.status, theirs.status), (200, 200));
@@ -226,9 +225,10 @@ impl Cluster {
         for port in self.services.iter().filter_map(|service| service.health_check_node_port) {
             for (n, count) in (1..).zip(pods) {
                 let expected = format!("\"localEndpoints\": {count}");
-                let address = plan::server(Family::V4, n).to_string();
+                // By default, kube-proxy in mode nftables listens at the first address of its node only.
+                let address = plan::server(self.family, n);
                 let waited = wait_for(&format!("{expected} at node-{n}"), APPLIED, || {
-                    answer(self.world.lab.gateway(), &address, port, "/")
+                    answer(self.world.lab.gateway(), address, port, "/")
                         .filter(|answer| answer.body.contains(&expected))
                 });
                 let proxy = &self.proxies[usize::from(n) - 1];
@@ -272,7 +272,7 @@ impl Cluster {
     /// byte of the body and every header but the date.
     fn compare_health_answers(&self, endpoints: u32, status: u16) {
         let count = format!("\"localEndpoints\": {endpoints}");
-        let ask = |of: &str, address: &str| {
+        let ask = |of: &str, address: IpAddr| {
             let what = format!("{count} from {of}");
             wait_for(&what, APPLIED, || {
                 answer(self.world.lab.gateway(), address, HEALTH_NODE_PORT, "/")
@@ -280,8 +280,8 @@ impl Cluster {
             })
             .unwrap_or_else(|error| panic!("{error:#}"))
         };
-        let theirs = ask("kube-proxy", &plan::server(Family::V4, 1).to_string());
-        let ours = ask("the gateway", "127.0.0.1");
+        let theirs = ask("kube-proxy", plan::server(Family::V4, 1));
+        let ours = ask("the gateway", IpAddr::from(Ipv4Addr::LOCALHOST));
         assert_eq!((ours.status, theirs.status), (status, status));
         eprintln!("kube-proxy: {:?}\n{}", theirs.headers, theirs.body);
         let headers = |answer: &Answer| {
@@ -294,8 +294,8 @@ impl Cluster {
     }
 }
 
-fn answer(from: &Namespace, host: &str, port: u16, path: &str) -> Option<Answer> {
-    http::get(from, &format!("http://{host}:{port}{path}"), 5)
+fn answer(from: &Namespace, host: IpAddr, port: u16, path: &str) -> Option<Answer> {
+    http::get(from, &format!("http://{}{path}", SocketAddr::new(host, port)), 5)
 }
 
 fn is_local(service: &Manifest) -> bool {
