@@ -51,9 +51,10 @@ impl Form {
                 table["metadata"] = metadata.clone();
                 table
             }
+            // An empty list is null, as kube-apiserver writes it here, though not in the other formats.
             Self::Metadata => json!({
                 "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
-                "items": items.iter().map(metadata_of).collect::<Vec<_>>(),
+                "items": (!items.is_empty()).then(|| items.iter().map(metadata_of).collect::<Vec<_>>()),
             }),
         }
     }

@@ -123,7 +123,6 @@ pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration
 
 /// Like [`version`], also with the version of one object if the API server has it. A list restricted to one name needs
 /// the same rights as the list of all.
-/// the list of all.
 pub(super) async fn version_of(
     connection: &Connection,
     kind: &Kind,
@@ -137,10 +136,11 @@ pub(super) async fn version_of(
     Ok((version_number(&list.metadata.resource_version), object))
 }
 
-/// The metadata of a list and of its items.
+/// The metadata of a list and of its items. A list of metadata without items has `items: null`.
 #[derive(Deserialize)]
 struct Heads {
     metadata: Head,
+    #[serde(default, deserialize_with = "or_default")]
     items: Vec<HeadOfItem>,
 }
 
@@ -152,8 +152,15 @@ struct HeadOfItem {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Head {
+    #[serde(deserialize_with = "or_default")]
     uid: String,
+    #[serde(deserialize_with = "or_default")]
     resource_version: String,
+}
+
+/// Reads `null` as the default, as the API does for every field.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(field)?.unwrap_or_default())
 }
 
 async fn heads(
@@ -361,19 +368,23 @@ async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<B
 #[serde(default)]
 struct Status {
     code: u16,
+    #[serde(deserialize_with = "or_default")]
     message: String,
+    #[serde(deserialize_with = "or_default")]
     reason: String,
-    details: Option<Details>,
+    #[serde(deserialize_with = "or_default")]
+    details: Details,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Details {
+    #[serde(deserialize_with = "or_default")]
     retry_after_seconds: u64,
 }
 
 fn refusal(http: StatusCode, retry_after: Option<u64>, status: Status) -> Fault {
-    let asked = status.details.map(|d| d.retry_after_seconds).filter(|s| *s > 0);
+    let asked = Some(status.details.retry_after_seconds).filter(|s| *s > 0);
     let message = [status.message, status.reason].into_iter().find(|text| !text.is_empty());
     let reason = || http.canonical_reason().unwrap_or("no reason given").to_owned();
     Fault::Refused {
@@ -465,20 +476,20 @@ impl<'de> Visitor<'de> for PageOf {
         #[derive(Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]
         struct ListMeta {
+            #[serde(deserialize_with = "or_default")]
             resource_version: String,
-            r#continue: Option<String>,
+            #[serde(deserialize_with = "or_default")]
+            r#continue: String,
         }
         let mut page = Page::default();
-        let mut seen = false;
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "metadata" => {
                     let meta: ListMeta = map.next_value()?;
                     page.version = meta.resource_version;
-                    page.next = meta.r#continue.unwrap_or_default();
+                    page.next = meta.r#continue;
                 }
                 "items" => {
-                    seen = true;
                     page.items = map.next_value_seed(Items(self.0))?;
                 }
                 _ => {
@@ -486,11 +497,9 @@ impl<'de> Visitor<'de> for PageOf {
                 }
             }
         }
-        if !seen || page.version.is_empty() {
-            return Err(serde::de::Error::custom(format!(
-                "no {}List with items and a resourceVersion",
-                self.0.name
-            )));
+        // Without the version it is another object, such as a Status. A list without items may omit them.
+        if page.version.is_empty() {
+            return Err(serde::de::Error::custom(format!("no {}List with a resourceVersion", self.0.name)));
         }
         Ok(page)
     }
@@ -529,3 +538,6 @@ impl<'de> Visitor<'de> for Items {
         Ok(items)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,6 +145,26 @@ async fn watch_ends_normally_and_nothing_is_reported() {
 }
 
 #[tokio::test]
+async fn a_kind_without_objects_resumes_its_watch_without_a_list() {
+    let world = World::new();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.forget_requests();
+    world.server.restart().expect("it can be told");
+    eventually("the watch of Nodes to be resumed", || {
+        world.server.requests().iter().any(|r| r.path == "/api/v1/nodes" && r.query.contains("watch=true"))
+    })
+    .await;
+    let state = until_state(&source, "a connection", |s| s.connected).await;
+    assert!(source.updates().borrow().objects.nodes.is_empty() && state.last_error.is_none(), "{state:?}");
+    let requests = world.server.requests();
+    let lists = requests.iter().filter(|r| r.query.contains("limit=500")).map(|r| &r.path);
+    // The definition of AddressPool is not installed, so only a list shows whether it is now.
+    let lists: Vec<&String> = lists.filter(|path| !path.ends_with("/addresspools")).collect();
+    assert_eq!(lists, Vec::<&String>::new());
+}
+
+#[tokio::test]
 async fn version_that_expired_leads_to_a_list_and_no_loss() {
     let world = World::new();
     world.apply_web();

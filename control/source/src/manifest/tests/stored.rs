@@ -385,3 +385,72 @@ fn a_pool_with_unreadable_limits_assigns_no_address() {
         assert!(!gives && said > 0, "{path}: {fault}: {said} faults");
     }
 }
+
+/// The paths of all fields of an object, for [`with`].
+fn paths(object: &Value, at: &str, found: &mut Vec<String>) {
+    // The keys of these are data, not fields.
+    let is_data =
+        ["labels", "annotations", "selector", "matchLabels", "fieldsV1"].iter().any(|end| at.ends_with(end));
+    let below: Vec<(String, &Value)> = match object {
+        Value::Object(fields) if !is_data => fields.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(i, value)| (i.to_string(), value)).collect(),
+        _ => Vec::new(),
+    };
+    for (step, value) in below {
+        let path = if at.is_empty() { step } else { format!("{at}.{step}") };
+        paths(value, &path, found);
+        if object.is_object() {
+            found.push(path);
+        }
+    }
+}
+
+fn without(mut object: Value, path: &str) -> Value {
+    let pointer = format!("/{}", path.replace('.', "/"));
+    let (parent, key) = pointer.rsplit_once('/').expect("it begins with one");
+    let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
+    parent.and_then(|fields| fields.remove(key)).expect("the path is one of the object");
+    object
+}
+
+#[test]
+fn a_null_in_any_field_is_read_as_its_absence() {
+    let metadata = json!({"name": "a", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
+    let slice = json!({
+        "metadata": metadata, "addressType": "IPv4", "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
+        "endpoints": [{
+            "addresses": ["10.0.0.1"], "conditions": {"ready": true, "serving": true, "terminating": false},
+            "nodeName": "n1", "zone": "z", "hints": {"forZones": [{"name": "z"}], "forNodes": [{"name": "n1"}]},
+            "targetRef": {"kind": "Pod", "namespace": "shop", "name": "p"},
+        }],
+    });
+    let node = json!({
+        "metadata": {"name": "n1", "annotations": {"a": "b"}},
+        "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"], "taints": [{"key": "a", "effect": "NoSchedule"}]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "10.9.0.1"}]},
+    });
+    let pool = json!({
+        "metadata": {"name": "p", "finalizers": ["tidegate.dev/cleanup"]},
+        "spec": {
+            "addresses": ["203.0.113.0/28"], "autoAssign": true, "quotaPerNamespace": 3,
+            "namespaceSelector": {"matchLabels": {"team": "a"}, "matchExpressions": [{"key": "a", "operator": "Exists"}]},
+        },
+        "status": {"total": 16, "conditions": [{"type": "InUse", "status": "True"}]},
+    });
+    let objects = [
+        ("Service", service_json()),
+        ("EndpointSlice", slice),
+        ("Node", node),
+        ("Pod", json!({"metadata": metadata})),
+        ("Namespace", json!({"metadata": {"name": "shop", "labels": {"a": "b"}}})),
+        ("AddressPool", pool),
+    ];
+    for (kind, object) in objects {
+        let mut all = Vec::new();
+        paths(&object, "", &mut all);
+        for path in all {
+            let is_null = read(kind, &with(object.clone(), &path, Value::Null));
+            assert_eq!(is_null, read(kind, &without(object.clone(), &path)), "{kind}: {path}");
+        }
+    }
+}
