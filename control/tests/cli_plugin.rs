@@ -83,6 +83,16 @@ fn from_a_workstation_the_plugin_asks_the_api_server() {
     assert!(!out.contains("another"), "{out}");
     let (code, out, _) = ask(&["pools"]);
     assert!(code == Some(0) && has(&out, &["public", "203.0.113.0/28"]), "{out}");
+    // The definition is deleted while a pool is in use.
+    let hold =
+        |pool: &mut serde_json::Value| pool["metadata"]["finalizers"] = json!(["tidegate.dev/cleanup"]);
+    server.edit("tidegate.dev/v1alpha1", "AddressPool", "", "public", hold).expect("legal");
+    server.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "addresspools.tidegate.dev");
+    for command in ["pools", "status"] {
+        let (code, _, err) = ask(&[command]);
+        assert_eq!(code, Some(0));
+        assert!(err.contains("the definition of AddressPool is being deleted"), "{command}: {err}");
+    }
     let (code, _, err) = ask(&["flows"]);
     assert!(code == Some(1) && err.contains("only a gateway has flows"), "{err}");
 }

@@ -85,7 +85,7 @@ pub struct SourceState {
     /// [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
     /// Why the last attempt failed, until a connection is restored. While connected, the kind of objects that the API
-    /// server does not allow the gateway to read.
+    /// server does not allow the gateway to read, or whose definition is being deleted.
     pub last_error: Option<String>,
     /// Whether the objects are those that were on disk when the gateway started, because the API server has not
     /// answered yet.

@@ -34,13 +34,30 @@ where
     })
 }
 
+/// Warns on standard error if the definition of AddressPool is being deleted: its discovery lacks the verb `create` then.
+async fn warn_of_deleted_definition(client: &kube::Client) {
+    let version = AddressPool::api_version(&());
+    // Whoever may not read it learns as much as before.
+    let Ok(known) = client.list_api_group_resources(&version).await else { return };
+    let plural = AddressPool::plural(&());
+    let pools = known.resources.iter().find(|resource| resource.name == plural);
+    if pools.is_some_and(|pools| !pools.verbs.iter().any(|verb| verb == "create")) {
+        eprintln!(
+            "Warning: the definition of AddressPool is being deleted: no AddressPool can be created, and those in use are \
+             gone when no Service uses them; docs/addresses.md says how to restore the definition"
+        );
+    }
+}
+
 /// `status`: prints all gateways.
 pub(super) async fn status(
     kubeconfig: Option<PathBuf>,
     style: Style,
     out: &mut impl Write,
 ) -> Result<usize, String> {
-    let gateways: Vec<GatewayStatus> = list(client(kubeconfig).await?).await?;
+    let client = client(kubeconfig).await?;
+    warn_of_deleted_definition(&client).await;
+    let gateways: Vec<GatewayStatus> = list(client).await?;
     let now = Timestamp::now();
     let table = || {
         let headers = [
@@ -153,7 +170,9 @@ pub(super) async fn pools(
     style: Style,
     out: &mut impl Write,
 ) -> Result<usize, String> {
-    let pools: Vec<AddressPool> = list(client(kubeconfig).await?).await?;
+    let client = client(kubeconfig).await?;
+    warn_of_deleted_definition(&client).await;
+    let pools: Vec<AddressPool> = list(client).await?;
     let table = || {
         let headers = ["NAME", "TOTAL", "USED", "AVAILABLE", "ACCEPTED", "ADDRESSES", "+MESSAGE"];
         let mut table = Table::new(&headers);

@@ -10,6 +10,8 @@ use serde_json::{Map, Value, json};
 use crate::resource::Resource;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+/// The verbs of a kind whose definition is being deleted.
+const VERBS_AT_THE_END: [&str; 5] = ["delete", "deletecollection", "get", "list", "watch"];
 
 /// Answers a discovery path. `None` if the path is not one.
 pub(crate) fn answer(path: &str, resources: &[Resource]) -> Option<Value> {
@@ -131,7 +133,8 @@ fn resource_list(group: &str, version: &str, resources: &[Resource]) -> Option<V
     for resource in resources.iter().filter(|one| one.group == group && one.version == version) {
         let mut entry = json!({
             "name": resource.plural, "singularName": resource.singular, "namespaced": resource.namespaced,
-            "kind": resource.kind, "verbs": VERBS,
+            "kind": resource.kind,
+            "verbs": if resource.is_terminating() { &VERBS_AT_THE_END[..] } else { &VERBS[..] },
         });
         if !resource.short_names.is_empty() {
             entry["shortNames"] = json!(resource.short_names);

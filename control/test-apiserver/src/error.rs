@@ -146,6 +146,12 @@ impl ApiError {
         )
     }
 
+    /// 405 because the definition of the kind is being deleted.
+    pub(crate) fn definition_terminating() -> Self {
+        let why = "create not allowed while custom resource definition is terminating";
+        Self::new(405, "MethodNotAllowed", why.into())
+    }
+
     /// 410: the requested version has been compacted.
     pub(crate) fn gone(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message.into())

@@ -48,9 +48,16 @@ pub(crate) struct Custom {
     pub(crate) document: Value,
     /// `additionalPrinterColumns`.
     pub(crate) columns: Vec<Value>,
+    /// Whether the definition is being deleted, so that no objects can be created.
+    pub(crate) terminating: bool,
 }
 
 impl Resource {
+    /// Whether the definition of this kind is being deleted.
+    pub(crate) fn is_terminating(&self) -> bool {
+        self.custom.as_ref().is_some_and(|custom| custom.terminating)
+    }
+
     /// `v1`, or `group/version`.
     pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
@@ -193,6 +200,7 @@ pub(crate) fn custom(definition: &Value) -> Result<Vec<Resource>, Vec<(String, S
                 schema,
                 document,
                 columns: version["additionalPrinterColumns"].as_array().cloned().unwrap_or_default(),
+                terminating: definition["metadata"]["deletionTimestamp"].is_string(),
             })),
         });
     }

@@ -159,6 +159,9 @@ impl Api {
         merged: &Value,
         unknown: Unknown,
     ) -> ApiResult<(Arc<Value>, Vec<String>)> {
+        if resource.is_terminating() {
+            return Err(ApiError::definition_terminating());
+        }
         let metadata = &mut object["metadata"];
         if metadata["name"].as_str().unwrap_or_default().is_empty()
             && let Some(prefix) = metadata["generateName"].as_str()
@@ -327,7 +330,9 @@ impl Api {
         if resource.kind == "Namespace" {
             marked["status"]["phase"] = "Terminating".into();
         }
-        Some(self.store.put(&resource.storage, marked))
+        let marked = self.store.put(&resource.storage, marked);
+        self.after_write(resource);
+        Some(marked)
     }
 
     pub(crate) fn take_out(&mut self, resource: &Resource, namespace: &str, name: &str) {

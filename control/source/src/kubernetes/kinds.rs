@@ -92,6 +92,8 @@ const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
 pub(super) const SERVICE: KindIndex = 0;
 /// The index of EndpointSlices in [`KINDS`].
 pub(super) const SLICE: KindIndex = 1;
+/// The index of AddressPools in [`KINDS`].
+pub(super) const POOL: KindIndex = 4;
 
 /// Nothing is published before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[

@@ -46,6 +46,8 @@ pub(super) enum Event {
     Down(KindIndex, String),
     /// The API server does not allow the gateway to read an optional kind.
     Forbidden(KindIndex, String),
+    /// Whether the API server is deleting the definition of the kind.
+    Terminating(KindIndex, bool),
     /// The state of the API server does not continue the received history.
     OtherHistory(KindIndex),
 }
@@ -60,6 +62,7 @@ impl Event {
             | Self::Absent(index, ..)
             | Self::Down(index, _)
             | Self::Forbidden(index, _)
+            | Self::Terminating(index, _)
             | Self::OtherHistory(index) => *index,
         }
     }
@@ -184,10 +187,11 @@ impl Reflector {
                         version = None;
                         useless = 0;
                     }
-                    pause = pause.max(self.backoff.next());
-                    pause = pause.max(self.after(&fault, serial).await);
-                    let outcome = if self.kind.optional && fault.is_forbidden() {
-                        pause = pause.max(self.tuning.absent);
+                    pause = self.after(&fault, serial).await;
+                    let is_forbidden = self.kind.optional && fault.is_forbidden();
+                    // Permissions are granted at any time, and are not complete while an API server starts.
+                    pause = pause.max(if is_forbidden { self.tuning.absent } else { self.backoff.next() });
+                    let outcome = if is_forbidden {
                         self.send(Event::Forbidden(self.index, fault.to_string())).await
                     } else if fault.is_other_history() {
                         tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");

@@ -25,7 +25,8 @@ pub(super) struct Tuning {
     pub(super) explanation: Duration,
     /// The minimum interval between two lists of EndpointSlices whose endpoints were not kept and that fit again.
     pub(super) refit: Duration,
-    /// The interval at which a kind that the API server does not have is requested.
+    /// The interval at which an optional kind is requested that the API server does not have, does not allow the gateway
+    /// to read, or is removing: its definition or the permission may appear at any time.
     pub(super) absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
     pub(super) boot_wait: Duration,
@@ -66,7 +67,7 @@ impl Default for Tuning {
             resume_max: Duration::from_secs(60),
             explanation: Duration::from_secs(5),
             refit: Duration::from_secs(60),
-            absent: Duration::from_secs(60),
+            absent: Duration::from_secs(5),
             boot_wait: Duration::from_secs(5),
             save: SaveTimes {
                 settle: Duration::from_secs(2),

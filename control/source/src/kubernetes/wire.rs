@@ -11,7 +11,7 @@ use hyper::body::Bytes;
 use hyper::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::yaml::Node;
 use tokio::time::timeout;
@@ -169,6 +169,44 @@ async fn heads(
     accept: &'static str,
     wait: Duration,
 ) -> Result<Heads, Fault> {
+    read(connection, uri, accept, wait).await
+}
+
+/// Whether the API server is deleting the definition of the kind. According to its discovery, which every account may read,
+/// objects of such a kind can still be listed, but not created.
+pub(super) async fn is_terminating(
+    connection: &Connection,
+    kind: &Kind,
+    wait: Duration,
+) -> Result<bool, Fault> {
+    #[derive(Deserialize)]
+    struct Resources {
+        #[serde(default, deserialize_with = "or_default")]
+        resources: Vec<Resource>,
+    }
+    #[derive(Deserialize)]
+    struct Resource {
+        name: String,
+        #[serde(default, deserialize_with = "or_default")]
+        verbs: Vec<String>,
+    }
+    let (group, plural) = kind.path.rsplit_once('/').expect("the path of a kind has several parts");
+    let all: Resources = match read(connection, group.to_owned(), JSON, wait).await {
+        // It was the only kind of its group, and is gone.
+        Err(Fault::Refused { code: 404, .. }) => return Ok(false),
+        all => all?,
+    };
+    let kind = all.resources.iter().find(|resource| resource.name == plural);
+    Ok(kind.is_some_and(|kind| kind.verbs.iter().all(|verb| verb != "create")))
+}
+
+/// Reads a document of JSON.
+async fn read<T: DeserializeOwned>(
+    connection: &Connection,
+    uri: String,
+    accept: &str,
+    wait: Duration,
+) -> Result<T, Fault> {
     let mut response = send(connection, uri, accept, wait).await?;
     let text = body(&mut response, EVENT_BYTES_MAX, wait).await?;
     serde_json::from_slice(&text).map_err(|e| Fault::Garbled(e.to_string()))

@@ -38,7 +38,7 @@ use crate::{SourceState, SourceUpdate};
 use faults::Faults;
 use publication::Publication;
 use state::State;
-use store::{Store, contents, forbidden_kinds, kept_counts, kept_objects, log_returned};
+use store::{Definition, Store, contents, faults_of_kinds, kept_counts, kept_objects, log_returned};
 
 /// The maximum number of events in one update.
 const EVENTS_AT_ONCE: usize = 4096;
@@ -91,6 +91,11 @@ impl Hub {
             publication: Publication::new(updates),
             state: State::new(states),
         }
+    }
+
+    /// A receiver of the updates.
+    pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
+        self.publication.subscribe()
     }
 
     /// Treats a kind as one without objects.
@@ -193,7 +198,12 @@ impl Hub {
             heard.observe_version(watched.version(), now);
         }
         match event {
-            Event::Listed(index, received, point) => self.listed(index, received, point, now),
+            Event::Listed(index, received, point) => {
+                if self.stores[index].definition == Definition::Removed {
+                    self.set_definition(index, Definition::Present, now);
+                }
+                self.listed(index, received, point, now);
+            }
             Event::Watched(index, WatchEvent::Applied(mut received)) => {
                 if let Some(why) = received.content.slice().and_then(|slice| self.slices.not_kept(slice)) {
                     received.content = received.content.left_out(why);
@@ -214,6 +224,12 @@ impl Hub {
             // The next list does not continue the received history.
             Event::OtherHistory(index) => self.stores[index].heard = None,
             Event::Forbidden(index, why) => self.forbidden(index, why, now),
+            Event::Terminating(index, true) => self.set_definition(index, Definition::Terminating, now),
+            Event::Terminating(index, false) => {
+                if self.stores[index].definition == Definition::Terminating {
+                    self.set_definition(index, Definition::Present, now);
+                }
+            }
             Event::Absent(index, server, point) => self.absent(index, server, point, now),
             Event::Up(index, server) => {
                 self.state.server = server;
@@ -251,12 +267,35 @@ impl Hub {
         self.update_state(None);
     }
 
+    fn set_definition(&mut self, index: KindIndex, definition: Definition, now: Instant) {
+        let kind = KINDS[index].name;
+        match definition {
+            Definition::Present => {
+                tracing::info!(kind, "the definition of this kind is not being deleted anymore")
+            }
+            Definition::Terminating => {
+                tracing::warn!(kind, "the API server is deleting the definition of this kind")
+            }
+            Definition::Removed => {
+                tracing::warn!(kind, "the definition of this kind was deleted, with all objects")
+            }
+        }
+        self.stores[index].definition = definition;
+        self.publication.changed(now);
+        self.update_state(None);
+    }
+
     /// Records that the API server does not have the kind. If there never was an object of it, there are none.
     /// Otherwise their definition was removed and they were not deleted one by one: they stay until it is back.
     fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
-        if self.stores[index].retain.all().next().is_none() {
+        let store = &self.stores[index];
+        if store.retain.all().next().is_none() {
+            let was_there = store.heard.as_ref().is_some_and(|heard| heard.point.version != 0);
             self.listed(index, Vec::new(), point, now);
             self.handle(Event::Up(index, server), now);
+            if was_there {
+                self.set_definition(index, Definition::Removed, now);
+            }
             return;
         }
         if !std::mem::replace(&mut self.stores[index].listed, true) {
@@ -443,9 +482,7 @@ impl Hub {
         let mut report = Report::new();
         of_namespaces.values().for_each(|one| report.merge(one));
         self.faults.of_cluster().for_each(|one| report.merge(one));
-        for what in forbidden_kinds(&self.stores) {
-            report.push(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));
-        }
+        faults_of_kinds(&self.stores).for_each(|fault| report.push(fault));
         for kept in &*self.state.now.kept {
             report.push(Diagnostic::warning(kept.to_string()).accepting("an API server that has them"));
         }
@@ -455,8 +492,8 @@ impl Hub {
     /// Updates the state of the source after a failed attempt (`why`), or when a watch is connected.
     fn update_state(&mut self, why: Option<String>) {
         let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
-        let forbidden = forbidden_kinds(&self.stores).next();
-        self.state.set_connected(connected, why, forbidden);
+        let lacks = faults_of_kinds(&self.stores).next().map(|fault| fault.what);
+        self.state.set_connected(connected, why, lacks);
     }
 
     /// Whether the objects may be saved: not before all kinds were listed.

@@ -27,14 +27,9 @@ impl State {
         Self { now, server: String::new(), logged: None, published }
     }
 
-    /// Whether every kind is watched has been found out anew. `error`: why the last attempt failed; `forbidden`: a kind
-    /// that the API server does not let the gateway read.
-    pub(super) fn set_connected(
-        &mut self,
-        connected: bool,
-        error: Option<String>,
-        forbidden: Option<String>,
-    ) {
+    /// Records whether every kind is watched. `error`: why the last attempt failed; `lacks`: a kind that the API server
+    /// does not let the gateway read, or whose definition is being deleted.
+    pub(super) fn set_connected(&mut self, connected: bool, error: Option<String>, lacks: Option<String>) {
         let now = Timestamp::now();
         if self.now.connected != connected {
             if connected {
@@ -45,7 +40,7 @@ impl State {
             (self.now.connected, self.now.since) = (connected, now);
         }
         if connected {
-            self.now.last_error = forbidden;
+            self.now.last_error = lacks;
             self.logged = None;
         } else if let Some(error) = error {
             self.log(&error);

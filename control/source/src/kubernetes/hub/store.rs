@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::{SignedDuration, Timestamp};
+use tidegate_model::diagnostic::Diagnostic;
 
 use crate::kubernetes::disk::Contents;
 use crate::kubernetes::history::Heard;
@@ -25,6 +26,18 @@ pub(super) struct Store {
     pub(super) heard: Option<Heard>,
     /// Why the API server does not allow the gateway to read the kind, if the gateway continues without it.
     pub(super) forbidden: Option<String>,
+    pub(super) definition: Definition,
+}
+
+/// The state of the CustomResourceDefinition of a kind that needs one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Definition {
+    /// It is not known to be missing.
+    Present,
+    /// The API server is deleting it.
+    Terminating,
+    /// The API server had it before.
+    Removed,
 }
 
 impl Store {
@@ -37,6 +50,7 @@ impl Store {
             since: now,
             heard: None,
             forbidden: None,
+            definition: Definition::Present,
         }
     }
 
@@ -61,11 +75,25 @@ impl Store {
     }
 }
 
-/// The reports about the kinds that the gateway may not read.
-pub(super) fn forbidden_kinds(stores: &[Store]) -> impl Iterator<Item = String> {
-    stores.iter().zip(KINDS).filter_map(|(store, kind)| {
-        let why = store.forbidden.as_ref()?;
-        Some(format!("{} objects cannot be read, the last known ones stay in use: {why}", kind.name))
+/// The reports about the kinds that the gateway may not read, or whose definition is being deleted.
+pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnostic> {
+    stores.iter().zip(KINDS).filter_map(|(store, Kind { name, .. })| {
+        if let Some(why) = &store.forbidden {
+            let what = format!("{name} objects cannot be read, the last known ones stay in use: {why}");
+            return Some(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));
+        }
+        let what = match store.definition {
+            Definition::Present => return None,
+            Definition::Terminating => format!(
+                "the definition of {name} is being deleted: the API server creates no {name} objects, and removes the \
+                 definition when the last of them is gone"
+            ),
+            Definition::Removed => {
+                format!("the API server no longer has a definition of {name}: the {name} objects were deleted with it")
+            }
+        };
+        let accepted = "the definition in deploy/kubernetes/crds; docs/addresses.md says how to restore it";
+        Some(Diagnostic::warning(what).accepting(accepted))
     })
 }
 

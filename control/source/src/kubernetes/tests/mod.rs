@@ -1,5 +1,6 @@
 //! Tests of the source as a whole with the test API server. This file has the setup that they share.
 
+mod definitions;
 mod disk;
 mod equality;
 mod faults;
