@@ -220,6 +220,37 @@ fn comes_back_older() {
     world.until("a Service made after the loss", || (gateway.vips("more").len() == 1).then_some(()));
 }
 
+/// The server has soon written more than it lost, and is started twice within two minutes: for the copy, and with it.
+#[test]
+fn comes_back_a_little_older_and_a_service_stays_with_its_endpoints() {
+    needs!(Needs::LostObjects);
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    world.apply(
+        &(service("api") + &slice("api", &["10.244.2.1"]) + &service("db") + &slice("db", &["10.244.3.1"])),
+    );
+    world.until("the Services", || (gateway.backends("db") == ["10.244.3.1:8080 active"]).then_some(()));
+    let older = world.api.snapshot();
+    world.apply(&(service("new") + &slice("new", &["10.244.1.1"])));
+    world.until("the new Service", || (gateway.backends("new") == ["10.244.1.1:8080 active"]).then_some(()));
+    let vips = gateway.vips("new");
+    world.api.restart_from(&older);
+    for number in 0..100 {
+        world.apply(&format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{number}\"}}}}"
+        ));
+    }
+    let kept = || gateway.source()["kept"].to_string();
+    world.until("both to be kept", || {
+        let kept = kept();
+        (kept.contains("1 Service objects") && kept.contains("1 EndpointSlice objects")).then_some(())
+    });
+    world.until("every kind to be watched", || (gateway.source()["connected"] == true).then_some(()));
+    assert_eq!(gateway.backends("new"), ["10.244.1.1:8080 active"]);
+    assert_eq!(gateway.vips("new"), vips);
+    assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
+}
+
 #[test]
 fn api_server_gone_at_boot() {
     let mut world = shop(&Setting::default());

@@ -12,17 +12,21 @@
 //! decide ([`Heard::continuity_with_disk`]).
 //!
 //! The version alone is not enough if a backup is a few seconds old: its server has soon written more than was lost.
-//! So a watch that resumes after a fault also looks for the newest change that it received ([`Newest`]). In the same
-//! history the API server has that object at that version, or the watch reports what happened to it since.
+//! So after a fault the newest change that was received ([`Newest`]) is also looked for. In the same history the API
+//! server has that object at that version, or the watch reports what happened to it since. If the watch cannot resume
+//! (410, as after each restart of an API server, or after a long outage), the list must have the object.
 //!
-//! Two cases are not detected: a backup that lacks only bookmarks of a kind; and a backup whose server has written
-//! more since then than was lost, if it is found only after an outage that is too long to resume a watch, or by an
-//! expired watch (410). Objects that such a server lacks count as deleted.
+//! A history is that of all kinds ([`Epoch`]): if one of them shows that it is another one, all are listed again, and none
+//! of the objects that are missing counts as deleted. Otherwise a Service would stay without its endpoints.
+//!
+//! Not detected is a backup that lacks only bookmarks, or only changes whose object was written again since.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tidegate_model::objects::ObjectKey;
+use tokio::sync::watch;
 
 use super::retain::Continuity;
 
@@ -30,7 +34,7 @@ use super::retain::Continuity;
 const WRITES_PER_SECOND_MAX: u64 = 20_000;
 const WRITES_AT_ONCE_MAX: u64 = 100_000;
 /// After a longer time without a watch, a list does not prove anything.
-const OUTAGE_MAX: Duration = Duration::from_secs(120);
+pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(120);
 
 /// A point in the history of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +91,39 @@ pub(super) struct Newest {
     pub(super) is_there: bool,
 }
 
+/// Counts how often the history of the API server turned out to be another one. Shared by all kinds.
+#[derive(Debug, Clone)]
+pub(super) struct Epoch {
+    counter: Arc<watch::Sender<u64>>,
+    seen: u64,
+}
+
+impl Epoch {
+    pub(super) fn new() -> Self {
+        Self { counter: Arc::new(watch::Sender::new(0)), seen: 0 }
+    }
+
+    /// Begins a new epoch, unless another kind has begun one that this kind does not know yet.
+    pub(super) fn begin(&mut self) {
+        if !self.follow() {
+            self.counter.send_modify(|count| *count += 1);
+            self.follow();
+        }
+    }
+
+    /// Adopts the current epoch. Returns whether another kind has begun it.
+    pub(super) fn follow(&mut self) -> bool {
+        let current = *self.counter.borrow();
+        std::mem::replace(&mut self.seen, current) != current
+    }
+
+    /// Waits until another kind begins an epoch.
+    pub(super) async fn begun_by_another(&self) {
+        // The sender lives as long as this value.
+        let _ = self.counter.subscribe().wait_for(|count| *count != self.seen).await;
+    }
+}
+
 /// Whether an API server's history contains a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Had {
@@ -116,6 +153,16 @@ impl Newest {
             Some(_) | None => Had::IfExplained,
         }
     }
+
+    /// Whether the history of a list contains the change, as far as the list shows: an object that is missing may have been
+    /// deleted since, or its history lost. `now` as for [`Self::had_by`].
+    pub(super) fn is_missing_from_list(&self, now: Option<u64>) -> bool {
+        match self.had_by(now) {
+            Had::Yes => false,
+            Had::IfExplained => self.is_there && now.is_none(),
+            Had::No => true,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -137,6 +184,25 @@ mod tests {
         Newest::note(&mut newest, &key, 7, false);
         let deleted = newest.expect("noted");
         assert_eq!(had(&deleted), [Had::Yes, Had::Yes, Had::No, Had::IfExplained, Had::IfExplained]);
+        let missing = |newest: &Newest| {
+            [None, Some(0), Some(6), Some(7), Some(8)].map(|now| newest.is_missing_from_list(now))
+        };
+        assert_eq!(missing(&there), [true, false, true, false, false]);
+        assert_eq!(missing(&deleted), [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn an_epoch_that_one_kind_begins_is_followed_once_by_each_other_kind() {
+        let mut kinds = [Epoch::new(), Epoch::new()];
+        kinds[1] = kinds[0].clone();
+        let [one, other] = &mut kinds;
+        one.begin();
+        assert!(!one.follow());
+        // Two kinds that find out at the same time begin one epoch.
+        other.begin();
+        assert!(!one.follow() && !other.follow());
+        other.begin();
+        assert!(one.follow() && !one.follow());
     }
 
     fn point(cluster: &str, version: u64) -> Point {

@@ -49,6 +49,7 @@ use crate::slices::{self, SharedBudget, SliceBudget};
 use disk::{Disk, Saved};
 use first_end::first_end;
 use fit::Slices;
+use history::Epoch;
 use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
 use pulse::Pulse;
@@ -216,6 +217,7 @@ async fn run(
     let (pulse, asking) = Pulse::new(connector.clone(), tuning.pulse);
     tasks.spawn(asking);
     tasks.spawn(definition::watch(connector.clone(), tuning, hub.updates(), events.clone()));
+    let epoch = Epoch::new();
     for index in watched {
         let refresh = match index {
             SERVICE => Some(notes.refresh.clone()),
@@ -223,8 +225,9 @@ async fn run(
             _ => None,
         };
         let (events, nudge, budget) = (events.clone(), notes.nudge.clone(), notes.budget.clone());
+        let (pulse, epoch) = (pulse.clone(), epoch.clone());
         let reflector =
-            Reflector::new(index, connector.clone(), tuning, events, nudge, pulse.clone(), refresh, budget);
+            Reflector::new(index, connector.clone(), tuning, events, nudge, pulse, refresh, budget, epoch);
         tasks.spawn(reflector.run());
     }
     drop(events);

@@ -2,8 +2,8 @@
 //!
 //! A [`Reflector`] converts the lists and watches of one kind to [`Event`]s for the hub. A watch that ends or breaks
 //! resumes where it was, after a check that the API server is of the same cluster and not behind. Everything is
-//! listed again only if that check fails, if the server no longer has the version (410), if it repeatedly stops
-//! answering, or if it was away long enough to be restored from a backup. The pause between attempts doubles, with
+//! listed again only if that check fails for this or another kind, if the server no longer has the version (410), if it
+//! repeatedly stops answering, or if it was away long enough to be restored from a backup. The pause between attempts doubles, with
 //! jitter, and is at least what a `Retry-After` requests.
 //!
 //! Kept by hand: `kube::runtime::watcher` does not tell the resource version that it has reached and does not pause
@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::connect::{Connection, Connector};
-use super::history::{Had, Newest, Point};
+use super::history::{Epoch, Had, Newest, Point};
 use super::kinds::{KINDS, Kind, KindIndex, SLICE};
 use super::object::{Received, version_number};
 use super::pulse::Pulse;
@@ -82,6 +82,7 @@ pub(super) struct Reflector {
     /// The budget that decides which EndpointSlices are kept.
     budget: SharedBudget,
     backoff: Backoff,
+    epoch: Epoch,
     /// The cluster of the listed objects.
     cluster: String,
     newest: Option<Newest>,
@@ -121,6 +122,7 @@ impl Reflector {
         pulse: Pulse,
         refresh: Option<Arc<Notify>>,
         budget: SharedBudget,
+        epoch: Epoch,
     ) -> Self {
         let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
         Self {
@@ -134,6 +136,7 @@ impl Reflector {
             refresh,
             budget,
             backoff,
+            epoch,
             cluster: String::new(),
             newest: None,
             lost: None,
@@ -181,7 +184,10 @@ impl Reflector {
                 End::Ended if begun.elapsed() >= self.tuning.watch_min => {}
                 End::Ended => pause = self.backoff.next(),
                 End::Fault(fault, serial) => {
-                    self.lost.get_or_insert(begun);
+                    // An API server that no longer has the version has answered.
+                    if !matches!(fault, Fault::Refused { code: 410, .. }) {
+                        self.lost.get_or_insert(begun);
+                    }
                     if fault.is_expired() || fault.is_absence(self.kind) || useless >= 2 {
                         tracing::debug!(kind = self.kind.name, %fault, "relisting");
                         version = None;
@@ -195,6 +201,10 @@ impl Reflector {
                         self.send(Event::Forbidden(self.index, fault.to_string())).await
                     } else if fault.is_other_history() {
                         tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");
+                        self.newest = None;
+                        if fault != Fault::OtherKind {
+                            self.epoch.begin();
+                        }
                         self.send(Event::OtherHistory(self.index)).await
                     } else if fault.is_expired() {
                         Ok(())
@@ -253,6 +263,7 @@ impl Reflector {
         let budget = (self.index == SLICE).then(|| locked(&self.budget).clone());
         match list_all(&connection, self.kind, budget, self.tuning.answer).await {
             Ok((items, version)) => {
+                self.check_list(&items).map_err(|fault| End::Fault(fault, Some(serial)))?;
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
                 self.newest = None;
                 items.iter().for_each(|i| Newest::note(&mut self.newest, &i.key, i.version, true));
@@ -266,6 +277,18 @@ impl Reflector {
             }
             Err(fault) => Err(End::Fault(fault.of_old_server(self.kind), Some(serial))),
         }
+    }
+
+    /// Checks that a list after a loss has the history that was received before, as far as it shows.
+    fn check_list(&mut self, items: &[Received]) -> Result<(), Fault> {
+        if self.epoch.follow() {
+            return Err(Fault::OtherKind);
+        }
+        // Objects of these kinds may be missing because they are filtered out.
+        let newest = self.newest.as_ref().filter(|_| self.lost.is_some() && self.kind.only.is_none());
+        let Some(newest) = newest else { return Ok(()) };
+        let now = items.iter().find(|item| item.key == newest.key).map(|item| item.version);
+        if newest.is_missing_from_list(now) { Err(forgotten(newest)) } else { Ok(()) }
     }
 
     /// Watches from `version` on, which is updated to the last received one.
@@ -290,7 +313,10 @@ impl Reflector {
     /// Checks that the API server has the history that was watched up to version `before`: a watch from a future
     /// version, or in another history, would not report the difference. If the result is a change, the watch must
     /// explain it.
-    async fn compare(&self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
+    async fn compare(&mut self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
+        if self.epoch.follow() {
+            return Err(Fault::OtherKind);
+        }
         let cluster = wire::cluster(connection, self.tuning.answer).await?;
         if cluster != self.cluster {
             return Err(Fault::OtherCluster);
@@ -349,7 +375,10 @@ impl Reflector {
         let seconds = low + random() % (high - low).max(1);
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
         let mut watch = opened.map_err(fault)?;
-        self.lost = None;
+        // An API server reports in the watch, too, that it no longer has the version. The list must then have the change.
+        if unexplained.is_none() {
+            self.lost = None;
+        }
         self.send(Event::Up(self.index, connection.server.clone())).await?;
         let explained_by = Instant::now() + self.tuning.explanation;
         loop {
@@ -361,6 +390,10 @@ impl Reflector {
                     return Err(fault(forgotten(&newest)));
                 }
                 () = self.pulse.lost(serial) => return Err(fault(Fault::Dead)),
+                () = self.epoch.begun_by_another() => {
+                    self.epoch.follow();
+                    return Err(fault(Fault::OtherKind));
+                }
                 () = refreshed(self.refresh.as_deref()) => return Err(End::Refresh),
             };
             let Some(outcome) = outcome else { return Ok(()) };
@@ -374,6 +407,7 @@ impl Reflector {
             *useless = 0;
             if unexplained.as_ref().is_some_and(|newest| outcome.key() == Some(&newest.key)) {
                 unexplained = None;
+                self.lost = None;
             }
             self.note(&outcome);
             self.send(Event::Watched(self.index, outcome)).await?;

@@ -32,6 +32,8 @@ pub(super) struct Retain<T> {
     kept: BTreeSet<ObjectKey>,
     /// The number of entries that only record a deletion.
     deletions: usize,
+    /// When objects last counted as deleted because a list lacked them, and these objects.
+    missed: (Duration, Vec<(ObjectKey, Item<T>)>),
     grace: Duration,
 }
 
@@ -95,7 +97,13 @@ pub(super) struct Relisted {
 impl<T: Clone + PartialEq> Retain<T> {
     /// An empty set. With a grace of zero, missing objects count as deleted at once.
     pub(super) fn new(grace: Duration) -> Self {
-        Self { entries: BTreeMap::new(), kept: BTreeSet::new(), deletions: 0, grace }
+        Self {
+            entries: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            deletions: 0,
+            missed: (Duration::ZERO, Vec::new()),
+            grace,
+        }
     }
 
     /// Loads earlier objects from a file. Some of them were only kept, and have the remaining time.
@@ -157,11 +165,13 @@ impl<T: Clone + PartialEq> Retain<T> {
             Continuity::Unknown => false,
         };
         let is_believed = is_believed && relisted.older == 0;
+        let mut missed = Vec::new();
         for (key, entry) in before {
             let is_deletion = self.grace.is_zero() || is_believed && entry.is_only_there();
             let (Some(shown), until) = entry.into_shown(until) else { continue };
             if is_deletion {
                 relisted.deleted += 1;
+                missed.push((key.clone(), shown));
                 relisted.changed.push(key);
                 continue;
             }
@@ -170,7 +180,27 @@ impl<T: Clone + PartialEq> Retain<T> {
             let kept = Some(Kept { item: shown, until });
             self.entries.insert(key, Entry { server: Server::Lacks(version), kept });
         }
+        // Nothing else shows that what a list lacks at the start was ever on this API server.
+        self.missed = (now, if continuity == Continuity::GoesOn { missed } else { Vec::new() });
         relisted
+    }
+
+    /// Keeps the objects that counted as deleted since `from`, because a list lacked them: it has turned out that the API
+    /// server lost a part of its history. Returns the keys whose published object changed.
+    pub(super) fn recall(&mut self, from: Duration, now: Duration) -> Vec<ObjectKey> {
+        let (at, missed) = std::mem::take(&mut self.missed);
+        let mut changed = Vec::new();
+        for (key, item) in missed.into_iter().filter(|_| at >= from && !self.grace.is_zero()) {
+            // An object that was created since has its place.
+            if self.entries.contains_key(&key) {
+                continue;
+            }
+            let kept = Some(Kept { item, until: now + self.grace });
+            self.entries.insert(key.clone(), Entry { server: Server::Lacks(0), kept });
+            self.kept.insert(key.clone());
+            changed.push(key);
+        }
+        changed
     }
 
     /// Applies a watch event that the object was added or modified. Returns whether the published object changed.

@@ -70,6 +70,9 @@ pub(super) enum Fault {
     /// The API server has the history of another cluster, so versions cannot be compared.
     #[error("the API server belongs to another cluster than before")]
     OtherCluster,
+    /// Objects of another kind show that the API server has another history.
+    #[error("the API server went back in time, according to another kind")]
+    OtherKind,
 }
 
 impl Fault {
@@ -80,7 +83,7 @@ impl Fault {
 
     /// Whether objects that are missing on the API server may not have been deleted.
     pub(super) fn is_other_history(&self) -> bool {
-        matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster)
+        matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind)
     }
 
     /// Whether the API server does not allow the gateway to read the kind.

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::connect::Connector;
 use super::disk::{Disk, Saved, SavedObject};
 use super::fit::Slices;
-use super::history::{Heard, Point};
+use super::history::{Heard, OUTAGE_MAX, Point};
 use super::kinds::{KINDS, KindIndex, SERVICE, SLICE};
 use super::object::{Content, Identity, Received};
 use super::reflect::Event;
@@ -221,8 +221,14 @@ impl Hub {
             Event::Watched(index, WatchEvent::Bookmark(version)) => {
                 self.stores[index].retain.bookmark(version);
             }
-            // The next list does not continue the received history.
-            Event::OtherHistory(index) => self.stores[index].heard = None,
+            Event::OtherHistory(index) => {
+                let store = &mut self.stores[index];
+                // The next list does not continue the received history.
+                store.heard = None;
+                let clock = store.clock(now);
+                let recalled = store.retain.recall(clock.saturating_sub(OUTAGE_MAX), clock);
+                recalled.iter().for_each(|key| self.show_changed(index, key, now));
+            }
             Event::Forbidden(index, why) => self.forbidden(index, why, now),
             Event::Terminating(index, true) => self.set_definition(index, Definition::Terminating, now),
             Event::Terminating(index, false) => {

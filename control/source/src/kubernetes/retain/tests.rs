@@ -345,3 +345,26 @@ fn an_equal_object_stays_the_one_that_it_is() {
     retain.listed([(key(1), item(11, Arc::new(5)))], 12, Continuity::Unknown, Duration::ZERO);
     assert!(retain.shown(&key(1)).is_some_and(|now| Arc::ptr_eq(now, &first)));
 }
+
+#[test]
+fn objects_that_a_list_lacked_are_recalled_for_a_while_unless_they_are_there_again() {
+    let item = |version, value: u32| Item { version, uid: Box::default(), value };
+    let seconds = Duration::from_secs;
+    let all = || (0..6).map(|n| (key(n), item(u64::from(n) + 1, u32::from(n))));
+    let lacking = || all().filter(|(key, _)| ![self::key(4), self::key(5)].contains(key));
+    let mut retain = Retain::new(GRACE);
+    retain.listed(all(), 10, Continuity::Unknown, Duration::ZERO);
+    let relisted = retain.listed(lacking(), 20, Continuity::GoesOn, seconds(50));
+    assert_eq!((relisted.deleted, retain.shown(&key(4))), (2, None));
+    assert!(retain.applied(&key(5), item(21, 55)));
+    assert_eq!(retain.recall(seconds(10), seconds(60)), [key(4)]);
+    assert_eq!((retain.shown(&key(4)), retain.shown(&key(5))), (Some(&4), Some(&55)));
+    // The next list of the other history does not have it either.
+    assert_eq!(retain.listed(lacking(), 15, Continuity::Unknown, seconds(61)).vanished, 2);
+    assert_eq!(retain.expire(seconds(60) + GRACE), [key(4)]);
+
+    let mut retain = Retain::new(GRACE);
+    retain.listed(all(), 10, Continuity::Unknown, Duration::ZERO);
+    retain.listed(lacking(), 20, Continuity::GoesOn, seconds(50));
+    assert_eq!(retain.recall(seconds(51), seconds(171)), [], "deleted too long ago");
+}

@@ -434,7 +434,9 @@ fn write_more(world: &World, count: usize) {
 
 #[tokio::test]
 async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothing_back() {
-    for last in ["a Service made", "an endpoint changed", "a Service deleted"] {
+    let all = ["a Service made", "an endpoint changed", "a Service deleted"];
+    // A watch cannot be resumed at an API server that was started again.
+    for (last, expires) in all.map(|last| (last, false)).into_iter().chain(all.map(|last| (last, true))) {
         // Without bookmarks, the source does not know how far the versions were.
         let world = World::with(Options::default());
         world.apply_web();
@@ -462,6 +464,9 @@ async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothin
         until(&source, "what was lost afterwards", followed).await;
         world.server.restart_from(&backup).expect("it can be told");
         write_more(&world, 100);
+        if expires {
+            world.server.compact();
+        }
         if last == "a Service deleted" {
             // The backup contains it. It was not reported since then, so it is new.
             until(&source, "the Service of the backup", |u| service(u, "api").is_some()).await;
@@ -475,6 +480,49 @@ async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothin
         })
         .await;
         assert!(followed(&source.updates().borrow()), "{last}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_is_kept_keeps_its_endpoints_although_other_slices_were_written_again() {
+    for expires in [false, true] {
+        let world = World::with(Options::default());
+        world.apply_web();
+        world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+        world.server.apply(&manifest("db", "10.0.3.1")).expect("legal");
+        let backup = world.server.snapshot();
+        let tuning = Tuning {
+            explanation: Duration::from_millis(300),
+            silence: Duration::from_secs(60),
+            backoff_first: Duration::from_millis(500),
+            ..quick()
+        };
+        let source = world.start_tuned(tuning);
+        until_state(&source, "a connection", |s| s.connected).await;
+        let new = manifest("new", "10.0.4.1");
+        let (new, _) = new.split_once("---").expect("a Service and a slice");
+        for text in [&slice("new", "10.0.4.1"), &slice("web", "10.0.1.2"), new] {
+            world.server.apply(text).expect("legal");
+        }
+        until(&source, "what is lost afterwards", |u| {
+            service(u, "new").is_some() && endpoints(u, "web-1") == ["10.0.1.2"]
+        })
+        .await;
+        world.server.restart_from(&backup).expect("it can be told");
+        write_more(&world, 100);
+        // The newest change of the slices seems to be explained.
+        world.server.apply(&slice("web", "10.0.1.3")).expect("legal");
+        if expires {
+            world.server.compact();
+        }
+        let kept = |s: &SourceState, kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
+        until_state(&source, "what is kept", |s| {
+            s.connected && (kept(s, "Service"), kept(s, "EndpointSlice")) == (Some(1), Some(1))
+        })
+        .await;
+        let update = until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.3"]).await;
+        assert!(service(&update, "new").is_some(), "expires: {expires}");
+        assert_eq!(endpoints(&update, "new-1"), ["10.0.4.1"], "expires: {expires}");
     }
 }
 
