@@ -50,6 +50,36 @@ async fn two_gateways_one_address_moves() {
 }
 
 #[tokio::test]
+async fn a_service_that_becomes_another_type_and_returns_at_once_has_its_address_again() {
+    let cluster = Cluster::new();
+    let (one, two) = two(&cluster, &settings()).await;
+    cluster.service("web", &json!({}));
+    until("both serve it", || one.vips().len() == 1 && two.vips() == one.vips()).await;
+    let had = cluster.ingress("web");
+    for _ in 0..3 {
+        let leave = |service: &mut Value| {
+            // An API server clears the status in this case.
+            service["status"]["loadBalancer"] = json!({});
+            service["spec"]["type"] = json!("ClusterIP");
+            service["spec"].as_object_mut().expect("a spec").remove("loadBalancerClass");
+        };
+        cluster.server.edit("v1", "Service", "shop", "web", leave).expect("a legal change");
+        until("it is let go", || {
+            cluster.get("web")["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
+        })
+        .await;
+        let come_back = |service: &mut Value| {
+            service["spec"]["type"] = json!("LoadBalancer");
+            service["spec"]["loadBalancerClass"] = json!("tidegate.dev/gateway");
+        };
+        cluster.server.edit("v1", "Service", "shop", "web", come_back).expect("a legal change");
+        until("an address", || cluster.ingress("web").is_some()).await;
+        assert_eq!(cluster.ingress("web"), had);
+        until("both serve it", || one.vips().len() == 1 && two.vips() == one.vips()).await;
+    }
+}
+
+#[tokio::test]
 async fn an_address_of_a_service_that_is_gone_without_its_finalizer_is_withdrawn_first() {
     let cluster = Cluster::new();
     let settings = settings_of("203.0.113.5/32");

@@ -303,10 +303,11 @@ impl Allocation {
         }
     }
 
-    /// Whether another gateway still serves the address for a Service that released it, or it waits for a Service whose
-    /// manifest has an error.
-    pub(super) fn is_withheld(&self, ip: IpAddr) -> bool {
+    /// Whether another gateway still serves the address for another Service that released it, or it waits for a Service
+    /// whose manifest has an error. A Service that returns may have its own address back at once.
+    pub(super) fn is_withheld(&self, applicant: &Applicant<'_>, ip: IpAddr) -> bool {
         let withheld = matches!(&self.authority, Authority::Decides { withheld } if withheld.contains(&ip));
+        let withheld = withheld && !applicant.had.last.contains(&ip);
         if withheld {
             self.hangs();
         }

@@ -94,6 +94,7 @@ impl Allocator {
         let again = self.with_neighbours(again, applicant);
         let mut before: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
         let mut turns: Vec<Turn<'a>> = Vec::with_capacity(again.len());
+        let mut departed = BTreeSet::new();
         for (key, applicant) in again {
             if let Some(footprint) = self.footprints.remove(&key) {
                 self.allocation.forget(&key, &footprint);
@@ -102,23 +103,28 @@ impl Allocator {
             before.insert(key.clone(), Arc::make_mut(&mut self.granted).remove(&key));
             match applicant {
                 Some(applicant) => turns.push(Turn::new(applicant)),
-                None => self.depart(&key),
+                None => {
+                    self.depart(&key);
+                    departed.insert(key);
+                }
             }
         }
         if self.allocations.departed.len() > DEPARTED_MAX {
             forget_surplus(&mut Arc::make_mut(&mut self.allocations).departed);
         }
         self.pass_all(&mut turns);
+        let mut gained = BTreeSet::new();
         for Turn { applicant, granted, footprint } in turns {
             let key = applicant.key();
             let held = granted.held(&applicant).into_iter().chain(footprint.leaving.iter().cloned());
-            self.remember(key, &applicant.service.meta.uid, held.collect());
+            gained.extend(self.remember(key, &applicant.service.meta.uid, held.collect()));
             if footprint.hangs {
                 self.hanging.insert(key.clone());
             }
             self.footprints.insert(key.clone(), footprint);
             Arc::make_mut(&mut self.granted).insert(key.clone(), granted);
         }
+        self.forget_addresses_of_others(&departed, &gained);
         let differs = |(key, was): &(ObjectKey, Option<Granted>)| self.granted.get(key) != was.as_ref();
         before.into_iter().filter(differs).map(|(key, _)| key).collect()
     }
@@ -185,16 +191,49 @@ impl Allocator {
         }
     }
 
-    /// Records the current holdings of a Service.
-    fn remember(&mut self, service: &ObjectKey, uid: &str, held: Vec<Held>) {
+    /// Removes the addresses from the memory of removed Services that another Service has had since: those of the
+    /// `departed` ones that are held, and the `gained` ones. Only the last holder of an address may have it back while other
+    /// gateways still serve it.
+    fn forget_addresses_of_others(&mut self, departed: &BTreeSet<ObjectKey>, gained: &BTreeSet<IpAddr>) {
+        if departed.is_empty() && gained.is_empty() {
+            return;
+        }
+        let ledger = &self.allocation.ledger;
+        let is_lost = |service: &ObjectKey, held: &Held| {
+            gained.contains(&held.address) || departed.contains(service) && ledger.is_held(held.address)
+        };
+        let all = self.allocations.departed.iter();
+        let lost = all.filter(|(service, holdings)| holdings.held.iter().any(|held| is_lost(service, held)));
+        let rest: Vec<(ObjectKey, Holdings)> = lost
+            .map(|(service, holdings)| {
+                let kept = holdings.held.iter().filter(|held| !is_lost(service, held)).cloned();
+                (service.clone(), Holdings { held: kept.collect(), ..holdings.clone() })
+            })
+            .collect();
+        if rest.is_empty() {
+            return;
+        }
+        let allocations = Arc::make_mut(&mut self.allocations);
+        for (service, holdings) in rest {
+            match holdings.held.is_empty() {
+                true => drop(allocations.departed.remove(&service)),
+                false => drop(allocations.departed.insert(service, holdings)),
+            }
+        }
+    }
+
+    /// Records the current holdings of a Service. Returns the addresses that it did not have before.
+    fn remember(&mut self, service: &ObjectKey, uid: &str, held: Vec<Held>) -> Vec<IpAddr> {
         let known = self.allocations.by_service.get(service);
         let before = known.map_or(&[][..], |known| &known.held);
         let now = Holdings::new(uid, held);
+        let addresses = now.held.iter().map(|held| held.address);
+        let gained = addresses.filter(|ip| before.iter().all(|held| held.address != *ip)).collect();
         self.users.replace(service, before, &now.held, &self.allocation.pools);
         let returns = !now.held.is_empty() && self.allocations.departed.contains_key(service);
         let is_same = known.map_or(now.held.is_empty(), |known| *known == now);
         if is_same && !returns {
-            return;
+            return gained;
         }
         let allocations = Arc::make_mut(&mut self.allocations);
         if returns {
@@ -206,6 +245,7 @@ impl Allocator {
             allocations.by_service.insert(service.clone(), now);
         }
         self.unsettled.insert(service.clone());
+        gained
     }
 
     /// Removes a Service that no longer takes part.

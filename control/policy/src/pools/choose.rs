@@ -174,7 +174,7 @@ impl Allocation {
         let taken = self.ledger.held_count() + self.reserved.len() + self.withheld_count();
         let probes_max = (taken + 1) as u128;
         let service = stable_hash(applicant.key());
-        let is_free = |ip: &IpAddr| self.is_free(*ip);
+        let is_free = |ip: &IpAddr| self.is_free(applicant, *ip);
         let found = span.bands().into_iter().find_map(|band| {
             if band.size <= RANKED_MAX {
                 let all = (0..band.size).filter_map(|i| span.at(band.start + i)).filter(is_free);
@@ -194,15 +194,15 @@ impl Allocation {
         found
     }
 
-    /// Whether the address is free and may be assigned.
-    fn is_free(&self, ip: IpAddr) -> bool {
-        !self.ledger.is_held(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(ip)
+    /// Whether the address is free and may be assigned to the applicant.
+    fn is_free(&self, applicant: &Applicant<'_>, ip: IpAddr) -> bool {
+        !self.ledger.is_held(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(applicant, ip)
     }
 
     /// The address that the Service had before it was removed, if it is free.
     fn last_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         let mut last = applicant.had.last.iter().copied().filter(|ip| IpFamily::of(*ip) == family);
-        last.find(|ip| self.pools[pool].contains(*ip) && self.is_free(*ip))
+        last.find(|ip| self.pools[pool].contains(*ip) && self.is_free(applicant, *ip))
     }
 }
 

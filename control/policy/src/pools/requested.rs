@@ -38,7 +38,7 @@ impl Allocation {
                     ))
                 }
                 // The Service gets the address soon, so this is not a fault.
-                None if self.is_withheld(*ip) => {
+                None if self.is_withheld(applicant, *ip) => {
                     let why = "every gateway must first withdraw it from the Service that released it";
                     granted.pending =
                         Some(format!("Service {} waits for address {ip}: {why}", applicant.key()));

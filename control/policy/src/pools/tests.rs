@@ -325,6 +325,55 @@ fn an_address_that_another_gateway_still_serves_is_not_assigned() {
     assert_eq!((addresses(&waits, "default", "web"), problems(&waits, "web")), (vec![], vec![]));
 }
 
+/// The memory after each of these Services in turn was the only one with the only address, and is removed again.
+fn after_having_had(services: &[&Service], pools: &[Pool]) -> Allocations {
+    services.iter().fold(Allocations::default(), |previous, service| {
+        let at = |applicants: &[Applicant<'_>], previous: &Allocations| {
+            allocate(pools, &BTreeMap::new(), applicants, previous, &Authority::default()).allocations
+        };
+        at(&[], &at(&[applicant(service)], &previous))
+    })
+}
+
+#[test]
+fn a_service_that_returns_has_its_address_back_while_others_withdraw_it() {
+    let (web, db) = (service("default", "web"), service("default", "db"));
+    let pools = [pool("one", &["203.0.113.6/32"])];
+    let withheld = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.6")]) };
+    let again = |previous: &Allocations, applicants: &[Applicant<'_>], name: &str| {
+        addresses(&allocate(&pools, &BTreeMap::new(), applicants, previous, &withheld), "default", name)
+    };
+    let none: [IpAddr; 0] = [];
+    let previous = after_having_had(&[&web], &pools);
+    for applicant_of in [applicant, |service| requesting(service, "203.0.113.6")] {
+        assert_eq!(again(&previous, &[applicant_of(&web)], "web"), [ip("203.0.113.6")]);
+        assert_eq!(again(&previous, &[applicant_of(&db)], "db"), none, "gateways still serve it for web");
+    }
+    // Another Service had it in between: gateways may still serve it for that one.
+    let previous = after_having_had(&[&web, &db], &pools);
+    assert_eq!(again(&previous, &[applicant(&web)], "web"), none);
+    assert_eq!(again(&previous, &[applicant(&db)], "db"), [ip("203.0.113.6")]);
+}
+
+#[test]
+fn a_service_that_left_a_shared_address_has_it_back_only_when_it_is_free() {
+    let (web, db) = (service("default", "web"), service("default", "db"));
+    let mut db = db;
+    db.ports = vec![service_port(81, Protocol::Tcp)];
+    let sharing = |service| Applicant { sharing_key: Some("k".into()), ..applicant(service) };
+    let pools = [pool("one", &["203.0.113.6/32"])];
+    let step = |applicants: &[Applicant<'_>], previous: &Allocations, authority: &Authority| {
+        allocate(&pools, &BTreeMap::new(), applicants, previous, authority)
+    };
+    let decides = Authority::default();
+    let both = step(&[sharing(&web), sharing(&db)], &Allocations::default(), &decides).allocations;
+    let one = step(&[sharing(&db)], &both, &decides).allocations;
+    let neither = step(&[], &one, &decides).allocations;
+    let withheld = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.6")]) };
+    let returned = step(&[sharing(&web)], &neither, &withheld);
+    assert_eq!(addresses(&returned, "default", "web"), [] as [IpAddr; 0], "db had it last");
+}
+
 #[test]
 fn an_address_is_held_until_the_status_of_who_loses_it_says_something_else() {
     let web = service("default", "web");
