@@ -90,6 +90,7 @@ const BUILT_IN: &[Row] = &[
     ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "", true, false),
     ("events.k8s.io", "v1", "Event", "events", "ev", true, false),
     ("coordination.k8s.io", "v1", "Lease", "leases", "", true, false),
+    ("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs", "", false, true),
     ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "pdb", true, true),
     ("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", "", false, false),
     ("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", "", false, false),

@@ -29,7 +29,7 @@ pub use endpoints::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, LeftOut,
     NotKept, ObjectRef, SERVICE_NAME_LABEL, Subset,
 };
-pub use namespace::{Namespace, Node};
+pub use namespace::{Namespace, Node, ServiceCidr};
 pub use origin::{Origin, PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
 pub use pool::{AddressPool, AddressPoolStatus, AnnounceWays, Pool};
@@ -151,6 +151,8 @@ pub struct Objects {
     pub nodes: SharedMap<String, Arc<Node>>,
     /// AddressPools by name, without those of the configuration.
     pub address_pools: SharedMap<String, Arc<AddressPool>>,
+    /// ServiceCIDRs by name.
+    pub service_cidrs: SharedMap<String, Arc<ServiceCidr>>,
     /// The addresses of the API server that the objects come from, without loopback addresses.
     pub api_servers: BTreeSet<IpAddr>,
 }

@@ -1,4 +1,5 @@
-//! The cluster-wide kinds: Namespace (its labels choose pools) and Node (zone, addresses, exclusion).
+//! The cluster-wide kinds: Namespace (its labels choose pools), Node (zone, addresses, exclusion) and ServiceCIDR (the
+//! networks of cluster IPs).
 
 use std::net::IpAddr;
 
@@ -26,6 +27,15 @@ pub struct Node {
     pub pod_cidrs: Vec<IpNet>,
     /// `spec.taints` has `ToBeDeletedByClusterAutoscaler`.
     pub to_be_deleted: bool,
+}
+
+/// A ServiceCIDR (networking.k8s.io/v1): networks from which the API server assigns cluster IPs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// Name, origin.
+    pub meta: Metadata,
+    /// `spec.cidrs`.
+    pub cidrs: Vec<IpNet>,
 }
 
 impl Node {

@@ -177,7 +177,7 @@ impl Allocation {
         pool.force_release && !gives()
     }
 
-    /// The problem that another gateway or a router has an address that the applicant keeps.
+    /// The problem that another gateway, a router or another load balancer has an address that the applicant keeps.
     fn claim_of_gateway(&self, applicant: &Applicant<'_>, held: &Held, field: &str) -> Option<Problem> {
         let address = held.address;
         let (claim, accepted) = match self.reserved.get(&address)? {
@@ -188,6 +188,10 @@ impl Allocation {
             Holder::Router => (
                 format!("address {address} is that of a router or a fixed neighbour of the gateway"),
                 "a pool without the addresses of routers",
+            ),
+            Holder::OtherLoadBalancer(other) => (
+                format!("another load balancer serves Service {other} with address {address}"),
+                "pools of the two load balancers that do not overlap",
             ),
             _ => return None,
         };
@@ -212,8 +216,9 @@ impl Allocation {
         let service = applicant.service;
         let ip = held.address;
         let asks = service.meta.deletion_time.is_none() && service.external_ips.contains(&ip);
-        let is_reserved =
-            self.reserved.get(&ip).is_some_and(|holder| !matches!(holder, Holder::OtherGateway(_)));
+        let may_keep =
+            |holder: &Holder| matches!(holder, Holder::OtherGateway(_) | Holder::OtherLoadBalancer(_));
+        let is_reserved = self.reserved.get(&ip).is_some_and(|holder| !may_keep(holder));
         if own.is_empty() || !asks || is_reserved {
             return;
         }

@@ -22,6 +22,7 @@ mod allocate;
 mod allocator;
 mod authority;
 mod choose;
+mod cluster_ips;
 mod external;
 mod held;
 mod keep;
@@ -38,6 +39,7 @@ mod tests;
 pub use allocate::{Applicant, Granted};
 pub use allocator::Allocator;
 pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, Had, adopted};
+pub use cluster_ips::without_cluster_ips;
 pub use held::{HOLDS, Held, Holdings, record, recorded};
 pub use ledger::{Claim, ClaimKind, Ledger, Taken};
 pub use merge::{PoolFault, merge};
@@ -108,6 +110,8 @@ pub enum Holder {
     ApiServer,
     /// A router of this gateway, or a fixed neighbour.
     Router,
+    /// A Service of another load balancer, which has the address in its status.
+    OtherLoadBalancer(ObjectKey),
 }
 
 impl std::fmt::Display for Holder {
@@ -118,6 +122,9 @@ impl std::fmt::Display for Holder {
             Self::Node(name) => write!(f, "an address of node {name}"),
             Self::ApiServer => f.write_str("an address of the API server"),
             Self::Router => f.write_str("an address of a router or a fixed neighbour of the gateway"),
+            Self::OtherLoadBalancer(service) => {
+                write!(f, "an address of Service {service}, which another load balancer serves")
+            }
         }
     }
 }

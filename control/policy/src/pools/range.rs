@@ -80,7 +80,7 @@ fn static_band_size(size: u128) -> u128 {
     if size <= 16 { 0 } else { (size / 16).clamp(16, 256) }
 }
 
-fn address(family: IpFamily, number: u128) -> IpAddr {
+pub(super) fn address(family: IpFamily, number: u128) -> IpAddr {
     match family {
         IpFamily::V4 => {
             IpAddr::V4(Ipv4Addr::from(u32::try_from(number).expect("an offset within an IPv4 range")))

@@ -55,7 +55,7 @@ pub enum Reason {
     FailedToStartServiceHealthcheck,
     /// An AddressPool, or a part of it, that is not used.
     PoolNotAccepted,
-    /// An AddressPool that has addresses in common with another pool.
+    /// An AddressPool that has addresses in common with another pool, or with a ServiceCIDR.
     PoolsOverlap,
 }
 

@@ -175,16 +175,23 @@ impl Last {
     fn changed(&mut self, input: &Input<'_>) -> Dirty {
         let mut dirty = Dirty::default();
         let (old, new) = (&self.objects, input.objects);
-        dirty.services.extend(old.services.diff(&new.services).map(|d| d.key.clone()));
+        for change in old.services.diff(&new.services) {
+            let given = |service: Option<&Arc<Service>>| {
+                service.map_or_else(Vec::new, |s| reserved::of_other_load_balancer(input.settings, s))
+            };
+            dirty.circumstances.reserved |= given(change.before) != given(change.after);
+            dirty.services.insert(change.key.clone());
+        }
         // This includes Services that are not ours: their finalizer may reserve an address.
         dirty.applicants.extend(dirty.services.iter().cloned());
         dirty.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
         for change in old.endpoint_slices.diff(&new.endpoint_slices) {
             dirty.services.extend(self.slices.replace(change.before, change.after));
         }
-        dirty.circumstances.reserved =
+        dirty.circumstances.reserved |=
             dirty.services.contains(&reserved::api_server()) || old.api_servers != new.api_servers;
-        dirty.circumstances.pools = old.address_pools != new.address_pools;
+        dirty.circumstances.pools =
+            old.address_pools != new.address_pools || old.service_cidrs != new.service_cidrs;
         self.namespaces(input, &mut dirty);
 
         let mut changes = Changes::default();

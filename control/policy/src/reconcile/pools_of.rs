@@ -1,7 +1,7 @@
 //! The pools of the configuration and those of `AddressPool` objects as one list, with their faults.
 
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::Pool;
+use tidegate_model::objects::{AddressRange, ObjectKey, Pool};
 
 use super::finding::{Finding, ObjectKind, Reason};
 use super::input::Input;
@@ -10,7 +10,10 @@ use crate::pools::{self, PoolFault};
 /// All pools; those of the configuration come first.
 pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Pool> {
     let objects = &input.objects.address_pools;
-    let (pools, faults) = pools::merge(&input.settings.pools, objects);
+    let (mut pools, faults) = pools::merge(&input.settings.pools, objects);
+    for pool in &mut pools {
+        findings.extend(cluster_ips(pool, input));
+    }
     for object in objects.values() {
         let not_accepted = object.faults.iter().map(|fault| Finding {
             object: object.meta.key.clone(),
@@ -46,4 +49,37 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
         }
     }
     pools
+}
+
+/// Removes cluster IPs from a pool. Returns a finding for each ServiceCIDR that the pool overlaps.
+fn cluster_ips(pool: &mut Pool, input: &Input<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for service_cidr in input.objects.service_cidrs.values() {
+        let networks: Vec<AddressRange> = service_cidr.cidrs.iter().map(|net| (*net).into()).collect();
+        for range in pools::without_cluster_ips(pool, &networks) {
+            let (name, cidr) = (&pool.name, &service_cidr.meta.key.name);
+            let what = format!(
+                "{range} of pool {name} is in ServiceCIDR {cidr}: no Service gets one of these addresses from the pool, \
+                 because they are cluster IPs"
+            );
+            let diagnostic = Diagnostic::warning(what).accepting("ranges outside of the ServiceCIDRs");
+            let object = input.objects.address_pools.get(name);
+            findings.push(match object {
+                Some(object) => Finding::of(
+                    ObjectKind::AddressPool,
+                    &object.meta,
+                    "spec.addresses",
+                    Reason::PoolsOverlap,
+                    diagnostic,
+                ),
+                None => Finding {
+                    object: ObjectKey::new("", name.as_str()),
+                    kind: ObjectKind::AddressPool,
+                    reason: Reason::PoolsOverlap,
+                    diagnostic,
+                },
+            });
+        }
+    }
+    findings
 }

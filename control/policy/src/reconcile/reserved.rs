@@ -1,14 +1,15 @@
-//! Addresses that no Service may have: those of gateways, nodes, API servers and routers (`docs/kubernetes.md`, section 7).
+//! Addresses that no Service may have: those of gateways, nodes, API servers, routers, and of Services that another load
+//! balancer serves (`docs/kubernetes.md`, sections 6 and 7).
 //!
 //! A Service that could take one of these with `spec.externalIPs` would receive the traffic of others. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use tidegate_model::objects::{ObjectKey, Objects, SliceIndex};
+use tidegate_model::objects::{ObjectKey, Objects, Service, SliceIndex};
 
 use super::settings::Settings;
-use crate::pools::Holder;
+use crate::pools::{FIELD_MANAGER, Holder};
 
 /// Each address with its owner. The gateway's own addresses take precedence.
 pub(super) fn reserved(
@@ -19,7 +20,12 @@ pub(super) fn reserved(
     let network = &settings.network;
     let routers = network.routes.iter().map(|route| route.via);
     let neighbors = routers.chain(network.neighbors.iter().map(|neighbor| neighbor.ip));
-    let mut reserved: BTreeMap<IpAddr, Holder> = neighbors.map(|ip| (ip, Holder::Router)).collect();
+    let of_others = objects.services.values().flat_map(|service| {
+        let holder = Holder::OtherLoadBalancer(service.meta.key.clone());
+        of_other_load_balancer(settings, service).into_iter().map(move |ip| (ip, holder.clone()))
+    });
+    let mut reserved: BTreeMap<IpAddr, Holder> = of_others.collect();
+    reserved.extend(neighbors.map(|ip| (ip, Holder::Router)));
     for node in objects.nodes.values() {
         for ip in node.internal_ips.iter().chain(&node.external_ips) {
             reserved.insert(*ip, Holder::Node(node.meta.key.name.clone()));
@@ -30,6 +36,17 @@ pub(super) fn reserved(
     reserved.extend(others.map(|(ip, name)| (*ip, Holder::OtherGateway(name.clone()))));
     reserved.extend(network.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
     reserved
+}
+
+/// The addresses that another load balancer gave to the Service, according to its status. External IPs that are repeated
+/// there do not count: the Service itself requests them.
+pub(super) fn of_other_load_balancer(settings: &Settings, service: &Service) -> Vec<IpAddr> {
+    let stored = &service.stored;
+    let is_ours = settings.claims(service)
+        || stored.is_finalized_by_us()
+        || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+    let given = service.ingress_ips.iter().filter(|ip| !is_ours && !service.external_ips.contains(ip));
+    given.copied().collect()
 }
 
 /// The Service of the API server.

@@ -30,6 +30,9 @@ pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut R
             Object::AddressPool(o) => {
                 insert(&mut objects.address_pools, key.name, o, meta, |o| &o.meta, kind, report);
             }
+            Object::ServiceCIDR(o) => {
+                insert(&mut objects.service_cidrs, key.name, o, meta, |o| &o.meta, kind, report);
+            }
         }
     }
     node_ports::allocate(&mut objects, report);

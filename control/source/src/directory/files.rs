@@ -166,6 +166,7 @@ impl Files {
             "Pod" => objects.pods.contains_key(&refused.key),
             "Namespace" => objects.namespaces.contains_key(&refused.key.name),
             "Node" => objects.nodes.contains_key(&refused.key.name),
+            "ServiceCIDR" => objects.service_cidrs.contains_key(&refused.key.name),
             _ => objects.address_pools.contains_key(&refused.key.name),
         };
         let refused = self.files.values().flat_map(|file| &file.refused);

@@ -88,6 +88,8 @@ fn has_weight(pod: &Node) -> bool {
 /// Only metadata.
 const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
 
+const SERVICE_CIDR: &[(&str, &[&str])] = &[("spec", &["cidrs"])];
+
 /// The index of Services in [`KINDS`].
 pub(super) const SERVICE: KindIndex = 0;
 /// The index of EndpointSlices in [`KINDS`].
@@ -103,6 +105,15 @@ pub(super) const KINDS: &[Kind] = &[
     kind!(Namespace, namespaces, name, "/api/v1/namespaces", keep: METADATA),
     kind!(AddressPool, address_pools, name, "/apis/tidegate.dev/v1alpha1/addresspools", optional: true),
     kind!(Pod, pods, whole, "/api/v1/pods", only: Some(has_weight), keep: METADATA, optional: true),
+    // Kubernetes 1.33.
+    kind!(
+        ServiceCIDR,
+        service_cidrs,
+        name,
+        "/apis/networking.k8s.io/v1/servicecidrs",
+        keep: SERVICE_CIDR,
+        optional: true
+    ),
 ];
 
 /// A kind, as an index in [`KINDS`].

@@ -32,7 +32,7 @@ pub(crate) use object::Object;
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
 /// (kind, apiVersion, rule for its name, function that reads it)
-const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
+const KINDS: [(&str, &str, meta::Scope, Read); 8] = [
     ("Service", "v1", meta::SERVICE, service::read),
     ("EndpointSlice", "discovery.k8s.io/v1", meta::NAMESPACED, endpoints::read_slice),
     ("Endpoints", "v1", meta::NAMESPACED, endpoints::read_legacy),
@@ -40,6 +40,7 @@ const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
     ("Namespace", "v1", meta::NAMESPACE, pod::read_namespace),
     ("Node", "v1", meta::CLUSTER, pod::read_node),
     ("AddressPool", tidegate_model::config::API_VERSION, meta::CLUSTER, pool::read),
+    ("ServiceCIDR", "networking.k8s.io/v1", meta::CLUSTER, pod::read_service_cidr),
 ];
 
 /// The contents of a document.

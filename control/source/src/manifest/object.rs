@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{
     AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, ObjectKey, Pod,
-    SERVICE_NAME_LABEL, Service,
+    SERVICE_NAME_LABEL, Service, ServiceCidr,
 };
 
 use crate::RefusedObject;
@@ -20,6 +20,7 @@ pub(crate) enum Object {
     Namespace(Arc<Namespace>),
     Node(Arc<ClusterNode>),
     AddressPool(Arc<AddressPool>),
+    ServiceCIDR(Arc<ServiceCidr>),
 }
 
 impl Object {
@@ -33,6 +34,7 @@ impl Object {
             Self::Namespace(_) => "Namespace",
             Self::Node(_) => "Node",
             Self::AddressPool(_) => "AddressPool",
+            Self::ServiceCIDR(_) => "ServiceCIDR",
         }
     }
 
@@ -45,6 +47,7 @@ impl Object {
             Self::Namespace(o) => &o.meta,
             Self::Node(o) => &o.meta,
             Self::AddressPool(o) => &o.meta,
+            Self::ServiceCIDR(o) => &o.meta,
         }
     }
 }
@@ -100,7 +103,11 @@ impl Object {
                 Arc::get_mut(pool).expect(NEW).faults = report.errors().cloned().collect();
                 report.warnings().cloned().collect()
             }
-            Self::EndpointSlice(_) | Self::Endpoints(_) | Self::Pod(_) | Self::Namespace(_) => report,
+            Self::EndpointSlice(_)
+            | Self::Endpoints(_)
+            | Self::Pod(_)
+            | Self::Namespace(_)
+            | Self::ServiceCIDR(_) => report,
         };
         (Some(self), left)
     }

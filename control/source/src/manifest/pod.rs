@@ -1,9 +1,10 @@
-//! `Pod`, `Namespace` and `Node`: only the fields that the gateway needs. All others are skipped.
+//! `Pod`, `Namespace`, `Node` and `ServiceCIDR`: only the fields that the gateway needs. All others are skipped.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod};
+use ipnet::IpNet;
+use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod, ServiceCidr};
 use tidegate_model::yaml::{Field, Fields, text};
 
 use super::meta;
@@ -65,13 +66,22 @@ pub(super) fn read_namespace(_: &Fields<'_>, meta: Metadata) -> Option<Object> {
     Some(Object::Namespace(Arc::new(Namespace { meta })))
 }
 
+/// A network of a stored or a written object.
+fn network(field: &Field<'_>) -> Option<IpNet> {
+    let parse = if field.sheet.is_stored() { text::stored_cidr } else { text::cidr };
+    field.parsed(parse, text::CIDR).map(|net| net.trunc())
+}
+
+pub(super) fn read_service_cidr(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
+    let spec = object.mapping("spec");
+    let cidrs = spec.map(|spec| spec.items("cidrs").iter().filter_map(network).collect());
+    object.allow(&["status"]);
+    Some(Object::ServiceCIDR(Arc::new(ServiceCidr { meta, cidrs: cidrs.unwrap_or_default() })))
+}
+
 pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut node = Node::new(meta);
     if let Some(spec) = object.mapping("spec") {
-        let network = |f: &Field<'_>| {
-            let parse = if f.sheet.is_stored() { text::stored_cidr } else { text::cidr };
-            f.parsed(parse, text::CIDR).map(|net| net.trunc())
-        };
         let one = spec.get("podCIDR").filter(|f| !meta::is_empty(f)).and_then(|f| network(&f));
         let many: Vec<_> = spec.items("podCIDRs").iter().filter_map(network).collect();
         node.pod_cidrs = if many.is_empty() { one.into_iter().collect() } else { many };

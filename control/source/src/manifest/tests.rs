@@ -412,7 +412,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
 const OTHER_FAULTS: &[(&str, &str)] = &[
     (
         "apiVersion: v1\nmetadata: {name: a}",
-        "1:1: error: kind is missing; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool",
+        "1:1: error: kind is missing; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool, ServiceCIDR",
     ),
     (
         "kind: Service\nmetadata: {name: a}\nspec: {clusterIP: None}",
@@ -614,7 +614,7 @@ fn other_kinds_are_warned_about_by_name() {
     assert!(objects.is_empty() && !report.has_errors());
     assert_eq!(
         report.to_string(),
-        "f.yaml:1:1: warning: the gateway does not read kind Deployment; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool\n"
+        "f.yaml:1:1: warning: the gateway does not read kind Deployment; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool, ServiceCIDR\n"
     );
 }
 

@@ -185,6 +185,78 @@ fn an_address_is_reused_only_when_every_gateway_has_withdrawn_it() {
     assert_eq!(keys(&both.step()), ["TCP 203.0.113.5:80"]);
 }
 
+/// A Service of another load balancer with this address in its status, as during a migration.
+fn of_another_load_balancer(address: &str) -> String {
+    let spec = format!(
+        "  loadBalancerClass: example.com/lb\nstatus: {{loadBalancer: {{ingress: [{{ip: {address}}}]}}}}\n"
+    );
+    service_with("name: other", &spec)
+}
+
+#[test]
+fn an_address_that_another_load_balancer_gave_a_service_is_not_assigned() {
+    let other = of_another_load_balancer("203.0.113.5");
+    let mut both = Both::new(&(other.clone() + &web("  loadBalancerIP: 203.0.113.5\n")));
+    both.both(|world| world.settings.pools = vec![pool("public", &["203.0.113.4/31"])]);
+    let outcome = both.step();
+    assert!(outcome.spec.services.is_empty());
+    let (reason, what, _) = finding(&outcome);
+    assert_eq!(reason, Reason::AllocationFailed);
+    assert!(what.contains("Service default/other, which another load balancer serves"), "{what}");
+    both.now_is(&(other.clone() + &web("")));
+    assert_eq!(owners(&both.step()), ["203.0.113.4 web"], "nor chosen");
+    both.now_is(&web("  loadBalancerIP: 203.0.113.5\n"));
+    assert_eq!(owners(&both.step()), ["203.0.113.5 web"], "the other Service is gone");
+    // The other load balancer assigns it again. Who has it here keeps it, and both are named.
+    both.now_is(&(other + &web("  loadBalancerIP: 203.0.113.5\n")));
+    let outcome = both.step();
+    assert_eq!(owners(&outcome), ["203.0.113.5 web"]);
+    let (reason, what, _) = finding(&outcome);
+    assert_eq!(reason, Reason::Conflict);
+    assert!(what.contains("default/other") && what.contains("default/web had the address first"), "{what}");
+}
+
+#[test]
+fn no_pool_assigns_addresses_of_a_service_cidr() {
+    let cidr = |cidrs: &str| {
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: kubernetes}}\nspec: {{cidrs: [{cidrs}]}}\n---\n"
+        )
+    };
+    let mut both = Both::new(&web(""));
+    both.both(|world| world.settings.pools = vec![pool("public", &["10.96.0.4/31"])]);
+    let before = both.step();
+    assert_eq!(before.spec.services.len(), 1);
+    assert_eq!(messages(&before), [] as [String; 0]);
+    // An address that was given stays.
+    both.now_is(&(cidr("10.96.0.0/16") + &web("")));
+    let outcome = both.step();
+    assert_eq!(owners(&outcome), owners(&before));
+    let (reason, what, _) = finding(&outcome);
+    assert_eq!(reason, Reason::PoolsOverlap);
+    assert!(what.starts_with("10.96.0.4-10.96.0.5 of pool public is in ServiceCIDR kubernetes: "), "{what}");
+    // A new one is not.
+    both.now_is(&(cidr("10.96.0.0/16") + &service_with("name: next", "")));
+    let outcome = both.step();
+    assert!(
+        pending(&outcome, "next").is_some_and(|why| why.contains("pool public")),
+        "{:?}",
+        messages(&outcome)
+    );
+    both.now_is(&(cidr("10.97.0.0/16, fd00:96::/112") + &service_with("name: next", "")));
+    assert_eq!(both.step().spec.services.len(), 1);
+}
+
+#[test]
+fn an_external_ip_in_the_status_of_its_own_service_is_not_one_of_another() {
+    let spec = "  loadBalancerClass: example.com/lb\n  externalIPs: [203.0.113.5]\n\
+                status: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}}\n";
+    let both = Both::new(&service_with("name: other", spec));
+    let outcome = both.with(|world| world.settings.pools[0].external_ips = true).look();
+    assert_eq!(owners(&outcome), ["203.0.113.5 other"]);
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+}
+
 #[test]
 fn the_leader_decides_on_addresses_and_followers_serve_the_status() {
     let with_status = |name: &str| {
