@@ -13,7 +13,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tidegate_model::objects::{Condition, FINALIZER, Ingress};
 use tidegate_policy::pools::FIELD_MANAGER;
-use tidegate_source::kubernetes::Connector;
+use tidegate_source::kubernetes::{Connector, causes};
 use tokio::time::timeout;
 
 use super::counts::Ended;
@@ -39,7 +39,7 @@ pub(super) enum RequestError {
 fn shown(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
-        other => other.to_string(),
+        other => causes(other),
     }
 }
 

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as KubeCondition;
 use kube::Resource;
 use kube::api::{Api, ListParams};
 use tidegate_cluster::crd::{AddressPool, Condition, GatewayStatus};
-use tidegate_source::kubernetes::Connector;
+use tidegate_source::kubernetes::{Connector, causes};
 
 use super::output::{Style, Table, age};
 
@@ -30,7 +30,7 @@ where
     let list = Api::<T>::all(client).list(&ListParams::default()).await;
     list.map(|list| list.items).map_err(|error| match error {
         kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
-        other => other.to_string(),
+        other => causes(&other),
     })
 }
 

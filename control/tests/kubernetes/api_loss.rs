@@ -319,3 +319,19 @@ fn throttling_and_errors_are_waited_out() {
     });
     assert_eq!(gateway.vips("web").len(), 1);
 }
+
+#[test]
+fn an_answer_about_one_kind_is_not_logged_as_a_lost_server() {
+    needs!(Needs::Faults);
+    for (fault, code) in [(Fault::ServerError(404), "404"), (Fault::TooManyRequests(1), "429")] {
+        let world = shop(&Setting::default());
+        let gateway = world.gateway("edge-1");
+        world.until("every kind to be watched", || (gateway.source()["connected"] == true).then_some(()));
+        world.api.faults().on("/api/v1/nodes", fault);
+        world.api.faults().end_watches();
+        let line = |log: String| log.lines().find(|line| line.contains(code)).map(str::to_owned);
+        let line = world.until("the answer in the log", || line(world.log("edge-1")));
+        assert!(line.contains("does not serve a kind") && line.contains("/api/v1/nodes"), "{line}");
+        assert!(!world.log("edge-1").contains("is unavailable"), "{}", world.log("edge-1"));
+    }
+}

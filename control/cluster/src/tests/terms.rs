@@ -60,6 +60,17 @@ async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
 }
 
 #[tokio::test]
+async fn a_lease_that_cannot_be_reached_is_reported_with_the_cause() {
+    let cluster = Cluster::new();
+    let gateway = cluster.gateway("edge-1");
+    until("a leader", || gateway.leads()).await;
+    cluster.server.refuse_connections(true).expect("it can be told");
+    let why = || gateway.writer.counts().candidate().hindrance.unwrap_or_default();
+    until("it to say so", || why().contains("cannot be acquired")).await;
+    assert!(why().contains("Connection refused"), "{}", why());
+}
+
+#[tokio::test]
 async fn an_event_that_the_api_server_could_not_take_is_written_when_it_can() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");

@@ -1,9 +1,11 @@
-//! Errors as text for display: one line, without any text of the files that they are about.
+//! Errors as text for display: one line, without any text of the files that they are about. Every crate that sends requests
+//! uses it, because an error of the client names its cause only in its sources.
 
 use std::error::Error;
 
-/// An error and its causes, without repetitions.
-pub(super) fn causes(error: &dyn Error) -> String {
+/// An error and its causes, without repetitions and without names of types.
+#[must_use]
+pub fn causes(error: &dyn Error) -> String {
     let mut text = first_line(error);
     let mut next = error.source();
     while let Some(cause) = next {
@@ -13,7 +15,7 @@ pub(super) fn causes(error: &dyn Error) -> String {
         }
         next = cause.source();
     }
-    text
+    text.replace("ServiceError: ", "")
 }
 
 /// The first line of an error. The parser of kubeconfigs adds lines with an excerpt of the file, which may be a token or a

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
@@ -13,7 +14,7 @@ use super::connect::Connector;
 use super::kinds::{KINDS, POOL};
 use super::reflect::Event;
 use super::tuning::Tuning;
-use super::wire;
+use super::wire::{self, Fault, JSON, or_default};
 use crate::SourceUpdate;
 
 /// Reports to the hub when the deletion of the definition begins and when it ends.
@@ -45,8 +46,32 @@ fn has_deleted_pool(update: &SourceUpdate) -> bool {
     update.objects.address_pools.values().any(|pool| pool.meta.deletion_time.is_some())
 }
 
-/// What the API server says; `None` if it does not answer.
+/// Whether the API server is deleting the definition; `None` if it does not answer. According to its discovery, which every
+/// account may read, objects of such a kind can still be listed, but not created.
 async fn is_terminating(connector: &Connector, tuning: Tuning) -> Option<bool> {
     let connection = connector.connection().await.ok()?;
-    wire::is_terminating(&connection, &KINDS[POOL], tuning.answer).await.ok()
+    let (group, plural) = KINDS[POOL].path.rsplit_once('/').expect("the path of a kind has several parts");
+    match wire::read::<Resources>(&connection, group.to_owned(), JSON, tuning.answer).await {
+        Ok(Resources { resources }) => {
+            let pools = resources.iter().find(|resource| resource.name == plural);
+            Some(pools.is_some_and(|pools| pools.verbs.iter().all(|verb| verb != "create")))
+        }
+        // It was the only kind of its group, and is gone.
+        Err(Fault::Refused { code: 404, .. }) => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// The resources of a group: the relevant part of a `meta/v1` APIResourceList.
+#[derive(Deserialize)]
+struct Resources {
+    #[serde(default, deserialize_with = "or_default")]
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize)]
+struct Resource {
+    name: String,
+    #[serde(default, deserialize_with = "or_default")]
+    verbs: Vec<String>,
 }

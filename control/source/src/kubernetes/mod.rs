@@ -56,6 +56,7 @@ use pulse::Pulse;
 use reflect::Reflector;
 use tuning::Tuning;
 
+pub use causes::causes;
 pub use connect::{ConnectError, Connection, Connector};
 
 /// The maximum number of events in the queue to the hub.

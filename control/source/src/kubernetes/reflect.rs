@@ -43,13 +43,21 @@ pub(super) enum Event {
     /// The API server of this cluster does not have the kind.
     Absent(KindIndex, String, Point),
     /// An attempt failed.
-    Down(KindIndex, String),
+    Down(KindIndex, Failure),
     /// The API server does not allow the gateway to read an optional kind.
     Forbidden(KindIndex, String),
     /// Whether the API server is deleting the definition of the kind.
     Terminating(KindIndex, bool),
     /// The state of the API server does not continue the received history.
     OtherHistory(KindIndex),
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) why: String,
+    /// Whether the API server answered, so that only this kind is affected.
+    pub(super) is_answer: bool,
 }
 
 impl Event {
@@ -206,7 +214,7 @@ impl Reflector {
                             self.epoch.begin();
                         }
                         self.send(Event::OtherHistory(self.index)).await
-                    } else if fault.is_expired() {
+                    } else if fault.is_expired() || fault.is_absence(self.kind) {
                         Ok(())
                     } else {
                         self.tell_down(&fault).await
@@ -242,7 +250,8 @@ impl Reflector {
     }
 
     async fn tell_down(&self, fault: &Fault) -> Result<(), HubClosed> {
-        self.send(Event::Down(self.index, format!("{}: {fault}", self.kind.path))).await
+        let why = format!("{}: {fault}", self.kind.path);
+        self.send(Event::Down(self.index, Failure { why, is_answer: fault.is_answer() })).await
     }
 
     async fn send(&self, event: Event) -> Result<(), HubClosed> {

@@ -31,7 +31,7 @@ const EVENT_BYTES_MAX: usize = 64 << 20;
 /// The maximum number of bytes of an error's body that are read.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
-const JSON: &str = "application/json";
+pub(super) const JSON: &str = "application/json";
 /// The accepted types for kinds of which only the metadata is needed. No other type is accepted, since a gateway must
 /// not see the rest of a Pod. API servers support this since Kubernetes 1.15.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
@@ -76,6 +76,16 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// Whether the API server answered, and only this request failed.
+    pub(super) fn is_answer(&self) -> bool {
+        match self {
+            Self::Refused { code, .. } => (400..500).contains(code),
+            Self::TooLarge(_) | Self::Garbled(_) => true,
+            Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind => true,
+            Self::Connect(_) | Self::Silent(_) | Self::Dead | Self::Broken(_) => false,
+        }
+    }
+
     /// Whether the requested version is too old, so that only a list helps.
     pub(super) fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
@@ -162,7 +172,9 @@ struct Head {
 }
 
 /// Reads `null` as the default, as the API does for every field.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<T, D::Error> {
+pub(super) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    field: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(field)?.unwrap_or_default())
 }
 
@@ -175,36 +187,8 @@ async fn heads(
     read(connection, uri, accept, wait).await
 }
 
-/// Whether the API server is deleting the definition of the kind. According to its discovery, which every account may read,
-/// objects of such a kind can still be listed, but not created.
-pub(super) async fn is_terminating(
-    connection: &Connection,
-    kind: &Kind,
-    wait: Duration,
-) -> Result<bool, Fault> {
-    #[derive(Deserialize)]
-    struct Resources {
-        #[serde(default, deserialize_with = "or_default")]
-        resources: Vec<Resource>,
-    }
-    #[derive(Deserialize)]
-    struct Resource {
-        name: String,
-        #[serde(default, deserialize_with = "or_default")]
-        verbs: Vec<String>,
-    }
-    let (group, plural) = kind.path.rsplit_once('/').expect("the path of a kind has several parts");
-    let all: Resources = match read(connection, group.to_owned(), JSON, wait).await {
-        // It was the only kind of its group, and is gone.
-        Err(Fault::Refused { code: 404, .. }) => return Ok(false),
-        all => all?,
-    };
-    let kind = all.resources.iter().find(|resource| resource.name == plural);
-    Ok(kind.is_some_and(|kind| kind.verbs.iter().all(|verb| verb != "create")))
-}
-
 /// Reads a document of JSON.
-async fn read<T: DeserializeOwned>(
+pub(super) async fn read<T: DeserializeOwned>(
     connection: &Connection,
     uri: String,
     accept: &str,
@@ -360,7 +344,7 @@ async fn send(
     let request = Request::get(uri).header("accept", accept).body(Body::empty());
     let request = request.expect("the parts of a URI are encoded");
     let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::Silent(wait))?;
-    let mut response = sent.map_err(|e| Fault::Broken(causes(&e).replace("ServiceError: ", "")))?;
+    let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
     if response.status().is_success() {
         return Ok(response);
     }

@@ -28,7 +28,7 @@ use super::fit::Slices;
 use super::history::{Heard, OUTAGE_MAX, Point};
 use super::kinds::{KINDS, KindIndex, SERVICE, SLICE};
 use super::object::{Content, Identity, Received};
-use super::reflect::Event;
+use super::reflect::{Event, Failure};
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
 use super::tuning::Tuning;
@@ -246,11 +246,11 @@ impl Hub {
                 self.stores[index].set_up(true, now);
                 self.update_state(None);
             }
-            Event::Down(index, why) => {
+            Event::Down(index, failure) => {
                 self.stores[index].set_up(false, now);
                 self.failed = true;
                 self.state.now.failures += 1;
-                self.update_state(Some(why));
+                self.update_state(Some(failure));
             }
         }
     }
@@ -310,7 +310,7 @@ impl Hub {
         self.stores[index].forbidden = None;
         let kind = &KINDS[index];
         let why = format!("{}: the API server no longer has a definition of {}", kind.path, kind.name);
-        self.handle(Event::Down(index, why), now);
+        self.handle(Event::Down(index, Failure { why, is_answer: true }), now);
     }
 
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {
@@ -495,11 +495,11 @@ impl Hub {
         report
     }
 
-    /// Updates the state of the source after a failed attempt (`why`), or when a watch is connected.
-    fn update_state(&mut self, why: Option<String>) {
+    /// Updates the state of the source after a failed attempt, or when a watch is connected.
+    fn update_state(&mut self, failure: Option<Failure>) {
         let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
         let lacks = faults_of_kinds(&self.stores).next().map(|fault| fault.what);
-        self.state.set_connected(connected, why, lacks);
+        self.state.set_connected(connected, failure, lacks);
     }
 
     /// Whether the objects may be saved: not before all kinds were listed.

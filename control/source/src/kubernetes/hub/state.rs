@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::SourceState;
+use crate::kubernetes::reflect::Failure;
 
 /// The minimum interval between two logged errors, and between two equal ones.
 const LOG_MIN: Duration = Duration::from_secs(10);
@@ -27,9 +28,9 @@ impl State {
         Self { now, server: String::new(), logged: None, published }
     }
 
-    /// Records whether every kind is watched. `error`: why the last attempt failed; `lacks`: a kind that the API server
+    /// Records whether every kind is watched. `failure`: why the last attempt failed; `lacks`: a kind that the API server
     /// does not let the gateway read, or whose definition is being deleted.
-    pub(super) fn set_connected(&mut self, connected: bool, error: Option<String>, lacks: Option<String>) {
+    pub(super) fn set_connected(&mut self, connected: bool, failure: Option<Failure>, lacks: Option<String>) {
         let now = Timestamp::now();
         if self.now.connected != connected {
             if connected {
@@ -42,22 +43,30 @@ impl State {
         if connected {
             self.now.last_error = lacks;
             self.logged = None;
-        } else if let Some(error) = error {
-            self.log(&error);
-            self.now.last_error = Some(error);
+        } else if let Some(failure) = failure {
+            self.log(&failure);
+            self.now.last_error = Some(failure.why);
         }
     }
 
-    fn log(&mut self, error: &str) {
+    fn log(&mut self, Failure { why: error, is_answer }: &Failure) {
         let pause =
             |(text, at): &(String, Instant)| at.elapsed() < if text == error { LOG_AGAIN } else { LOG_MIN };
         if !self.logged.as_ref().is_some_and(pause) {
-            tracing::warn!(
-                since = %self.now.since,
-                error,
-                "the API server is unavailable: keeping the last known objects"
-            );
-            self.logged = Some((error.to_owned(), Instant::now()));
+            let since = self.now.since;
+            match is_answer {
+                true => tracing::warn!(
+                    %since,
+                    error,
+                    "the API server does not serve a kind: keeping its last known objects"
+                ),
+                false => tracing::warn!(
+                    %since,
+                    error,
+                    "the API server is unavailable: keeping the last known objects"
+                ),
+            }
+            self.logged = Some((error.clone(), Instant::now()));
         }
     }
 
