@@ -4,10 +4,14 @@
 //! only the next missing bookmark shows it, a minute or more later. So while there are watches, a small request is
 //! sent every [`PulseTimes::interval`]. If two of them in a row get no answer, every watch is dropped and the source
 //! counts as lost. A refusal is an answer.
+//!
+//! Once a minute it also compares the clocks. Nothing depends on equal clocks except certificates and tokens, but the
+//! times in events and heartbeats mislead people.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -17,6 +21,10 @@ use super::wire::{self, Fault};
 
 /// The number of consecutive unanswered requests after which the API server counts as lost.
 const UNANSWERED_MAX: u32 = 2;
+/// The number of requests from one comparison of the clocks to the next.
+const CLOCK_EVERY: u32 = 12;
+/// A smaller difference of the clocks is not reported: an answer may take seconds.
+const CLOCK_OFFSET_MAX: SignedDuration = SignedDuration::from_secs(10);
 
 /// Reports the loss of the API server. Copies report the same.
 #[derive(Debug, Clone)]
@@ -43,6 +51,7 @@ impl Pulse {
 
 async fn ask(connector: Arc<Connector>, times: PulseTimes, lost: watch::Sender<u64>) {
     let mut unanswered = 0;
+    let (mut clock, mut until_clock) = (Clock::default(), 0);
     loop {
         sleep(times.interval).await;
         if lost.is_closed() {
@@ -55,6 +64,12 @@ async fn ask(connector: Arc<Connector>, times: PulseTimes, lost: watch::Sender<u
         let answer = wire::cluster(&connection, times.answer).await;
         let is_answered = !matches!(answer, Err(Fault::Silent(_) | Fault::Broken(_)));
         unanswered = if is_answered { 0 } else { unanswered + 1 };
+        if is_answered && until_clock == 0 {
+            until_clock = CLOCK_EVERY;
+            let time = wire::time(&connection, times.answer).await;
+            clock.compare(time.ok().flatten(), Timestamp::now());
+        }
+        until_clock = until_clock.saturating_sub(1);
         if unanswered >= UNANSWERED_MAX {
             // Each watch discards its connection itself.
             lost.send_replace(connection.serial);
@@ -64,5 +79,55 @@ async fn ask(connector: Arc<Connector>, times: PulseTimes, lost: watch::Sender<u
             // time is not.
             sleep(Duration::from_millis(500).saturating_sub(began.elapsed())).await;
         }
+    }
+}
+
+/// Whether the clock of this machine differs from that of the API server.
+#[derive(Debug, Default)]
+struct Clock {
+    is_off: bool,
+}
+
+impl Clock {
+    /// Compares the clocks, and logs when they begin or cease to differ. `server`: the time of the API server, if known.
+    fn compare(&mut self, server: Option<Timestamp>, now: Timestamp) {
+        let Some(server) = server else { return };
+        let offset = now.duration_since(server);
+        let is_off = offset.abs() > CLOCK_OFFSET_MAX;
+        if is_off == std::mem::replace(&mut self.is_off, is_off) {
+            return;
+        }
+        let ahead_seconds = offset.as_secs();
+        if is_off {
+            tracing::warn!(
+                ahead_seconds,
+                "the clock of this machine differs from that of the API server: certificates and tokens may be refused, and \
+                 times in events and statuses are wrong"
+            );
+        } else {
+            tracing::info!(
+                ahead_seconds,
+                "the clock of this machine agrees with that of the API server again"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_by_more_than_ten_seconds_are_noticed_until_they_agree() {
+        let mut clock = Clock::default();
+        let now = Timestamp::UNIX_EPOCH;
+        let mut is_off = |seconds: i64| {
+            clock.compare(Some(now + SignedDuration::from_secs(seconds)), now);
+            clock.is_off
+        };
+        assert_eq!([0, 10, 11, -11, 60, 3].map(&mut is_off), [false, false, true, true, true, false]);
+        assert_eq!([-62, 9].map(is_off), [true, false]);
+        clock.compare(None, now);
+        assert!(!clock.is_off, "it does not say");
     }
 }

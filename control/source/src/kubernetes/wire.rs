@@ -9,6 +9,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use hyper::{Request, Response, StatusCode};
+use jiff::Timestamp;
 use kube::client::Body;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -147,6 +148,17 @@ pub(super) async fn version_of(
     let list = heads(connection, uri, METADATA_LIST, wait).await?;
     let object = list.items.first().map(|item| version_number(&item.metadata.resource_version));
     Ok((version_number(&list.metadata.resource_version), object))
+}
+
+/// The time of the API server when it answered, to the second; `None` if it does not say.
+pub(super) async fn time(connection: &Connection, wait: Duration) -> Result<Option<Timestamp>, Fault> {
+    let response = send(connection, "/version".to_owned(), JSON, wait).await?;
+    Ok(response.headers().get("date").and_then(|date| time_of(date.to_str().ok()?)))
+}
+
+/// Reads a `Date` header (RFC 9110, section 5.6.7).
+fn time_of(date: &str) -> Option<Timestamp> {
+    jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date).ok()
 }
 
 /// The metadata of a list and of its items. A list of metadata without items has `items: null`.

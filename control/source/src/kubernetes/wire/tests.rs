@@ -27,6 +27,12 @@ fn a_list_is_empty_if_its_items_are_null_absent_or_none() {
 }
 
 #[test]
+fn a_date_header_is_a_time() {
+    assert_eq!(time_of("Thu, 26 Nov 2026 14:38:24 GMT"), "2026-11-26T14:38:24Z".parse().ok());
+    assert_eq!(time_of("now"), None);
+}
+
+#[test]
 fn a_refusal_keeps_its_message_whatever_else_is_null() {
     for details in [json!(null), json!({}), json!({"retryAfterSeconds": null, "causes": null})] {
         let status = json!({"message": "slow down", "reason": null, "code": 429, "details": details});
