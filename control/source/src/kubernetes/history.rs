@@ -193,9 +193,8 @@ mod tests {
 
     #[test]
     fn an_epoch_that_one_kind_begins_is_followed_once_by_each_other_kind() {
-        let mut kinds = [Epoch::new(), Epoch::new()];
-        kinds[1] = kinds[0].clone();
-        let [one, other] = &mut kinds;
+        let mut one = Epoch::new();
+        let mut other = one.clone();
         one.begin();
         assert!(!one.follow());
         // Two kinds that find out at the same time begin one epoch.

@@ -4,7 +4,8 @@
 //! passes these stages: `reflect` lists and watches (`wire` is its HTTP, `connect` its credentials). `object` trims
 //! and decodes it with the same code as manifests in files. `retain` decides what to keep when an API server returns
 //! after a loss (`history` distinguishes that from an expired watch). `pulse` detects when the API server no longer
-//! answers, and `definition` when it deletes the definition of AddressPool. `hub` merges the kinds and publishes updates. `disk` saves the last objects (`save` decides when).
+//! answers, and `definition` when it deletes the definition of AddressPool. `hub` merges the kinds and publishes
+//! updates. `disk` saves the last objects (`save` decides when).
 //!
 //! Whatever the API server does, the last known objects stay; [`KubernetesSource::state`] says since when.
 //!

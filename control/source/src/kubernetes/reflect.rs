@@ -3,8 +3,8 @@
 //! A [`Reflector`] converts the lists and watches of one kind to [`Event`]s for the hub. A watch that ends or breaks
 //! resumes where it was, after a check that the API server is of the same cluster and not behind. Everything is
 //! listed again only if that check fails for this or another kind, if the server no longer has the version (410), if it
-//! repeatedly stops answering, or if it was away long enough to be restored from a backup. The pause between attempts doubles, with
-//! jitter, and is at least what a `Retry-After` requests.
+//! repeatedly stops answering, or if it was away long enough to be restored from a backup. The pause between attempts
+//! doubles, with jitter, and is at least what a `Retry-After` requests.
 //!
 //! Kept by hand: `kube::runtime::watcher` does not tell the resource version that it has reached and does not pause
 //! between two watches, but the checks for a restored or different cluster need both; its errors leave out
