@@ -14,8 +14,10 @@ shift 2
 
 pool=/sys/kernel/mm/hugepages/hugepages-2048kB
 before=
+# leftovers.sh sees here what is still reserved.
+note=${TIDEGATE_RUN:+$TIDEGATE_RUN/hugepages/$$}
 restore() {
-  if [[ -n $before ]]; then echo "$before" >"$pool/nr_hugepages" 2>/dev/null || true; before=; fi
+  if [[ -n $before ]]; then echo "$before" >"$pool/nr_hugepages" 2>/dev/null && rm -f "$note" || true; before=; fi
 }
 # While the command runs, it handles INT and TERM itself (it cleans up and ends); then this script restores the pages.
 trap restore EXIT
@@ -27,6 +29,7 @@ if [[ -w $pool/nr_hugepages ]]; then
   free=$(<"$pool/free_hugepages")
   if ((free < wanted)); then
     before=$total
+    [[ -z $note ]] || echo "$total" >"$note"
     echo $((total + wanted - free)) >"$pool/nr_hugepages" 2>/dev/null
     free=$(<"$pool/free_hugepages")
     if ((free < wanted)); then

@@ -1,43 +1,74 @@
 #!/bin/bash
-# Reports everything that a run has left behind: namespaces, links, processes, hugepages, run-time files. Called by
-# test.sh before and after everything else. Others may use the machine meanwhile, so only what is ours by its name
-# counts: all namespaces and links of the gateway, the labs and the tests begin with "tg".
-# Usage: leftovers.sh snapshot FILE | leftovers.sh compare FILE   (exit 1 if there is more than before)
+# Runs a command, and fails if it leaves anything behind: namespaces, links, processes, hugepages, run-time files, labs.
+# Others may use the machine meanwhile, so the command gets /run/tidegate, the names of namespaces and $TMPDIR to itself.
+# Its processes inherit TIDEGATE_RUN, by which they are recognised. Needs root. Called by test.sh.
+# Usage: leftovers.sh run COMMAND [ARG...]   (exit 1 if something is left, otherwise that of the command)
 set -euo pipefail
 
-root=$(cd "$(dirname "$0")/../.." && pwd)
-target=${CARGO_TARGET_DIR:-$root/target}
+if [[ ${1:-} == run && $# -gt 1 ]]; then
+  exec unshare --mount --propagation private "$0" apart "${@:2}"
+elif [[ ${1:-} != apart ]]; then
+  echo "usage: leftovers.sh run COMMAND [ARG...]" >&2
+  exit 2
+fi
+shift
 
-# Processes that run a binary of this tree, or belong to a lab (their command line contains its directory).
+# A short path: labs have sockets in it, whose paths have at most 107 bytes.
+run=$(mktemp -d "${TMPDIR:-/tmp}/tg.XXXX")
+trap 'rm -rf "$run"' EXIT
+mkdir -p /run/tidegate /run/netns "$run/hugepages"
+mount -t tmpfs -o mode=0755 tidegate /run/tidegate
+mount -t tmpfs -o mode=0755 netns /run/netns
+
+links() { ip -o link | awk -F': ' '$2 ~ /^tg/ {sub(/@.*/, "", $2); print $2}' | sort; }
+
+# The environments, below /proc, of the processes of this run.
+ours() { grep -lszFx "TIDEGATE_RUN=$run" /proc/[0-9]*/environ || true; }
+
+# Whether a process of somebody else has the link: a tap belongs to the process that has it open.
+is_of_others() {
+  local info of_run
+  of_run=$(ours)
+  for info in $(grep -lsE "^iff:[[:space:]]+$1\$" /proc/[0-9]*/fdinfo/*); do
+    [[ $of_run == *"${info%%/fdinfo/*}/environ"* ]] || return 0
+  done
+  return 1
+}
+
 processes() {
-  local dir exe
-  for dir in /proc/[0-9]*; do
-    exe=$(readlink "$dir/exe" 2>/dev/null) || continue
-    if [[ $exe == "$target"/* ]] || tr '\0' ' ' <"$dir/cmdline" 2>/dev/null | grep -q '/tidegate-lab-'; then
-      printf 'process %s %s\n' "${dir#/proc/}" "$exe"
-    fi
+  local environ
+  for environ in $(ours); do
+    printf 'process %s\n' "$(readlink "${environ%environ}exe" || true) ${environ//[^0-9]/}"
   done
 }
 
-state() {
-  ip netns list | sed -n 's/ (id.*//; s/^tg/namespace tg/p'
-  ip -o link | awk -F': ' '$2 ~ /^tg/ {print "link " $2}'
+left() {
+  local link
+  find /run/netns -mindepth 1 -printf 'namespace %f\n'
+  find /run/tidegate -mindepth 1 ! -type d -printf 'file %p\n'
+  find "$run" -maxdepth 1 -name 'tidegate-lab-*' -printf 'file %p\n'
+  # hugepages.sh notes what it has reserved.
+  find "$run/hugepages" -mindepth 1 -printf 'hugepages %f\n'
   processes
-  printf 'hugepages %s\n' "$(cat /proc/sys/vm/nr_hugepages)"
-  find /run/tidegate -mindepth 1 2>/dev/null | sed 's/^/file /' || true
-  find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'tidegate-lab-*' 2>/dev/null | sed 's/^/file /' || true
+  for link in $(comm -13 <(echo "$before") <(links)); do
+    is_of_others "$link" || echo "link $link"
+  done
 }
 
-case ${1:-} in
-snapshot) state | sort -u >"$2" ;;
-compare)
-  now=$(state | sort -u)
-  more=$(comm -13 "$2" <(printf '%s\n' "$now"))
-  if [[ -n $more ]]; then
-    printf 'left behind:\n%s\n' "$more" >&2
-    exit 1
-  fi
+before=$(links)
+status=0
+env TIDEGATE_RUN="$run" TMPDIR="$run" "$@" || status=$?
+
+# The last processes may still be ending.
+for _ in {1..20}; do
+  found=$(left)
+  [[ -n $found ]] || break
+  sleep 0.1
+done
+if [[ -n $found ]]; then
+  printf 'left behind:\n%s\n' "$found" >&2
+  if ((status == 0)); then status=1; fi
+else
   echo "nothing left behind: no namespace, link, process, hugepage or file"
-  ;;
-*) echo "usage: leftovers.sh snapshot|compare FILE" >&2; exit 2 ;;
-esac
+fi
+exit "$status"

@@ -25,6 +25,7 @@ mod hung;
 mod kube_proxy;
 mod lab;
 mod leaving;
+mod leftovers;
 mod lifecycle;
 mod links;
 mod masquerade;
