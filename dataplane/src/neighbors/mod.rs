@@ -7,7 +7,7 @@
 //! Invariant: the slow path is the only writer of link addresses, besides the compile of a snapshot, which creates
 //! slots.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -50,7 +50,9 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     let networks: Vec<IpNet> = network.interface_addresses().copied().collect();
     let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
     let own = |address: &IpAddr| network.interface_addresses().any(|net| net.addr() == *address);
-    let is_announced = |address: &IpAddr| announce && !own(address);
+    let routers: BTreeSet<IpAddr> = network.routes.iter().map(|route| route.via).collect();
+    // The next hop of a route is another host, whatever else has its address in the spec.
+    let is_announced = |address: &IpAddr| announce && !own(address) && !routers.contains(address);
     let always = vips.iter().filter(|(_, layer2)| **layer2 == Layer2::Always).map(|(vip, _)| *vip);
     let shared = vips.iter().filter_map(|(vip, layer2)| match layer2 {
         Layer2::Owned(key) => Some((*vip, *key)),
@@ -59,10 +61,9 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     Surroundings {
         interfaces: links.collect(),
         fixed: network.neighbors.iter().map(|neighbor| (neighbor.ip, neighbor.mac)).collect(),
-        next_hops: network
-            .routes
+        next_hops: routers
             .iter()
-            .map(|route| route.via)
+            .copied()
             .chain(backends)
             .filter(|address| on_link(address) && !own(address))
             .collect(),
@@ -196,6 +197,18 @@ mod tests {
     fn vips_that_routes_lead_here_are_not_announced_and_own_addresses_are_the_kernels() {
         assert_eq!(Vec::from_iter(surroundings(&spec(), true).owned), [ip("203.0.113.1")]);
         assert!(surroundings(&spec(), false).owned.is_empty());
+    }
+
+    #[test]
+    fn the_next_hop_of_a_route_is_announced_by_nobody_but_the_router() {
+        use tidegate_core::ownership::OwnerKey;
+        let mut spec = spec();
+        spec.network.snat_addresses = vec![ip("192.0.2.10"), ip("192.0.2.3")];
+        spec.services.push(service("192.0.2.10", Layer2::Always, "192.0.2.20").into());
+        spec.services.push(service("198.51.100.1", Layer2::Owned(OwnerKey::new(7)), "192.0.2.20").into());
+        let around = surroundings(&spec, true);
+        assert_eq!(Vec::from_iter(around.owned), [ip("192.0.2.3"), ip("203.0.113.1")]);
+        assert!(around.shared.is_empty());
     }
 
     #[test]

@@ -59,9 +59,11 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
 
 /// Whether the gateway answers a request for the link address of this address of ours. It does so even for the
 /// interface's own addresses, since the kernel's side of the tap has the same link address. The kernel decides for the
-/// addresses of other interfaces. For a VIP that several gateways have, only its owner answers.
+/// addresses of other interfaces. For a VIP that several gateways have, only its owner answers, and for the next hop of
+/// a route only the router.
 fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: AddressKind, address: &Addr) -> bool {
     match kind {
+        _ if burst.view.snapshot.is_next_hop(address) => false,
         AddressKind::Vip => {
             let layer2 = burst.view.snapshot.layer2(address);
             burst.view.neighbors.ownership().answers(layer2)
@@ -269,7 +271,7 @@ fn learn_neighbor<F: Frame>(
     if !addr.is_single_host() || mac.is_some_and(|mac| !mac.is_unicast()) {
         return Err(Refusal::BadSource);
     }
-    if let Some(kind) = snapshot.address(&addr) {
+    if let Some(kind) = snapshot.address(&addr).filter(|_| !snapshot.is_next_hop(&addr)) {
         // Ignores our own packet that came back, perhaps by another interface on the same link.
         let own = mac.is_some_and(|mac| snapshot.interfaces().iter().any(|interface| interface.mac == mac));
         if own {

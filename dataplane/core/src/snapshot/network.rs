@@ -28,6 +28,8 @@ pub(super) struct Network {
     pub(super) tunnel_source_v6: Option<TunnelPrefix>,
     /// The next hops of routes.
     pub(super) routers: Arc<[NeighborSlot]>,
+    /// The addresses of these, sorted: another host has each of them, whatever else the spec uses it for.
+    pub(super) router_addresses: Arc<[Addr]>,
     /// Those of default routes.
     pub(super) default_routers: Arc<[NeighborSlot]>,
     /// The gateways whose tunnel packets are opened, sorted.

@@ -242,6 +242,13 @@ impl Snapshot {
         listed.binary_search_by_key(address, |(vip, _)| *vip).map_or(Layer2::Always, |at| listed[at].1)
     }
 
+    /// Whether a route has this next hop. Then another host has the address, and the gateway doesn't answer requests for
+    /// its link address, even if the address is also one of its own VIPs, SNAT addresses or tunnel sources.
+    #[must_use]
+    pub fn is_next_hop(&self, address: &Addr) -> bool {
+        self.network.router_addresses.binary_search(address).is_ok()
+    }
+
     /// The reason why an address cannot be the source of a packet from the wire, based on the address alone. It
     /// includes routers, which may send everything except packets to services.
     #[inline]

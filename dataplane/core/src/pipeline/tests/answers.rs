@@ -162,6 +162,39 @@ fn of_a_vip_of_several_gateways_only_the_owner_answers_and_only_until_its_time_i
     }
 }
 
+#[test]
+fn for_the_next_hop_of_a_route_the_router_answers_whatever_uses_its_address() {
+    let vip = service(ForwardingMode::DsrL2, Protocol::Tcp, "10.0.0.250:80", &["10.0.0.1:80"]);
+    let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), "10.0.0.250".parse().unwrap(), None, None);
+    let router = "fd00::fa".parse().unwrap();
+    let solicits = ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), router, None, None);
+    let uses: [fn(&mut crate::snapshot::NetworkSpec); 4] = [
+        |network| network.snat_addresses = vec![ip("10.0.0.250"), ip("fd00::fa")],
+        |network| {
+            network.tunnel_source_v4 = Some("10.0.0.250".parse().unwrap());
+            network.tunnel_source_v6 = Some("fd00::fa".parse().unwrap());
+        },
+        |network| {
+            network.tunnel_source_v4 = Some("10.0.0.248/29".parse().unwrap());
+            network.tunnel_source_v6 = Some("fd00::f0/124".parse().unwrap());
+        },
+        |_| {},
+    ];
+    for (n, uses) in uses.into_iter().enumerate() {
+        // The last case is a VIP, which comes by a revision of the snapshot.
+        let mut lab = Lab::new(services());
+        lab.change(|spec| uses(&mut spec.network));
+        lab.change(|spec| spec.services.extend((n == 3).then(|| vip.clone().into())));
+        for frame in [&asks[..], &solicits[..]] {
+            assert_eq!(lab.receive(frame).verdict, Verdict::Punt(PuntReason::Local), "{n}");
+        }
+        // The answers of the router are those of a neighbour, and no conflict.
+        let moved = arp::announcement(CLIENT, "10.0.0.250".parse().unwrap(), None);
+        let sighting = Sighting::Announcement { overrides: true };
+        assert_eq!(lab.receive(&moved).events, [seen("10.0.0.250", CLIENT, sighting)], "{n}");
+    }
+}
+
 fn panic_unless_punted(verdict: Verdict) -> bool {
     assert_eq!(verdict, Verdict::Punt(PuntReason::Local));
     false

@@ -74,6 +74,7 @@ impl Network {
         Self {
             routes: Routes::build(&list),
             routers: routers.into(),
+            router_addresses: sorted(spec.network.routes.iter().map(|route| &route.via)),
             default_routers: default_routers.into_iter().map(|(_, slot)| slot).collect(),
             addresses,
             layer2: layer2(served().map(|service| (service.vip, service.spec.layer2))),
