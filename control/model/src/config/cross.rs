@@ -5,7 +5,9 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tidegate_core::snapshot::TunnelPrefix;
 
+use super::dataplane::Interface;
 use super::gateway::GatewayConfig;
 use super::layer2::Layer2Mode;
 use super::services::ForwardingMode;
@@ -13,6 +15,9 @@ use super::source::SourceConfig;
 use crate::diagnostic::Diagnostic;
 use crate::objects::AddressRange;
 use crate::yaml::Sheet;
+
+/// What is accepted as an address that the gateway answers for.
+const GATEWAYS_OWN: &str = "an address that only the gateway has";
 
 pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     let check = Check { sheet, config };
@@ -55,6 +60,26 @@ impl Check<'_> {
                 seen.push((address, &interface.name));
             }
         }
+        self.one_interface_for_each_network();
+    }
+
+    /// Packets to a network leave by one interface, and those that arrive by another one are not expected there.
+    fn one_interface_for_each_network(&self) {
+        let interfaces = &self.config.dataplane.network.interfaces;
+        for (i, interface) in interfaces.iter().enumerate() {
+            for (j, net) in interface.addresses.iter().map(IpNet::trunc).enumerate() {
+                let shares = |other: &&Interface| other.addresses.iter().any(|one| one.trunc() == net);
+                let is_host = net.prefix_len() == net.max_prefix_len();
+                if let Some(first) = interfaces[..i].iter().find(shares).filter(|_| !is_host) {
+                    let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
+                    let what = format!(
+                        "{field}: {net} is also the network of {}, and packets to it leave by {} alone",
+                        first.name, first.name
+                    );
+                    self.warn(&field, &what, "each network on one interface");
+                }
+            }
+        }
     }
 
     /// Leases need an API server.
@@ -85,11 +110,10 @@ impl Check<'_> {
     /// Next hops and neighbours must be reachable without a route.
     fn next_hops(&self) {
         let network = &self.config.dataplane.network;
-        let own = |ip: IpAddr| network.interfaces.iter().any(|i| i.addresses.iter().any(|a| a.addr() == ip));
         let on_link = self.on_link_networks();
         for (i, route) in network.routes.iter().enumerate() {
             let field = format!("dataplane.routes[{i}].via");
-            if own(route.via) {
+            if self.is_own(route.via) {
                 let what = format!("{field}: {} is an address of the gateway itself", route.via);
                 self.error(&field, what, "the address of a router");
             } else if !self.config.dataplane.is_on_link(route.via) {
@@ -98,7 +122,7 @@ impl Check<'_> {
         }
         for (i, neighbor) in network.neighbors.iter().enumerate() {
             let field = format!("dataplane.neighbors[{i}].ip");
-            if own(neighbor.ip) {
+            if self.is_own(neighbor.ip) {
                 let what = format!("{field}: {} is an address of the gateway itself", neighbor.ip);
                 self.error(&field, what, "the address of a neighbour");
             } else if !self.config.dataplane.is_on_link(neighbor.ip) {
@@ -136,9 +160,12 @@ impl Check<'_> {
                 "at least one address of each family, routed to the gateway",
             );
         }
+        let others = self.other_hosts();
         for (i, ip) in network.snat_addresses.iter().enumerate() {
             let field = format!("dataplane.snatAddresses[{i}]");
-            if let Some(interface) =
+            if let Some((_, who)) = others.iter().find(|(other, _)| other == ip) {
+                self.error(&field, format!("{field}: {ip} is the address of {who}"), GATEWAYS_OWN);
+            } else if let Some(interface) =
                 network.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
             {
                 let what = format!(
@@ -146,8 +173,35 @@ impl Check<'_> {
                     interface.name
                 );
                 self.warn(&field, &what, "an address that no interface has");
+            } else {
+                self.led_here(&field, &(*ip).into(), "answers of backends");
             }
         }
+    }
+
+    /// Packets to an address that is on no link come only if a router has a route, which BGP or a daemon that reads the
+    /// kernel's routes can give it.
+    fn led_here(&self, field: &str, source: &IpNet, lost: &str) {
+        let announces = self.config.announce.bgp.is_some() || self.config.announce.kernel_routes.is_some();
+        let interfaces = &self.config.dataplane.network.interfaces;
+        let mut networks = interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::trunc);
+        if announces || interfaces.is_empty() || networks.any(|net| net.contains(source)) {
+            return;
+        }
+        let shown = if source.prefix_len() == source.max_prefix_len() {
+            source.addr().to_string()
+        } else {
+            source.to_string()
+        };
+        let what = format!(
+            "{field}: {shown} is in no network of an interface, so {lost} get lost unless a router has a route to it \
+             through this gateway"
+        );
+        self.warn(
+            field,
+            &what,
+            "an address in a network of dataplane.interfaces, or a route on every router",
+        );
     }
 
     /// Without an address in these networks, nothing listens and no Service says why. An address with a fault is missing here.
@@ -184,14 +238,49 @@ impl Check<'_> {
         }
     }
 
-    /// The addresses of a prefix must belong to the gateway alone, because it answers for all of them.
+    /// The addresses that other hosts have. Who answers ARP or neighbour discovery for one of them takes over its traffic.
+    fn other_hosts(&self) -> Vec<(IpAddr, String)> {
+        let network = &self.config.dataplane.network;
+        let named = |list: &str, n: usize| format!("{list}[{n}]");
+        let routes = (0..).zip(&network.routes);
+        let routes = routes.map(|(n, route)| (route.via, format!("the next hop of dataplane.routes[{n}]")));
+        let neighbors = (0..).zip(&network.neighbors);
+        let neighbors = neighbors.map(|(n, one)| (one.ip, named("dataplane.neighbors", n)));
+        let routers = self.config.announce.bgp.iter().flat_map(|bgp| (0..).zip(&bgp.peers));
+        let routers = routers.map(|(n, peer)| (peer.address, named("announce.bgp.peers", n)));
+        // This list may contain the gateway itself, at an address that the kernel has.
+        let gateways = (0..).zip(&self.config.flow_sharing.peers).filter(|(_, peer)| !self.is_own(peer.ip()));
+        let gateways = gateways.map(|(n, peer)| (peer.ip(), named("flowSharing.peers", n)));
+        routes.chain(neighbors).chain(routers).chain(gateways).collect()
+    }
+
+    /// Whether an interface has the address.
+    fn is_own(&self, ip: IpAddr) -> bool {
+        let interfaces = &self.config.dataplane.network.interfaces;
+        interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.addr() == ip)
+    }
+
+    /// The sources of tunnels must belong to the gateway alone, because it answers for all of them. The address of an
+    /// interface is checked where the other host is named.
     fn tunnel_sources(&self) {
         let network = &self.config.dataplane.network;
-        for source in network.tunnel_sources().filter(|source| source.is_many()) {
-            let others = network.routes.iter().map(|route| (route.via, "a next hop of dataplane.routes"));
-            let others =
-                others.chain(network.neighbors.iter().map(|one| (one.ip, "one of dataplane.neighbors")));
-            let mut others = others.filter(|(ip, _)| source.contains(&(*ip).into()));
+        let hosts = self.other_hosts();
+        let is_separate = |source: &&TunnelPrefix| source.is_many() || !self.is_own(source.net().addr());
+        for source in network.tunnel_sources().filter(is_separate) {
+            let mut others = hosts.iter().filter(|(ip, _)| source.contains(&(*ip).into()));
+            if !source.is_many() {
+                if let Some((_, who)) = others.next() {
+                    let what = format!("dataplane.tunnelSource: {source} is the address of {who}");
+                    self.error("dataplane.tunnelSource", what, GATEWAYS_OWN);
+                } else {
+                    self.led_here(
+                        "dataplane.tunnelSource",
+                        &source.net(),
+                        "ICMP errors about tunnel packets",
+                    );
+                }
+                continue;
+            }
             let networks = network.interfaces.iter().flat_map(|interface| &interface.addresses);
             let mut networks = networks.filter(|net| source.net().contains(&net.trunc()));
             let whole = AddressRange::new(source.net().network(), source.net().broadcast());
@@ -205,6 +294,7 @@ impl Check<'_> {
             } else if let Some(pool) = pools.into_iter().next() {
                 format!("has addresses of the pool {}", pool.name)
             } else {
+                self.led_here("dataplane.tunnelSource", &source.net(), "ICMP errors about tunnel packets");
                 continue;
             };
             // The family identifies the entry, so its index is not needed.

@@ -109,7 +109,7 @@ pub const KEYS: &[Key] = &[
         "A neighbour with a fixed link address. The link addresses of other neighbours are resolved with ARP or neighbour discovery."),
     key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour."),
     key("dataplane.snatAddresses", "list of addresses", Value("[]"), "[\"192.0.2.3\"]", Reload,
-        "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway. Mode `fullnat` needs at least one for each address family."),
+        "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway, and no other host may have one: the gateway answers ARP and neighbour discovery for them. Mode `fullnat` needs at least one for each address family."),
     key("dataplane.gateway.prefixes", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,
         "The networks of backends whose default route leads to this gateway. It forwards or refuses the traffic that they originate; that of other sources goes \
          to the kernel ([nat.md](nat.md#traffic-that-backends-originate)). Each must be in a network of an interface or of a route that is no default route."),
@@ -122,7 +122,7 @@ pub const KEYS: &[Key] = &[
          whose network or address is removed end."),
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
-        "The outer source address of tunnels. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
+        "The outer source address of tunnels, which no other host may have. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
     key("dataplane.tunnelPeers", "list of at most 64 addresses", Value("[]"), "[\"10.9.0.8\"]", Reload,
         "Other gateways that hand packets over in tunnels to an address of this gateway. What is in the tunnel is served as if it had arrived without \
          ([tunnels.md](tunnels.md#packets-from-other-gateways))."),
@@ -209,6 +209,9 @@ pub const KEYS: &[Key] = &[
     key("services.nodePortAddresses", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
         "The gateway serves node ports and health-check node ports on the addresses of `dataplane.interfaces` in these networks. If the list is empty, it \
          serves node ports on none of its addresses, and health-check node ports on all addresses of its host."),
+    key("services.healthCheckNodePortNetworks", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
+        "Health-check node ports answer hosts in these networks, and loopback addresses; the connections of others are closed. \
+         If the list is empty, they answer everybody."),
     key("services.unservedPorts", "`reject`, `drop`", Value("reject"), "drop", Reload,
         "How the gateway answers packets to a port of a VIP or of a cluster IP that it serves, when no Service has that port."),
     key("services.ownClusterIPs", "boolean", Value("false"), "true", Reload,
@@ -358,8 +361,9 @@ pub const KEYS: &[Key] = &[
         "How often the gateway's AS number is prepended to the path of routes to this router. Pools and Services override it."),
     key("announce.bgp.peers[].families", "list of `ipv4`, `ipv6`", Words("the family of the address"), "[ipv4, ipv6]", Reload,
         "The VIPs that this router learns."),
-    key("announce.bgp.aggregates", "list of CIDRs", Value("[]"), "[\"203.0.113.0/28\"]", Reload,
-        "Prefixes that are announced instead of the VIPs in them, as long as at least one of those VIPs is announced."),
+    key("announce.bgp.aggregates", "list of CIDRs, /8 to /32 and /16 to /128", Value("[]"), "[\"203.0.113.0/28\"]", Reload,
+        "Prefixes that are announced instead of the VIPs in them, as long as at least one of those VIPs is announced. Pools must have \
+         all addresses of a prefix ([bgp.md](bgp.md#aggregates))."),
     key("announce.bgp.bfdInterval", "duration, 10ms to 1m", Value("300ms"), "100ms", Reload, "The time between two BFD packets, in each direction."),
     key("announce.bgp.bfdMultiplier", "1 to 255", Value("3"), "5", Reload, "The number of missing BFD packets after which the session is down."),
     key("announce.bgp.program", "path or name", Value("bird"), "/usr/sbin/bird", Reload,
@@ -377,6 +381,9 @@ pub const KEYS: &[Key] = &[
         "The address of `/metrics`."),
     key("admin.healthz", "address and port, or `\"\"` for none", Value("\"0.0.0.0:10356\""), "\"\"", Restart,
         "The address of `/healthz`, `/livez`, `/readyz` and `/watchdog`."),
+    key("admin.healthzNetworks", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
+        "`admin.healthz` answers hosts in these networks, and loopback addresses; the connections of others are closed. If \
+         the list is empty, it answers everybody."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
         "Export series for each backend of each service port. Turn this off if there are too many series for your scraper."),
 

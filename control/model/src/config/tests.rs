@@ -93,6 +93,30 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
 }
 
 #[test]
+fn networks_on_two_interfaces_and_addresses_that_nothing_leads_to_are_warned_about() {
+    let text = format!(
+        "{BASE}  - {{name: b, device: net_null1, addresses: [192.0.2.9/24, 10.0.0.1/32]}}\n  snatAddresses: [198.51.100.3]\n  tunnelSource: [198.51.100.64/28]\n"
+    );
+    let warned = |text: &str| -> Vec<String> {
+        let all = read(text).report;
+        all.iter().map(|fault| fault.placed().split_once(": ").expect("a place").1.to_owned()).collect()
+    };
+    let lost = "is in no network of an interface, so";
+    let route = "get lost unless a router has a route to it through this gateway";
+    assert_eq!(
+        warned(&text),
+        [
+            "dataplane.interfaces[1].addresses[0]: 192.0.2.0/24 is also the network of uplink, and packets to it leave by uplink alone".to_owned(),
+            format!("dataplane.snatAddresses[0]: 198.51.100.3 {lost} answers of backends {route}"),
+            format!("dataplane.tunnelSource: 198.51.100.64/28 {lost} ICMP errors about tunnel packets {route}"),
+        ]
+    );
+    // A daemon, or BIRD, can tell routers.
+    let announced = text + "announce: {kernelRoutes: {}}\n";
+    assert_eq!(warned(&announced).len(), 1, "{:?}", warned(&announced));
+}
+
+#[test]
 fn fullnat_without_snat_addresses_is_warned_about() {
     let report = lines(BASE);
     assert!(report.len() == 1 && report[0].contains("Services in this mode cannot be served"), "{report:?}");
@@ -133,8 +157,15 @@ fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
             "NODE_IPS" => Some(ips.to_owned()),
             _ => None,
         };
-        let loaded =
-            super::parse_in(&environment, super::Copies::Ignored, &text, "gateway.yaml", Path::new("."), 4);
+        let loaded = super::parse_in(
+            &environment,
+            super::Copies::Ignored,
+            None,
+            &text,
+            "gateway.yaml",
+            Path::new("."),
+            4,
+        );
         loaded.config.unwrap_or_else(|| panic!("{}", loaded.report))
     };
     let (one, two) = (on_node("a", "192.0.2.7,2001:db8::7"), on_node("b", "192.0.2.8,2001:db8::8"));

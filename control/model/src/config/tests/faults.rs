@@ -151,6 +151,26 @@ const FAULTS: &[(&str, &str)] = &[
         "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is already at dataplane.snatAddresses[0]; accepted: each value once",
     ),
     (
+        "  routes: [{to: 0.0.0.0/0, via: 192.0.2.1}]\n  snatAddresses: [192.0.2.1]",
+        "9:19: error: dataplane.snatAddresses[0]: 192.0.2.1 is the address of the next hop of dataplane.routes[0]; accepted: an address that only the gateway has",
+    ),
+    (
+        "  neighbors: [{ip: '2001:db8::5', mac: '02:00:00:00:00:05'}]\n  tunnelSource: ['2001:db8::5']",
+        "9:3: error: dataplane.tunnelSource: 2001:db8::5 is the address of dataplane.neighbors[0]; accepted: an address that only the gateway has",
+    ),
+    (
+        "  snatAddresses: [192.0.2.1]\nannounce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}]}}",
+        "8:19: error: dataplane.snatAddresses[0]: 192.0.2.1 is the address of announce.bgp.peers[0]; accepted: an address that only the gateway has",
+    ),
+    (
+        "  tunnelSource: [192.0.2.64/28]\nflowSharing: {peers: ['192.0.2.70:10358']}",
+        "8:3: error: dataplane.tunnelSource: 192.0.2.64/28 contains 192.0.2.70, flowSharing.peers[0]; accepted: a prefix of addresses that only the gateway has",
+    ),
+    (
+        "announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}], aggregates: ['::/0']}}",
+        "8:78: error: announce.bgp.aggregates[0]: ::/0 contains the addresses of other networks; accepted: a prefix of /16 or longer, all of whose addresses are in pools",
+    ),
+    (
         "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
         "8:28: error: dataplane.tunnelPeers[1]: 192.0.2.9 is already at dataplane.tunnelPeers[0]; accepted: each value once",
     ),
