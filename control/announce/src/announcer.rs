@@ -25,7 +25,7 @@ use crate::damping::Damping;
 use crate::decide::{self, Gateway, Input, Vip, Withheld};
 use crate::first_bfd::FirstBfd;
 use crate::kernel::Table;
-use crate::routes::{Routes, routes};
+use crate::routes::{Routes, outside_of_pools, routes};
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
 
 /// Routes that an earlier gateway has left in the kernel stay for this time while no objects are known.
@@ -205,6 +205,8 @@ struct Worker {
     decide_at: Option<Instant>,
     vips: BTreeMap<IpAddr, Vip>,
     routes: Routes,
+    /// The aggregates that are not announced, each with its first address that no pool has.
+    outside: BTreeMap<IpNet, IpAddr>,
     files: Files,
     /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
     written: Option<(Arc<Setup>, u64, BTreeSet<IpAddr>)>,
@@ -229,6 +231,7 @@ impl Worker {
             decide_at: None,
             vips: BTreeMap::new(),
             routes: Routes::new(),
+            outside: BTreeMap::new(),
             files: Files::default(),
             written: None,
             first_bfd: FirstBfd::default(),
@@ -340,7 +343,14 @@ impl Worker {
         self.damping.forget(now);
         self.announced = next;
         self.decisions += 1;
-        self.routes = routes(&vips, &setup.config, &round.outcome.pools);
+        let outside = outside_of_pools(&setup.config, &round.outcome.pools);
+        if outside != self.outside {
+            for (aggregate, address) in &outside {
+                tracing::warn!(%aggregate, %address, "the aggregate is not announced: no pool has this address of it");
+            }
+            self.outside = outside;
+        }
+        self.routes = routes(&vips, &setup.config, &round.outcome.pools, &self.outside);
         self.vips = vips;
     }
 
@@ -422,6 +432,7 @@ impl Worker {
             prefixes: self.routes.len(),
             announced: self.announced.len(),
             withheld: status::withheld(&self.vips),
+            outside: self.outside.clone(),
             bgp: setup.config.bgp.as_ref().map(|_| BgpStatus {
                 is_running: self.bird.as_ref().is_some_and(Bird::is_up),
                 restarts: self.bird.as_ref().map_or(0, Bird::restarts),

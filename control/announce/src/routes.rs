@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tidegate_model::config::AnnounceConfig;
-use tidegate_model::objects::{PoolRoutes, RouteAttributes};
+use tidegate_model::objects::{AddressRange, PoolRoutes, RouteAttributes};
 use tidegate_policy::pools::PoolUsage;
 
 use crate::decide::Vip;
@@ -16,9 +16,23 @@ use crate::decide::Vip;
 /// Prefixes with what they carry.
 pub type Routes = BTreeMap<IpNet, RouteAttributes>;
 
-/// The prefixes of the VIPs that are not withheld.
+/// The aggregates of the configuration that are not announced because they have addresses that no pool has, with the
+/// first of these. The router would send their traffic, which is other hosts', to the gateway.
 #[must_use]
-pub fn routes(vips: &BTreeMap<IpAddr, Vip>, config: &AnnounceConfig, pools: &[PoolUsage]) -> Routes {
+pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeMap<IpNet, IpAddr> {
+    let ranges = || pools.iter().flat_map(|usage| &usage.ranges);
+    let aggregates = config.bgp.iter().flat_map(|bgp| &bgp.aggregates);
+    aggregates.filter_map(|net| Some((*net, AddressRange::from(*net).first_outside(ranges())?))).collect()
+}
+
+/// The prefixes of the VIPs that are not withheld. VIPs in an aggregate of `outside` are announced one by one.
+#[must_use]
+pub fn routes(
+    vips: &BTreeMap<IpAddr, Vip>,
+    config: &AnnounceConfig,
+    pools: &[PoolUsage],
+    outside: &BTreeMap<IpNet, IpAddr>,
+) -> Routes {
     let pools: BTreeMap<&str, &PoolRoutes> =
         pools.iter().map(|usage| (usage.pool.as_str(), &usage.routes)).collect();
     let aggregates = config.bgp.as_ref().map_or(&[][..], |bgp| &bgp.aggregates);
@@ -26,7 +40,8 @@ pub fn routes(vips: &BTreeMap<IpAddr, Vip>, config: &AnnounceConfig, pools: &[Po
     for (&address, vip) in vips.iter().filter(|(_, vip)| vip.withheld.is_none()) {
         let host = IpNet::from(address);
         let pool = pools.get(vip.pool.as_str());
-        let of_config = aggregates.iter().find(|net| net.contains(&address)).copied();
+        let is_whole = |net: &&IpNet| net.contains(&address) && !outside.contains_key(*net);
+        let of_config = aggregates.iter().find(is_whole).copied();
         let of_pool = || {
             let length = pool
                 .and_then(|pool| if address.is_ipv4() { pool.aggregation_v4 } else { pool.aggregation_v6 });
@@ -70,7 +85,7 @@ mod tests {
         };
         let (config, pools) = (AnnounceConfig::default(), [pool]);
         let shown = |list: &[(&str, Option<Withheld>)]| -> Vec<(String, Option<u32>)> {
-            routes(&vips(list), &config, &pools)
+            routes(&vips(list), &config, &pools, &outside_of_pools(&config, &pools))
                 .into_iter()
                 .map(|(net, with)| (net.to_string(), with.med))
                 .collect()
@@ -83,5 +98,36 @@ mod tests {
             [("203.0.113.0/28".to_owned(), None), ("2001:db8::1/128".to_owned(), Some(7))]
         );
         assert_eq!(shown(&[("203.0.113.1", out), ("203.0.113.2", out)]), []);
+    }
+
+    #[test]
+    fn an_aggregate_with_addresses_of_no_pool_is_not_announced() {
+        let pool = |name: &str, net: &str| PoolUsage {
+            pool: name.to_owned(),
+            ranges: vec![net.parse::<IpNet>().unwrap().into()],
+            ..PoolUsage::default()
+        };
+        let pools = [pool("public", "203.0.113.0/28"), pool("more", "203.0.113.16/28")];
+        let bgp = |aggregate: &str| {
+            let text = format!(
+                "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nannounce: {{bgp: {{asn: 1, routerId: 192.0.2.2, \
+                 peers: [{{address: 192.0.2.1, asn: 2, ebgpMultihop: 1}}], aggregates: [{aggregate}]}}}}\n\
+                 dataplane: {{interfaces: [{{name: up, device: net_null0, addresses: [192.0.2.2/24]}}]}}\n"
+            );
+            let loaded = tidegate_model::config::parse(&text, "gateway.yaml", std::path::Path::new("."), 2);
+            loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).announce
+        };
+        for (aggregate, announced) in [
+            ("203.0.113.0/27", "203.0.113.0/27"),
+            ("203.0.113.0/29", "203.0.113.0/29"),
+            ("203.0.113.0/26", "203.0.113.1/32"),
+            ("203.0.0.0/9", "203.0.113.1/32"),
+        ] {
+            let config = bgp(aggregate);
+            let outside = outside_of_pools(&config, &pools);
+            let found = routes(&vips(&[("203.0.113.1", None)]), &config, &pools, &outside);
+            assert_eq!(found.keys().map(ToString::to_string).collect::<Vec<_>>(), [announced], "{aggregate}");
+            assert_eq!(outside.is_empty(), announced == aggregate, "{aggregate}");
+        }
     }
 }

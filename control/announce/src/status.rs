@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use ipnet::IpNet;
 use jiff::Timestamp;
 
 use crate::bird::replies::{Protocols, Session, SessionState};
@@ -20,6 +21,8 @@ pub struct Status {
     pub announced: usize,
     /// The VIPs that are withheld.
     pub withheld: BTreeMap<IpAddr, Withheld>,
+    /// The aggregates that are not announced, each with its first address that no pool has.
+    pub outside: BTreeMap<IpNet, IpAddr>,
     /// BGP; `None` without `announce.bgp`.
     pub bgp: Option<BgpStatus>,
     /// Routes of the kernel; `None` without `announce.kernelRoutes`.

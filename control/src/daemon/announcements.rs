@@ -137,6 +137,9 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
             found.push(format!("BGP session with {}: {state} since {}{why}", peer.address, peer.since));
         }
     }
+    found.extend(status.outside.iter().map(|(aggregate, address)| {
+        format!("announce.bgp.aggregates: {aggregate} is not announced: no pool has {address}")
+    }));
     let kernel = status.kernel.as_ref().and_then(|KernelStatus { last_error, .. }| last_error.clone());
     found.extend(kernel);
     found
@@ -154,6 +157,16 @@ mod tests {
         let bgp = BgpStatus { is_running: true, last_error, ..BgpStatus::default() };
         let status = Status { bgp: Some(bgp), ..Status::default() };
         assert_eq!(degraded(&status), ["BGP: BIRD takes long"]);
+    }
+
+    #[test]
+    fn an_aggregate_that_is_not_announced_is_told_with_the_address_that_no_pool_has() {
+        let outside = [("203.0.113.0/24".parse().unwrap(), "203.0.113.16".parse().unwrap())];
+        let status = Status { outside: outside.into(), ..Status::default() };
+        assert_eq!(
+            degraded(&status),
+            ["announce.bgp.aggregates: 203.0.113.0/24 is not announced: no pool has 203.0.113.16"]
+        );
     }
 
     #[test]

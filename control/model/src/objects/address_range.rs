@@ -60,10 +60,36 @@ impl AddressRange {
         self.contains(other.first) || other.contains(self.first)
     }
 
+    /// The first address of this range that none of the others has.
+    #[must_use]
+    pub fn first_outside<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Option<IpAddr> {
+        let mut others: Vec<&Self> = others.into_iter().filter(|other| other.overlaps(self)).collect();
+        others.sort_unstable();
+        let mut next = self.first;
+        for other in others {
+            if !other.contains(next) {
+                continue;
+            }
+            if other.last >= self.last {
+                return None;
+            }
+            next = successor(other.last);
+        }
+        Some(next)
+    }
+
     /// The number of addresses. The whole of IPv6 counts one less, to fit a `u128`.
     #[must_use]
     pub fn size(&self) -> u128 {
         (number(self.last) - number(self.first)).saturating_add(1)
+    }
+}
+
+/// The address after one that is not the last of its family.
+fn successor(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(v4) => IpAddr::V4((u32::from(v4).wrapping_add(1)).into()),
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6).wrapping_add(1)).into()),
     }
 }
 
@@ -85,5 +111,31 @@ impl From<IpNet> for AddressRange {
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_adjoin_cover_what_none_of_them_covers_alone() {
+        let range = |text: &str| {
+            let (first, last) = text.split_once('-').expect("a range");
+            AddressRange::new(first.parse().unwrap(), last.parse().unwrap()).expect("in order")
+        };
+        let pools = [range("10.0.0.8-10.0.0.15"), range("10.0.0.0-10.0.0.7"), range("::-::f")];
+        let outside = |text: &str| range(text).first_outside(&pools).map(|ip| ip.to_string());
+        assert_eq!(outside("10.0.0.0-10.0.0.15"), None);
+        assert_eq!(outside("10.0.0.4-10.0.0.9"), None);
+        assert_eq!(outside("10.0.0.4-10.0.0.16").as_deref(), Some("10.0.0.16"));
+        assert_eq!(outside("9.255.255.255-10.0.0.1").as_deref(), Some("9.255.255.255"));
+        assert_eq!(outside("0.0.0.0-255.255.255.255").as_deref(), Some("0.0.0.0"));
+        assert_eq!(outside("192.0.2.0-192.0.2.1").as_deref(), Some("192.0.2.0"));
+        assert_eq!(outside("::-::f"), None);
+        assert_eq!(
+            range("::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").first_outside(&pools[2..]),
+            Some("::10".parse().unwrap())
+        );
     }
 }

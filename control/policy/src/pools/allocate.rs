@@ -145,6 +145,7 @@ impl Allocation {
             pools.iter().map(|p| [Span::of(p, IpFamily::V4), Span::of(p, IpFamily::V6)]).collect();
         let usage = |(pool, spans): (&Pool, &[Span; 2])| PoolUsage {
             pool: pool.name.clone(),
+            ranges: pool.ranges.clone(),
             total: spans.iter().fold(0, |n, s| n.saturating_add(s.size())),
             reserved: reserved_in(pool, &reserved),
             disabled: pool.disabled,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, PoolRoutes, Selector};
+use tidegate_model::objects::{AddressRange, AnnounceWays, ObjectKey, Pool, PoolRoutes, Selector};
 
 use super::Held;
 
@@ -17,6 +17,8 @@ const NAMED_MAX: usize = 8;
 pub struct PoolUsage {
     /// The pool's name.
     pub pool: String,
+    /// The ranges of its addresses.
+    pub ranges: Vec<AddressRange>,
     /// Addresses that it has, of both families.
     pub total: u128,
     /// Of these, the addresses that Services hold.

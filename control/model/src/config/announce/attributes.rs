@@ -1,9 +1,16 @@
 //! Reads what routes carry, as peers and pools say it.
 
+use std::ops::RangeInclusive;
+
 use crate::objects::{COMMUNITIES_MAX, COMMUNITY_ACCEPTED, PREPENDS_MAX, PoolRoutes, RouteAttributes};
 use crate::yaml::{Field, Fields};
 
 use crate::config::section::section;
+
+/// The accepted lengths of IPv4 aggregates.
+pub(super) const AGGREGATION_V4: RangeInclusive<i64> = 8..=32;
+/// The accepted lengths of IPv6 aggregates.
+pub(super) const AGGREGATION_V6: RangeInclusive<i64> = 16..=128;
 
 /// Reads the keys `communities`, `localPref`, `med` and `prepends`.
 pub(super) fn decode(fields: &Fields<'_>) -> RouteAttributes {
@@ -35,8 +42,8 @@ pub(in crate::config) fn of_pool(pool: &Fields<'_>) -> PoolRoutes {
             |key, range| fields.get(key).and_then(|f| f.integer(range)).and_then(|n| u8::try_from(n).ok());
         Some(PoolRoutes {
             attributes: decode(fields),
-            aggregation_v4: length("aggregationLength", 8..=32),
-            aggregation_v6: length("aggregationLengthV6", 16..=128),
+            aggregation_v4: length("aggregationLength", AGGREGATION_V4),
+            aggregation_v6: length("aggregationLengthV6", AGGREGATION_V6),
         })
     });
     read.unwrap_or_default()

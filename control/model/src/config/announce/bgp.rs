@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::attributes;
+use super::attributes::{self, AGGREGATION_V4, AGGREGATION_V6};
 use crate::bounded_file;
 use crate::config::dataplane::once;
 use crate::config::files::Files;
@@ -148,6 +148,12 @@ fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
     let mut read: Vec<IpNet> = Vec::new();
     for item in &list {
         let Some(net) = item.network() else { continue };
+        let shortest = if net.addr().is_ipv4() { *AGGREGATION_V4.start() } else { *AGGREGATION_V6.start() };
+        if i64::from(net.prefix_len()) < shortest {
+            let accepted = format!("a prefix of /{shortest} or longer, all of whose addresses are in pools");
+            item.error(format_args!("{net} contains the addresses of other networks"), accepted);
+            continue;
+        }
         if let Some(other) = read.iter().find(|other| other.contains(&net) || net.contains(*other)) {
             item.error(format_args!("{net} overlaps {other}"), "aggregates that do not overlap");
         }
@@ -216,6 +222,7 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
 /// Reads the file of a password. A fault does not repeat its contents.
 fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
     let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+    files.keep_secret(field, &path);
     let read = match bounded_file::read(&path, PASSWORD_FILE_BYTES_MAX) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
