@@ -3,6 +3,8 @@
 //! The daemon passes its ports with the values that the drivers report. `check`, `replay` and `explain` have no ports
 //! and use the values of the configuration ([`offline_interfaces`]).
 
+use std::net::SocketAddr;
+
 use tidegate_core::snapshot::InterfaceSpec;
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
@@ -63,6 +65,7 @@ pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
 /// The settings for `reconcile` from a configuration and its interfaces.
 #[must_use]
 pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Settings {
+    let bgp = config.announce.bgp.iter().flat_map(|bgp| bgp.peers.iter().map(|peer| peer.address));
     Settings {
         node: config.node_name.clone(),
         zone: config.node_zone.clone(),
@@ -79,6 +82,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         endpoints_of_operator: matches!(config.source, SourceConfig::Directory(_)),
         authority: tidegate_policy::pools::Authority::default(),
         limits: Demand::MAX,
+        peers: bgp.chain(config.flow_sharing.peers.iter().map(SocketAddr::ip)).collect(),
         other_gateways: std::sync::Arc::default(),
     }
 }

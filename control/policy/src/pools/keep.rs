@@ -193,6 +193,12 @@ impl Allocation {
                 format!("another load balancer serves Service {other} with address {address}"),
                 "pools of the two load balancers that do not overlap",
             ),
+            Holder::Peer => (
+                format!(
+                    "address {address} is that of a peer in announce.bgp, flowSharing or dataplane.tunnelPeers"
+                ),
+                "a pool without the addresses of peers",
+            ),
             _ => return None,
         };
         let key = applicant.key();

@@ -112,6 +112,8 @@ pub enum Holder {
     Router,
     /// A Service of another load balancer, which has the address in its status.
     OtherLoadBalancer(ObjectKey),
+    /// A peer of this gateway in the configuration: a BGP router, or another gateway.
+    Peer,
 }
 
 impl std::fmt::Display for Holder {
@@ -124,6 +126,9 @@ impl std::fmt::Display for Holder {
             Self::Router => f.write_str("an address of a router or a fixed neighbour of the gateway"),
             Self::OtherLoadBalancer(service) => {
                 write!(f, "an address of Service {service}, which another load balancer serves")
+            }
+            Self::Peer => {
+                f.write_str("an address of a peer in announce.bgp, flowSharing or dataplane.tunnelPeers")
             }
         }
     }
@@ -161,6 +166,8 @@ pub enum ProblemKind {
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
+    /// An address of its own, although other Services with the same sharing key have one.
+    NotShared,
 }
 
 /// A request of a Service that was not granted.

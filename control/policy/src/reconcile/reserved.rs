@@ -26,6 +26,7 @@ pub(super) fn reserved(
     });
     let mut reserved: BTreeMap<IpAddr, Holder> = of_others.collect();
     reserved.extend(neighbors.map(|ip| (ip, Holder::Router)));
+    reserved.extend(settings.peers.iter().chain(&network.tunnel_peers).map(|ip| (*ip, Holder::Peer)));
     for node in objects.nodes.values() {
         for ip in node.internal_ips.iter().chain(&node.external_ips) {
             reserved.insert(*ip, Holder::Node(node.meta.key.name.clone()));

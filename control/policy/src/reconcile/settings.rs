@@ -42,6 +42,8 @@ pub struct Settings {
     pub authority: Authority,
     /// The limit for all Services together on the shared tables; [`Demand::MAX`] except in tests.
     pub limits: Demand,
+    /// The peers of `announce.bgp` and `flowSharing`: no Service may have their addresses.
+    pub peers: BTreeSet<IpAddr>,
     /// The addresses of the other gateways at the API server, with their names: no Service may have them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
 }
@@ -79,6 +81,7 @@ impl Default for Settings {
             endpoints_of_operator: true,
             authority: Authority::default(),
             limits: Demand::MAX,
+            peers: BTreeSet::new(),
             other_gateways: Arc::default(),
         }
     }
