@@ -16,18 +16,22 @@ use tidegate_model::objects::{IpFamily, Service, ServiceType, TargetPort, Traffi
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
+/// What helps a Service whose clients' addresses are lost.
+pub(super) const ACCEPTED: &str = "services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding, as nat, dsr-l2 or dsr-ipip where the \
+     backends are prepared for it, or as fullnat where addresses need not be kept";
+
 /// The forwarding mode of a Service without an annotation. If it `tells_backends` the addresses of their clients in the
-/// PROXY protocol, they need not be kept in the packets.
+/// PROXY protocol, they need not be kept in the packets. An alias may say that they are to be kept (`is_asked`).
 pub(super) fn mode(
     service: &Service,
     settings: &Settings,
     target: Target,
-    tells_backends: bool,
+    (tells_backends, is_asked): (bool, bool),
     findings: &mut Vec<Finding>,
 ) -> ForwardingMode {
     if settings.services.defaults.forwarding != ForwardingMode::FullNat
         || tells_backends
-        || !asks_for_client_addresses(service)
+        || !(is_asked || asks_for_client_addresses(service))
     {
         return settings.services.defaults.forwarding;
     }
@@ -38,14 +42,16 @@ pub(super) fn mode(
             Some(why) => format!("; services.defaults.forwardingLocal {mode} cannot serve it: {why}"),
         },
     };
+    if !asks_for_client_addresses(service) {
+        // The alias is refused, with its own reason.
+        return settings.services.defaults.forwarding;
+    }
     let what = format!(
         "Service {} has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' addresses by the \
          gateway's{why_not}",
         service.meta.key
     );
-    let accepted = "services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding, as nat, dsr-l2 or \
-                    dsr-ipip where the backends are prepared for it, or as fullnat where addresses need not be kept";
-    let diagnostic = Diagnostic::warning(what).accepting(accepted);
+    let diagnostic = Diagnostic::warning(what).accepting(ACCEPTED);
     findings.push(Finding::at(
         &service.meta,
         "spec.externalTrafficPolicy",

@@ -81,6 +81,8 @@ pub(super) struct Options {
     pub(super) passive_health: Option<PassiveHealth>,
     /// The header of the PROXY protocol that backends get.
     pub(super) proxy_protocol: Option<ProxyHeaderRequest>,
+    /// The alias that says that backends rely on the client's address.
+    keeps_client: Option<String>,
     /// The TLVs of that header.
     pub(super) proxy_tlvs: ProxyTlvs,
     /// The text of the TLV `vpce-id`.
@@ -130,7 +132,16 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     options.refused.extend(hash::judge(&mut read, service, options.scheduler));
     if !options.mode_is_said {
         let told = options.proxy_protocol.is_some();
-        options.mode = client_address::mode(service, settings, options.target, told, read.findings);
+        let keeps = options.keeps_client.is_some();
+        options.mode = client_address::mode(service, settings, options.target, (told, keeps), read.findings);
+    }
+    if let Some(alias) = options.keeps_client.clone()
+        && !options.mode_is_said
+        && options.mode == ForwardingMode::FullNat
+        && options.proxy_protocol.is_none()
+    {
+        let why = "forwarding fullnat replaces the addresses of clients by the gateway's";
+        read.refuse(&mut options, &alias, why, client_address::ACCEPTED);
     }
     if let Some(request) = &options.proxy_protocol
         && let Some((field, diagnostic, refusal)) = proxy_protocol::refusal_in(request, options.mode)
@@ -261,6 +272,7 @@ fn defaults(settings: &Settings) -> Options {
         limits: ServiceLimits::default(),
         passive_health: Some(settings.health.passive),
         proxy_protocol: None,
+        keeps_client: None,
         proxy_tlvs: ProxyTlvs::NONE,
         vpce_id: VpceId::default(),
         health: HealthOptions::new(&settings.health),
@@ -289,39 +301,53 @@ impl Reader<'_> {
         let mut said: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();
         for (annotation, value) in annotations {
             let Some(alias) = aliases::known(annotation) else { continue };
-            let meaning = alias.read(value, annotations);
             let enabled = compat.contains(alias.vendor);
             let unless_ours = |ours: &str| !annotations.contains_key(ours);
-            match meaning {
-                AliasValue::Nothing => {}
-                AliasValue::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
-                _ if !enabled => {
-                    let why = format!("{} is not in services.compat", alias.vendor);
-                    self.ignored(
-                        annotation,
-                        &why,
-                        "services.compat with it, or annotations of tidegate.dev/",
-                    );
-                }
-                AliasValue::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
-                    Some((first, before)) if *before != translated => {
-                        let why = format!("it contradicts the annotation {first}");
-                        self.ignored(annotation, &why, "one of the two");
+            let meanings = match alias.read(value, annotations) {
+                // One warning is enough.
+                AliasValue::Several(all) if !enabled => all.into_iter().take(1).collect(),
+                AliasValue::Several(all) => all,
+                one => vec![one],
+            };
+            for meaning in meanings {
+                match meaning {
+                    AliasValue::Nothing => {}
+                    AliasValue::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
+                    _ if !enabled => {
+                        let why = format!("{} is not in services.compat", alias.vendor);
+                        self.ignored(
+                            annotation,
+                            &why,
+                            "services.compat with it, or annotations of tidegate.dev/",
+                        );
                     }
-                    Some(_) => {}
-                    None => {
-                        self.written = Some(value.clone());
-                        self.apply(options, ours, annotation, &translated);
-                        self.written = None;
-                        said.insert(ours, (annotation, translated));
+                    AliasValue::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
+                        Some((first, before)) if *before != translated => {
+                            let why = format!("it contradicts the annotation {first}");
+                            self.ignored(annotation, &why, "one of the two");
+                        }
+                        Some(_) => {}
+                        None => {
+                            self.written = Some(value.clone());
+                            self.apply(options, ours, annotation, &translated);
+                            self.written = None;
+                            said.insert(ours, (annotation, translated));
+                        }
+                    },
+                    AliasValue::Ours(..) => {}
+                    AliasValue::Internal => internal = Some(annotation.as_str()),
+                    AliasValue::ClientAddress => options.keeps_client = Some(annotation.clone()),
+                    AliasValue::Refused(why, accepted) => {
+                        self.refuse(options, annotation, why, accepted);
                     }
-                },
-                AliasValue::Ours(..) => {}
-                AliasValue::Internal => internal = Some(annotation.as_str()),
-                AliasValue::Invalid(accepted) => self.invalid(annotation, value, &accepted),
-                AliasValue::InvalidPort(accepted) => self.invalid_port(options, annotation, value, &accepted),
-                AliasValue::InvalidAddress(accepted) => {
-                    options.addresses.invalid(self, annotation, value, &accepted);
+                    AliasValue::Invalid(accepted) => self.invalid(annotation, value, &accepted),
+                    AliasValue::InvalidPort(accepted) => {
+                        self.invalid_port(options, annotation, value, &accepted)
+                    }
+                    AliasValue::InvalidAddress(accepted) => {
+                        options.addresses.invalid(self, annotation, value, &accepted);
+                    }
+                    AliasValue::Several(_) => {}
                 }
             }
         }
@@ -511,6 +537,13 @@ impl Reader<'_> {
         let message = format!("{annotation}: {value:?} is invalid");
         options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    /// Reports a valid request that cannot be followed, and without which no port may be programmed.
+    fn refuse(&mut self, options: &mut Options, annotation: &str, why: &str, accepted: &str) {
+        let message = format!("annotation {annotation} is not supported: {why}");
+        self.not_supported(annotation, format!("{message}; no port is programmed"), accepted);
+        options.refused.push(PortRefusal::new(RefusalReason::NotSupported, message));
     }
 }
 

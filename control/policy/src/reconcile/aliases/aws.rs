@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidegate_model::health::Rules;
 use tidegate_model::objects::Labels;
+use tidegate_model::yaml::text;
 
 use super::super::annotations::key;
 use super::value::{AliasValue, boolean, number};
@@ -31,7 +32,14 @@ pub(super) const HEALTH_PATH: &str = key_of!("healthcheck-path");
 pub(super) const TARGET_NODE_LABELS: &str = key_of!("target-node-labels");
 pub(super) const TARGET_TYPE: &str = key_of!("nlb-target-type");
 pub(super) const INTERNAL: &str = key_of!("internal");
+pub(super) const SCHEME: &str = key_of!("scheme");
 pub(super) const TYPE: &str = key_of!("type");
+pub(super) const TARGET_GROUP: &str = key_of!("target-group-attributes");
+pub(super) const PROXY_PORTS: &str = key_of!("proxy-protocol-per-target-group");
+pub(super) const CERTIFICATE: &str = key_of!("ssl-cert");
+pub(super) const BACKEND_PROTOCOL: &str = key_of!("backend-protocol");
+pub(super) const SECURITY_GROUPS: &str = key_of!("security-groups");
+pub(super) const PREFIX_LISTS: &str = key_of!("security-group-prefix-lists");
 pub(super) const ACCESS_LOG: &str = key_of!("access-log-");
 pub(super) const CROSS_ZONE: &str = key_of!("cross-zone-load-balancing-enabled");
 
@@ -96,6 +104,50 @@ pub(super) fn proxy_protocol<'a>(value: &'a str, annotations: &'a Labels) -> Ali
         // Backends that expect the header would treat the client's first bytes as the header.
         _ => AliasValue::InvalidPort("\"*\"".into()),
     }
+}
+
+/// `key=value,key=value`. Backends rely on most of these attributes, so one that cannot be read refuses the ports.
+pub(super) fn target_group<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    let pair = |pair: &'a str| pair.split_once('=').map(|(k, v)| (k.trim(), v.trim()));
+    let Some(pairs) = value.split(',').map(pair).collect::<Option<Vec<_>>>() else {
+        return AliasValue::InvalidPort("attributes such as proxy_protocol_v2.enabled=true".into());
+    };
+    let is_sticky = pairs.contains(&("stickiness.enabled", "true"));
+    AliasValue::Several(pairs.into_iter().map(|(key, value)| attribute(key, value, is_sticky)).collect())
+}
+
+fn attribute<'a>(attribute: &'a str, value: &'a str, is_sticky: bool) -> AliasValue<'a> {
+    const FLAG: &str = "attributes such as proxy_protocol_v2.enabled=true, each true or false";
+    match (attribute, boolean(value)) {
+        ("proxy_protocol_v2.enabled", Some(true)) => AliasValue::Ours(key::PROXY_PROTOCOL, "v2".into()),
+        ("preserve_client_ip.enabled", Some(true)) => AliasValue::ClientAddress,
+        // All connections of a client go to one target.
+        ("stickiness.enabled", Some(true)) => AliasValue::Ours(key::HASH, "client".into()),
+        ("proxy_protocol_v2.enabled" | "preserve_client_ip.enabled" | "stickiness.enabled", Some(false)) => {
+            AliasValue::Nothing
+        }
+        ("proxy_protocol_v2.enabled" | "preserve_client_ip.enabled" | "stickiness.enabled", None) => {
+            AliasValue::InvalidPort(FLAG.into())
+        }
+        ("stickiness.type", _) if !is_sticky || value == "source_ip" => AliasValue::Nothing,
+        ("stickiness.type", _) => AliasValue::InvalidPort("stickiness.type=source_ip".into()),
+        ("deregistration_delay.timeout_seconds", _) => seconds(key::DRAIN_TIMEOUT, value, 0, 3600),
+        _ => AliasValue::Ignored(
+            format!("the attribute {} is not supported", text::shown(attribute)).into(),
+            "annotations of tidegate.dev/",
+        ),
+    }
+}
+
+/// The ports whose backends get a header of the PROXY protocol, if not all do.
+pub(super) fn proxy_ports<'a>(_: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
+    if annotations.contains_key(key::PROXY_PROTOCOL) {
+        return AliasValue::Nothing;
+    }
+    AliasValue::Refused(
+        "the PROXY protocol is for all ports of a Service or for none",
+        "tidegate.dev/proxy-protocol, and a Service of its own for the other ports",
+    )
 }
 
 pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {

@@ -19,6 +19,16 @@ pub(super) fn aws<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     }
 }
 
+/// The newer annotation of AWS.
+pub(super) fn aws_scheme<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    let internal = match value {
+        "internal" => Some(true),
+        "internet-facing" => Some(false),
+        _ => None,
+    };
+    translated(internal, "internal, internet-facing")
+}
+
 pub(super) fn gcp<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let internal = match value.to_ascii_lowercase().as_str() {
         "internal" => Some(true),

@@ -1,13 +1,14 @@
 //! Annotations of other load balancers, and the equivalent annotation of Tidegate for each (`docs/compat.md`).
 //!
 //! A table of keys, each with a pure function from the value as written to an [`AliasValue`]. The vendors' own rules
-//! (ranges, defaults, spellings of yes and no) are in `aws`, `tke` and `internal`. `options` applies the values, only
+//! (ranges, defaults, spellings of yes and no) are in `aws`, `tke`, `internal` and `refused`. `options` applies the values, only
 //! for the vendors in `services.compat`, and reports each annotation that has no effect.
 //!
 //! Invariant: a known alias without effect is always reported, unless it requests what the gateway always does.
 
 mod aws;
 mod internal;
+mod refused;
 mod tke;
 mod value;
 
@@ -69,10 +70,14 @@ pub(super) const ALIASES: &[Alias] = &[
     alias("metallb", "metallb.universe.tf/", unsupported),
     alias("cilium", "lbipam.cilium.io/ips", addresses),
     alias("cilium", "lbipam.cilium.io/sharing-key", shared),
+    alias("cilium", "lbipam.cilium.io/sharing-cross-namespace", across_namespaces),
     alias("cilium", "lbipam.cilium.io/", unsupported),
     alias("cilium", "io.cilium/lb-ipam-ips", addresses),
     alias("cilium", "io.cilium/lb-ipam-sharing-key", shared),
+    alias("cilium", "io.cilium/lb-ipam-sharing-cross-namespace", across_namespaces),
     alias("cilium", "io.cilium/lb-ipam-", unsupported),
+    alias("cilium", "service.cilium.io/src-ranges-policy", refused::source_ranges_policy),
+    alias("cilium", "service.cilium.io/", unsupported),
     alias("kube-vip", "kube-vip.io/loadbalancerIPs", addresses),
     alias("kube-vip", "kube-vip.io/", unsupported),
     alias("aws", aws::PROXY_PROTOCOL, aws::proxy_protocol),
@@ -89,7 +94,14 @@ pub(super) const ALIASES: &[Alias] = &[
     alias("aws", aws::TARGET_NODE_LABELS, aws::target_node_labels),
     alias("aws", aws::TARGET_TYPE, aws::target_type),
     alias("aws", aws::INTERNAL, internal::aws),
+    alias("aws", aws::SCHEME, internal::aws_scheme),
     alias("aws", aws::TYPE, aws::balancer_type),
+    alias("aws", aws::TARGET_GROUP, aws::target_group),
+    alias("aws", aws::PROXY_PORTS, aws::proxy_ports),
+    alias("aws", aws::CERTIFICATE, refused::certificate),
+    alias("aws", aws::BACKEND_PROTOCOL, refused::backend_protocol),
+    alias("aws", aws::SECURITY_GROUPS, refused::limits_clients),
+    alias("aws", aws::PREFIX_LISTS, refused::limits_clients),
     alias("aws", aws::ACCESS_LOG, aws::access_log),
     alias("aws", aws::CROSS_ZONE, aws::cross_zone),
     alias("aws", aws::PREFIX, unsupported),
@@ -102,14 +114,36 @@ pub(super) const ALIASES: &[Alias] = &[
     alias("gcp", "networking.gke.io/load-balancer-type", internal::gcp),
     alias("gcp", "networking.gke.io/load-balancer-", unsupported),
     alias("azure", "service.beta.kubernetes.io/azure-load-balancer-internal", internal::yes_or_no),
+    alias("azure", "service.beta.kubernetes.io/azure-allowed-ip-ranges", refused::limits_clients),
+    alias("azure", "service.beta.kubernetes.io/azure-allowed-service-tags", refused::limits_clients),
     alias("azure", "service.beta.kubernetes.io/azure-", unsupported),
     alias("ibm", "service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", internal::ibm),
+    alias(
+        "ibm",
+        "service.kubernetes.io/ibm-load-balancer-cloud-provider-enable-features",
+        refused::ibm_features,
+    ),
     alias("ibm", "service.kubernetes.io/ibm-load-balancer-", unsupported),
     alias("openstack", "service.beta.kubernetes.io/openstack-internal-load-balancer", internal::yes_or_no),
+    alias("openstack", "loadbalancer.openstack.org/proxy-protocol", refused::openstack_proxy_protocol),
+    alias("openstack", "loadbalancer.openstack.org/x-forwarded-for", refused::forwarded_for),
+    alias("openstack", "loadbalancer.openstack.org/default-tls-container-ref", refused::certificate),
     alias("openstack", "loadbalancer.openstack.org/", unsupported),
     alias("baidu", "service.beta.kubernetes.io/cce-load-balancer-internal-vpc", internal::yes_or_no),
     alias("baidu", "service.beta.kubernetes.io/cce-", unsupported),
     alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", internal::alibaba),
+    alias(
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol",
+        refused::alibaba_proxy_protocol,
+    ),
+    alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-acl-status", refused::acl_status),
+    alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cert-id", refused::certificate),
+    alias(
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-protocol-port",
+        refused::protocol_ports,
+    ),
     alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-", unsupported),
 ];
 
@@ -123,6 +157,14 @@ fn pool<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
 
 fn shared<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ours(key::ALLOW_SHARED_IP, value.into())
+}
+
+/// A Service must not decide on its own that others may join it: a pool says so for all.
+fn across_namespaces<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ignored(
+        "whether Services of several namespaces share an address is decided for a pool".into(),
+        "shareAcrossNamespaces: true of the pool, and no annotation",
+    )
 }
 
 fn unsupported<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {

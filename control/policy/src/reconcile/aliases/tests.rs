@@ -15,6 +15,10 @@ fn said(annotation: &str, value: &str, others: &[(&str, &str)]) -> AliasValue<'s
         AliasValue::Invalid(accepted) => AliasValue::Invalid(accepted),
         AliasValue::InvalidPort(accepted) => AliasValue::InvalidPort(accepted),
         AliasValue::InvalidAddress(accepted) => AliasValue::InvalidAddress(accepted),
+        AliasValue::Refused(why, accepted) => AliasValue::Refused(why, accepted),
+        AliasValue::ClientAddress | AliasValue::Several(_) => {
+            unreachable!("the conformance tests have these")
+        }
     }
 }
 

@@ -12,6 +12,13 @@ pub(in super::super) enum AliasValue<'a> {
     Nothing,
     /// The address must not be reachable from the internet.
     Internal,
+    /// Backends rely on the client's address, in packets or in a header of the PROXY protocol.
+    ClientAddress,
+    /// Several requests in one value.
+    Several(Vec<AliasValue<'a>>),
+    /// Valid, but the gateway cannot do it, for this reason, and the default would be unsafe: no port is programmed. The
+    /// second text is what would be programmed.
+    Refused(&'static str, &'static str),
     /// Known, but without effect, for this reason. The second text is what would have an effect.
     Ignored(Cow<'static, str>, &'static str),
     /// Invalid, with what is accepted. The default is used.

@@ -1,6 +1,8 @@
 //! Section 8, the aliases: manifests written for other load balancers work unchanged if their vendor is in
 //! `services.compat`. One table has the meaning of every key, another the values that are refused.
 
+use tidegate_core::snapshot::ForwardingMode;
+
 use super::*;
 use crate::reconcile::aliases::ALIASES;
 use crate::reconcile::annotations::key;
@@ -34,9 +36,11 @@ enum Means {
     Internal,
     /// A warning that names it: the alias is known but not supported.
     Warning,
+    /// No port is programmed: without the alias, the Service would be open to others, or its backends confused.
+    Refused,
 }
 
-use Means::{Internal, Nothing, Ours, Warning};
+use Means::{Internal, Nothing, Ours, Refused, Warning};
 
 /// (vendor, key, value, what it means)
 const MEANINGS: &[(&str, &str, &str, Means)] = &[
@@ -94,6 +98,51 @@ const MEANINGS: &[(&str, &str, &str, Means)] = &[
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-internal", "true", Internal),
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-internal", "0.0.0.0/0", Internal),
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-internal", "false", Nothing),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-scheme", "internal", Internal),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-scheme", "internet-facing", Nothing),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "preserve_client_ip.enabled=false, proxy_protocol_v2.enabled=true",
+        Ours(&[(key::PROXY_PROTOCOL, "v2")]),
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "stickiness.enabled=true,stickiness.type=source_ip",
+        Ours(&[(key::HASH, "client")]),
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "deregistration_delay.timeout_seconds=7",
+        Ours(&[(key::DRAIN_TIMEOUT, "7s")]),
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "proxy_protocol_v2.enabled=false",
+        Nothing,
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "target_health_state.unhealthy.connection_termination.enabled=false",
+        Warning,
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "preserve_client_ip.enabled=true",
+        Refused,
+    ),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol-per-target-group", "80", Refused),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-ssl-cert", "arn:aws:acm:1", Refused),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-ssl-cert", "", Nothing),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "tcp", Nothing),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "ssl", Refused),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-security-groups", "sg-1", Refused),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-security-group-prefix-lists", "pl-1", Refused),
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-type", "nlb", Nothing),
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-type", "external", Nothing),
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-type", "nlb-ip", Ours(&[(key::TARGET, "pod")])),
@@ -143,18 +192,50 @@ const MEANINGS: &[(&str, &str, &str, Means)] = &[
     ("azure", "service.beta.kubernetes.io/azure-load-balancer-internal", "true", Internal),
     ("azure", "service.beta.kubernetes.io/azure-load-balancer-internal", "false", Nothing),
     ("azure", "service.beta.kubernetes.io/azure-load-balancer-resource-group", "a", Warning),
+    ("azure", "service.beta.kubernetes.io/azure-allowed-ip-ranges", "10.0.0.0/8", Refused),
+    ("azure", "service.beta.kubernetes.io/azure-allowed-service-tags", "AzureCloud", Refused),
+    (
+        "ibm",
+        "service.kubernetes.io/ibm-load-balancer-cloud-provider-enable-features",
+        "proxy-protocol",
+        Refused,
+    ),
+    ("ibm", "service.kubernetes.io/ibm-load-balancer-cloud-provider-enable-features", "nlb", Warning),
     ("ibm", "service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", "private", Internal),
     ("ibm", "service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", "public", Nothing),
     ("ibm", "service.kubernetes.io/ibm-load-balancer-cloud-provider-zone", "a", Warning),
     ("openstack", "service.beta.kubernetes.io/openstack-internal-load-balancer", "true", Internal),
     ("openstack", "service.beta.kubernetes.io/openstack-internal-load-balancer", "false", Nothing),
     ("openstack", "loadbalancer.openstack.org/flavor-id", "a", Warning),
+    ("openstack", "loadbalancer.openstack.org/proxy-protocol", "v2", Ours(&[(key::PROXY_PROTOCOL, "v2")])),
+    ("openstack", "loadbalancer.openstack.org/proxy-protocol", "true", Ours(&[(key::PROXY_PROTOCOL, "v1")])),
+    ("openstack", "loadbalancer.openstack.org/proxy-protocol", "false", Nothing),
+    ("openstack", "loadbalancer.openstack.org/x-forwarded-for", "true", Refused),
+    ("openstack", "loadbalancer.openstack.org/x-forwarded-for", "false", Nothing),
+    ("openstack", "loadbalancer.openstack.org/default-tls-container-ref", "https://barbican/1", Refused),
     ("baidu", "service.beta.kubernetes.io/cce-load-balancer-internal-vpc", "true", Internal),
     ("baidu", "service.beta.kubernetes.io/cce-load-balancer-internal-vpc", "false", Nothing),
     ("baidu", "service.beta.kubernetes.io/cce-load-balancer-id", "a", Warning),
     ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", "intranet", Internal),
     ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", "internet", Nothing),
     ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-spec", "slb.s1.small", Warning),
+    (
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol",
+        "on",
+        Ours(&[(key::PROXY_PROTOCOL, "v2")]),
+    ),
+    ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol", "off", Nothing),
+    ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-acl-status", "on", Refused),
+    ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-acl-status", "off", Nothing),
+    ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cert-id", "1", Refused),
+    ("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-protocol-port", "tcp:80", Nothing),
+    (
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-protocol-port",
+        "https:443,tcp:80",
+        Refused,
+    ),
     (
         "metallb",
         "metallb.io/loadBalancerIPs",
@@ -176,9 +257,14 @@ const MEANINGS: &[(&str, &str, &str, Means)] = &[
     ("cilium", "lbipam.cilium.io/ips", "203.0.113.9", Ours(&[(key::LOAD_BALANCER_IPS, "203.0.113.9")])),
     ("cilium", "lbipam.cilium.io/sharing-key", "k", Ours(&[(key::ALLOW_SHARED_IP, "k")])),
     ("cilium", "lbipam.cilium.io/sharing-cross-namespace", "*", Warning),
+    ("cilium", "lbipam.cilium.io/sharing-mode", "x", Warning),
+    ("cilium", "io.cilium/lb-ipam-sharing-mode", "x", Warning),
     ("cilium", "io.cilium/lb-ipam-ips", "203.0.113.9", Ours(&[(key::LOAD_BALANCER_IPS, "203.0.113.9")])),
     ("cilium", "io.cilium/lb-ipam-sharing-key", "k", Ours(&[(key::ALLOW_SHARED_IP, "k")])),
     ("cilium", "io.cilium/lb-ipam-sharing-cross-namespace", "*", Warning),
+    ("cilium", "service.cilium.io/src-ranges-policy", "allow", Nothing),
+    ("cilium", "service.cilium.io/src-ranges-policy", "deny", Refused),
+    ("cilium", "service.cilium.io/global", "true", Warning),
     (
         "kube-vip",
         "kube-vip.io/loadbalancerIPs",
@@ -234,7 +320,33 @@ fn manifests_written_for_other_balancers_work_unchanged() {
                 assert!(what.starts_with(&format!("annotation {annotation} has no effect: ")), "{what}");
                 assert!(!accepted.is_empty(), "{what}");
             }
+            Refused => {
+                assert!(outcome.spec.services.is_empty(), "{annotation}");
+                let (reason, what, accepted) = finding(&outcome);
+                assert_eq!(reason, Reason::NotSupported);
+                assert!(what.starts_with(&format!("annotation {annotation} is not supported: ")), "{what}");
+                assert!(what.ends_with("; no port is programmed") && !accepted.is_empty(), "{what}");
+            }
         }
+    }
+}
+
+#[test]
+fn the_client_address_that_an_alias_asks_for_is_kept_or_told_or_no_port_is_programmed() {
+    let keeps = (
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "preserve_client_ip.enabled=true",
+    );
+    let told = (keeps.0, "preserve_client_ip.enabled=true,proxy_protocol_v2.enabled=true");
+    let mode = |outcome: &Outcome| outcome.spec.services.first().map(|service| service.mode);
+    assert_eq!(mode(&compat(&[keeps], &["aws"]).look()), None, "the default is fullnat");
+    let local = compat(&[keeps], &["aws"])
+        .with(|world| world.settings.services.defaults.forwarding_local = Some(ForwardingMode::Nat));
+    assert_eq!(mode(&local.look()), Some(ForwardingMode::Nat));
+    assert_eq!(mode(&compat(&[told], &["aws"]).look()), Some(ForwardingMode::FullNat), "in the header");
+    for said in ["nat", "dsr-ipip", "fullnat"] {
+        let outcome = compat(&[keeps, (key::FORWARDING, said)], &["aws"]).look();
+        assert!(outcome.findings.iter().all(|f| f.reason != Reason::NotSupported), "{said} overrides it");
     }
 }
 
@@ -257,7 +369,7 @@ fn aliases_are_off_by_default() {
     for (vendor, annotation, value, means) in MEANINGS {
         let outcome = compat(&[(annotation, value)], &[]).look();
         assert_eq!((&outcome.spec, &outcome.targets), (&plain.spec, &plain.targets), "{annotation}");
-        if matches!(means, Ours(_) | Internal) {
+        if matches!(means, Ours(_) | Internal | Refused) {
             let what = format!("annotation {annotation} has no effect: {vendor} is not in services.compat");
             let accepted = "services.compat with it, or annotations of tidegate.dev/";
             assert_eq!(finding(&outcome), (Reason::AliasIgnored, what.as_str(), accepted));
@@ -364,6 +476,59 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str, Serves, &str)] = &[
         "a label selector such as",
     ),
     ("tke", "service.kubernetes.io/local-svc-only-bind-node-with-pod", "1", Serves::Default, "true, false"),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-scheme",
+        "private",
+        Serves::NoAddress,
+        "internal, internet-facing",
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "proxy_protocol_v2.enabled",
+        Serves::NoPort,
+        "proxy_protocol_v2.enabled=true",
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "preserve_client_ip.enabled=yes",
+        Serves::NoPort,
+        "true or false",
+    ),
+    (
+        "aws",
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        "stickiness.enabled=true,stickiness.type=lb_cookie",
+        Serves::NoPort,
+        "source_ip",
+    ),
+    ("aws", "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "smtp", Serves::NoPort, "tcp"),
+    ("openstack", "loadbalancer.openstack.org/proxy-protocol", "v3", Serves::NoPort, "true, v1, v2, false"),
+    ("openstack", "loadbalancer.openstack.org/x-forwarded-for", "1", Serves::NoPort, "true, false"),
+    (
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol",
+        "true",
+        Serves::NoPort,
+        "on, off",
+    ),
+    (
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-acl-status",
+        "true",
+        Serves::NoPort,
+        "off",
+    ),
+    (
+        "alibaba",
+        "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-protocol-port",
+        "smtp:25",
+        Serves::NoPort,
+        "protocols and ports",
+    ),
+    ("cilium", "service.cilium.io/src-ranges-policy", "none", Serves::NoPort, "allow"),
     (
         "tke",
         "service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out",
@@ -510,7 +675,10 @@ fn every_alias_has_its_meaning_and_its_error_path() {
             assert!(with_meaning.iter().any(|m| m.starts_with(alias.key)), "{}", alias.key);
         } else if !elsewhere {
             assert!(with_meaning.contains(alias.key), "{}", alias.key);
-            assert!(with_error.contains(alias.key) || alias.key.ends_with("-subnetid"), "{}", alias.key);
+            let is_free =
+                |m: &&(&str, &str, &str, Means)| m.1 == alias.key && matches!(m.3, Refused | Warning);
+            let takes_any = alias.key.ends_with("-subnetid") || MEANINGS.iter().any(|m| is_free(&m));
+            assert!(with_error.contains(alias.key) || takes_any, "{}", alias.key);
         }
     }
 }
