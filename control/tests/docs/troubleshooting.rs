@@ -99,8 +99,8 @@ fn every_state_of_a_backend_and_failure_of_a_check_is_explained_and_none_that_is
 #[test]
 fn every_event_finding_and_condition_is_explained_and_none_that_is_gone() {
     let text = document();
-    let findings = every!(Reason: AllocationFailed, FamilyFallback, ExternalIpDenied, Conflict, DscpConflict,
-        InvalidValue, NotSupported, SourceRangesOtherFamily, LimitExceeded, PortNotProgrammed, EndpointRefused, NoMatchingPort,
+    let findings = every!(Reason: AllocationFailed, FamilyFallback, ExternalIpDenied, Conflict, AddressNotShared, DscpConflict,
+        InvalidValue, NotSupported, SourceRangesOtherFamily, SourceRangesNotApplied, LimitExceeded, PortNotProgrammed, EndpointRefused, NoMatchingPort,
         StatusAddressNotServed, HealthFailOpen, ClientAddressLost, HealthCheckNotAllowed, PodRouteRefused,
         AliasIgnored, FailedToStartServiceHealthcheck, PoolNotAccepted, PoolsOverlap,);
     let findings = findings.map(Reason::as_str).into_iter().chain([CONFIGURATION_REFUSED]);

@@ -52,6 +52,7 @@ impl Allocation {
                 // Once the Service holds the address, it keeps it. Until then, another Service may take precedence.
                 Ok(found) => {
                     self.hangs();
+                    granted.problems.extend(self.not_shared(applicant, found.1));
                     chosen.push(found);
                 }
                 Err(why) => missing.push((family, why)),
@@ -141,13 +142,27 @@ impl Allocation {
                 return Ok((at, ip));
             } else {
                 self.hangs();
-                why.push(format!("pool {name} is full"));
+                why.push(self.full(at, family));
             }
         }
         if why.is_empty() {
             why.push("no pool is configured".to_owned());
         }
         Err(why.join(", "))
+    }
+
+    /// That a pool has no free address, and whether it ever had one.
+    fn full(&self, at: usize, family: IpFamily) -> String {
+        let (pool, reserved) = (&self.pools[at], self.usage()[at].reserved);
+        let is_in = |ip: &&IpAddr| IpFamily::of(**ip) == family && pool.contains(**ip);
+        let first = self.reserved.keys().filter(|_| reserved > 0).find(is_in);
+        match first.map(|ip| (ip, &self.reserved[ip])) {
+            Some((ip, holder)) => format!(
+                "pool {} is full: {reserved} of its addresses cannot be assigned, such as {ip}, {holder}",
+                pool.name
+            ),
+            None => format!("pool {} is full", pool.name),
+        }
     }
 
     /// An address that other Services with the same sharing key already hold.
@@ -158,6 +173,25 @@ impl Allocation {
                 && self.pools[pool].contains(*ip)
                 && !self.over_quota(pool, applicant, *ip, &[])
                 && self.admits(pool, *ip, applicant).is_ok()
+        })
+    }
+
+    /// Why a Service with a sharing key does not get the address that others with this key have.
+    fn not_shared(&self, applicant: &Applicant<'_>, chosen: IpAddr) -> Option<Problem> {
+        let key = applicant.sharing_key.as_deref()?;
+        let family = IpFamily::of(chosen);
+        let shared = self.ledger.shared_under(key).find(|ip| IpFamily::of(*ip) == family)?;
+        let pool = self.usable_pools(applicant).find(|at| self.pools[*at].contains(shared))?;
+        let taken = self.admits(pool, shared, applicant).err()?;
+        Some(Problem {
+            kind: ProblemKind::NotShared,
+            severity: Severity::Warning,
+            field: "metadata.annotations[tidegate.dev/allow-shared-ip]".to_owned(),
+            what: format!(
+                "Service {} gets an address of its own, and does not share {shared}, which has the same sharing key: {taken}",
+                applicant.key()
+            ),
+            accepted: Some(taken.remedy(&self.pools[pool].name)),
         })
     }
 

@@ -52,10 +52,14 @@ pub enum Taken {
         /// The number of the port.
         port: u16,
     },
-    /// Another Service holds the address and the sharing keys are absent or differ.
+    /// Another Service holds the address, and this Service, the other one or both have no sharing key, or they differ.
     NotShared {
         /// A Service that holds it.
         owner: ObjectKey,
+        /// Whether this Service has a sharing key.
+        has_key: bool,
+        /// Whether the other one has.
+        owner_has_key: bool,
     },
     /// The sharing keys match, but the namespaces differ, and the pool does not share across namespaces.
     OtherNamespace {
@@ -70,8 +74,34 @@ impl std::fmt::Display for Taken {
             Self::Port { owner, protocol, port } => {
                 write!(f, "{protocol} port {port} belongs to Service {owner}")
             }
-            Self::NotShared { owner } => write!(f, "it belongs to Service {owner}"),
+            Self::NotShared { owner, has_key, owner_has_key } => {
+                let why = match (has_key, owner_has_key) {
+                    (true, true) => "the tidegate.dev/allow-shared-ip keys differ",
+                    (true, false) => "that Service has no tidegate.dev/allow-shared-ip key",
+                    (false, true) => "only that Service has a tidegate.dev/allow-shared-ip key",
+                    (false, false) => "neither has a tidegate.dev/allow-shared-ip key",
+                };
+                write!(f, "it belongs to Service {owner}, and {why}")
+            }
             Self::OtherNamespace { owner } => write!(f, "it belongs to Service {owner} of another namespace"),
+        }
+    }
+}
+
+impl Taken {
+    /// What would be granted, of addresses of this pool.
+    #[must_use]
+    pub fn remedy(&self, pool: &str) -> String {
+        match self {
+            Self::Port { .. } => "a free address, or ports that no other Service has on this one".to_owned(),
+            Self::NotShared { .. } => {
+                "a free address, or the same tidegate.dev/allow-shared-ip key on both Services".to_owned()
+            }
+            Self::OtherNamespace { .. } => {
+                format!(
+                    "a free address, or shareAcrossNamespaces: true of pool {pool}, which operators decide on"
+                )
+            }
         }
     }
 }
@@ -160,7 +190,8 @@ impl Ledger {
             }
             let owner = ObjectKey::clone(&other.service);
             if claim.sharing_key.is_none() || claim.sharing_key != other.sharing_key.as_deref() {
-                return Err(Taken::NotShared { owner });
+                let (has_key, owner_has_key) = (claim.sharing_key.is_some(), other.sharing_key.is_some());
+                return Err(Taken::NotShared { owner, has_key, owner_has_key });
             }
             if owner.namespace != claim.service.namespace && !claim.across_namespaces {
                 return Err(Taken::OtherNamespace { owner });

@@ -100,16 +100,8 @@ impl Allocation {
             let accepted = "a Service that releases an address, or a larger quotaPerNamespace of the pool";
             return Err((self.quota_reached(pool, applicant), Some(accepted.to_owned())));
         }
-        self.admits(pool, ip, applicant).map_err(|taken| {
-            (
-                taken.to_string(),
-                Some(
-                    "a free address, or the same tidegate.dev/allow-shared-ip key on all Services that share it, \
-                     with ports that differ"
-                        .to_owned(),
-                ),
-            )
-        })?;
+        self.admits(pool, ip, applicant)
+            .map_err(|taken| (taken.to_string(), Some(taken.remedy(&self.pools[pool].name))))?;
         Ok(pool)
     }
 }

@@ -22,6 +22,8 @@ pub enum Reason {
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
+    /// The Service does not share an address with others that have the same sharing key.
+    AddressNotShared,
     /// A backend cannot tell the VIP from another one with the same DSCP.
     DscpConflict,
     /// An invalid value: the default is used.
@@ -30,6 +32,8 @@ pub enum Reason {
     NotSupported,
     /// Source ranges of only one family, for an address of the other.
     SourceRangesOtherFamily,
+    /// Source ranges, and external IPs, which they do not filter.
+    SourceRangesNotApplied,
     /// More ports, addresses or endpoints than one Service may have.
     LimitExceeded,
     /// A port that is not served for another reason: the mode cannot reach its endpoints.
@@ -68,10 +72,12 @@ impl Reason {
             Self::FamilyFallback => "FamilyFallback",
             Self::ExternalIpDenied => "ExternalIPDenied",
             Self::Conflict => "Conflict",
+            Self::AddressNotShared => "AddressNotShared",
             Self::DscpConflict => "DSCPConflict",
             Self::InvalidValue => "InvalidValue",
             Self::NotSupported => "NotSupported",
             Self::SourceRangesOtherFamily => "SourceRangesOtherFamily",
+            Self::SourceRangesNotApplied => "SourceRangesNotApplied",
             Self::LimitExceeded => "LimitExceeded",
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
@@ -95,6 +101,7 @@ impl Reason {
             ProblemKind::FamilyFallback => Self::FamilyFallback,
             ProblemKind::ExternalIpDenied => Self::ExternalIpDenied,
             ProblemKind::Conflict => Self::Conflict,
+            ProblemKind::NotShared => Self::AddressNotShared,
         }
     }
 }

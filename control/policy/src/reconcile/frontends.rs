@@ -77,6 +77,12 @@ impl<'a> Frontends<'a> {
         self.granted.load_balancer.iter().map(|assigned| assigned.address)
     }
 
+    /// The external IPs that are not LoadBalancer addresses as well.
+    pub(super) fn external_ips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let all = self.granted.external.iter().map(|(assigned, _)| assigned.address);
+        all.filter(|ip| !self.load_balancer().any(|vip| vip == *ip))
+    }
+
     /// The possible frontends of a port, each with the reason why it is refused, if it is; sorted by address and port.
     pub(super) fn of_port(&self, port: &ServicePort) -> Vec<(Frontend, Result<(), PortRefusal>)> {
         let frontend = |vip, number, via| Frontend { vip, protocol: port.protocol, port: number, via };

@@ -64,6 +64,7 @@ pub(super) fn program(
     frontends.findings(service, &mut collector.findings);
     let admission = Admission::new(context.settings(), service);
     admission.warn_of_other_family(service, frontends.load_balancer(), &mut collector.findings);
+    admission.warn_of_external_ips(service, frontends.external_ips(), &mut collector.findings);
     // An endpoint that is checked at VIPs may pass at one of them and fail at another.
     let mut evidence_at: BTreeMap<Option<Arc<AtVip>>, TcpEvidence> = BTreeMap::new();
     let all_ports = &endpoints.ports;

@@ -48,6 +48,27 @@ impl Admission {
         (!everyone).then(|| Arc::clone(&self.ranges))
     }
 
+    /// Warns about external IPs that are no LoadBalancer VIPs: the ranges do not filter them, as with kube-proxy.
+    pub(super) fn warn_of_external_ips(
+        &self,
+        service: &Service,
+        mut external_ips: impl Iterator<Item = IpAddr>,
+        findings: &mut Vec<Finding>,
+    ) {
+        if self.ranges.is_empty() {
+            return;
+        }
+        let Some(first) = external_ips.next() else { return };
+        let what = format!(
+            "external IP {first} of Service {} is open to all clients: loadBalancerSourceRanges filters LoadBalancer addresses only",
+            service.meta.key
+        );
+        let accepted = "no externalIPs, or protection.deny for the clients that nothing here is for";
+        let diagnostic = Diagnostic::warning(what).accepting(accepted);
+        let reason = Reason::SourceRangesNotApplied;
+        findings.push(Finding::at(&service.meta, "spec.externalIPs", reason, diagnostic));
+    }
+
     /// Warns about each LoadBalancer VIP whose family has no range: it admits no client.
     pub(super) fn warn_of_other_family(
         &self,

@@ -341,11 +341,25 @@ fn sharing_an_address_needs_the_same_key_and_across_namespaces_the_pools_consent
     let together = "addresses: [203.0.113.0/28], shareAcrossNamespaces: true";
     for (keys, second, refusal) in [
         (apart, second("k", "default"), None),
-        (apart, second("other", "default"), Some("it belongs to Service default/a")),
-        (apart, no_key, Some("it belongs to Service default/a")),
+        (
+            apart,
+            second("other", "default"),
+            Some("it belongs to Service default/a, and the tidegate.dev/allow-shared-ip keys differ"),
+        ),
+        (
+            apart,
+            no_key,
+            Some(
+                "it belongs to Service default/a, and only that Service has a tidegate.dev/allow-shared-ip key",
+            ),
+        ),
         (apart, second("k", "shop"), Some("it belongs to Service default/a of another namespace")),
         (together, second("k", "shop"), None),
-        (together, second("other", "shop"), Some("it belongs to Service default/a")),
+        (
+            together,
+            second("other", "shop"),
+            Some("it belongs to Service default/a, and the tidegate.dev/allow-shared-ip keys differ"),
+        ),
     ] {
         let outcome = Pooled::of(keys, &(first.clone() + &second)).step();
         assert_eq!(address(&outcome, "a"), Some(ip("203.0.113.5")));
@@ -365,6 +379,42 @@ fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none(
     assert_eq!(address(&outcome, "a"), address(&outcome, "b"));
     assert_ne!(address(&outcome, "a"), address(&outcome, "c"), "port 80 is taken there");
     assert!(address(&outcome, "c").is_some());
+    let [finding] = &outcome.findings[..] else { panic!("{:?}", messages(&outcome)) };
+    assert_eq!(finding.reason, Reason::AddressNotShared);
+    assert!(
+        finding.diagnostic.what.ends_with("TCP port 80 belongs to Service default/a"),
+        "{:?}",
+        finding.diagnostic
+    );
+}
+
+#[test]
+fn each_cause_for_which_an_address_is_not_shared_has_its_own_remedy() {
+    let first = sharing("a", "k", "port: 80");
+    let second = |key: &str, port: &str, namespace: &str| {
+        sharing("b", key, port).replace("{name: b,", &format!("{{name: b, namespace: {namespace},"))
+    };
+    let keys = "a free address, or the same tidegate.dev/allow-shared-ip key on both Services";
+    for (second, why, accepted) in [
+        (second("other", "port: 81", "default"), "keys differ", keys),
+        (
+            second("k", "port: 80", "default"),
+            "TCP port 80 belongs to Service default/a",
+            "a free address, or ports that no",
+        ),
+        (second("k", "port: 81", "shop"), "another namespace", "shareAcrossNamespaces: true of pool public"),
+    ] {
+        let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(first.clone() + &second)).step();
+        let found = outcome.findings.iter().find(|finding| finding.reason == Reason::AllocationFailed);
+        let said = &found.unwrap_or_else(|| panic!("{second}")).diagnostic;
+        assert!(said.what.contains(why), "{said}");
+        assert!(said.accepted.as_deref().is_some_and(|text| text.contains(accepted)), "{said}");
+        // Without a wish it gets an address, and the key that is not honoured is reported.
+        let anywhere = (first.clone() + &second).replace("  loadBalancerIP: 203.0.113.5\n", "");
+        let outcome = Pooled::of("addresses: [203.0.113.0/28]", &anywhere).step();
+        let told = outcome.findings.iter().any(|finding| finding.reason == Reason::AddressNotShared);
+        assert_eq!(told, !why.contains("differ"), "{second}");
+    }
 }
 
 #[test]

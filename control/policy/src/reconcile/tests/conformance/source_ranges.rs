@@ -166,6 +166,31 @@ fn an_address_that_is_a_load_balancer_vip_and_an_external_ip_is_filtered() {
 }
 
 #[test]
+fn external_ips_beside_source_ranges_are_warned_about_because_everyone_reaches_them() {
+    let look = |spec: &str| {
+        let both = Both::new(&web(spec)).with(|world| world.settings.pools[0].external_ips = true);
+        let outcome = both.look();
+        let warned = |finding: &&Finding| finding.reason == Reason::SourceRangesNotApplied;
+        outcome.findings.iter().find(warned).map(|finding| finding.diagnostic.what.clone())
+    };
+    let vip = "  loadBalancerIP: 203.0.113.5\n";
+    let ranges = "  loadBalancerSourceRanges: [192.0.2.0/24]\n";
+    let said = look(&format!("{vip}{ranges}  externalIPs: [203.0.113.6]\n")).expect("a warning");
+    assert!(
+        said.starts_with("external IP 203.0.113.6 of Service default/web is open to all clients"),
+        "{said}"
+    );
+    for harmless in [
+        format!("{vip}{ranges}  externalIPs: [203.0.113.5]\n"),
+        format!("{vip}  externalIPs: [203.0.113.6]\n"),
+        format!("{vip}{ranges}"),
+        format!("{vip}{ranges}  externalIPs: [198.51.100.6]\n"),
+    ] {
+        assert_eq!(look(&harmless), None, "{harmless}");
+    }
+}
+
+#[test]
 fn when_ranges_change_every_known_flow_is_judged_once_more() {
     let (open, closed) = ("192.0.2.0/24", "192.0.2.128/25");
     let spec =
