@@ -47,17 +47,35 @@ impl Sheet {
 
     /// Reads the documents of the file's text; faults of the text itself are recorded.
     pub fn documents(&self, text: &str) -> Vec<Node> {
-        self.documents_with_flaws(text).into_iter().map(|(node, _)| node).collect()
+        self.documents_with_flaws(text, |_, _| true).into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Like [`Self::documents`], also with whether each document's text has a fault, such as a duplicate key.
-    pub fn documents_with_flaws(&self, text: &str) -> Vec<(Node, bool)> {
+    /// Like [`Self::documents`], also with whether each document's text has a fault, such as a duplicate key. `is_read` says
+    /// whether the part of a document at a place is read at all. A fault elsewhere is only a warning.
+    pub fn documents_with_flaws(
+        &self,
+        text: &str,
+        is_read: impl Fn(&Node, Position) -> bool,
+    ) -> Vec<(Node, bool)> {
         let parsed = parse(text);
-        for fault in parsed.faults {
-            self.error(fault.at, fault.what, fault.accepted);
+        let mut documents: Vec<(Node, bool)> =
+            parsed.documents.into_iter().map(|node| (node, false)).collect();
+        let document_of = |fault: usize| {
+            let at = parsed.flawed.partition_point(|(_, faults)| faults.end <= fault);
+            parsed.flawed.get(at).filter(|(_, faults)| faults.contains(&fault)).map(|(document, _)| *document)
+        };
+        for (n, fault) in parsed.faults.into_iter().enumerate() {
+            match document_of(n).map(|document| &mut documents[document]) {
+                Some((node, _)) if !is_read(node, fault.at) => {
+                    self.warning(fault.at, fault.what, fault.accepted);
+                }
+                document => {
+                    document.into_iter().for_each(|(_, is_flawed)| *is_flawed = true);
+                    self.error(fault.at, fault.what, fault.accepted);
+                }
+            }
         }
-        let flawed = parsed.flawed;
-        parsed.documents.into_iter().enumerate().map(|(i, node)| (node, flawed.contains(&i))).collect()
+        documents
     }
 
     /// Records an error.

@@ -6,6 +6,7 @@
 //! brackets and block scalars (YAML 1.2, 9.1.2).
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
@@ -24,8 +25,8 @@ const SYNTAX_ERRORS_MAX: usize = 100;
 pub struct Parsed {
     /// The documents without syntax errors.
     pub documents: Vec<Node>,
-    /// Indices of the `documents` whose text has a fault.
-    pub flawed: Vec<usize>,
+    /// The indices of `documents` whose text has a fault, each with the indices of its faults.
+    pub flawed: Vec<(usize, Range<usize>)>,
     /// Syntax errors, duplicate keys, exceeded limits.
     pub faults: Vec<Fault>,
 }
@@ -163,8 +164,8 @@ struct Builder {
     nodes: usize,
     /// The number of values and bytes of text that anchors and aliases repeated so far.
     unfolded: Size,
-    /// Whether the current document has a fault.
-    flawed: bool,
+    /// The number of faults before the current document.
+    faults_before: usize,
     /// The lines before the text that is being parsed, and the columns before its first line.
     lines_before: u32,
     columns_before: u32,
@@ -218,7 +219,7 @@ impl Builder {
                     self.syntax_errors += 1;
                     // Its first value may be complete, but it is only a part of what was meant.
                     self.parsed.documents.truncate(self.complete);
-                    self.parsed.flawed.retain(|&index| index < self.complete);
+                    self.parsed.flawed.retain(|(index, _)| *index < self.complete);
                     self.open.clear();
                     return Stop::SyntaxError(within);
                 }
@@ -251,7 +252,7 @@ impl Builder {
             Event::DocumentStart(_) => {
                 // Anchors are valid only within their document (YAML 1.2, 7.1).
                 self.anchors.clear();
-                self.flawed = false;
+                self.faults_before = self.parsed.faults.len();
                 self.complete = self.parsed.documents.len();
                 true
             }
@@ -334,8 +335,9 @@ impl Builder {
         match self.open.last_mut() {
             None if node.is_null() => {}
             None => {
-                if self.flawed {
-                    self.parsed.flawed.push(self.parsed.documents.len());
+                let faults = self.faults_before..self.parsed.faults.len();
+                if !faults.is_empty() {
+                    self.parsed.flawed.push((self.parsed.documents.len(), faults));
                 }
                 self.parsed.documents.push(node);
             }
@@ -394,7 +396,6 @@ impl Builder {
     }
 
     fn fault(&mut self, at: Position, what: impl Into<String>, accepted: &'static str) {
-        self.flawed = true;
         self.parsed.faults.push(Fault { at, what: what.into(), accepted });
     }
 }

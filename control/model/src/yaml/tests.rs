@@ -89,7 +89,7 @@ fn json_values_that_follow_one_another_are_documents_with_their_places() {
     assert_eq!(parsed.documents[1].entry("b").expect("it has one").at, at(3, 2));
     assert_eq!(parsed.documents[2].entry("\u{e9}").expect("it has one").node.text(), Some("\u{1f600}"));
     assert_eq!(faults(text), ["5:35: duplicate key \"d\""]);
-    assert_eq!(parsed.flawed, [3]);
+    assert_eq!(parsed.flawed, [(3, 0..1)]);
 
     for other in ["{\"a\": 1}\n---\n{\"b\": 2}\n", "{a: 1}\n---\n{b: 2}\n", "{\"a\": 1} # one\n"] {
         assert_eq!(faults(other), [] as [&str; 0], "{other}");

@@ -242,7 +242,7 @@ impl FileState {
             }
             Ok(bytes) => {
                 let text = &String::from_utf8_lossy(bytes);
-                let documents = sheet.documents_with_flaws(text);
+                let documents = sheet.documents_with_flaws(text, manifest::is_read);
                 if documents.is_empty() && sheet.errors() == 0 {
                     lost = Some("the file contains no object".to_owned());
                 }

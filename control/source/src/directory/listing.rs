@@ -16,6 +16,9 @@ use std::time::{Duration, SystemTime};
 
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 
+/// The number of files that are not read and are named.
+const NAMED_MAX: usize = 8;
+
 /// The maximum depth of directories below the given one.
 const DEPTH_MAX: usize = 16;
 
@@ -61,6 +64,8 @@ pub(super) struct Listing {
     pub(super) unreadable: Vec<PathBuf>,
     /// The faults of these.
     pub(super) report: Report,
+    /// Files whose names are not those of manifests.
+    other_files: Vec<PathBuf>,
     /// The device of each directory that was read.
     pub(super) devices: BTreeMap<PathBuf, u64>,
     /// Directories read so far, by device and inode.
@@ -77,7 +82,30 @@ impl Listing {
         while let Some((path, depth)) = listing.links.pop_first() {
             listing.directory(&path, depth);
         }
+        listing.warn(root);
         listing
+    }
+
+    /// Warns about what looks like an oversight: files that are not read, and no manifest at all.
+    fn warn(&mut self, root: &Path) {
+        const ACCEPTED: &str = "names that end in .yaml, .yml or .json";
+        for (n, path) in self.other_files.iter().take(NAMED_MAX).enumerate() {
+            let what = match self.other_files.len().saturating_sub(NAMED_MAX) {
+                more if more > 0 && n + 1 == NAMED_MAX => {
+                    format!(
+                        "the file is not read: its name is not that of a manifest; nor are {more} more files"
+                    )
+                }
+                _ => "the file is not read: its name is not that of a manifest".to_owned(),
+            };
+            let place = Location::start_of(path.to_string_lossy().as_ref());
+            self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(place));
+        }
+        if self.found.is_empty() && self.unreadable.is_empty() {
+            let place = Location::start_of(root.to_string_lossy().as_ref());
+            let what = "the directory has no manifest, so there is no Service";
+            self.report.push(Diagnostic::warning(what).accepting(ACCEPTED).at(place));
+        }
     }
 
     fn directory(&mut self, path: &Path, depth: usize) {
@@ -125,6 +153,9 @@ impl Listing {
             }
             Ok(_) if wanted => {
                 self.found.insert(path, Found::NoFile("it is neither a file nor a directory"));
+            }
+            Ok(metadata) if metadata.is_file() && path.extension().is_none_or(|e| e != "md") => {
+                self.other_files.push(path);
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

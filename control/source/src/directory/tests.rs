@@ -59,7 +59,14 @@ fn files_are_found_by_their_names_at_any_depth_and_hidden_ones_are_not() {
         r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "j"}, "spec": {"ports": [{"port": 1}]}}"#,
     );
     let (objects, report) = DirectorySource::load(dir.path());
-    assert!(report.is_empty(), "{report}");
+    assert_eq!(
+        report.to_string(),
+        format!(
+            "{}/c.txt:1:1: warning: the file is not read: its name is not that of a manifest; accepted: names that end in \
+             .yaml, .yml or .json\n",
+            dir.path().display()
+        )
+    );
     assert_eq!(names(&objects), ["a", "b", "j"]);
 }
 
@@ -111,6 +118,31 @@ fn a_document_with_a_key_twice_is_left_out() {
     write(&dir.path().join("a.yaml"), text);
     let (objects, report) = DirectorySource::load(dir.path());
     assert!(report.has_errors() && objects.services.is_empty());
+}
+
+#[test]
+fn a_key_twice_in_an_object_that_is_not_read_costs_no_other_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.yaml");
+    let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, name: b}\n";
+    write(&path, &format!("{deployment}---\n{}", service("web", 80)));
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert_eq!((names(&objects), report.has_errors()), (vec!["web"], false), "{report}");
+    let said = format!("{}:3:22: warning: duplicate key \"name\"; accepted: each key once", path.display());
+    assert!(report.iter().any(|fault| fault.to_string() == said), "{report}");
+
+    let item = |text: &str| format!("- {}", text.trim_end().replace('\n', "\n  "));
+    let list = |items: &[&str]| {
+        let items: Vec<String> = items.iter().map(|text| item(text)).collect();
+        format!("apiVersion: v1\nkind: List\nitems:\n{}\n", items.join("\n"))
+    };
+    write(&path, &list(&[&service("a", 80), deployment, &service("b", 80)]));
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert_eq!((names(&objects), report.has_errors()), (vec!["a", "b"], false), "{report}");
+    let faulty = service("b", 80).replace("{name: b}", "{name: b, name: c}");
+    write(&path, &list(&[&service("a", 80), deployment, &faulty]));
+    let (_, report) = DirectorySource::load(dir.path());
+    assert!(report.has_errors(), "what the gateway reads must be unambiguous");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::Metadata;
-use tidegate_model::yaml::{Field, Fields, Node, Sheet, Unknown, text};
+use tidegate_model::yaml::{Field, Fields, Node, Position, Sheet, Unknown, Value, text};
 
 use crate::RefusedObject;
 use object::service_of;
@@ -57,6 +57,24 @@ pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Decoded {
     let mut decoded = Decoded::default();
     collect(&Field::document(sheet, document), None, &mut decoded);
     decoded
+}
+
+/// Whether the gateway reads the object that the place is in. A fault in the text of any other object, such as a Deployment
+/// in the same file, is not the gateway's concern.
+pub(crate) fn is_read(document: &Node, place: Position) -> bool {
+    let text = |key| document.entry(key).and_then(|entry| entry.node.text());
+    let Some(kind) = text("kind") else { return true };
+    let items = document.entry("items").map(|entry| &entry.node.value);
+    if let ("List", Some(Value::Sequence(items))) = (kind, items) {
+        let item = items.iter().rev().find(|item| item.at <= place);
+        return item.is_none_or(|item| is_read(item, place));
+    }
+    let group = text("apiVersion").map(group_of);
+    let names = KINDS.map(|known| known.0);
+    // A name that is nearly one of ours is an error of its own.
+    let is_known = |kind: &str| names.contains(&kind) || !text::nearest(kind, &names).is_empty();
+    let is_known = is_known(kind) || kind.strip_suffix("List").is_some_and(is_known);
+    is_known && group.is_none_or(|group| KINDS.iter().any(|known| group_of(known.1) == group))
 }
 
 /// Decodes an object of this kind that an API server has stored. `name` is its name in messages. `None` if the gateway
