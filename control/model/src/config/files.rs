@@ -6,10 +6,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::fnv::{self, fnv1a};
+use crate::yaml::Field;
 
 /// The directory of the copies below the state directory. It has a directory for each gateway.
 const COPIES: &str = "lists";
@@ -50,6 +52,8 @@ pub(super) struct Files<'a> {
     pub(super) copied: RefCell<Vec<PathBuf>>,
     /// How many of the errors are about files.
     pub(super) errors: Cell<usize>,
+    /// The file of the configuration itself with its text, if it has one.
+    pub(super) own: Option<(&'a Path, &'a str)>,
 }
 
 impl<'a> Files<'a> {
@@ -60,6 +64,26 @@ impl<'a> Files<'a> {
             lists: RefCell::default(),
             copied: RefCell::default(),
             errors: Cell::new(0),
+            own: None,
+        }
+    }
+
+    /// Warns about a file with a secret that everybody on this machine can read.
+    pub(super) fn keep_secret(&self, field: &Field<'_>, path: &Path) {
+        const OTHERS_READ: u32 = 0o004;
+        if std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & OTHERS_READ != 0) {
+            let path = path.display();
+            let what = format_args!("every user of this machine can read the secret in {path}");
+            field.warning(what, format!("a file that others cannot read: chmod o= {path}"));
+        }
+    }
+
+    /// Like [`Self::keep_secret`], for a secret in the text of the configuration. One from the environment is not there.
+    pub(super) fn keep_inline_secret(&self, field: &Field<'_>, secret: &str) {
+        if let Some((path, text)) = self.own
+            && text.contains(secret)
+        {
+            self.keep_secret(field, path);
         }
     }
 

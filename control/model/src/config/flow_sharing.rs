@@ -129,9 +129,14 @@ pub fn reaches(listen: IpAddr, peer: IpAddr) -> bool {
 fn decode_key(fields: &Fields<'_>, files: &Files<'_>) -> Option<FlowSharingKey> {
     let (value, file) = (fields.get("value"), fields.get("file"));
     match (&value, &file) {
-        (Some(value), None) => key(value, value.secret(KEY_ACCEPTED)?),
+        (Some(value), None) => {
+            let text = value.secret(KEY_ACCEPTED)?;
+            files.keep_inline_secret(value, text);
+            key(value, text)
+        }
         (None, Some(file)) => {
             let path = files.base.join(file.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+            files.keep_secret(file, &path);
             let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
                 Ok(bytes) => key(file, &String::from_utf8_lossy(&bytes)),
                 Err(error) => {

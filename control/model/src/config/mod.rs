@@ -5,7 +5,8 @@
 //! it for developers, and [`keys`] for operators.
 //!
 //! Nothing here reads devices, addresses of the host or manifests: the same file gives the same result on any
-//! machine, except for the default of `dataplane.idle`, which depends on the given number of cores.
+//! machine, except for the default of `dataplane.idle`, which depends on the given number of cores, and for warnings about
+//! files with secrets that others can read.
 //!
 //! Invariant: a configuration exists only if its report has no error.
 
@@ -144,7 +145,8 @@ fn load_with(path: &Path, copies: Copies) -> Loaded {
                 }
             };
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            parse_in(&|name| std::env::var(name).ok(), copies, &text, &shown, base, cores)
+            let own = Some((path, text.as_str()));
+            parse_in(&|name| std::env::var(name).ok(), copies, own, &text, &shown, base, cores)
         }
         Err(error) => {
             let fault = Diagnostic::error(format!("cannot be read: {error}"))
@@ -160,12 +162,13 @@ fn load_with(path: &Path, copies: Copies) -> Loaded {
 /// `file` is the name of the file in messages. Relative paths in the text are relative to `base`. `host_cores` decides
 /// the default of `dataplane.idle`.
 pub fn parse(text: &str, file: &str, base: &Path, host_cores: usize) -> Loaded {
-    parse_in(&|name| std::env::var(name).ok(), Copies::Ignored, text, file, base, host_cores)
+    parse_in(&|name| std::env::var(name).ok(), Copies::Ignored, None, text, file, base, host_cores)
 }
 
 fn parse_in(
     environment: &dyn Fn(&str) -> Option<String>,
     copies: Copies,
+    own: Option<(&Path, &str)>,
     text: &str,
     file: &str,
     base: &Path,
@@ -180,6 +183,7 @@ fn parse_in(
         sheet.error(second.at, "the file has a second document", "one GatewayConfig in each file");
     }
     let mut files = Files::new(base);
+    files.own = own;
     let decoded = match documents.first() {
         Some(root) => decode(&sheet, root, &mut files, copies, host_cores),
         None => {
@@ -238,7 +242,7 @@ fn decode(
         Some((text("name"), text("zone")))
     });
     let (node_name, node_zone) = node.unwrap_or_default();
-    let source = source::decode(&fields, base);
+    let source = source::decode(&fields, files);
     let mut dataplane = dataplane::decode(&fields, host_cores);
     let services = services::decode(&fields, &mut dataplane.network.policy);
     let name = name.unwrap_or_else(|| "gateway".to_owned());

@@ -23,7 +23,11 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<Selection
             file.error("value is given too", "one of the two");
         }
         match (value, file) {
-            (Some(value), _) => key(&value, value.secret(ACCEPTED)?),
+            (Some(value), _) => {
+                let text = value.secret(ACCEPTED)?;
+                files.keep_inline_secret(&value, text);
+                key(&value, text)
+            }
             (None, Some(file)) => key_of_file(&file, files),
             (None, None) => None,
         }
@@ -44,6 +48,7 @@ fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
 /// that the others no longer have would choose other backends than they do.
 fn key_of_file(field: &Field<'_>, files: &Files<'_>) -> Option<SelectionKey> {
     let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+    files.keep_secret(field, &path);
     let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
         // What is not UTF-8 is no key, and is reported as that.
         Ok(bytes) => key(field, &String::from_utf8_lossy(&bytes)),

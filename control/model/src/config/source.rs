@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::files::Files;
 use super::section::section;
 use crate::yaml::{Fields, text};
 
@@ -133,7 +134,8 @@ impl SourceConfig {
     }
 }
 
-pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
+pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceConfig> {
+    let base = files.base;
     let Some(fields) = parent.get("source") else { return Some(SourceConfig::default_in(base)) };
     let fields = fields.fields()?;
     // A key without a value selects the defaults, and counts as written.
@@ -165,7 +167,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
         slices_mib = endpoint_slices_mib(directory);
         Some(())
     });
-    let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, base)));
+    let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, files)));
     if fields.is_empty() {
         fields.itself().error("neither directory nor kubernetes is set", "exactly one of them");
     }
@@ -199,7 +201,8 @@ fn endpoint_slices_mib(fields: &Fields<'_>) -> u32 {
     written.and_then(|mib| u32::try_from(mib).ok()).unwrap_or(ENDPOINT_SLICES_MIB)
 }
 
-fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
+fn decode_kubernetes(fields: &Fields<'_>, files: &Files<'_>) -> KubernetesConfig {
+    let base = files.base;
     let kubeconfig = path_of(fields, "kubeconfig", "the path of a kubeconfig file, or \"\" for the default");
     let class = fields.get("loadBalancerClass").and_then(|f| {
         f.string_where(text::is_qualified_name, "a name such as tidegate.dev/gateway").map(str::to_owned)
@@ -210,8 +213,12 @@ fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
         .get("leaseNamespace")
         .and_then(|f| f.string_where(text::is_rfc1123_label, "the name of a namespace"));
     let defaults = KubernetesConfig::default();
+    let kubeconfig = kubeconfig.filter(|t| !t.is_empty()).map(|t| base.join(t));
+    if let (Some(field), Some(path)) = (fields.get("kubeconfig"), &kubeconfig) {
+        files.keep_secret(&field, path);
+    }
     KubernetesConfig {
-        kubeconfig: kubeconfig.filter(|t| !t.is_empty()).map(|t| base.join(t)),
+        kubeconfig,
         load_balancer_class: class.unwrap_or(defaults.load_balancer_class),
         default: fields.get("default").and_then(|f| f.boolean()).unwrap_or(defaults.default),
         pod_weights: fields.get("podWeights").and_then(|f| f.boolean()).unwrap_or(defaults.pod_weights),
