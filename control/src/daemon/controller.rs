@@ -19,7 +19,7 @@ use tidegate_cluster::plan::{DrainPhase, Forwarding, Observation};
 use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::Checker;
-use tidegate_health::health_check_node_port::{Bind, BindFailure};
+use tidegate_health::health_check_node_port::{Bind, BindFailure, Clients};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::ObjectKey;
@@ -135,6 +135,7 @@ impl Controller {
         let (config, settings) = (&configuration.config, &configuration.settings);
         let own = settings.network.interface_addresses().map(IpNet::addr);
         let bind = Bind::new(&config.services.node_port_addresses, own);
+        let clients = Clients::of(&config.services.health_check_node_port_networks);
         let flow_sharing = config.finds_flow_peers().then(|| config.flow_sharing_socket());
         let health = Arc::clone(&state);
         let copies = Arc::new(ListCopies::of(config));
@@ -149,7 +150,7 @@ impl Controller {
             copies,
             configuration,
             checker,
-            node_ports: NodePorts::new(&bind, move || health.health()),
+            node_ports: NodePorts::new(&bind, clients, move || health.health()),
             manifests: None,
             reconciled: 0,
             verdicts: Verdicts::default(),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use tidegate_health::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts, HealthReport};
+use tidegate_health::health_check_node_port::{
+    Bind, BindFailure, Clients, HealthCheckNodePorts, HealthReport,
+};
 use tidegate_model::health::HealthCheckNodePort;
 use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::Finding;
@@ -19,8 +21,12 @@ pub(super) struct NodePorts {
 
 impl NodePorts {
     /// Starts without ports. `health` returns the health of the gateway.
-    pub(super) fn new(bind: &Bind, health: impl Fn() -> HealthReport + Send + Sync + 'static) -> Self {
-        let listeners = HealthCheckNodePorts::start(bind, health);
+    pub(super) fn new(
+        bind: &Bind,
+        clients: Clients,
+        health: impl Fn() -> HealthReport + Send + Sync + 'static,
+    ) -> Self {
+        let listeners = HealthCheckNodePorts::start(bind, clients, health);
         Self { listeners, listening: Arc::default(), has_kube_proxy: false }
     }
 

@@ -6,6 +6,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
+
 use tidegate_model::config::{DataplaneConfig, GatewayConfig};
 
 /// The keys of the configuration that differ and cannot change while the gateway runs.
@@ -21,6 +23,10 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.interfaces", old_plane.network.interfaces != new_plane.network.interfaces),
         // The health-check node ports listen where it says.
         ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
+        (
+            "services.healthCheckNodePortNetworks",
+            now.services.health_check_node_port_networks != new.services.health_check_node_port_networks,
+        ),
         ("source", now.source != new.source),
         ("announce.l2", now.announce.l2 != new.announce.l2),
         ("flowSharing", now.flow_sharing != new.flow_sharing),
@@ -36,9 +42,9 @@ fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8, Option<&Path>) {
 }
 
 /// The listeners that are opened only once.
-fn listeners(config: &GatewayConfig) -> (&Path, Option<SocketAddr>, Option<SocketAddr>) {
+fn listeners(config: &GatewayConfig) -> (&Path, [Option<SocketAddr>; 2], &[IpNet]) {
     let admin = &config.admin;
-    (&admin.socket, admin.listen, admin.healthz)
+    (&admin.socket, [admin.listen, admin.healthz], &admin.healthz_networks)
 }
 
 #[cfg(test)]
@@ -87,7 +93,7 @@ mod tests {
         let full = include_str!("../../model/tests/fixtures/config/full.yaml");
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
-        assert_eq!(parts.len(), 11, "every part differs: {parts:?}");
+        assert_eq!(parts.len(), 12, "every part differs: {parts:?}");
         for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {
             let is_below = |part: &&str| {
                 key.path.strip_prefix(*part).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))

@@ -9,6 +9,7 @@ use anyhow::Context;
 use jiff::Timestamp;
 use tidegate_cluster::ClusterWriter;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
+use tidegate_health::health_check_node_port::Clients;
 use tidegate_health::health_check_node_port::probes::Probes;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_source::directory::{Changes, DirectorySource, Watch};
@@ -235,7 +236,8 @@ pub(super) async fn listeners(
         None => None,
         Some(address) => {
             let state = Arc::clone(state);
-            let started = Probes::start(address, move || state.health()).await;
+            let started =
+                Probes::start(address, Clients::of(&admin.healthz_networks), move || state.health()).await;
             Some(started.with_context(|| format!("admin.healthz: cannot listen on {address}"))?)
         }
     };

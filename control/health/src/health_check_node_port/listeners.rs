@@ -24,6 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::clients::{Admitting, Clients};
 use super::{HealthReport, answer};
 
 /// The pause between two attempts to bind.
@@ -81,12 +82,17 @@ pub struct HealthCheckNodePorts {
 }
 
 impl HealthCheckNodePorts {
-    /// Starts without ports, on the current tokio runtime. `report` is called for each request.
-    pub fn start(bind: &Bind, report: impl Fn() -> HealthReport + Send + Sync + 'static) -> Self {
+    /// Starts without ports, on the current tokio runtime. These clients are answered. `report` is called for each request.
+    pub fn start(
+        bind: &Bind,
+        clients: Clients,
+        report: impl Fn() -> HealthReport + Send + Sync + 'static,
+    ) -> Self {
         let (wanted, wanted_seen) = watch::channel(Vec::new());
         let (failures_out, failures) = watch::channel(Vec::new());
         let task = Listeners {
             addresses: bind.addresses(),
+            clients,
             report: Arc::new(report),
             open: BTreeMap::new(),
             each: Arc::new(AtomicUsize::new(CONNECTIONS_MAX)),
@@ -116,6 +122,7 @@ type Report = Arc<dyn Fn() -> HealthReport + Send + Sync>;
 
 struct Listeners {
     addresses: Vec<IpAddr>,
+    clients: Clients,
     report: Report,
     open: BTreeMap<SocketAddr, Open>,
     /// The number of connections that each listener may have.
@@ -175,6 +182,7 @@ impl Listeners {
                 }
                 match listen(address) {
                     Ok(listener) => {
+                        let listener = Admitting { listener, clients: self.clients.clone() };
                         let (report, each) = (self.report.clone(), Arc::clone(&self.each));
                         self.open.insert(address, serve_port(listener, port, report, each));
                     }
@@ -201,7 +209,7 @@ fn connections_of_each(listeners: usize) -> usize {
 }
 
 fn serve_port(
-    listener: TcpListener,
+    listener: Admitting,
     port: &HealthCheckNodePort,
     report: Report,
     each: Arc<AtomicUsize>,

@@ -9,9 +9,11 @@
 //! Invariant: a port that cannot be bound does not affect the others. It is retried.
 
 pub mod answer;
+mod clients;
 mod listeners;
 pub mod probes;
 mod proxy_health;
 
+pub use clients::Clients;
 pub use listeners::{Bind, BindFailure, HealthCheckNodePorts};
 pub use proxy_health::{HealthReport, ProxyHealth};

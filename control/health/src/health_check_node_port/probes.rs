@@ -8,6 +8,7 @@ use tidegate_http::{Limits, serve};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
+use super::clients::{Admitting, Clients};
 use super::{HealthReport, answer};
 
 /// Serves the probes until it is dropped.
@@ -18,18 +19,19 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Binds `admin.healthz` and serves it. `report` is called for each request.
+    /// Binds `admin.healthz` and answers these clients. `report` is called for each request.
     ///
     /// # Errors
     /// When the address cannot be bound.
     pub async fn start(
         address: SocketAddr,
+        clients: Clients,
         report: impl Fn() -> HealthReport + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;
         let report = Arc::new(report);
-        let task = tokio::spawn(serve(listener, Limits::PROBES, move |request| {
+        let task = tokio::spawn(serve(Admitting { listener, clients }, Limits::PROBES, move |request| {
             let answer = answer::probe(request.uri().path(), &report());
             std::future::ready(answer)
         }));

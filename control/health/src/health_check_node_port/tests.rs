@@ -76,11 +76,15 @@ async fn a_listener_that_has_ended_is_opened_again() {
 }
 
 #[test]
-fn readyz_alone_tells_of_a_lost_link() {
+fn readyz_alone_tells_of_a_lost_link_and_not_of_which() {
     let lost = "interface \"uplink\" is gone".to_owned();
     let report = HealthReport { ready: false, degraded: vec![lost], ..report() };
     let status = |path: &str| answer::probe(path, &report).status().as_u16();
     assert_eq!((status("/healthz"), status("/livez"), status("/readyz")), (200, 200, 503));
+    for path in ["/healthz", "/livez", "/readyz"] {
+        let body = format!("{:?}", answer::probe(path, &report).body());
+        assert!(!body.contains("uplink") && !body.contains("degraded"), "{body}");
+    }
 }
 
 #[test]
@@ -94,7 +98,8 @@ fn watchdog_tells_of_a_loop_that_hangs_and_of_nothing_else() {
 
 #[tokio::test]
 async fn the_probes_have_the_shape_of_kube_proxys() {
-    let probes = Probes::start(SocketAddr::new(LOCALHOST, 0), report).await.expect("it binds");
+    let probes =
+        Probes::start(SocketAddr::new(LOCALHOST, 0), Clients::default(), report).await.expect("it binds");
     let ask = async |path: &str| {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         exchange(probes.local_addr(), &request).await.expect("it answers")

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
+
 use super::section::section;
 use crate::yaml::{Field, Fields};
 
@@ -15,6 +17,8 @@ pub struct AdminConfig {
     pub listen: Option<SocketAddr>,
     /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` turns it off. Default `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
+    /// `healthzNetworks`: the networks whose hosts these answer, beside loopback addresses. Default none: everybody.
+    pub healthz_networks: Vec<IpNet>,
     /// `metricsPerBackend`: whether there are series for each backend of each service port. If there are many backends,
     /// these make up most of the page. Default true.
     pub metrics_per_backend: bool,
@@ -28,6 +32,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
         socket: PathBuf::from("/run/tidegate/tidegate.sock"),
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 9469))),
         healthz: Some(SocketAddr::from(([0, 0, 0, 0], 10356))),
+        healthz_networks: Vec::new(),
         metrics_per_backend: true,
     };
     section(parent, "admin", |fields| {
@@ -42,6 +47,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
         }
         config.metrics_per_backend =
             fields.get("metricsPerBackend").and_then(|f| f.boolean()).unwrap_or(true);
+        config.healthz_networks = fields.items("healthzNetworks").iter().filter_map(Field::network).collect();
         let healthz_field = fields.get("healthz");
         if let Some(healthz) = healthz_field.as_ref().and_then(address) {
             config.healthz = healthz;

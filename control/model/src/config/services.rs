@@ -25,6 +25,9 @@ pub struct ServicesConfig {
     /// `nodePortAddresses`: networks whose gateway addresses serve nodePorts and health-check node ports.
     /// Default none: no nodePorts, and health-check node ports on all addresses.
     pub node_port_addresses: Vec<IpNet>,
+    /// `healthCheckNodePortNetworks`: the networks whose hosts health-check node ports answer, beside loopback
+    /// addresses. Default none: everybody.
+    pub health_check_node_port_networks: Vec<IpNet>,
     /// `sourceRangesOtherFamily`: whether clients are admitted whose family `loadBalancerSourceRanges` does not
     /// contain, on a dual-stack VIP. Default `deny`.
     pub source_ranges_other_family: OtherFamily,
@@ -112,6 +115,7 @@ impl Default for ServicesConfig {
         Self {
             defaults: ServiceDefaults::default(),
             node_port_addresses: Vec::new(),
+            health_check_node_port_networks: Vec::new(),
             source_ranges_other_family: OtherFamily::Deny,
             own_cluster_ips: false,
             pod_routes: PodRoutes::Route,
@@ -322,6 +326,8 @@ pub(super) fn decode(parent: &Fields<'_>, policy: &mut Policy) -> ServicesConfig
         });
         config.node_port_addresses =
             fields.items("nodePortAddresses").iter().filter_map(Field::network).collect();
+        config.health_check_node_port_networks =
+            fields.items("healthCheckNodePortNetworks").iter().filter_map(Field::network).collect();
         config.own_cluster_ips = fields.get("ownClusterIPs").and_then(|f| f.boolean()).unwrap_or(false);
         let unserved =
             fields.get("unservedPorts").and_then(|f| f.one_of(&[("reject", true), ("drop", false)]));

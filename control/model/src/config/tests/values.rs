@@ -120,6 +120,7 @@ fn every_key_of_source_and_services_arrives() {
         }
     );
     assert_eq!(config.services.node_port_addresses.len(), 1);
+    assert_eq!(config.services.health_check_node_port_networks, ["192.0.2.0/25".parse::<IpNet>().unwrap()]);
     assert_eq!(config.services.source_ranges_other_family, OtherFamily::Allow);
 }
 
@@ -189,6 +190,7 @@ fn every_key_of_health_admin_and_self_check_arrives() {
             socket: "/tmp/t.sock".into(),
             listen: None,
             healthz: Some("[::]:10357".parse().unwrap()),
+            healthz_networks: vec!["192.0.2.128/25".parse().unwrap()],
             metrics_per_backend: false,
         }
     );

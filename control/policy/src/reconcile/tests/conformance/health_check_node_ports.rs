@@ -4,7 +4,7 @@
 //! [`Asked`] is the two gateways of [`Both`] with their real listeners: the gateway of the directory on 127.0.0.1, the
 //! gateway of the API server on 127.0.0.2.
 
-use tidegate_health::health_check_node_port::{Bind, HealthCheckNodePorts, ProxyHealth};
+use tidegate_health::health_check_node_port::{Bind, Clients, HealthCheckNodePorts, ProxyHealth};
 
 use super::*;
 use jiff::Timestamp;
@@ -36,7 +36,7 @@ impl Asked {
             let (health, now) = (Arc::clone(&health), Arc::clone(&now));
             let report =
                 move || health.report(*now.lock().expect("no panic with the lock"), Timestamp::UNIX_EPOCH);
-            HealthCheckNodePorts::start(&Bind::Only(vec![ip(own)]), report)
+            HealthCheckNodePorts::start(&Bind::Only(vec![ip(own)]), Clients::default(), report)
         });
         let mut asked = Self { both, health, now, listeners };
         asked.publish();
@@ -191,7 +191,8 @@ async fn a_tcp_listener_on_all_addresses_or_on_those_that_node_port_addresses_al
             let port = free_port().await;
             let both = Both::new(&(local(port) + &endpoints(&TWO)))
                 .with(|world| world.settings.services.node_port_addresses = networks.clone());
-            let listeners = HealthCheckNodePorts::start(&Bind::new(&networks, own), report);
+            let listeners =
+                HealthCheckNodePorts::start(&Bind::new(&networks, own), Clients::default(), report);
             listeners.set(both.each()[source].health_check_node_ports.to_vec());
             until(SocketAddr::new(own[1], port), GET, "200 OK").await;
             let first = SocketAddr::new(own[0], port);

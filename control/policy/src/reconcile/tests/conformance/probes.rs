@@ -1,6 +1,7 @@
 //! Section 4, the probes: `/healthz`, `/livez` and `/readyz` of both gateways over loopback, depending on the objects
 //! of their node.
 
+use tidegate_health::health_check_node_port::Clients;
 use tidegate_health::health_check_node_port::ProxyHealth;
 use tidegate_health::health_check_node_port::probes::Probes;
 
@@ -26,7 +27,9 @@ async fn probed_where(
         health.set_node_eligible(world.objects.is_eligible(world.settings.node.as_deref(), lists_nodes));
         let reported = Arc::clone(health);
         let report = move || reported.report(now, Timestamp::UNIX_EPOCH);
-        let probes = Probes::start(SocketAddr::new(ip(LOOPBACK[0]), 0), report).await.expect("it binds");
+        let probes = Probes::start(SocketAddr::new(ip(LOOPBACK[0]), 0), Clients::default(), report)
+            .await
+            .expect("it binds");
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         answers.push(until(probes.local_addr(), &request, "\r\n\r\n").await);
     }
