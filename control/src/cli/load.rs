@@ -19,6 +19,7 @@ use tidegate_policy::reconcile::{DscpConflicts, Finding, Input, Memory, Outcome,
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
 
+use super::cross_check;
 use crate::assemble;
 
 /// The result of loading the files.
@@ -63,6 +64,7 @@ pub(super) fn offline(path: &Path) -> Offline {
         let outcome = reconcile_offline(config, &objects);
         report.extend(outcome.findings.iter().map(|f| f.diagnostic.clone()));
         report.extend(notes(&objects, &outcome));
+        report.extend(cross_check::faults(config, &objects, &outcome));
         report.merge(&compile_report(config, &objects, &outcome.spec));
         outcome
     });

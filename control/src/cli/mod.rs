@@ -14,6 +14,7 @@ mod ask;
 mod check;
 mod cluster;
 mod crds;
+mod cross_check;
 mod explain;
 mod failure;
 mod invocation;

@@ -1,0 +1,168 @@
+//! Faults that only the configuration and the objects together show, and that nothing else reports.
+//!
+//! Of `check` alone: a gateway that runs reports the same states as they occur (`status`, conditions), where most of them
+//! are usual for a while, such as a Service without endpoints. Pure; called by `load` with what it has read.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidegate_core::snapshot::ForwardingMode;
+use tidegate_model::config::{GatewayConfig, SourceConfig};
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{AddressRange, EndpointIndex, ObjectKey, Objects, Service, ServiceType};
+use tidegate_policy::pools;
+use tidegate_policy::reconcile::Outcome;
+use tidegate_policy::reconcile::view::ServiceView;
+
+/// The most Services that one kind of warning names one by one.
+const NAMED_MAX: usize = 32;
+
+/// All of them.
+pub(super) fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
+    let mut faults = aggregates(config, objects);
+    if matches!(config.source, SourceConfig::Directory(_)) {
+        faults.extend(backends_with_own_addresses(config, objects));
+        faults.extend(of_other_classes(config, objects));
+    } else {
+        faults.extend(no_service_of_the_class(config, objects));
+    }
+    faults.extend(without_endpoints(objects, outcome));
+    faults.extend(without_default_route(config, outcome));
+    faults
+}
+
+/// An aggregate leads the traffic of all its addresses to the gateway.
+fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
+    let Some(bgp) = &config.announce.bgp else { return Vec::new() };
+    let (pools, _) = pools::merge(&config.pools, &objects.address_pools);
+    let ranges = || pools.iter().flat_map(|pool| &pool.ranges);
+    let outside = bgp.aggregates.iter().enumerate().filter_map(|(i, net)| {
+        let address = AddressRange::from(*net).first_outside(ranges())?;
+        let field = format!("announce.bgp.aggregates[{i}]");
+        let what = format!(
+            "{field}: no pool has {address} of {net}, so the gateway would draw traffic of other hosts"
+        );
+        let accepted = "a prefix all of whose addresses are in pools, or pools[].bgp.aggregationLength";
+        Some(Diagnostic::error(what).accepting(accepted).at(config.origin.field(&field)))
+    });
+    outside.collect()
+}
+
+/// The gateway answers for these addresses, so it takes over the traffic of the host that has one of them. With a
+/// directory the operator writes the endpoints too; from an API server nobody can take an address of a gateway.
+fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
+    let network = &config.dataplane.network;
+    let own: BTreeSet<IpAddr> =
+        network.interfaces.iter().flat_map(|i| i.addresses.iter().map(|net| net.addr())).collect();
+    let of_slices = objects.endpoint_slices.values().flat_map(|slice| {
+        slice.endpoints.iter().filter_map(|e| Some((e.address?, format!("EndpointSlice {}", slice.meta.key))))
+    });
+    let of_legacy = objects.endpoints.values().flat_map(|endpoints| {
+        let subsets = endpoints.subsets.iter();
+        let addresses = subsets.flat_map(|s| s.addresses.iter().chain(&s.not_ready_addresses));
+        addresses.map(|address| (address.ip, format!("Endpoints {}", endpoints.meta.key)))
+    });
+    let mut faults = Vec::new();
+    for (ip, object) in of_slices.chain(of_legacy) {
+        let at = network.snat_addresses.iter().position(|snat| *snat == ip);
+        let is_source = network.tunnel_sources().any(|source| source.contains(&ip.into()));
+        let field = match at {
+            Some(n) => format!("dataplane.snatAddresses[{n}]"),
+            None if is_source && !own.contains(&ip) => "dataplane.tunnelSource".to_owned(),
+            None => continue,
+        };
+        let what = format!("{field}: {ip} is the address of an endpoint of {object}");
+        let accepted = "an address that only the gateway has";
+        faults.push(Diagnostic::error(what).accepting(accepted).at(config.origin.field(&field)));
+    }
+    faults
+}
+
+/// The classes of Services that do not belong to this gateway.
+fn of_other_classes(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
+    let own = config.source.load_balancer_class();
+    let other = |service: &&Service| other_class(service, own).is_some();
+    let services = objects.services.values().map(AsRef::as_ref).filter(other);
+    let warning = |service: &Service| {
+        let class = other_class(service, own).unwrap_or_default();
+        let key = &service.meta.key;
+        let what = format!("Service {key} gets no address here: its loadBalancerClass is {class}");
+        let accepted = format!("{own}, or no class");
+        Diagnostic::warning(what).accepting(accepted).at(service.meta.origin.field("spec.loadBalancerClass"))
+    };
+    services.map(warning).take(NAMED_MAX).collect()
+}
+
+fn other_class<'a>(service: &'a Service, own: &str) -> Option<&'a str> {
+    let class = service.load_balancer_class.as_deref().filter(|class| *class != own);
+    class.filter(|_| service.service_type == ServiceType::LoadBalancer)
+}
+
+/// At an API server, Services of other classes are usual, unless there are only these.
+fn no_service_of_the_class(config: &GatewayConfig, objects: &Objects) -> Option<Diagnostic> {
+    let (own, takes_all) = (config.source.load_balancer_class(), config.source.claims_classless());
+    let is_ours =
+        |service: &Service| service.load_balancer_class.as_deref().map_or(takes_all, |class| class == own);
+    let services = objects.services.values().filter(|s| s.service_type == ServiceType::LoadBalancer);
+    let (all, ours) = (services.clone().count(), services.filter(|service| is_ours(service)).count());
+    if all == 0 || ours > 0 {
+        return None;
+    }
+    let what = format!("none of the {all} Services of type LoadBalancer has the loadBalancerClass {own}");
+    let accepted = format!(
+        "spec.loadBalancerClass: {own}, or source.kubernetes.default: true for Services without a class"
+    );
+    let place = config.origin.field("source.kubernetes.loadBalancerClass");
+    Some(Diagnostic::warning(what).accepting(accepted).at(place))
+}
+
+/// Services that no object describes endpoints of. If there are objects without the ports of the Service, that is reported.
+fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
+    let index = EndpointIndex::new(objects);
+    let is_empty = |view: &&ServiceView| view.ports.iter().all(|port| port.backends.is_empty());
+    let views = outcome.services.iter().map(AsRef::as_ref).filter(is_empty);
+    let key = |view: &ServiceView| ObjectKey::new(view.namespace.as_str(), view.name.as_str());
+    let services = views.filter_map(|view| objects.services.get(&key(view)));
+    let warning = |service: &Arc<Service>| {
+        let resolved = index.resolve(service);
+        let is_described = resolved.ports.iter().any(|port| !port.endpoints.is_empty())
+            || !resolved.unmatched.is_empty()
+            || resolved.too_many.is_some()
+            || resolved.not_kept.is_some();
+        if is_described || service.service_type == ServiceType::ExternalName {
+            return None;
+        }
+        let (key, field) = (&service.meta.key, "spec.selector");
+        let what = format!("Service {key} has no endpoint, so it answers no client");
+        let accepted = format!(
+            "an EndpointSlice of namespace {} with endpoints and the label kubernetes.io/service-name: {}",
+            key.namespace, key.name
+        );
+        Some(Diagnostic::warning(what).accepting(accepted).at(service.meta.origin.field(field)))
+    };
+    services.filter_map(warning).take(NAMED_MAX).collect()
+}
+
+/// In `nat` and `fullnat` the answers to clients pass the gateway, which needs a route to them.
+fn without_default_route(config: &GatewayConfig, outcome: &Outcome) -> Vec<Diagnostic> {
+    let routes = &config.dataplane.network.routes;
+    let mut warnings = Vec::new();
+    for (is_v4, family, to) in [(true, "IPv4", "0.0.0.0/0"), (false, "IPv6", "::/0")] {
+        let mut specs = outcome.spec.services.iter();
+        let answers = |mode| matches!(mode, ForwardingMode::Nat | ForwardingMode::FullNat);
+        let first = specs.find(|spec| spec.key.vip.is_ipv4() == is_v4 && answers(spec.mode));
+        let has_route =
+            routes.iter().any(|route| route.to.prefix_len() == 0 && route.to.addr().is_ipv4() == is_v4);
+        let Some(spec) = first.filter(|_| !has_route) else { continue };
+        let what = format!(
+            "dataplane.routes: there is no default route of {family}, so clients that no other route leads to get no answer \
+             from Services in mode {}, such as {}/{}",
+            spec.mode, spec.namespace, spec.name
+        );
+        let accepted = format!("a route to {to}");
+        warnings
+            .push(Diagnostic::warning(what).accepting(accepted).at(config.origin.field("dataplane.routes")));
+    }
+    warnings
+}

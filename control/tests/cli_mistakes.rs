@@ -1,0 +1,428 @@
+//! Mistakes that operators make in files: `tidegate check` names each of them, at its place, so that nobody has to look for
+//! the cause in traffic.
+//!
+//! Each mistake gets 2 points if the report names it with its file and line, and 1 if it names it elsewhere. Warnings do not
+//! change the exit code. Mistakes that only the host or traffic shows are tested where they are noticed: at the start, by
+//! `tidegate status`, and by the conditions of Services.
+
+mod cli_support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use cli_support::{GATEWAY, Ran, Site, service, slice};
+
+/// A mistake: the texts of a sound site with these edits.
+struct Mistake {
+    name: &'static str,
+    /// File, what is replaced, and by what.
+    edits: &'static [(&'static str, &'static str, &'static str)],
+    /// Whether it is refused, or only warned about.
+    refused: bool,
+    /// The file, and a part of the line that is to be named.
+    at: (&'static str, &'static str),
+    /// Words that one line of the report must have.
+    says: &'static [&'static str],
+}
+
+const GATEWAY_FILE: &str = "gateway.yaml";
+const WEB: &str = "manifests/web.yaml";
+const SLICE: &str = "manifests/slice.yaml";
+
+const fn refused(
+    name: &'static str,
+    edits: &'static [(&'static str, &'static str, &'static str)],
+    at: (&'static str, &'static str),
+    says: &'static [&'static str],
+) -> Mistake {
+    Mistake { name, edits, refused: true, at, says }
+}
+
+const fn warned(
+    name: &'static str,
+    edits: &'static [(&'static str, &'static str, &'static str)],
+    at: (&'static str, &'static str),
+    says: &'static [&'static str],
+) -> Mistake {
+    Mistake { name, edits, refused: false, at, says }
+}
+
+const BGP: &str = "pools:\n";
+
+const MISTAKES: &[Mistake] = &[
+    refused(
+        "a key that is misspelt",
+        &[(GATEWAY_FILE, "snatAddresses", "snatAddress")],
+        (GATEWAY_FILE, "snatAddress"),
+        &["unknown key \"snatAddress\"", "accepted: snatAddresses"],
+    ),
+    refused(
+        "an indentation that ends a section",
+        &[(GATEWAY_FILE, "  snatAddresses", "snatAddresses")],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["snatAddresses"],
+    ),
+    warned(
+        "no SNAT address for the default mode",
+        &[(GATEWAY_FILE, "  snatAddresses: [\"192.0.2.3\", \"2001:db8::3\"]\n", "")],
+        (GATEWAY_FILE, "dataplane:"),
+        &["snatAddresses", "fullnat needs an address"],
+    ),
+    refused(
+        "the router among the SNAT addresses",
+        &[(GATEWAY_FILE, "[\"192.0.2.3\",", "[\"192.0.2.1\",")],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["192.0.2.1 is the address of the next hop of dataplane.routes[0]"],
+    ),
+    refused(
+        "a neighbour among the SNAT addresses",
+        &[(GATEWAY_FILE, "[\"192.0.2.3\",", "[\"192.0.2.13\",")],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["192.0.2.13 is the address of dataplane.neighbors[4]"],
+    ),
+    refused(
+        "a BGP peer among the SNAT addresses",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "announce: {bgp: {asn: 64512, peers: [{address: 192.0.2.3, asn: 64513}]}}\npools:\n",
+        )],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["192.0.2.3 is the address of announce.bgp.peers[0]"],
+    ),
+    refused(
+        "another gateway among the SNAT addresses",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "flowSharing: {mode: nat, listen: \"192.0.2.2:10358\", peers: [\"192.0.2.2:10358\", \"192.0.2.3:10358\"],\n  \
+             key: {value: 0f0e0d0c0b0a090807060504030201000f0e0d0c0b0a09080706050403020100}}\npools:\n",
+        )],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["192.0.2.3 is the address of flowSharing.peers[1]"],
+    ),
+    refused(
+        "a server among the SNAT addresses",
+        &[(SLICE, "10.0.0.2", "192.0.2.3")],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["192.0.2.3 is the address of an endpoint of EndpointSlice default/web-v4"],
+    ),
+    refused(
+        "the router as the source of tunnels",
+        &[(GATEWAY_FILE, "[\"192.0.2.2\", \"2001:db8::2\"]", "[\"192.0.2.2\", \"2001:db8::1\"]")],
+        (GATEWAY_FILE, "tunnelSource"),
+        &["2001:db8::1 is the address of the next hop of dataplane.routes[1]"],
+    ),
+    refused(
+        "a prefix of tunnel sources over the router",
+        &[(GATEWAY_FILE, "[\"192.0.2.2\", \"2001:db8::2\"]", "[\"192.0.2.0/29\"]")],
+        (GATEWAY_FILE, "tunnelSource"),
+        &["192.0.2.0/29 contains 192.0.2.1"],
+    ),
+    refused(
+        "a prefix of tunnel sources over a pool",
+        &[(GATEWAY_FILE, "[\"192.0.2.2\", \"2001:db8::2\"]", "[\"203.0.113.0/26\"]")],
+        (GATEWAY_FILE, "tunnelSource"),
+        &["has addresses of the pool public"],
+    ),
+    warned(
+        "a SNAT address that nothing leads to",
+        &[(GATEWAY_FILE, "[\"192.0.2.3\",", "[\"198.51.100.3\",")],
+        (GATEWAY_FILE, "snatAddresses"),
+        &["198.51.100.3 is in no network of an interface", "a route on every router"],
+    ),
+    warned(
+        "a source of tunnels that nothing leads to",
+        &[(GATEWAY_FILE, "[\"192.0.2.2\", \"2001:db8::2\"]", "[\"198.51.100.2\"]")],
+        (GATEWAY_FILE, "tunnelSource"),
+        &["198.51.100.2 is in no network of an interface"],
+    ),
+    refused(
+        "a next hop on no link",
+        &[(GATEWAY_FILE, "via: \"192.0.2.1\"", "via: \"192.0.3.1\"")],
+        (GATEWAY_FILE, "192.0.3.1"),
+        &["192.0.3.1 is not on-link", "an address in 192.0.2.0/24 (uplink)"],
+    ),
+    warned(
+        "no default route",
+        &[(GATEWAY_FILE, "{to: \"0.0.0.0/0\",", "{to: \"10.0.0.0/8\",")],
+        (GATEWAY_FILE, "routes:"),
+        &["no default route of IPv4", "default/web"],
+    ),
+    warned(
+        "two interfaces in one network",
+        &[(
+            GATEWAY_FILE,
+            "  routes:",
+            "    - {name: inside, device: \"net_af_packet,iface=eth2\", addresses: [\"192.0.2.9/24\"]}\n  routes:",
+        )],
+        (GATEWAY_FILE, "inside"),
+        &["192.0.2.0/24 is also the network of uplink"],
+    ),
+    warned(
+        "pools that overlap",
+        &[(GATEWAY_FILE, "pools:\n", "pools:\n  - {name: more, addresses: [\"203.0.113.8/29\"]}\n")],
+        (GATEWAY_FILE, "name: public"),
+        &["overlaps 203.0.113.8-203.0.113.15 at pools[0].addresses[0]"],
+    ),
+    refused(
+        "an aggregate that is everything",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"0.0.0.0/0\"]}\npools:\n",
+        )],
+        (GATEWAY_FILE, "aggregates"),
+        &["0.0.0.0/0 contains the addresses of other networks"],
+    ),
+    refused(
+        "an aggregate that is larger than the pools",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"203.0.113.0/24\"]}\npools:\n",
+        )],
+        (GATEWAY_FILE, "aggregates"),
+        &["no pool has 203.0.113.16 of 203.0.113.0/24"],
+    ),
+    refused(
+        "a VIP outside of the pools",
+        &[(WEB, "203.0.113.1", "203.0.114.1")],
+        (WEB, "203.0.114.1"),
+        &["203.0.114.1", "it is in no pool", "public (203.0.113.0-203.0.113.15"],
+    ),
+    refused(
+        "a VIP that another Service has",
+        &[(WEB, "apiVersion: v1", "OTHER---\napiVersion: v1")],
+        (WEB, "load-balancer-ips"),
+        &["203.0.113.1", "TCP port 80 belongs to Service default/other"],
+    ),
+    refused(
+        "an external IP that no pool authorises",
+        &[
+            (GATEWAY_FILE, "externalIPs: true", "externalIPs: false"),
+            (WEB, "spec:\n", "spec:\n  externalIPs: [203.0.113.7]\n"),
+        ],
+        (WEB, "externalIPs"),
+        &["203.0.113.7", "pool public does not authorise external IPs"],
+    ),
+    refused(
+        "a pool that has only the gateway's own address",
+        &[
+            (GATEWAY_FILE, "\"203.0.113.0/28\", \"2001:db8:1::/124\"", "192.0.2.2"),
+            (WEB, "    tidegate.dev/load-balancer-ips: \"203.0.113.1\"\n", ""),
+        ],
+        (WEB, "type: LoadBalancer"),
+        &["pool public is full", "192.0.2.2, an address of the gateway itself"],
+    ),
+    warned(
+        "a slice without the label of its Service",
+        &[(SLICE, "  labels: {kubernetes.io/service-name: web}\n", "")],
+        (SLICE, "metadata"),
+        &["EndpointSlice default/web-v4", "belongs to no Service"],
+    ),
+    warned(
+        "a port of another name in the slice",
+        &[(SLICE, "name: http", "name: web")],
+        (SLICE, "ports:"),
+        &["needs http"],
+    ),
+    refused(
+        "the same object in two places",
+        &[(SLICE, "apiVersion: discovery.k8s.io/v1", "WEB---\napiVersion: discovery.k8s.io/v1")],
+        (WEB, "apiVersion"),
+        &["Service default/web is also defined at"],
+    ),
+    warned(
+        "a Service that no endpoint belongs to",
+        &[(SLICE, "service-name: web", "service-name: shop")],
+        (WEB, "spec:"),
+        &["Service default/web has no endpoint", "kubernetes.io/service-name: web"],
+    ),
+    warned(
+        "a Service of another class",
+        &[(WEB, "spec:\n", "spec:\n  loadBalancerClass: example.com/other\n")],
+        (WEB, "loadBalancerClass"),
+        &["Service default/web gets no address here", "example.com/other", "tidegate.dev/gateway"],
+    ),
+    refused(
+        "an annotation that is misspelt",
+        &[(WEB, "tidegate.dev/forwarding", "tidegate.dev/forwardign")],
+        (WEB, "forwardign"),
+        &["tidegate.dev/forwardign", "tidegate.dev/forwarding"],
+    ),
+    warned(
+        "an annotation of another load balancer",
+        &[(
+            WEB,
+            "    tidegate.dev/forwarding",
+            "    metallb.io/address-pool: public\n    tidegate.dev/forwarding",
+        )],
+        (WEB, "metallb.io"),
+        &["metallb is not in services.compat"],
+    ),
+    refused(
+        "an annotation that limits clients and cannot be followed",
+        &[
+            (GATEWAY_FILE, BGP, "services: {compat: [aws]}\npools:\n"),
+            (
+                WEB,
+                "    tidegate.dev/forwarding",
+                "    service.beta.kubernetes.io/aws-load-balancer-security-groups: sg-1\n    tidegate.dev/forwarding",
+            ),
+        ],
+        (WEB, "security-groups"),
+        &["is not supported", "no port is programmed", "spec.loadBalancerSourceRanges"],
+    ),
+    warned(
+        "source ranges beside external IPs",
+        &[(
+            WEB,
+            "spec:\n",
+            "spec:\n  externalIPs: [203.0.113.7]\n  loadBalancerSourceRanges: [10.0.0.0/8]\n",
+        )],
+        (WEB, "externalIPs"),
+        &["203.0.113.7", "is open to all clients"],
+    ),
+    refused(
+        "a file of a BGP password that is missing",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513, passwordFile: nowhere}]}\npools:\n",
+        )],
+        (GATEWAY_FILE, "passwordFile"),
+        &["nowhere cannot be read"],
+    ),
+    refused(
+        "a kubeconfig that is missing",
+        &[(GATEWAY_FILE, BGP, "source: {kubernetes: {kubeconfig: nowhere}}\npools:\n")],
+        (GATEWAY_FILE, "nowhere"),
+        &["nowhere", "No such file"],
+    ),
+    warned(
+        "a key twice in an object that the gateway does not read",
+        &[(
+            SLICE,
+            "apiVersion: discovery.k8s.io/v1",
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nmetadata: {name: b}\n---\napiVersion: discovery.k8s.io/v1",
+        )],
+        (SLICE, "metadata: {name: b}"),
+        &["duplicate key \"metadata\""],
+    ),
+];
+
+/// The text of each file of a sound site.
+fn sound() -> [(&'static str, String); 3] {
+    [
+        (GATEWAY_FILE, GATEWAY.to_owned()),
+        (WEB, service("web", "nat", "203.0.113.1")),
+        (SLICE, slice("web", "v4", "IPv4", &["10.0.0.1", "10.0.0.2"])),
+    ]
+}
+
+/// `check` of the site with this mistake, and its texts.
+fn made(mistake: &Mistake) -> (Ran, [(&'static str, String); 3]) {
+    let mut texts = sound();
+    let [_, (_, web), _] = sound();
+    let other = service("other", "nat", "203.0.113.1");
+    for (file, from, to) in mistake.edits {
+        let (_, text) = texts.iter_mut().find(|(name, _)| name == file).expect("it is a file of the site");
+        assert!(text.contains(from), "{}: {from:?} in\n{text}", mistake.name);
+        // A whole other object in front.
+        let to = to.replace("OTHER", &other).replace("WEB", &web);
+        *text = text.replacen(from, &to, 1);
+    }
+    let [(_, gateway), (_, web), (_, slice)] = &texts;
+    let site = Site::new(gateway, &[("web.yaml", web), ("slice.yaml", slice)]);
+    (site.check(), texts)
+}
+
+/// 2: it is named at its place. 1: it is named. 0: it is not.
+fn score(mistake: &Mistake, ran: &Ran, texts: &[(&'static str, String)]) -> usize {
+    let severity = if mistake.refused { ": error: " } else { ": warning: " };
+    let names = |line: &str| line.contains(severity) && mistake.says.iter().all(|word| line.contains(word));
+    let (file, part) = mistake.at;
+    let (_, text) = texts.iter().find(|(name, _)| *name == file).expect("it is a file of the site");
+    // The last one, if another object was put in front.
+    let line = text.lines().count() - text.lines().rev().position(|line| line.contains(part)).expect(part);
+    let place = format!("{file}:{line}:");
+    let named: Vec<&str> = ran.out.lines().filter(|line| names(line)).collect();
+    match named.iter().any(|line| line.starts_with(&place)) {
+        true if (ran.code == 2) == mistake.refused => 2,
+        _ => usize::from(!named.is_empty()),
+    }
+}
+
+#[test]
+fn check_names_every_mistake_that_files_show_at_its_place() {
+    let mut points = 0;
+    let mut poor = String::new();
+    for mistake in MISTAKES {
+        let (ran, texts) = made(mistake);
+        let score = score(mistake, &ran, &texts);
+        points += score;
+        if score < 2 {
+            poor.push_str(&format!("{score}: {}: exit {}\n{}{}\n", mistake.name, ran.code, ran.out, ran.err));
+        }
+    }
+    println!("{points} of {} points", 2 * MISTAKES.len());
+    assert!(poor.is_empty(), "{points} of {} points\n{poor}", 2 * MISTAKES.len());
+}
+
+#[test]
+fn a_directory_without_manifests_and_files_that_are_not_read_are_warned_about() {
+    let site = Site::new(GATEWAY, &[]);
+    let ran = site.check();
+    assert_eq!(ran.code, 0, "{}", ran.out);
+    assert!(ran.out.contains("manifests:1:1: warning: the directory has no manifest"), "{}", ran.out);
+    let [_, (_, web), (_, slice)] = sound();
+    let site = Site::new(
+        GATEWAY,
+        &[("web.yaml", &web), ("slice.yaml", &slice), ("more.txt", &web), ("notes.md", "text")],
+    );
+    let ran = site.check();
+    assert_eq!(ran.code, 0, "{}", ran.out);
+    let unread: Vec<&str> = ran.out.lines().filter(|line| line.contains("is not read")).collect();
+    let [one] = unread[..] else { panic!("{}", ran.out) };
+    assert!(
+        one.starts_with("manifests/more.txt:1:1: warning: ") && one.contains(".yaml, .yml or .json"),
+        "{one}"
+    );
+}
+
+#[test]
+fn secrets_that_every_user_can_read_are_warned_about() {
+    let key = "0f0e0d0c0b0a09080706050403020100";
+    let inline = GATEWAY.replace(BGP, &format!("selectionKey: {{value: {key}}}\npools:\n"));
+    let of_files = GATEWAY.replace(
+        BGP,
+        "selectionKey: {file: key}\nannounce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513, passwordFile: password}]}\npools:\n",
+    );
+    let [_, (_, web), (_, slice)] = sound();
+    let manifests = [("web.yaml", web.as_str()), ("slice.yaml", slice.as_str())];
+    let secrets = |gateway: &str, mode: u32| -> Vec<String> {
+        let site = Site::new(gateway, &manifests);
+        fs::write(site.path("key"), key).expect("it can be written");
+        fs::write(site.path("password"), "secret").expect("it can be written");
+        for file in ["key", "password", GATEWAY_FILE] {
+            fs::set_permissions(site.path(file), fs::Permissions::from_mode(mode)).expect("it is ours");
+        }
+        let ran = site.check();
+        assert_eq!(ran.code, 0, "{}", ran.out);
+        let warned = ran.out.lines().filter(|line| line.contains("every user of this machine can read"));
+        warned.map(str::to_owned).collect()
+    };
+    for private in [0o600, 0o640] {
+        assert!(secrets(&inline, private).is_empty() && secrets(&of_files, private).is_empty());
+    }
+    let said = secrets(&inline, 0o644);
+    assert!(
+        said.len() == 1
+            && said[0].contains("selectionKey.value")
+            && said[0].contains("gateway.yaml; accepted"),
+        "{said:?}"
+    );
+    let said = secrets(&of_files, 0o644);
+    assert!(said.len() == 2 && said.iter().any(|line| line.contains("chmod o= password")), "{said:?}");
+}
