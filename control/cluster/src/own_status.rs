@@ -205,23 +205,23 @@ pub(super) enum Over {
     Whatever,
 }
 
-/// Writes the status.
+/// Writes the status. Its conditions get the generation of the object, for this write or the next one.
 pub(super) async fn write(
     connector: &Connector,
     name: &str,
     over: Over,
-    status: &GatewayStatusStatus,
+    status: &mut GatewayStatusStatus,
 ) -> Written {
     with_client(connector, |client| async move {
         let api: Api<GatewayStatus> = Api::all(client);
         let apply = PatchParams::apply(FIELD_MANAGER).force();
+        if over == Over::Nothing {
+            let object = within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?;
+            observe(status, &object);
+        }
         let mut patch = request::own_status("GatewayStatus", name, status);
-        match over {
-            Over::Nothing => {
-                drop(within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?);
-            }
-            Over::Version(version) => patch["metadata"]["resourceVersion"] = version.into(),
-            Over::Whatever => {}
+        if let Over::Version(version) = over {
+            patch["metadata"]["resourceVersion"] = version.into();
         }
         let mut answer = within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await;
         for newer in NEWER_FIELDS {
@@ -235,9 +235,17 @@ pub(super) async fn write(
             }
             answer = within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await;
         }
-        Ok(answer?.metadata.resource_version)
+        let object = answer?;
+        observe(status, &object);
+        Ok(object.metadata.resource_version)
     })
     .await
+}
+
+/// Sets the generation that the conditions are about. `kubectl wait` ignores conditions of an older generation.
+fn observe(status: &mut GatewayStatusStatus, object: &GatewayStatus) {
+    let generation = object.metadata.generation.unwrap_or_default();
+    status.conditions.iter_mut().for_each(|condition| condition.observed_generation = generation);
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ async fn report_once(connector: &Connector, name: &str, who: &str) -> Result<(),
         status: "False".to_owned(),
         reason: condition_reason::NAME_TAKEN.as_str().to_owned(),
         message: format!("another process has the name of this gateway: {who}"),
-        observed_generation: 0,
+        observed_generation: own.metadata.generation.unwrap_or_default(),
         last_transition_time: heartbeat_time(),
     });
     let patch = json!({

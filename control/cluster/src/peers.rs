@@ -152,6 +152,7 @@ impl Peers {
     pub(super) fn sharing(&self) -> SharingPeers {
         fn said(one: &GatewayStatus) -> &str {
             one.status.as_ref().map_or("", |status| &status.flow_sharing_address)
+                    condition.observed_generation = one.metadata.generation.unwrap_or_default();
         }
         let others = self.others().map(|(name, one)| (name, said(one), self.is_live(name, one)));
         SharingPeers::of(self.own().map_or("", said), others)

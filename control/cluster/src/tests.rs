@@ -504,3 +504,24 @@ async fn an_address_pool_object_is_a_pool_and_says_how_full_it_is() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn conditions_of_a_gateway_are_about_the_generation_of_its_object() {
+    let cluster = Cluster::new();
+    let _gateway = cluster.gateway("edge-1");
+    let get =
+        || cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1").unwrap_or_default();
+    // `kubectl wait` ignores a condition whose `observedGeneration` is less.
+    let all_observe = |generation: u64| {
+        let object = get();
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        object["metadata"]["generation"] == generation
+            && conditions.len() == 7
+            && conditions.iter().all(|condition| condition["observedGeneration"] == generation)
+    };
+    until("a first status", || get()["status"].is_object()).await;
+    assert!(all_observe(1), "{}", get());
+    let edit = |object: &mut Value| object["spec"]["gateway"] = json!("edge-one");
+    cluster.server.edit("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1", edit).expect("legal");
+    until("the new generation", || all_observe(2)).await;
+}

@@ -180,6 +180,8 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
             drain_message,
         ),
     ];
+    // Of the object, as the last write found it.
+    let generation = before.first().map_or(0, |condition| condition.observed_generation);
     let condition = |(kind, holds, [yes, no], message): (ConditionType, bool, [ConditionReason; 2], &str)| {
         let kind = kind.as_str();
         let status = if holds { "True" } else { "False" };
@@ -188,7 +190,7 @@ fn conditions(situation: &Situation<'_>, before: &[crd::Condition]) -> Vec<crd::
             status: status.to_owned(),
             reason: if holds { yes } else { no }.as_str().to_owned(),
             message: message.to_owned(),
-            observed_generation: 0,
+            observed_generation: generation,
             last_transition: Some(whole_seconds(*now)),
         });
         if let Some(had) = before.iter().find(|c| c.kind == kind && c.status == status) {

@@ -144,7 +144,7 @@ impl Writer {
         };
         self.outputs.candidacy.send_replace(candidacy);
         let Some(status) = self.status.final_status() else { return };
-        if let Err(error) = self.requests.write_final_status(&status).await {
+        if let Err(error) = self.requests.write_final_status(status).await {
             tracing::debug!(%error, "cannot write the last GatewayStatus of this gateway");
         }
     }

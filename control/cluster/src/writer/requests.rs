@@ -150,24 +150,24 @@ impl Requests {
     }
 
     /// Writes the status of this gateway.
-    pub(super) fn status(&mut self, over: Over, status: GatewayStatusStatus) {
+    pub(super) fn status(&mut self, over: Over, mut status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {
-            let result = own_status::write(&connector, &name, over, &status).await;
+            let result = own_status::write(&connector, &name, over, &mut status).await;
             Done::Status(Box::new(status), result)
         });
     }
 
     /// Writes the last status before this gateway stops writing.
-    pub(super) fn write_last_status(&mut self, status: GatewayStatusStatus) {
+    pub(super) fn write_last_status(&mut self, mut status: GatewayStatusStatus) {
         let (connector, name) = (Arc::clone(&self.connector), self.name.clone());
         self.asks.spawn(async move {
-            Done::LastStatus(own_status::write(&connector, &name, Over::Whatever, &status).await)
+            Done::LastStatus(own_status::write(&connector, &name, Over::Whatever, &mut status).await)
         });
     }
 
     /// Writes the status with which this gateway shuts down, and waits for the answer.
-    pub(super) async fn write_final_status(&self, status: &GatewayStatusStatus) -> Written {
-        own_status::write(&self.connector, &self.name, Over::Whatever, status).await
+    pub(super) async fn write_final_status(&self, mut status: GatewayStatusStatus) -> Written {
+        own_status::write(&self.connector, &self.name, Over::Whatever, &mut status).await
     }
 }
