@@ -74,10 +74,11 @@ impl PeerPoll {
     ) -> bool {
         self.is_under_way = false;
         self.at = now + if self.is_known || result.is_ok() { CALM } else { URGENT };
+        let began = self.began.unwrap_or(now);
         match result {
-            Ok(list) => self.peers.listed(list, own_applied, now),
+            Ok(list) => self.peers.listed(list, own_applied, began),
             // Without the kind no other gateway can report a state. The pools of the configuration work without it.
-            Err(error) if error.code() == Some(404) => self.peers.listed(Vec::new(), own_applied, now),
+            Err(error) if error.code() == Some(404) => self.peers.listed(Vec::new(), own_applied, began),
             Err(error) => {
                 let error = error.to_string();
                 // Without this knowledge no gateway leads, because an address could be assigned twice.

@@ -30,11 +30,22 @@ pub(super) const GONE: SignedDuration = SignedDuration::from_hours(24);
 #[derive(Debug)]
 pub(super) struct Peers {
     own_name: String,
-    heard: BTreeMap<String, (Option<String>, Instant)>,
+    heard: BTreeMap<String, Heard>,
     list: Vec<GatewayStatus>,
+    /// When the last poll that succeeded began.
     looked: Instant,
     /// The version that this gateway had applied when the poll began.
     own_applied: u64,
+}
+
+/// The last heartbeat of a gateway.
+#[derive(Debug)]
+struct Heard {
+    beat: Option<String>,
+    /// When it was first seen.
+    since: Instant,
+    /// Since when heartbeats have followed each other in time.
+    live_since: Instant,
 }
 
 /// The object of a gateway without a heartbeat, with the status to write.
@@ -59,18 +70,25 @@ impl Peers {
         Self { own_name, heard: BTreeMap::new(), list: Vec::new(), looked: now, own_applied: 0 }
     }
 
-    /// Records the list of the API server. `own_applied` is the version of the Services that this gateway had applied
-    /// when it sent the request.
+    /// Records the list of the API server, which was requested at `now`. `own_applied` is the version of the Services that
+    /// this gateway had applied then.
     pub(super) fn listed(&mut self, list: Vec<GatewayStatus>, own_applied: u64, now: Instant) {
         let mut heard = BTreeMap::new();
         for one in &list {
             let Some(name) = one.metadata.name.clone() else { continue };
             let beat = one.status.as_ref().and_then(|status| status.last_heartbeat.clone());
-            let before = self.heard.get(&name).filter(|(last, _)| *last == beat);
-            let since = before.map_or(now, |(_, since)| *since);
-            heard.insert(name, (beat, since));
+            let before = self.heard.get(&name);
+            let since = before.filter(|last| last.beat == beat).map_or(now, |last| last.since);
+            let in_time = before.filter(|last| now.duration_since(last.since) < LIVE);
+            let live_since = in_time.map_or(now, |last| last.live_since);
+            heard.insert(name, Heard { beat, since, live_since });
         }
         (self.heard, self.list, self.looked, self.own_applied) = (heard, list, now, own_applied);
+    }
+
+    /// When the last poll that succeeded began.
+    pub(super) fn looked(&self) -> Instant {
+        self.looked
     }
 
     /// The version of the Services that every live gateway has applied according to the last poll. Gateways that
@@ -91,8 +109,11 @@ impl Peers {
         let has_begun = |status: &GatewayStatusStatus| status.generation_applied > 0;
         let live = self.others().filter(|(name, one)| self.is_live(name, one));
         let said = live.filter_map(|(name, one)| Some((name, one.status.as_ref().filter(|s| has_begun(s))?)));
+        let time_since = |at: Option<Instant>| at.map_or(Duration::ZERO, |at| self.looked.duration_since(at));
         said.map(|(name, status)| Peer {
             name: name.to_owned(),
+            silent: time_since(self.heard.get(name).map(|heard| heard.since)),
+            live: time_since(self.heard.get(name).map(|heard| heard.live_since)),
             applied: status.applied_resource_version.parse().unwrap_or(0),
             is_ready: status
                 .conditions
@@ -119,7 +140,7 @@ impl Peers {
         let silent = self.others().filter(|(name, one)| {
             // The heartbeat must have been seen unchanged. One that was read only once may have changed just before.
             let stands_still =
-                self.heard.get(*name).is_some_and(|(_, since)| self.looked.duration_since(*since) >= LIVE);
+                self.heard.get(*name).is_some_and(|heard| self.looked.duration_since(heard.since) >= LIVE);
             stands_still && one.status.as_ref().is_some_and(says_something)
         });
         silent
@@ -131,6 +152,7 @@ impl Peers {
                     condition.status = "Unknown".to_owned();
                     condition.reason = condition_reason::NO_HEARTBEAT.as_str().to_owned();
                     condition.message = format!("no heartbeat from the gateway since {heard}");
+                    condition.observed_generation = one.metadata.generation.unwrap_or_default();
                     condition.last_transition_time = heartbeat_time();
                 }
                 let version = one.metadata.resource_version.clone();
@@ -152,7 +174,6 @@ impl Peers {
     pub(super) fn sharing(&self) -> SharingPeers {
         fn said(one: &GatewayStatus) -> &str {
             one.status.as_ref().map_or("", |status| &status.flow_sharing_address)
-                    condition.observed_generation = one.metadata.generation.unwrap_or_default();
         }
         let others = self.others().map(|(name, one)| (name, said(one), self.is_live(name, one)));
         SharingPeers::of(self.own().map_or("", said), others)
@@ -188,9 +209,7 @@ impl Peers {
 
     fn is_live(&self, name: &str, one: &GatewayStatus) -> bool {
         let says_goodbye = one.status.as_ref().is_none_or(|status| status.stopped);
-        let moves = |(beat, since): &(Option<String>, Instant)| {
-            beat.is_some() && self.looked.duration_since(*since) < LIVE
-        };
+        let moves = |heard: &Heard| heard.beat.is_some() && self.looked.duration_since(heard.since) < LIVE;
         !says_goodbye && self.heard.get(name).is_some_and(moves)
     }
 }
@@ -240,6 +259,23 @@ mod tests {
         assert_eq!(look(40, "1999-01-01T00:00:00Z"), 9);
         assert_eq!(look(50, "1999-01-01T00:00:10Z"), 5);
         assert_eq!(look(89, "1999-01-01T00:00:10Z"), 5);
+    }
+
+    #[test]
+    fn how_long_a_gateway_is_silent_and_live_is_measured_by_our_own_clock() {
+        let start = Instant::now();
+        let mut peers = peers(start);
+        let mut look = |seconds, beat: &str| {
+            let mut one = status("a", Some(beat), "5");
+            one.status.get_or_insert_default().generation_applied = 1;
+            peers.listed(vec![one], 9, start + Duration::from_secs(seconds));
+            peers.live().first().map(|peer| (peer.silent.as_secs(), peer.live.as_secs()))
+        };
+        assert_eq!(look(0, "2030-01-01T00:00:00Z"), Some((0, 0)));
+        assert_eq!(look(7, "2030-01-01T00:00:00Z"), Some((7, 7)));
+        assert_eq!(look(10, "1999-01-01T00:00:00Z"), Some((0, 10)));
+        assert_eq!(look(50, "1999-01-01T00:00:00Z"), None);
+        assert_eq!(look(60, "1999-01-01T00:00:01Z"), Some((0, 0)), "it is back");
     }
 
     #[test]

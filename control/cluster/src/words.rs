@@ -132,6 +132,8 @@ words! {
         NOT_APPLIED = "NotApplied",
         /// Another gateway that is ready does not serve the Service.
         NOT_ON_EVERY_GATEWAY = "NotOnEveryGateway",
+        /// Another gateway that is ready has not confirmed a change of the Service.
+        GATEWAY_LAGGING = "GatewayLagging",
         /// No live gateway may announce an address.
         NO_GATEWAY = "NoGateway",
         /// Every port is served.

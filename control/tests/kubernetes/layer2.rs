@@ -185,14 +185,7 @@ fn an_owner_that_was_stopped_for_longer_than_its_lease_is_silent_when_it_wakes_u
 fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() {
     let cut = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&cut);
-    let link = Link::new("1h", move |world| {
-        let server = world.api.address();
-        let way = world.enter_gateway(|| relay(server, flag)).expect("a relay");
-        let text = world.api.kubeconfig_text(&world.api.token());
-        let (host, port) = (server.ip(), server.port());
-        let text = text.replace(&format!("{host}:{port}"), &format!("{host}:{}", way.port()));
-        Some(text)
-    });
+    let link = Link::new("1h", move |world| Some(relayed(world, flag)));
     // Gateway 1 started first, and has the way that can be cut.
     assert_eq!(link.owner(), 1);
     let since = Instant::now();
@@ -211,6 +204,15 @@ fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() 
     let status = link.world.gateway("edge-1").ask("status").expect("it answers its operator");
     assert_eq!(status["ready"], true, "it still forwards what arrives");
     cut.store(false, Ordering::Relaxed);
+}
+
+/// The kubeconfig of a gateway whose way to the API server can be cut.
+pub(crate) fn relayed(world: &World, cut: Arc<AtomicBool>) -> String {
+    let server = world.api.address();
+    let way = world.enter_gateway(|| relay(server, cut)).expect("a relay");
+    let text = world.api.kubeconfig_text(&world.api.token());
+    let (host, port) = (server.ip(), server.port());
+    text.replace(&format!("{host}:{port}"), &format!("{host}:{}", way.port()))
 }
 
 /// A way to the API server that can be cut: connections through it then end, and new ones are refused.

@@ -13,6 +13,7 @@ mod flow_peers;
 mod gateway_drain;
 mod install;
 mod json_log;
+mod lagging;
 mod layer2;
 mod lifecycle;
 mod node;

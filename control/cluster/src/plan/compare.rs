@@ -48,6 +48,7 @@ fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
         asked,
         waiting,
         planned,
+        version,
         without_ip_mode,
         settled: _,
     } = incremental;
@@ -59,6 +60,7 @@ fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
         difference::of_lists("memory.asked", asked, &from_scratch.asked),
         difference::of_lists("memory.waiting", waiting, &from_scratch.waiting),
         difference::of("memory.planned", planned, &from_scratch.planned),
+        difference::of("memory.version", version, &from_scratch.version),
         difference::of("memory.without_ip_mode", without_ip_mode, &from_scratch.without_ip_mode),
     ];
     found.into_iter().flatten().collect()

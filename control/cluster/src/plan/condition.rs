@@ -160,6 +160,9 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
             served,
         );
     }
+    if !beside.around.lagging.is_empty() {
+        return condition(condition_type::PROGRAMMED, Some(false), condition_reason::GATEWAY_LAGGING, served);
+    }
     // The Service is served, but not as requested.
     match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
         Some(finding) => {

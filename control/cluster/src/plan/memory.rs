@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use tidegate_model::objects::{ObjectKey, Service};
 use tidegate_policy::reconcile::view::ServiceView;
 
+use super::peer::Change;
 use super::status_conflict::StatusConflict;
 use crate::event::Event;
 
@@ -25,8 +26,9 @@ pub struct Memory {
     pub(super) asked: BTreeMap<ObjectKey, RequestState>,
     /// Services that wait for other gateways, each with the start of the wait.
     pub(super) waiting: BTreeMap<ObjectKey, Timestamp>,
-    /// The time of the last plan.
+    /// The time of the last plan, and the version of its Services.
     pub(super) planned: Timestamp,
+    pub(super) version: u64,
     /// Whether the API server is older than Kubernetes 1.29 and refuses a status with `ipMode`.
     pub(super) without_ip_mode: bool,
     /// Services that needed no write, with all inputs of that decision. They are skipped as long as these are
@@ -76,23 +78,25 @@ pub(super) struct RequestState {
     pub(super) uid: String,
     /// A number for the requests.
     pub(super) what: u64,
-    /// The version of the Services in which it was first seen, and when; 0 if it was served before.
-    pub(super) version: u64,
-    pub(super) since: Timestamp,
+    pub(super) change: Change,
     /// Whether it has changed, and no event has yet reported that it is served.
     pub(super) is_news: bool,
 }
 
 impl Memory {
-    /// Records the current time. If the clock was set back, times in the future become the current time, so that
-    /// nothing waits longer than it would have.
-    pub(super) fn tick(&mut self, now: Timestamp) {
+    /// Records the current time, and the version of the Services. If the clock was set back, times in the future become
+    /// the current time, so that nothing waits longer than it would have. If the API server was restored, no gateway
+    /// confirms versions from before that.
+    pub(super) fn tick(&mut self, now: Timestamp, version: u64) {
         if now < self.planned {
             self.waiting.values_mut().for_each(|since| *since = (*since).min(now));
-            self.asked.values_mut().for_each(|asked| asked.since = asked.since.min(now));
+            self.asked.values_mut().for_each(|asked| asked.change.since = asked.change.since.min(now));
             self.conflicts.values_mut().for_each(|conflict| conflict.set_back(now));
         }
-        self.planned = now;
+        if version < self.version {
+            self.asked.values_mut().for_each(|asked| asked.change.version = 0);
+        }
+        (self.planned, self.version) = (now, version);
     }
 
     /// Stops writing `ipMode`. Returns whether it was written until now.

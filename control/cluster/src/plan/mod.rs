@@ -57,7 +57,7 @@ use situation::OfService;
 /// Makes a plan. Only the leader's plan has writes, and events about other objects than the gateway itself.
 #[must_use]
 pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
-    memory.tick(situation.now);
+    memory.tick(situation.now, situation.observation.version);
     let mut planner = Planner::new(situation, memory);
     let observation = situation.observation;
     if situation.leads {
@@ -108,7 +108,10 @@ impl Planner<'_> {
         let key = &service.meta.key;
         let Situation { observation, peers, .. } = self.situation;
         let unapplied = observation.forwarding.unapplied.contains(key);
-        let around = peer::fingerprint(peers, key) ^ self.groups.fingerprint(view.map(AsRef::as_ref));
+        let changed_in = |memory: &Memory| memory.asked.get(key).map_or(0, |asked| asked.change.version);
+        let version = changed_in(self.memory);
+        let around =
+            peer::fingerprint(peers, key, version) ^ self.groups.fingerprint(view.map(AsRef::as_ref));
         let settled = self.memory.settled.get(key);
         if findings.is_empty()
             && !unapplied
@@ -120,11 +123,11 @@ impl Planner<'_> {
         let view_of = view.map(|view| &**view);
         self.service(&OfService { service, view: view_of, findings, claimed, unapplied });
         // A Service that depends on the time or on other gateways is not settled either.
-        let asked_in = self.memory.asked.get(key).map_or(0, |asked| asked.version);
+        let version = changed_in(self.memory);
         let is_settled = (self.plan.writes.len(), self.events.len()) == before
             && findings.is_empty()
             && !unapplied
-            && peers.iter().all(|peer| peer.applied >= asked_in)
+            && !peers.iter().any(|peer| peer.is_behind(version))
             && !self.memory.waiting.contains_key(key)
             && !self.memory.conflicts.contains_key(key)
             && !self.leaving.contains(&service.meta.uid)

@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use tidegate_model::objects::{Condition, ObjectKey, Service};
 use tidegate_model::time::whole_seconds;
 
-use super::condition::{NewCondition, PROGRAMMED};
+use super::condition::NewCondition;
 use super::group::Groups;
 use super::memory::{Leaving, Memory, RequestState};
-use super::peer;
+use super::peer::{self, Change};
 use super::situation::Situation;
 use super::write::Plan;
 use crate::event::{Event, EventType, Regarding, cut};
@@ -43,12 +43,11 @@ impl<'a> Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Records the current requests of a Service's owner, with the version in which they were first seen.
+    /// Records the current requests of a Service's owner, with the version in which they were first seen. A new leader
+    /// does not know which of them are confirmed: the others have them anyway if they follow.
     pub(super) fn asked(&mut self, service: &Service) -> &mut RequestState {
-        let Situation { observation, now, .. } = self.situation;
+        let change = Change { version: service.stored.version.0, since: self.situation.now };
         let what = peer::asked(service);
-        // If our condition says so, it was served before, by whichever gateway was the leader.
-        let is_served = service.stored.condition(PROGRAMMED).is_some_and(|c| c.status == "True");
         let uid = &service.meta.uid;
         if self.memory.asked.get(&service.meta.key).is_some_and(|asked| asked.uid != *uid) {
             self.memory.asked.remove(&service.meta.key);
@@ -56,13 +55,11 @@ impl Planner<'_> {
         let asked = self.memory.asked.entry(service.meta.key.clone()).or_insert_with(|| RequestState {
             uid: uid.clone(),
             what,
-            version: if is_served { 0 } else { observation.version },
-            since: *now,
+            change,
             is_news: false,
         });
         if asked.what != what {
-            (asked.what, asked.is_news) = (what, true);
-            (asked.version, asked.since) = (observation.version, *now);
+            (asked.what, asked.change, asked.is_news) = (what, change, true);
         }
         asked
     }

@@ -9,13 +9,20 @@ use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, Ser
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::memory::RequestState;
-use super::peer::{Around, Peer};
+use super::peer::{Around, CONFIRM_MAX, Change, Peer};
 use super::planner::Planner;
-use super::situation::OfService;
+use super::situation::{OfService, Situation};
 use super::status_conflict::{self, StatusOwnership};
 use super::write::Write;
 use crate::event::{Event, EventType};
-use crate::words::{EventReason, PortError, condition_reason, event_reason, port_error};
+use crate::words::{ConditionReason, EventReason, PortError, condition_reason, event_reason, port_error};
+
+/// Why a Service that has an address is not served as requested.
+const NOT_SERVED: [ConditionReason; 3] = [
+    condition_reason::PORTS_NOT_PROGRAMMED,
+    condition_reason::NOT_ON_EVERY_GATEWAY,
+    condition_reason::GATEWAY_LAGGING,
+];
 
 impl Planner<'_> {
     /// Plans for one Service.
@@ -134,8 +141,8 @@ impl Planner<'_> {
         // The API forbids entries unless the type is LoadBalancer, and they are ours only with our class.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(service, view, knows_ip_mode) } else { Vec::new() };
-        let RequestState { what, version, since, .. } = *self.asked(service);
-        let (now, peers) = (self.situation.now, self.situation.peers);
+        let RequestState { what, change, .. } = *self.asked(service);
+        let Situation { now, peers, polled, .. } = *self.situation;
         let mut contested = None;
         if !wanted.is_empty() {
             let conflicts = &mut self.memory.conflicts;
@@ -150,7 +157,10 @@ impl Planner<'_> {
         let of_group: Vec<Peer> =
             peers.iter().filter(|peer| self.groups.has(&peer.name, view)).cloned().collect();
         let is_member = self.groups.has(&self.situation.identity.name, view);
-        let around = Around::new(&of_group, is_member, now, key, version, since);
+        let around = Around::new(&of_group, is_member, polled, key, change);
+        if around.is_unconfirmed {
+            self.confirm(change);
+        }
         let lacking = self.groups.lacking(view);
         if let Some(why) = &lacking {
             self.note(of, EventType::Warning, event_reason::NO_GATEWAY, why);
@@ -182,6 +192,15 @@ impl Planner<'_> {
                 ingress: writes_ingress.then_some(wanted),
                 conditions,
             });
+        }
+    }
+
+    /// Looks at the other gateways again when they must have confirmed a change.
+    fn confirm(&mut self, change: Change) {
+        let due = change.since + CONFIRM_MAX;
+        match due > self.situation.now {
+            true => self.again_at(due),
+            false => self.plan.waits_for_peers = true,
         }
     }
 
@@ -265,9 +284,7 @@ impl Planner<'_> {
                     self.asked(of.service).is_news = false;
                 }
                 PROGRAMMED
-                    if [condition_reason::PORTS_NOT_PROGRAMMED, condition_reason::NOT_ON_EVERY_GATEWAY]
-                        .iter()
-                        .any(|failed| condition.reason == failed.as_str())
+                    if NOT_SERVED.iter().any(|failed| condition.reason == failed.as_str())
                         && !is(was, "False") =>
                 {
                     self.note(of, EventType::Warning, event_reason::SYNC_FAILED, &condition.message);

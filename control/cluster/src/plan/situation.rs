@@ -106,6 +106,8 @@ pub struct Situation<'a> {
     pub withdrawn: u64,
     /// The other live gateways.
     pub peers: &'a [Peer],
+    /// When the poll that returned them began.
+    pub polled: Timestamp,
     /// Another process with this gateway's name, described for display.
     pub namesake: Option<&'a str>,
     /// Why this gateway does not lead, whatever the others do, for display.

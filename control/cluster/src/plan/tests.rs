@@ -15,8 +15,8 @@ use tidegate_core::wire::MacAddr;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{
     AddressPool, AddressPoolStatus, AddressType, Condition, Conditions, Endpoint, EndpointPort,
-    EndpointSlice, FINALIZER, Ingress, Metadata, Objects, Pool, Port, Protocol, Service, ServicePort,
-    ServiceType, TargetPort,
+    EndpointSlice, FINALIZER, Ingress, Metadata, ObjectVersion, Objects, Pool, Port, Protocol, Service,
+    ServicePort, ServiceType, TargetPort,
 };
 use tidegate_policy::pools::{Authority, FIELD_MANAGER};
 use tidegate_policy::reconcile::{Input, Reason, Reconciler, Settings};
@@ -73,6 +73,8 @@ struct Cluster {
     unapplied: Arc<BTreeSet<ObjectKey>>,
     peers: Vec<Peer>,
     now: Timestamp,
+    /// How long ago the last poll of the other gateways began.
+    polled_before: SignedDuration,
 }
 
 impl Cluster {
@@ -107,6 +109,7 @@ impl Cluster {
             unapplied: Arc::default(),
             peers: Vec::new(),
             now: Timestamp::from_second(1_000_000).expect("a time"),
+            polled_before: SignedDuration::ZERO,
         };
         services.into_iter().for_each(|service| cluster.put(service));
         cluster
@@ -207,6 +210,7 @@ impl Cluster {
             leads: self.leads,
             withdrawn: self.withdrawn,
             peers: &self.peers,
+            polled: self.now - self.polled_before,
             namesake: None,
             hindrance: self.hindrance.as_deref(),
             now: self.now,
@@ -478,6 +482,7 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
         peers: &[],
         namesake: None,
         hindrance: None,
+        polled: cluster.now,
         now: cluster.now,
     };
     let plan = plan(&situation, &mut Memory::default());
@@ -592,10 +597,10 @@ fn a_gateway_reports_its_services_its_node_and_its_progress() {
     let status_of = |observation: &Observation, before: &crd::GatewayStatusStatus| {
         let now = cluster.now;
         let (peers, namesake) = (&[][..], None);
-        let (leads, withdrawn, hindrance) = (false, 0, None);
+        let (leads, withdrawn, hindrance, polled) = (false, 0, None, now);
         let identity = &identity;
         let situation =
-            Situation { observation, identity, leads, withdrawn, peers, namesake, hindrance, now };
+            Situation { observation, identity, leads, withdrawn, peers, polled, namesake, hindrance, now };
         gateway_status(&situation, before)
     };
     let status = status_of(&observation, &crd::GatewayStatusStatus::default());

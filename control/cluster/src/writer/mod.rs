@@ -253,16 +253,19 @@ impl Writer {
         self.publish_peer_releases(leads, withdrawn, observation.as_ref());
         let Some(observation) = observation else { return };
         let peers = self.peer_poll.peers.live();
+        let wall = Timestamp::now();
+        let polled = now.saturating_duration_since(self.peer_poll.peers.looked());
         let situation = Situation {
             observation: &observation,
             identity: &self.identity,
             peers: &peers,
+            polled: wall.saturating_sub(polled).unwrap_or(wall),
             namesake: self.namesake.rival(now),
             hindrance: self.hindrance.as_deref(),
             // A leader does not write from a round that was made as a follower. Its next round will follow.
             leads: leads && observation.decides,
             withdrawn,
-            now: Timestamp::now(),
+            now: wall,
         };
         let written = &self.status.written;
         let (plan, status) = self.planning.plan(&situation, leads, written, &self.counts, now);
@@ -344,6 +347,7 @@ impl Writer {
             leads: self.leads(now),
             withdrawn: 0,
             peers: &[],
+            polled: Timestamp::UNIX_EPOCH,
             namesake: self.namesake.rival(now),
             hindrance: self.hindrance.as_deref(),
             now: Timestamp::now(),

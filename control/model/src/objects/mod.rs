@@ -45,7 +45,7 @@ pub use selector::{Expression, Operator, Selector};
 pub use service::{
     IpFamily, IpFamilyPolicy, Protocol, Service, ServicePort, ServiceType, TargetPort, TrafficPolicy,
 };
-pub use stored::{Condition, FINALIZER, Ingress, IngressPort, Stored};
+pub use stored::{Condition, FINALIZER, Ingress, IngressPort, ObjectVersion, Stored};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

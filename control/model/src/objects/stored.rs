@@ -13,6 +13,8 @@ pub const FINALIZER: &str = "tidegate.dev/cleanup";
 /// The parts of a Service that controllers write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stored {
+    /// The version in which anything about it last changed.
+    pub version: ObjectVersion,
     /// `metadata.generation`: 0 for Services of older API servers and of the directory.
     pub generation: i64,
     /// `metadata.finalizers`.
@@ -24,6 +26,19 @@ pub struct Stored {
     /// Field managers that own `status.loadBalancer.ingress`, by `metadata.managedFields`.
     pub ingress_managers: Vec<String>,
 }
+
+/// A `metadata.resourceVersion` as a number; 0 if it is unknown. Ignored by equality, because API servers also give a new
+/// one for changes of fields that no gateway reads.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ObjectVersion(pub u64);
+
+impl PartialEq for ObjectVersion {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ObjectVersion {}
 
 impl Stored {
     /// Whether it has our [`FINALIZER`].

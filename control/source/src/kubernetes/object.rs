@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tidegate_model::diagnostic::Report;
-use tidegate_model::objects::{AddressPool, EndpointSlice, LeftOut, NotKept, ObjectKey};
+use tidegate_model::objects::{AddressPool, EndpointSlice, LeftOut, NotKept, ObjectKey, ObjectVersion};
 use tidegate_model::yaml::{Entry, Node, Value};
 
 use super::kinds::{KINDS, Kind, SLICE};
@@ -124,7 +124,12 @@ impl Received {
         trim(kind, &mut node);
         let json = serde_json::to_vec(&node).map_err(|e| e.to_string())?;
         // If only the metadata of a kind is requested, the received objects have a different kind.
-        let (object, report) = manifest::decode_stored(&node, kind.name, format!("{} {key}", kind.name));
+        let (mut object, report) = manifest::decode_stored(&node, kind.name, format!("{} {key}", kind.name));
+        if let Some(Object::Service(service)) = &mut object
+            && let Some(service) = Arc::get_mut(service)
+        {
+            service.stored.version = ObjectVersion(version);
+        }
         let content = Content(Arc::new((json.into(), object)));
         let report = match content.slice() {
             Some(_) if report.len() > SLICE_REPORT_MAX => {

@@ -15,7 +15,7 @@ fn a_service_that_is_passed_over_wrongly_is_found_and_written() {
     let observation = cluster.observe();
     let (web, view) =
         (Arc::clone(&cluster.objects.services[&key("web")]), Arc::clone(&observation.outcome.services[0]));
-    let around = peer::fingerprint(&cluster.peers, &key("web"));
+    let around = peer::fingerprint(&cluster.peers, &key("web"), 0);
     let settled = Settled { service: web, view: Some(view), claimed: true, around };
     cluster.memory.settled.insert(key("web"), settled);
 

@@ -589,7 +589,8 @@ fn an_alias_that_is_known_and_not_supported_is_a_warning_event() {
 
 /// Another live gateway that serves everything.
 fn peer(name: &str) -> Peer {
-    Peer { name: name.into(), applied: 7, is_ready: true, is_connected: true, ..Peer::default() }
+    let live = Duration::from_secs(3600);
+    Peer { name: name.into(), applied: 7, live, is_ready: true, is_connected: true, ..Peer::default() }
 }
 
 #[test]
@@ -654,23 +655,118 @@ fn an_address_that_no_live_gateway_announces_says_so_and_only_gateways_of_the_gr
     );
 }
 
-#[test]
-fn a_gateway_that_does_not_follow_the_services_serves_no_new_ones() {
-    let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| {
-        cluster.peers = vec![Peer { applied: 3, is_connected: false, ..peer("edge-2") }];
+/// `web`, last changed in version 5, and a gateway that has applied version 3.
+fn behind(how: impl Fn(&mut Peer)) -> Both {
+    Both::new(&(web("") + ENDPOINT)).with(|cluster| {
+        cluster.edit("web", |web| web.stored.version = ObjectVersion(5));
+        cluster.peers = vec![Peer { applied: 3, ..peer("edge-2") }];
+        how(&mut cluster.peers[0]);
+    })
+}
+
+/// Lets time pass in which the gateway is polled and stays silent.
+fn pass(both: &mut Both, seconds: u64) -> Vec<Event> {
+    both.both(|cluster| {
+        let time = Duration::from_secs(seconds);
+        cluster.now += time;
+        cluster.peers.iter_mut().for_each(|peer| peer.silent += time);
     });
+    both.settle()
+}
+
+#[test]
+fn a_disconnected_gateway_does_not_serve_new_services() {
+    let mut both = behind(|peer| peer.is_connected = false);
     both.settle();
     let why = "on 1 of 2 gateways; not on edge-2, which is disconnected from the API server";
     assert!(both.condition("web", "Programmed").ends_with(why), "{}", both.condition("web", "Programmed"));
-    both.both(|cluster| cluster.peers[0].is_connected = true);
+}
+
+#[test]
+fn a_ready_gateway_that_does_not_confirm_a_change_within_5_s_is_lagging() {
+    let mut both = behind(|_| ());
     both.settle();
-    // A gateway may be without news until the next bookmark.
     assert!(both.condition("web", "Programmed").starts_with("True"));
-    both.both(|cluster| cluster.now += SignedDuration::from_mins(2));
+    let events = pass(&mut both, 5);
+    let lagging = |silent: &str| {
+        let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which has not confirmed \
+                    the last change of the Service";
+        format!("False GatewayLagging: {said}{silent}")
+    };
+    assert_eq!(both.condition("web", "Programmed"), lagging(" and has been silent for more than 5 s"));
+    assert_eq!(notes(&events, "SyncLoadBalancerFailed").len(), 1);
+    assert!(both.round().waits_for_peers, "it is looked at again");
+    // The status is written again when the silence has doubled.
+    let mut texts = BTreeSet::new();
+    for _ in 0..28 {
+        assert_eq!(pass(&mut both, 1), []);
+        texts.insert(both.condition("web", "Programmed"));
+    }
+    assert_eq!(texts.len(), 3, "{texts:?}");
+    both.both(|cluster| cluster.peers[0].silent = Duration::ZERO);
     both.settle();
-    assert!(
-        both.condition("web", "Programmed").ends_with("not on edge-2, which has not applied the Service")
-    );
+    assert_eq!(both.condition("web", "Programmed"), lagging(""), "its heartbeats arrive");
+    both.both(|cluster| cluster.peers[0].applied = 5);
+    both.settle();
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with fullnat");
+    assert!(!both.round().waits_for_peers);
+}
+
+#[test]
+fn only_a_live_and_ready_gateway_that_says_what_it_has_applied_is_lagging() {
+    let cases: [(&str, fn(&mut Peer)); 4] = [
+        ("not ready, or draining", |peer| peer.is_ready = false),
+        ("back after a pause", |peer| peer.live = Duration::from_secs(4)),
+        ("keeps lost Services, so that it has no version", |peer| peer.applied = 0),
+        ("up to date", |peer| peer.applied = 5),
+    ];
+    for (what, how) in cases {
+        let mut both = behind(how);
+        both.settle();
+        pass(&mut both, 60);
+        assert!(both.condition("web", "Programmed").starts_with("True"), "{what}");
+    }
+}
+
+#[test]
+fn an_old_poll_does_not_make_a_gateway_lagging() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.edit("web", |web| web.stored.version = ObjectVersion(5));
+    cluster.peers = vec![Peer { applied: 3, ..peer("edge-2") }];
+    cluster.settle();
+    cluster.polled_before = SignedDuration::from_secs(60);
+    cluster.now += SignedDuration::from_secs(60);
+    cluster.settle();
+    assert_eq!(cluster.condition("web", "Programmed"), "True Programmed");
+    cluster.polled_before = SignedDuration::ZERO;
+    cluster.settle();
+    assert_eq!(cluster.condition("web", "Programmed"), "False GatewayLagging");
+}
+
+#[test]
+fn a_new_leader_finds_that_the_former_one_lags() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.both(|cluster| {
+        cluster.edit("web", |web| web.stored.version = ObjectVersion(9));
+        (cluster.memory, cluster.peers) = (Memory::default(), vec![peer("edge-2")]);
+    });
+    both.settle();
+    pass(&mut both, 5);
+    assert!(both.condition("web", "Programmed").starts_with("False GatewayLagging"));
+}
+
+#[test]
+fn after_a_restore_of_the_api_server_no_gateway_lags_behind_versions_from_before() {
+    let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| {
+        cluster.edit("web", |web| web.stored.version = ObjectVersion(5));
+        cluster.peers = vec![peer("edge-2")];
+    });
+    both.settle();
+    both.both(|cluster| (cluster.version, cluster.peers[0].applied) = (2, 2));
+    both.settle();
+    pass(&mut both, 60);
+    assert!(both.condition("web", "Programmed").starts_with("True"));
 }
 
 #[test]

@@ -117,6 +117,7 @@ fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
         leads: cluster.leads,
         withdrawn: cluster.withdrawn,
         peers: &cluster.peers,
+        polled: cluster.now,
         namesake: fails.then_some(namesake.as_str()),
         hindrance: (!cluster.leads).then_some(hindrance.as_str()),
         now: cluster.now,
