@@ -26,9 +26,6 @@ const NEWS_MIN: Duration = Duration::from_secs(1);
 /// The maximum time to read what another gateway wrote, before it is overwritten.
 const READ_MAX: Duration = Duration::from_secs(2);
 
-/// Fields of the status that older versions of the definition do not have, the newest first.
-const NEWER_FIELDS: [&[&str]; 2] = [&["flowSharingAddress"], &["labels", "notProgrammed", "withoutBackends"]];
-
 /// When and how the status is written.
 #[derive(Debug, Default)]
 pub(super) struct OwnStatus {
@@ -214,8 +211,8 @@ pub(super) async fn write(
 ) -> Written {
     with_client(connector, |client| async move {
         let api: Api<GatewayStatus> = Api::all(client);
-        let apply = PatchParams::apply(FIELD_MANAGER).force();
         if over == Over::Nothing {
+            let apply = PatchParams::apply(FIELD_MANAGER).force();
             let object = within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?;
             observe(status, &object);
         }
@@ -223,19 +220,7 @@ pub(super) async fn write(
         if let Over::Version(version) = over {
             patch["metadata"]["resourceVersion"] = version.into();
         }
-        let mut answer = within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await;
-        for newer in NEWER_FIELDS {
-            // The definition is that of an older gateway, as during an upgrade: only the fields that it knows are
-            // written.
-            if !answer.as_ref().is_err_and(RequestError::is_about_schema) {
-                break;
-            }
-            if let Some(fields) = patch["status"].as_object_mut() {
-                newer.iter().for_each(|field| drop(fields.remove(*field)));
-            }
-            answer = within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await;
-        }
-        let object = answer?;
+        let (object, _) = request::apply_status(&api, name, patch).await?;
         observe(status, &object);
         Ok(object.metadata.resource_version)
     })

@@ -5,11 +5,13 @@
 //! AddressPools, which do not support such a patch, by an apply. All requests contain the uid, so that they do not
 //! change an object that was deleted and created again.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidegate_model::objects::{Condition, FINALIZER, Ingress};
 use tidegate_policy::pools::FIELD_MANAGER;
@@ -32,6 +34,11 @@ pub(super) enum RequestError {
     Timeout,
     #[error("{0}")]
     Unconnected(String),
+    #[error(
+        "the definition of {kind} is older than this gateway: everything is written except {fields}; accepted: the \
+         definitions of deploy/kubernetes/crds"
+    )]
+    OlderDefinition { kind: &'static str, fields: String },
     #[error("{}", shown(.0))]
     Client(#[from] kube::Error),
 }
@@ -65,13 +72,14 @@ impl RequestError {
         }
     }
 
-    /// Whether the definition lacks a field of the applied object, for which the API server refuses all of it. Only the
+    /// The fields of the applied status that the definition lacks, for which the API server refuses all of it. Only the
     /// message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
-    pub(super) fn is_about_schema(&self) -> bool {
-        match self {
-            Self::Client(kube::Error::Api(status)) => status.message.contains("not declared in schema"),
-            _ => false,
-        }
+    fn undeclared_fields(&self) -> Vec<&str> {
+        let Self::Client(kube::Error::Api(status)) = self else { return Vec::new() };
+        // `.status.gateways: field not declared in schema`, once for each field.
+        let before = status.message.split(": field not declared in schema");
+        let paths = before.filter_map(|text| text.split_whitespace().last()?.strip_prefix(".status."));
+        paths.filter_map(|path| path.split(['.', '[']).next()).collect()
     }
 
     /// Whether the object was deleted before a new finalizer arrived. API servers refuse that as invalid, with a cause
@@ -150,11 +158,39 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
         }
         Write::PoolStatus { pool, status } => {
             let api: Api<AddressPool> = Api::all(client);
-            let patch = own_status("AddressPool", &pool, &status);
-            within(api.patch_status(&pool, &apply, &Patch::Apply(patch))).await?;
+            let (_, left_out) = apply_status(&api, &pool, own_status("AddressPool", &pool, &status)).await?;
+            // As a failure it is reported, and written again when the definition may be newer.
+            if !left_out.is_empty() {
+                let fields = left_out.join(", ");
+                return Err(RequestError::OlderDefinition { kind: "AddressPool", fields });
+            }
         }
     }
     Ok(())
+}
+
+/// Applies the status of one of our own kinds. If the definition is that of an older gateway, as during an upgrade, it
+/// writes only the fields that the definition has. Returns also the others.
+pub(super) async fn apply_status<K: Clone + DeserializeOwned + Debug>(
+    api: &Api<K>,
+    name: &str,
+    mut object: Value,
+) -> Result<(K, Vec<String>), RequestError> {
+    let apply = PatchParams::apply(FIELD_MANAGER).force();
+    let mut left_out = Vec::new();
+    loop {
+        let error = match within(api.patch_status(name, &apply, &Patch::Apply(&object))).await {
+            Ok(written) => return Ok((written, left_out)),
+            Err(error) => error,
+        };
+        let Some(status) = object["status"].as_object_mut() else { return Err(error) };
+        let fields = error.undeclared_fields().into_iter();
+        let removed: Vec<String> = fields.filter_map(|field| Some(status.remove_entry(field)?.0)).collect();
+        if removed.is_empty() {
+            return Err(error);
+        }
+        left_out.extend(removed);
+    }
 }
 
 /// The meaning of a request's result for the queue, and how it is counted.

@@ -525,3 +525,41 @@ async fn conditions_of_a_gateway_are_about_the_generation_of_its_object() {
     cluster.server.edit("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1", edit).expect("legal");
     until("the new generation", || all_observe(2)).await;
 }
+
+#[tokio::test]
+async fn definitions_of_older_gateways_cost_only_the_fields_that_they_lack() {
+    let cluster = Cluster::new();
+    for (_, definition) in crd::definitions() {
+        let mut older = serde_json::to_value(definition).expect("JSON");
+        let status = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+        let fields = status["properties"].as_object_mut().expect("it has fields");
+        for newer in [
+            "gateways",
+            "gatewaySummary",
+            "addressSummary",
+            "flowSharingAddress",
+            "labels",
+            "notProgrammed",
+            "withoutBackends",
+        ] {
+            fields.remove(newer);
+        }
+        cluster.server.put(older).expect("a legal definition");
+    }
+    let pool = "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, spec: {addresses: \
+                [198.51.100.0/30]}}";
+    cluster.server.apply(pool).expect("legal");
+    let _gateway = cluster.gateway("edge-1");
+    let status = || {
+        let pool = cluster.server.get("tidegate.dev/v1alpha1", "AddressPool", "", "extra");
+        pool.unwrap_or_default()["status"].clone()
+    };
+    until("the status of the pool", || status()["total"] == 4).await;
+    until("the status of the gateway", || cluster.status_of("edge-1")["leader"] == true).await;
+    assert!(status()["gateways"].is_null() && cluster.status_of("edge-1")["labels"].is_null());
+    // Nothing else changes when the definition is upgraded.
+    for (_, definition) in crd::manifests() {
+        cluster.server.apply(&definition).expect("our definitions are legal");
+    }
+    until("the newer field", || status()["gateways"] == json!(["edge-1"])).await;
+}
