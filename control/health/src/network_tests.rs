@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
+use jiff::Timestamp;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -293,7 +294,7 @@ async fn a_nodes_health_check_node_port_reports_its_weight_with_503_too() {
 /// The gateway's own health-check node port passes the check that it makes of nodes.
 #[tokio::test]
 async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
-    use crate::health_check_node_port::answer;
+    use crate::health_check_node_port::{ProxyHealth, answer};
     use tidegate_model::health::HealthCheckNodePort;
     use tidegate_model::objects::{ObjectKey, Port};
     for (local_endpoints, result) in
@@ -302,9 +303,11 @@ async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
         let (listener, address) = listener().await;
         let port = Port::new(address.port()).expect("it is bound");
         let served = HealthCheckNodePort { port, service: ObjectKey::new("default", "web"), local_endpoints };
+        let report = ProxyHealth::new(Duration::from_secs(1), Timestamp::UNIX_EPOCH);
+        let report = report.report(Duration::ZERO, Timestamp::UNIX_EPOCH);
         let serving = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.expect("it listens");
-            let answer = service_fn(|_| async { Ok::<_, Infallible>(answer::service(&served, true)) });
+            let answer = service_fn(|_| async { Ok::<_, Infallible>(answer::service(&served, &report)) });
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;

@@ -7,15 +7,15 @@
 //! May depend on: nothing of Tidegate.
 //!
 //! Invariant: connections are bounded in number and in time, and end with their server. A client that only holds
-//! connections open cannot block others: a new connection replaces the oldest one without a request in progress.
+//! connections open cannot block others: a new connection replaces the one that was unused for longest.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -35,6 +35,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The time in which a genuine client sends its request.
 const REQUEST_BEGINS: Duration = Duration::from_millis(500);
+
+/// The maximum size of a request's head, and of the answers that wait for a client that does not read them. Heads of
+/// probes have a few hundred bytes.
+const BUFFER_MAX: usize = 16 * 1024;
 
 /// How often a full listener checks whether a connection has exceeded that time.
 const ROOM_POLL: Duration = Duration::from_millis(50);
@@ -64,11 +68,12 @@ impl Limits {
     /// For the commands, which use the admin socket: the permissions of its file decide who may connect.
     pub const COMMANDS: Self =
         Self { connections_max: 256, per_source_max: None, life: Life::KeptAlive(Duration::from_secs(60)) };
-    /// For probes of kubelets and load balancers: any host that reaches the node can connect.
+    /// For probes of kubelets and load balancers: any host that reaches the node can connect. Connections are kept for
+    /// longer than the longest interval of such probes, 5 minutes.
     pub const PROBES: Self = Self {
         connections_max: 256,
         per_source_max: Some(32),
-        life: Life::OneRequest(Duration::from_secs(5)),
+        life: Life::KeptAlive(Duration::from_secs(310)),
     };
     /// For scrapes, which are large and seconds apart.
     pub const SCRAPES: Self =
@@ -145,7 +150,7 @@ pub async fn serve_up_to<F, Fut>(
                     // A source that has reached its share is refused at once, so that it does not delay others.
                     if connections.make_room(source).await {
                         let life = limits.life;
-                        connections.begin(source, |busy| connection(stream, life, handler.clone(), busy));
+                        connections.begin(source, |idle| connection(stream, life, handler.clone(), idle));
                     }
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
@@ -171,15 +176,27 @@ struct Connections {
 struct Open {
     source: Option<IpAddr>,
     since: Instant,
-    /// Whether a request of it is in progress.
-    busy: Arc<AtomicBool>,
+    idle: Idle,
     task: AbortHandle,
 }
 
+/// Since when a connection has had no request in progress; `None` while it has one.
+type Idle = Arc<Mutex<Option<Instant>>>;
+
+fn set_idle(idle: &Idle, since: Option<Instant>) {
+    *idle.lock().expect("nothing panics with the lock") = since;
+}
+
 impl Open {
-    fn is_idle(&self) -> bool {
-        !self.busy.load(Ordering::Relaxed)
+    fn idle_since(&self) -> Option<Instant> {
+        *self.idle.lock().expect("nothing panics with the lock")
     }
+}
+
+/// The connection that was unused for longest, if one has no request in progress.
+fn least_used<'a>(open: impl Iterator<Item = &'a Open>) -> Option<&'a Open> {
+    let idle = open.filter_map(|open| Some((open.idle_since()?, open)));
+    idle.min_by_key(|(since, _)| *since).map(|(_, open)| open)
 }
 
 impl Connections {
@@ -201,22 +218,22 @@ impl Connections {
 
     /// Makes room for one more connection from `source`. Returns false if that is not possible.
     ///
-    /// A source that has reached its share loses its oldest idle connection, and gets no further one while all of them
-    /// have a request in progress. If the listener is full, the oldest idle connection of any source ends, once it has
-    /// had [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
+    /// A source that has reached its share loses its connection that was unused for longest, and gets no further one while
+    /// all of them have a request in progress. If the listener is full, the connection of any source that was unused for
+    /// longest ends, once it has had [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
     async fn make_room(&mut self, source: Option<IpAddr>) -> bool {
         if self.has_its_share(source) {
-            let mut own = self.open.values().filter(|open| open.source == source);
-            let Some(oldest) = own.find(|open| open.is_idle()) else { return false };
-            oldest.task.abort();
+            let own = self.open.values().filter(|open| open.source == source);
+            let Some(unused) = least_used(own) else { return false };
+            unused.task.abort();
             while self.has_its_share(source) {
                 self.ended().await;
             }
         }
         while self.open.len() >= self.connections_max() {
-            let mut late = self.open.values().filter(|open| open.since.elapsed() >= REQUEST_BEGINS);
-            if let Some(oldest) = late.find(|open| open.is_idle()) {
-                oldest.task.abort();
+            let late = self.open.values().filter(|open| open.since.elapsed() >= REQUEST_BEGINS);
+            if let Some(unused) = least_used(late) {
+                unused.task.abort();
             }
             let _ = tokio::time::timeout(ROOM_POLL, self.ended()).await;
         }
@@ -232,14 +249,15 @@ impl Connections {
         self.limits.per_source_max.is_some_and(|max| count >= max)
     }
 
-    fn begin<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Arc<AtomicBool>) -> Fut)
+    fn begin<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Idle) -> Fut)
     where
         Fut: Future<Output = ()> + Send + 'static,
     {
-        let busy = Arc::new(AtomicBool::new(false));
-        let task = self.tasks.spawn(connection(Arc::clone(&busy)));
+        let since = Instant::now();
+        let idle = Arc::new(Mutex::new(Some(since)));
+        let task = self.tasks.spawn(connection(Arc::clone(&idle)));
         self.ages.insert(task.id(), self.next_age);
-        self.open.insert(self.next_age, Open { source, since: Instant::now(), busy, task });
+        self.open.insert(self.next_age, Open { source, since, idle, task });
         *self.by_source.entry(source).or_default() += 1;
         self.next_age += 1;
     }
@@ -261,23 +279,23 @@ impl Connections {
     }
 }
 
-async fn connection<S, F, Fut>(stream: S, life: Life, handler: Arc<F>, busy: Arc<AtomicBool>)
+async fn connection<S, F, Fut>(stream: S, life: Life, handler: Arc<F>, idle: Idle)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Answer> + Send + 'static,
 {
     let service = service_fn(move |request| {
-        let (handler, busy) = (handler.clone(), Arc::clone(&busy));
+        let (handler, idle) = (handler.clone(), Arc::clone(&idle));
         async move {
-            busy.store(true, Ordering::Relaxed);
+            set_idle(&idle, None);
             let answer = handler(request).await;
-            busy.store(false, Ordering::Relaxed);
+            set_idle(&idle, Some(Instant::now()));
             Ok::<_, Infallible>(answer)
         }
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).title_case_headers(true);
+    http.timer(TokioTimer::new()).title_case_headers(true).max_buf_size(BUFFER_MAX);
     // An error of a connection is the client's fault or its disconnection, and is not reported.
     match life {
         Life::KeptAlive(idle_max) => {
@@ -382,19 +400,69 @@ mod tests {
         assert!(answer.contains("Connection: close"), "{answer}");
     }
 
-    #[tokio::test]
-    async fn a_probe_connection_ends_by_itself_whatever_trickles_in() {
-        let server = server_with(Limits::PROBES).await;
-        let (mut reader, mut writer) = connect(server, "127.0.0.1").await.into_split();
-        let trickle = tokio::spawn(async move {
-            // The header never ends, so each byte is accepted.
-            while writer.write_all(b"G").await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
+    /// Sends a request on a connection that is kept, and reads the answer.
+    async fn ask_again(stream: &mut TcpStream) -> io::Result<String> {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
         let mut answer = Vec::new();
-        let end = tokio::time::timeout(Duration::from_secs(60), reader.read_to_end(&mut answer)).await;
-        assert!(end.is_ok(), "it was open for a minute");
-        trickle.abort();
+        while !answer.ends_with(b"fine") {
+            answer.push(stream.read_u8().await?);
+        }
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    #[tokio::test]
+    async fn probe_connections_are_kept() {
+        let server = server_with(Limits::PROBES).await;
+        let mut stream = connect(server, "127.0.0.1").await;
+        for _ in 0..3 {
+            let answer = ask_again(&mut stream).await.expect("it is kept");
+            assert!(!answer.contains("Connection"), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn of_kept_connections_the_one_that_was_unused_for_longest_ends_first() {
+        let server = server_with(Limits { connections_max: 3, ..Limits::PROBES }).await;
+        let mut kept = Vec::new();
+        for n in 2..5 {
+            kept.push(connect(server, &format!("127.0.0.{n}")).await);
+        }
+        // The oldest is in use.
+        for at in [1, 2, 0] {
+            ask_again(&mut kept[at]).await.expect("it is kept");
+        }
+        ask_again(&mut connect(server, "127.0.0.9").await).await.expect("it gets a place");
+        ask_again(&mut kept[0]).await.expect("it is kept");
+        ask_again(&mut kept[2]).await.expect("it is kept");
+        assert_eq!(kept[1].read(&mut [0]).await.expect("an end"), 0);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_keeps_nobody_out() {
+        let server = server_with(Limits { connections_max: 1, ..Limits::PROBES }).await;
+        let (_reader, mut writer) = connect(server, "127.0.0.2").await.into_split();
+        let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(1_000);
+        let flood = tokio::spawn(async move { while writer.write_all(&requests).await.is_ok() {} });
+        ask_again(&mut connect(server, "127.0.0.1").await).await.expect("it gets a place");
+        flood.await.expect("its connection has ended");
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_by_itself_whatever_trickles_in() {
+        let second = Duration::from_secs(1);
+        for life in [Life::OneRequest(second), Life::KeptAlive(second)] {
+            let server = server_with(Limits { life, ..Limits::PROBES }).await;
+            let (mut reader, mut writer) = connect(server, "127.0.0.1").await.into_split();
+            let trickle = tokio::spawn(async move {
+                // The header never ends, so each byte is accepted.
+                while writer.write_all(b"G").await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            });
+            let mut answer = Vec::new();
+            let end = tokio::time::timeout(Duration::from_secs(60), reader.read_to_end(&mut answer)).await;
+            assert!(end.is_ok(), "{life:?}: it was open for a minute");
+            trickle.abort();
+        }
     }
 }

@@ -1,7 +1,10 @@
 //! The bodies and headers of the answers, identical to kube-proxy's. Pure.
 
 use hyper::StatusCode;
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::body::Body as _;
+use hyper::header::{CONTENT_LENGTH, DATE, HeaderName, HeaderValue};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
 use tidegate_http::{Answer, text, with_type};
 use tidegate_model::health::HealthCheckNodePort;
 
@@ -12,7 +15,8 @@ const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-en
 /// The answer on a Service's health-check node port: 200 if there are local endpoints and the proxy is healthy,
 /// otherwise 503. Both have the weight header.
 #[must_use]
-pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
+pub fn service(port: &HealthCheckNodePort, report: &HealthReport) -> Answer {
+    let proxy_healthy = report.healthy;
     let [namespace, name] = [&port.service.namespace, &port.service.name].map(|text| serde_json::json!(text));
     let n = port.local_endpoints;
     let body = format!(
@@ -21,7 +25,7 @@ pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
     );
     let mut answer = json(n > 0 && proxy_healthy, body);
     answer.headers_mut().insert(ENDPOINT_WEIGHT, HeaderValue::from(n));
-    answer
+    complete(answer, report.now)
 }
 
 /// The answer of `/healthz`, `/livez`, `/readyz` or `/watchdog`; 404 for other paths.
@@ -35,7 +39,7 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
         "/livez" => report.healthy,
         "/readyz" => report.ready,
         "/watchdog" => report.goes_on,
-        _ => return text(StatusCode::NOT_FOUND, "404 page not found\n"),
+        _ => return complete(text(StatusCode::NOT_FOUND, "404 page not found\n"), report.now),
     };
     let applied = report.last_applied.unwrap_or(report.started);
     let (updated, now) = (if ok { report.now } else { applied }, report.now);
@@ -51,7 +55,19 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
         body.push_str(&format!(",\"healthy\":{healthy},\"status\":{{\"IPv4\":{family},\"IPv6\":{family}}}"));
     }
     body.push('}');
-    json(ok, body)
+    complete(json(ok, body), now)
+}
+
+/// Adds the headers that Go's server writes after those of the answer, in its order.
+fn complete(mut answer: Answer, now: Timestamp) -> Answer {
+    let length = answer.body().size_hint().exact().expect("the body is complete");
+    let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&now);
+    let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
+    let headers = answer.headers_mut();
+    // Without one, the server adds its own.
+    headers.extend(date.map(|date| (DATE, date)));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    answer
 }
 
 fn json(ok: bool, body: String) -> Answer {

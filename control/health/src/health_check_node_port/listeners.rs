@@ -218,7 +218,7 @@ fn serve_port(
     let current = answers.clone();
     let task = tokio::spawn(serve_up_to(each, listener, Limits::PROBES, move |_| {
         let port = current.lock().expect("nothing panics with the lock").clone();
-        std::future::ready(answer::service(&port, report().healthy))
+        std::future::ready(answer::service(&port, &report()))
     }));
     Open { answers, task }
 }

@@ -70,9 +70,30 @@ async fn a_listener_that_has_ended_is_opened_again() {
     let open = listeners.open.get_mut(&address).expect("it is open");
     open.task.abort();
     (&mut open.task).await.expect_err("it is aborted");
-    assert_eq!(listeners.replace(&[port]), []);
+    assert_eq!(listeners.replace(std::slice::from_ref(&port)), []);
     let answer = exchange(address, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert!(answer.expect("it answers").starts_with("HTTP/1.1 200 OK\r\n"));
+    assert_kept(address).await;
+}
+
+/// Asserts that a connection is kept as Go's server keeps it.
+async fn assert_kept(address: SocketAddr) {
+    let head = "200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
+                X-Load-Balancing-Endpoint-Weight: 1\r\nDate: Thu, 01 Jan 1970 00:01:00 GMT\r\nContent-Length: 111\r\n";
+    let body = "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\
+                \t\"serviceProxyHealthy\": true\n}";
+    let one = format!("HTTP/1.1 {head}\r\n{body}");
+    let last = format!("HTTP/1.1 {head}Connection: close\r\n\r\n{body}");
+    let get = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    let end = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let answers = exchange(address, &[get, get, end].concat()).await.expect("it answers");
+    assert_eq!(answers, [&*one, &*one, &*last].concat());
+    // Clients that know only HTTP/1.0 request it.
+    let old = format!("HTTP/1.0 {head}Connection: keep-alive\r\n\r\n{body}");
+    let last = format!("HTTP/1.0 {head}\r\n{body}");
+    let (get, end) = ("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "GET / HTTP/1.0\r\n\r\n");
+    let answers = exchange(address, &[get, end].concat()).await.expect("it answers");
+    assert_eq!(answers, old + &last);
 }
 
 #[test]
@@ -110,7 +131,7 @@ async fn the_probes_have_the_shape_of_kube_proxys() {
     let head = |length: usize| {
         format!(
             "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-             Connection: close\r\nContent-Length: {length}\r\n\r\n"
+             Content-Length: {length}\r\nConnection: close\r\n\r\n"
         )
     };
     let healthz = format!("{{{times},\"nodeEligible\":true,{end}");

@@ -216,7 +216,7 @@ async fn the_answer_has_status_headers_and_body_byte_for_byte_at_any_path_by_any
     assert_eq!(
         answer,
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-         X-Load-Balancing-Endpoint-Weight: 2\r\nConnection: close\r\nContent-Length: 114\r\n\r\n\
+         X-Load-Balancing-Endpoint-Weight: 2\r\nContent-Length: 114\r\nConnection: close\r\n\r\n\
          {\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\
          \t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
     );
@@ -228,7 +228,7 @@ async fn the_answer_has_status_headers_and_body_byte_for_byte_at_any_path_by_any
     assert_eq!(
         asked.answer(port, GET, "503 Service Unavailable").await,
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-         X-Load-Balancing-Endpoint-Weight: 0\r\nConnection: close\r\nContent-Length: 114\r\n\r\n\
+         X-Load-Balancing-Endpoint-Weight: 0\r\nContent-Length: 114\r\nConnection: close\r\n\r\n\
          {\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\
          \t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}",
         "the weight is there with 503 too"
