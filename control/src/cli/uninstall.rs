@@ -4,7 +4,7 @@
 //! It prints a line for each change to standard output, and the next steps to standard error. The exit code is 1 if
 //! something could not be removed.
 
-use std::io::Write as _;
+use std::io::{BufRead, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,6 +20,9 @@ pub(super) struct UninstallArgs {
     /// Change nothing; print what would be released and what the API server would refuse
     #[arg(long)]
     dry_run: bool,
+    /// Do not ask for confirmation
+    #[arg(short, long)]
+    yes: bool,
     /// Continue if the API server refuses some of the changes
     #[arg(long)]
     keep_going: bool,
@@ -38,13 +41,23 @@ pub(super) struct UninstallArgs {
 }
 
 pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
-    let UninstallArgs { dry_run, keep_going, kubeconfig, context, config, lease_namespace } = args;
+    let UninstallArgs { dry_run, yes, keep_going, kubeconfig, context, config, lease_namespace } = args;
     let of_config = config.as_deref().map(source_of).transpose()?;
     let KubernetesConfig { kubeconfig: of_config, lease_namespace: namespace, .. } =
         of_config.unwrap_or_default();
     let lease_namespace = lease_namespace.unwrap_or(namespace);
     let options = Options { dry_run, keep_going, lease_namespace };
-    let connector = Connector::with_context(kubeconfig.or(of_config), context);
+    let kubeconfig = kubeconfig.or(of_config);
+    if !dry_run && !yes {
+        let stdin = std::io::stdin();
+        let question = question(kubeconfig.as_deref(), context.as_deref());
+        let is_terminal = stdin.is_terminal();
+        if !confirmed(&question, is_terminal, &mut stdin.lock(), &mut std::io::stderr())? {
+            eprintln!("nothing was changed");
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    let connector = Connector::with_context(kubeconfig, context);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let mut say = |line: &str| {
         // Ignore write errors: the uninstall continues even if the reader has closed the output.
@@ -56,6 +69,40 @@ pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let done = done?;
     eprint!("{}", summary(&options, &done));
     Ok(if done.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the operator is asked before anything changes.
+fn question(kubeconfig: Option<&Path>, context: Option<&str>) -> String {
+    let context =
+        context.map_or_else(|| "the current context".to_owned(), |name| format!("context {name:?}"));
+    let kubeconfig = kubeconfig.map_or_else(String::new, |path| format!(" of {}", path.display()));
+    format!(
+        "This releases the addresses of all Services that gateways serve in the cluster of {context}{kubeconfig}, and \
+         ends that service. Continue? [y/N] "
+    )
+}
+
+/// Asks, and returns whether the answer is yes.
+///
+/// # Errors
+/// Nobody can answer, because the input is not a terminal.
+fn confirmed(
+    question: &str,
+    is_terminal: bool,
+    input: &mut impl BufRead,
+    out: &mut impl Write,
+) -> anyhow::Result<bool> {
+    if !is_terminal {
+        bail!(
+            "uninstall asks for confirmation, and standard input is not a terminal; accepted: --yes, or --dry-run to see \
+             what would be released"
+        );
+    }
+    write!(out, "{question}")?;
+    out.flush()?;
+    let mut answer = String::new();
+    input.read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
 /// Reads `source.kubernetes` from a configuration.
@@ -110,6 +157,27 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_yes_confirms_and_without_a_terminal_nobody_is_asked() {
+        let ask = |is_terminal, answer: &str| {
+            let mut out = Vec::new();
+            let question = question(None, Some("prod"));
+            let confirmed = confirmed(&question, is_terminal, &mut answer.as_bytes(), &mut out);
+            (confirmed.map_err(|error| error.to_string()), String::from_utf8_lossy(&out).into_owned())
+        };
+        for (answer, is_yes) in
+            [("y\n", true), ("Yes\n", true), ("n\n", false), ("\n", false), ("", false), ("yess", false)]
+        {
+            let (confirmed, out) = ask(true, answer);
+            assert_eq!(confirmed, Ok(is_yes), "{answer:?}");
+            assert!(out.contains("context \"prod\""), "{out}");
+        }
+        let (confirmed, out) = ask(false, "y\n");
+        assert!(
+            confirmed.is_err_and(|why| why.contains("not a terminal; accepted: --yes")) && out.is_empty()
+        );
+    }
 
     #[test]
     fn what_is_left_and_which_gateways_run_are_said() {

@@ -65,7 +65,8 @@ fn uninstall(world: &World, arguments: &[&str]) -> (i32, String) {
     let kubeconfig = admin(world);
     let output = world.enter_gateway(|| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("uninstall").args(arguments).arg("--kubeconfig").arg(&kubeconfig).output()
+        // Nobody is asked, as there is no terminal.
+        command.args(["uninstall", "--yes"]).args(arguments).arg("--kubeconfig").arg(&kubeconfig).output()
     });
     let output = output.expect("the binary runs");
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
