@@ -1,8 +1,9 @@
 //! `kubectl tidegate ...`: kubectl finds a link named `kubectl-tidegate` to the binary in PATH.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::json;
 use test_apiserver::{Options, TestApiServer};
@@ -25,13 +26,37 @@ fn a_link_named_kubectl_tidegate_is_a_plugin_that_calls_itself_so() {
     assert!(String::from_utf8_lossy(&plain.stdout).contains("Usage: tidegate "));
 }
 
-#[test]
-fn from_a_workstation_the_plugin_asks_the_api_server() {
+/// An API server with our definitions.
+fn server() -> TestApiServer {
     let server = TestApiServer::start(Options::default()).expect("a free port");
     let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/crds");
     for file in ["tidegate.dev_addresspools.yaml", "tidegate.dev_gatewaystatuses.yaml"] {
         server.apply(&std::fs::read_to_string(crds.join(file)).expect("readable")).expect("legal");
     }
+    server
+}
+
+/// Exit code, output and errors of a command that has this kubeconfig.
+fn ask(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(words).arg("--kubeconfig").arg(kubeconfig).stdin(Stdio::null());
+    let ran = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (ran.status.code(), text(&ran.stdout), text(&ran.stderr))
+}
+
+/// An AddressPool with the label `team`.
+fn pool(name: &str, team: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": "tidegate.dev/v1alpha1", "kind": "AddressPool",
+        "metadata": {"name": name, "labels": {"team": team}, "finalizers": ["tidegate.dev/cleanup"]},
+        "spec": {"addresses": ["203.0.113.0/28"]},
+    })
+}
+
+#[test]
+fn from_a_workstation_the_plugin_asks_the_api_server() {
+    let server = server();
     let condition = |kind: &str, status: &str, message: &str| {
         json!({
             "type": kind, "status": status, "reason": "Some", "message": message,
@@ -67,12 +92,7 @@ fn from_a_workstation_the_plugin_asks_the_api_server() {
     server.load(objects.into()).expect("legal objects");
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
-    let ask = |words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        let ran = command.args(words).arg("--kubeconfig").arg(&kubeconfig).output().expect("it runs");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (ran.status.code(), text(&ran.stdout), text(&ran.stderr))
-    };
+    let ask = |words: &[&str]| ask(&kubeconfig, words);
     let has = |text: &str, words: &[&str]| words.iter().all(|word| text.contains(word));
     let (code, out, err) = ask(&["status", "-o", "wide"]);
     assert_eq!((code, err.as_str()), (Some(0), ""));
@@ -95,4 +115,84 @@ fn from_a_workstation_the_plugin_asks_the_api_server() {
     }
     let (code, _, err) = ask(&["flows"]);
     assert!(code == Some(1) && err.contains("only a gateway has flows"), "{err}");
+}
+
+#[test]
+fn the_plugin_selects_by_names_labels_and_context() {
+    let server = server();
+    server.load(vec![pool("one", "a"), pool("two", "b")]).expect("legal objects");
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
+    let shown = |words: &[&str]| {
+        let (code, out, err) = ask(&kubeconfig, words);
+        let names = out.lines().skip(1).filter_map(|line| line.split(' ').next()).map(str::to_owned);
+        (code, names.collect::<Vec<_>>(), err)
+    };
+    let names =
+        |names: &[&str]| (Some(0), names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), String::new());
+    assert_eq!(shown(&["pools"]), names(&["one", "two"]));
+    assert_eq!(shown(&["pools", "two"]), names(&["two"]));
+    assert_eq!(shown(&["pools", "-l", "team=a"]), names(&["one"]));
+    assert_eq!(shown(&["pools", "--selector", "team in (a, b)"]), names(&["one", "two"]));
+    let (code, found, err) = shown(&["pools", "one", "three"]);
+    assert_eq!((code, found), (Some(1), vec!["one".to_owned()]));
+    assert!(err.contains("addresspools \"three\" not found"), "{err}");
+    let (code, _, err) = shown(&["status", "edge-9"]);
+    assert!(code == Some(1) && err.contains("gatewaystatuses \"edge-9\" not found"), "{err}");
+    // Another context than the current one.
+    let text = std::fs::read_to_string(&kubeconfig).expect("readable");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let context = std::mem::replace(&mut config["current-context"], json!("gone"));
+    let context = context.as_str().expect("a name");
+    std::fs::write(&kubeconfig, config.to_string()).expect("ours");
+    let (code, _, err) = shown(&["pools"]);
+    assert!(code == Some(1) && err.contains("gone"), "{err}");
+    assert_eq!(shown(&["pools", "--context", context]), names(&["one", "two"]));
+    let (code, _, err) = shown(&["pools", "--context", "none-such"]);
+    assert!(code == Some(1) && err.contains("none-such"), "{err}");
+}
+
+#[test]
+fn the_plugin_prints_changes_with_watch() {
+    let server = server();
+    server.load(vec![pool("one", "a"), pool("two", "b")]).expect("legal objects");
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["pools", "-w", "-o", "wide", "-l", "team=a", "--kubeconfig"]).arg(&kubeconfig);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    assert!(lines.next().expect("headers").starts_with("NAME "));
+    assert!(lines.next().expect("a row").starts_with("one "));
+    let edit = |name: &str, addresses: &str| {
+        let edit = |pool: &mut serde_json::Value| pool["spec"]["addresses"] = json!([addresses]);
+        server.edit("tidegate.dev/v1alpha1", "AddressPool", "", name, edit).expect("legal");
+    };
+    edit("two", "192.0.2.0/28");
+    edit("one", "198.51.100.0/28");
+    let row = lines.next().expect("a change");
+    assert!(row.starts_with("one ") && row.contains("198.51.100.0/28"), "{row}");
+    assert!(server.delete("tidegate.dev/v1alpha1", "AddressPool", "", "one"));
+    let row = lines.next().expect("a change");
+    assert!(row.contains("being deleted"), "{row}");
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+}
+
+#[test]
+fn uninstall_without_a_terminal_needs_yes() {
+    let server = server();
+    server.load(vec![pool("one", "a")]).expect("legal objects");
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
+    let is_held = || {
+        let pool = server.get("tidegate.dev/v1alpha1", "AddressPool", "", "one").expect("it is there");
+        pool["metadata"]["finalizers"].is_array()
+    };
+    let (code, _, err) = ask(&kubeconfig, &["uninstall"]);
+    assert!(code == Some(1) && err.contains("not a terminal; accepted: --yes"), "{err}");
+    assert_eq!(ask(&kubeconfig, &["uninstall", "--dry-run"]).0, Some(0));
+    assert!(is_held());
+    let (code, _, err) = ask(&kubeconfig, &["uninstall", "--yes"]);
+    assert!(code == Some(0) && !is_held(), "{err}");
 }

@@ -48,3 +48,14 @@ impl OutputArgs {
         Style { format: self.output, no_headers: self.no_headers }
     }
 }
+
+/// Options of the commands that the API server can answer.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ClusterArgs {
+    /// From the API server: only objects with these labels, such as env=prod,tier!=test
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    pub(super) selector: Option<String>,
+    /// From the API server: print each change too, until Ctrl-C
+    #[arg(short, long)]
+    pub(super) watch: bool,
+}

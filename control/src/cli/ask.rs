@@ -1,5 +1,5 @@
 //! The commands that query the running daemon over its admin socket. The API server can answer some of them too
-//! ([`cluster`]).
+//! ([`super::cluster`]).
 //!
 //! As in kubectl, the exit code is 1 with `Error from gateway ...` if the daemon does not answer, refuses the request,
 //! or does not have a named object; an empty list is not an error. [`tables`](super::tables) defines the columns.
@@ -12,14 +12,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use k8s_openapi::api::core::v1::Service;
+use tidegate_cluster::crd::{AddressPool, GatewayStatus};
 use tidegate_policy::explain::Packet;
 use tidegate_policy::reconcile::DrainTarget;
 
-use super::args::{ExplainArgs, OutputArgs, SOCKET};
+use super::args::{ClusterArgs, ExplainArgs, OutputArgs, SOCKET};
+use super::cluster::{Query, Server};
 use super::failure::Failure;
 use super::invocation::plugin_name;
 use super::output::Style;
-use super::{cluster, tables, top, watch};
+use super::{tables, top, watch};
 use crate::admin::api::{BackendRow, GatewayDrainState, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
@@ -35,9 +38,9 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {
     /// Show the gateway's status: workers, interfaces, source, refused requests
-    Status(Common),
+    Status(Named),
     /// List the Services that request an address, with their VIPs and ports
-    Services(Listing),
+    Services(Services),
     /// List the backends of each service port, with their state and connections
     Backends(Listing),
     /// List or count flows, by Service, backend or client
@@ -45,7 +48,7 @@ pub(super) enum Question {
     /// Show the number of packets dropped and punted to the kernel, by reason
     Drops(Common),
     /// List the address pools and their usage
-    Pools(Common),
+    Pools(Named),
     /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway, take this
     /// gateway out of service and wait until no packet comes any more
     Drain(DrainArgs),
@@ -72,18 +75,24 @@ pub(super) struct SocketArg {
     /// Query the API server instead (status, services, pools), with this kubeconfig; "" selects the default one
     #[arg(long, value_name = "PATH", conflicts_with = "socket")]
     kubeconfig: Option<PathBuf>,
+    /// Query the API server of this context of the kubeconfig
+    #[arg(long, value_name = "NAME", conflicts_with = "socket")]
+    context: Option<String>,
 }
 
 impl SocketArg {
-    /// Returns the kubeconfig if the API server is to be queried, with an inner `None` for the default kubeconfig. A
-    /// kubectl plugin also queries the API server if no gateway runs on this machine.
-    fn cluster(&self) -> Option<Option<PathBuf>> {
-        if let Some(path) = &self.kubeconfig {
-            return Some(Some(path.clone()).filter(|path| !path.as_os_str().is_empty()));
-        }
+    /// Returns the API server if it is to be queried. A kubectl plugin also queries it if no gateway runs on this
+    /// machine.
+    fn cluster(&self) -> Option<Server> {
+        let Self { socket, kubeconfig, context } = self;
         let program = std::env::args_os().next();
         let is_plugin = plugin_name(program.as_deref()).is_some();
-        (is_plugin && self.socket.as_os_str() == SOCKET && !self.socket.exists()).then_some(None)
+        let has_no_gateway = is_plugin && socket.as_os_str() == SOCKET && !socket.exists();
+        let kubeconfig = kubeconfig.clone();
+        (kubeconfig.is_some() || context.is_some() || has_no_gateway).then(|| Server {
+            kubeconfig: kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            context: context.clone(),
+        })
     }
 
     /// Refuses a question that the API server cannot answer.
@@ -105,6 +114,26 @@ pub(super) struct Common {
     socket: SocketArg,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// Options of lists of objects without a namespace.
+#[derive(Debug, Args)]
+pub(super) struct Named {
+    /// Names of the objects; all if omitted
+    names: Vec<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `services`.
+#[derive(Debug, Args)]
+pub(super) struct Services {
+    #[command(flatten)]
+    listing: Listing,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// Options of lists of namespaced objects.
@@ -209,20 +238,8 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
     answered(async {
         let out = &mut io::stdout().lock();
         match question {
-            Question::Status(Common { socket, output }) => {
-                if let Some(kubeconfig) = socket.cluster() {
-                    let count = cluster::status(kubeconfig, output.style(), out).await;
-                    report_if_empty(count.map_err(Failure::Cluster)?, None);
-                    return Ok(out.flush()?);
-                }
-                let status = client(&socket).status().await?;
-                let style: Style = output.style();
-                match style.is_data() {
-                    true => style.print_data(out, &status)?,
-                    false => out.write_all(tables::status(&status, style).as_bytes())?,
-                }
-            }
-            Question::Services(listing) => services(&listing, out).await?,
+            Question::Status(named) => status(&named, out).await?,
+            Question::Services(asked) => services(&asked, out).await?,
             Question::Backends(listing) => backends(&listing, out).await?,
             Question::Flows(asked) => flows(asked, out).await?,
             Question::Drops(Common { socket, output }) => {
@@ -230,16 +247,7 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
                 let drops = client(&socket).drops().await?;
                 output.style().print(out, &drops, || tables::drops(&drops))?;
             }
-            Question::Pools(Common { socket, output }) => {
-                if let Some(kubeconfig) = socket.cluster() {
-                    let count = cluster::pools(kubeconfig, output.style(), out).await;
-                    report_if_empty(count.map_err(Failure::Cluster)?, None);
-                    return Ok(out.flush()?);
-                }
-                let pools = client(&socket).pools().await?.pools;
-                output.style().print_list(out, &pools, || tables::pools(&pools))?;
-                report_if_empty(pools.len(), None);
-            }
+            Question::Pools(named) => pools(&named, out).await?,
             Question::Drain(DrainArgs { target: Target { target: None, common, .. }, timeout }) => {
                 common.socket.of_gateway("drains")?;
                 drain_gateway(&client(&common.socket), timeout, common.output.style(), out).await?;
@@ -397,29 +405,87 @@ fn client(socket: &SocketArg) -> Client {
     Client::new(&socket.socket)
 }
 
-async fn services(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
-    if let Some(kubeconfig) = listing.common.socket.cluster() {
-        let style = listing.common.output.style();
-        let wants = |namespace: &str, name: &str| listing.wants(namespace, name);
-        let shown = cluster::services(kubeconfig, style, out, wants).await.map_err(Failure::Cluster)?;
-        return listing.end(shown.len(), listing.missing(shown.iter().map(String::as_str)));
+async fn status(named: &Named, out: &mut impl Write) -> Result<(), Failure> {
+    if let Some(query) = named.query()? {
+        report_if_empty(query.show::<GatewayStatus>(out).await?, None);
+        return Ok(());
+    }
+    let Named { names, common, .. } = named;
+    let status = client(&common.socket).status().await?;
+    let style: Style = common.output.style();
+    if names.is_empty() || names.contains(&status.name) {
+        match style.is_data() {
+            true => style.print_data(out, &status)?,
+            false => out.write_all(tables::status(&status, style).as_bytes())?,
+        }
+    }
+    found_all("gateways", names, [status.name.as_str()])
+}
+
+async fn pools(named: &Named, out: &mut impl Write) -> Result<(), Failure> {
+    if let Some(query) = named.query()? {
+        report_if_empty(query.show::<AddressPool>(out).await?, None);
+        return Ok(());
+    }
+    let Named { names, common, .. } = named;
+    let mut pools = client(&common.socket).pools().await?.pools;
+    pools.retain(|pool| names.is_empty() || names.contains(&pool.name));
+    common.output.style().print_list(out, &pools, || tables::pools(&pools))?;
+    found_all("pools", names, pools.iter().map(|pool| pool.name.as_str()))?;
+    report_if_empty(pools.len(), None);
+    Ok(())
+}
+
+impl Named {
+    /// The query of the API server, if it is to be queried.
+    fn query(&self) -> Result<Option<Query<'_>>, Failure> {
+        self.cluster.query(&self.common, &self.names, None)
+    }
+}
+
+impl ClusterArgs {
+    /// The query of the API server, if it is to be queried.
+    fn query<'a>(
+        &'a self,
+        common: &Common,
+        names: &'a [String],
+        namespace: Option<&'a str>,
+    ) -> Result<Option<Query<'a>>, Failure> {
+        let (selector, watch) = (self.selector.as_deref(), self.watch);
+        let style = common.output.style();
+        match common.socket.cluster() {
+            Some(server) => Ok(Some(Query { server, selector, watch, names, namespace, style })),
+            None if selector.is_some() || watch => Err(Failure::Cluster(
+                "a gateway has no --selector and no --watch; accepted: --kubeconfig PATH (\"\": the default one) or \
+                 --context NAME, to query the API server"
+                    .to_owned(),
+            )),
+            None => Ok(None),
+        }
+    }
+}
+
+async fn services(asked: &Services, out: &mut impl Write) -> Result<(), Failure> {
+    let Services { listing, cluster } = asked;
+    let namespace = listing.namespace.as_deref();
+    if let Some(query) = cluster.query(&listing.common, &listing.names, namespace)? {
+        report_if_empty(query.show::<Service>(out).await?, namespace);
+        return Ok(());
     }
     let mut services = client(&listing.common.socket).services().await?.services;
     services.retain(|s| listing.wants(&s.namespace, &s.name));
-    let missing = listing.missing(services.iter().map(|s: &ServiceView| s.name.as_str()));
     let style = listing.common.output.style();
     let now = jiff::Timestamp::now();
     style.print_list(out, &services, || tables::services(&services, now))?;
-    listing.end(services.len(), missing)
+    listing.end(services.len(), services.iter().map(|s: &ServiceView| s.name.as_str()))
 }
 
 async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
     listing.common.socket.of_gateway("backends")?;
     let mut rows = client(&listing.common.socket).backends().await?.backends;
     rows.retain(|row| listing.wants(&row.namespace, &row.service));
-    let missing = listing.missing(rows.iter().map(|row: &BackendRow| row.service.as_str()));
     listing.common.output.style().print_list(out, &rows, || tables::backends(&rows))?;
-    listing.end(rows.len(), missing)
+    listing.end(rows.len(), rows.iter().map(|row: &BackendRow| row.service.as_str()))
 }
 
 async fn flows(asked: Flows, out: &mut impl Write) -> Result<(), Failure> {
@@ -453,20 +519,23 @@ impl Listing {
             && (self.names.is_empty() || self.names.iter().any(|wanted| wanted == name))
     }
 
-    /// Returns the requested names that are not in `found`.
-    fn missing<'a>(&self, found: impl Iterator<Item = &'a str>) -> Vec<String> {
-        let found: Vec<&str> = found.collect();
-        let missing = self.names.iter().filter(|name| !found.contains(&name.as_str()));
-        missing.map(|name| format!("services {name:?}")).collect()
-    }
-
-    fn end(&self, shown: usize, missing: Vec<String>) -> Result<(), Failure> {
-        if !missing.is_empty() {
-            return Err(Failure::NotFound(missing));
-        }
+    fn end<'a>(&self, shown: usize, found: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
+        found_all("services", &self.names, found)?;
         report_if_empty(shown, self.namespace.as_deref());
         Ok(())
     }
+}
+
+/// Fails if some requested names are not in `found`.
+fn found_all<'a>(
+    what: &str,
+    names: &[String],
+    found: impl IntoIterator<Item = &'a str>,
+) -> Result<(), Failure> {
+    let found: Vec<&str> = found.into_iter().collect();
+    let missing = names.iter().filter(|name| !found.contains(&name.as_str()));
+    let missing: Vec<String> = missing.map(|name| format!("{what} {name:?}")).collect();
+    if missing.is_empty() { Ok(()) } else { Err(Failure::NotFound(missing)) }
 }
 
 /// Reports an empty list on standard error, like kubectl. An empty list is not an error.

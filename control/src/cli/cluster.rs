@@ -1,34 +1,169 @@
 //! Commands that query the API server instead of a gateway: `status`, `services` and `pools`, from any machine with a
 //! kubeconfig.
 //!
-//! They read the objects that the gateways write. The user needs the right to list gatewaystatuses, services and
-//! addresspools. Flows, drops and backends are known only to a gateway and are not available here.
+//! They read the objects that the gateways write. The user needs the right to list (and with `--watch`, to watch)
+//! gatewaystatuses, services and addresspools. Flows, drops and backends are known only to a gateway and are not
+//! available here. [`super::cluster_tables`] defines the columns.
 
+use std::fmt::Debug;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use http_body_util::BodyExt as _;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as KubeCondition;
-use kube::Resource;
-use kube::api::{Api, ListParams};
-use tidegate_cluster::crd::{AddressPool, Condition, GatewayStatus};
+use kube::api::{Api, ListParams, WatchEvent, WatchParams};
+use kube::client::Body;
+use kube::{Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tidegate_cluster::crd::AddressPool;
 use tidegate_source::kubernetes::{Connector, causes};
 
-use super::output::{Style, Table, age};
+use super::failure::Failure;
+use super::output::{Style, Table};
 
-/// Connects with this kubeconfig, or with the default one.
-async fn client(kubeconfig: Option<PathBuf>) -> Result<kube::Client, String> {
-    let connection = Connector::new(kubeconfig).connection().await;
-    connection.map(|connection| connection.client).map_err(|error| error.to_string())
+/// The pause before a watch that has ended is opened again.
+const WATCH_AGAIN: Duration = Duration::from_secs(1);
+/// The HTTP status when the history of a watch is no longer available.
+const GONE: u16 = 410;
+
+/// Which API server is queried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Server {
+    /// `None` for the default one.
+    pub(super) kubeconfig: Option<PathBuf>,
+    /// `None` for the current one.
+    pub(super) context: Option<String>,
 }
 
-async fn list<T>(client: kube::Client) -> Result<Vec<T>, String>
-where
-    T: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+/// What is asked.
+#[derive(Debug)]
+pub(super) struct Query<'a> {
+    pub(super) server: Server,
+    /// A label selector.
+    pub(super) selector: Option<&'a str>,
+    /// Whether changes are printed too.
+    pub(super) watch: bool,
+    pub(super) names: &'a [String],
+    pub(super) namespace: Option<&'a str>,
+    pub(super) style: Style,
+}
+
+/// A kind that is shown.
+pub(super) trait Shown:
+    Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug
 {
-    let list = Api::<T>::all(client).list(&ListParams::default()).await;
-    list.map(|list| list.items).map_err(|error| match error {
+    /// The headers of its table.
+    const HEADERS: &'static [&'static str];
+    /// The cells of its row.
+    fn cells(&self, now: Timestamp) -> Vec<String>;
+    /// Whether a gateway has written to it.
+    fn is_ours(&self) -> bool {
+        true
+    }
+}
+
+impl Query<'_> {
+    fn wants<T: Shown>(&self, object: &T) -> bool {
+        object.is_ours()
+            && self.namespace.is_none_or(|wanted| object.namespace().as_deref() == Some(wanted))
+            && (self.names.is_empty() || self.names.contains(&object.name_any()))
+    }
+
+    /// Prints the objects, and with `--watch` their changes. Returns the number of objects.
+    pub(super) async fn show<T: Shown>(mut self, out: &mut impl Write) -> Result<usize, Failure> {
+        let Server { kubeconfig, context } = self.server.clone();
+        let connection = Connector::with_context(kubeconfig, context).connection().await;
+        let client = connection.map_err(|error| Failure::Cluster(error.to_string()))?.client;
+        if T::group(&()) == AddressPool::group(&()) {
+            warn_of_deleted_definition(&client).await;
+        }
+        let params = ListParams { label_selector: self.selector.map(str::to_owned), ..ListParams::default() };
+        loop {
+            let list = Api::<T>::all(client.clone()).list(&params).await.map_err(refused)?;
+            let version = list.metadata.resource_version.unwrap_or_default();
+            let (mut items, mut table) = (list.items, Table::new(T::HEADERS));
+            items.retain(|item| self.wants(item));
+            items.iter().for_each(|item| table.row(item.cells(Timestamp::now())));
+            self.style.print_list(out, &items, || table.clone())?;
+            let is_there = |name: &&String| items.iter().any(|item| item.name_any() == **name);
+            let missing: Vec<&String> = self.names.iter().filter(|name| !is_there(name)).collect();
+            if !missing.is_empty() {
+                let plural = T::plural(&());
+                let missing = missing.into_iter().map(|name| format!("{plural} {name:?}"));
+                return Err(Failure::NotFound(missing.collect()));
+            }
+            if !self.watch {
+                return Ok(items.len());
+            }
+            out.flush()?;
+            self.follow::<T>(&client, version, table, out).await?;
+            self.style.no_headers = true;
+        }
+    }
+
+    /// Prints each change after a version, until the API server no longer has what followed it.
+    async fn follow<T: Shown>(
+        &self,
+        client: &Client,
+        mut version: String,
+        mut table: Table,
+        out: &mut impl Write,
+    ) -> Result<(), Failure> {
+        let params =
+            WatchParams { label_selector: self.selector.map(str::to_owned), ..WatchParams::default() };
+        loop {
+            let request = kube::core::Request::new(T::url_path(&(), None)).watch(&params, &version);
+            let request = request.map_err(|error| Failure::Cluster(error.to_string()))?;
+            let answer = client.send(request.map(Body::from)).await.map_err(refused)?;
+            match answer.status() {
+                status if status.as_u16() == GONE => return Ok(()),
+                status if status.is_success() => {}
+                status => return Err(Failure::Cluster(format!("{status} to a watch of {}", T::plural(&())))),
+            }
+            let (mut body, mut read) = (answer.into_body(), Vec::new());
+            while let Some(Ok(frame)) = body.frame().await {
+                let Some(data) = frame.data_ref() else { continue };
+                read.extend_from_slice(data);
+                while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = read.drain(..=end).collect();
+                    let event = serde_json::from_slice::<WatchEvent<T>>(&line);
+                    match event.map_err(|error| Failure::Cluster(error.to_string()))? {
+                        WatchEvent::Added(object)
+                        | WatchEvent::Modified(object)
+                        | WatchEvent::Deleted(object) => {
+                            version = object.resource_version().unwrap_or_default();
+                            self.print(&object, &mut table, out)?;
+                        }
+                        WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                        WatchEvent::Error(status) if status.code == GONE => return Ok(()),
+                        WatchEvent::Error(status) => return Err(refused(kube::Error::Api(status))),
+                    }
+                }
+            }
+            tokio::time::sleep(WATCH_AGAIN).await;
+        }
+    }
+
+    /// Prints a changed object, below the rows of `table`.
+    fn print<T: Shown>(&self, object: &T, table: &mut Table, out: &mut impl Write) -> Result<(), Failure> {
+        if !self.wants(object) {
+            return Ok(());
+        }
+        if self.style.is_data() {
+            self.style.print_data(out, object)?;
+        } else {
+            table.row(object.cells(Timestamp::now()));
+            self.style.print_last(out, table)?;
+            table.forget_last();
+        }
+        Ok(out.flush()?)
+    }
+}
+
+fn refused(error: kube::Error) -> Failure {
+    Failure::Cluster(match error {
         kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
         other => causes(&other),
     })
@@ -47,154 +182,4 @@ async fn warn_of_deleted_definition(client: &kube::Client) {
              gone when no Service uses them; docs/addresses.md says how to restore the definition"
         );
     }
-}
-
-/// `status`: prints all gateways.
-pub(super) async fn status(
-    kubeconfig: Option<PathBuf>,
-    style: Style,
-    out: &mut impl Write,
-) -> Result<usize, String> {
-    let client = client(kubeconfig).await?;
-    warn_of_deleted_definition(&client).await;
-    let gateways: Vec<GatewayStatus> = list(client).await?;
-    let now = Timestamp::now();
-    let table = || {
-        let headers = [
-            "NAME", "READY", "LEADER", "SERVICES", "PENDING", "BACKENDS", "VIPS", "SEEN", "VERSION", "+NODE",
-            "+MESSAGE",
-        ];
-        let mut table = Table::new(&headers);
-        for gateway in &gateways {
-            let status = gateway.status.clone().unwrap_or_default();
-            let seen = status.last_heartbeat.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
-            let faults: Vec<String> = status.conditions.iter().filter_map(fault).collect();
-            table.row([
-                gateway.metadata.name.clone().unwrap_or_default(),
-                status_of(&status.conditions, "Ready"),
-                if status.leader { "yes" } else { "no" }.to_owned(),
-                status.services.to_string(),
-                status.services_pending.to_string(),
-                format!("{}/{}", status.backends_up, status.backends),
-                status.vip_count.to_string(),
-                seen.map_or_else(|| "<unknown>".to_owned(), |at| age_of(at, now)),
-                status.version,
-                status.node,
-                faults.join("; "),
-            ]);
-        }
-        table
-    };
-    style.print_list(out, &gateways, table).map_err(|error| error.to_string())?;
-    Ok(gateways.len())
-}
-
-fn status_of(conditions: &[Condition], kind: &str) -> String {
-    let condition = conditions.iter().find(|condition| condition.kind == kind);
-    condition.map_or_else(|| "<unknown>".to_owned(), |condition| condition.status.clone())
-}
-
-fn fault(condition: &Condition) -> Option<String> {
-    let Condition { kind, status, message, .. } = condition;
-    (status != "True").then(|| format!("{kind}: {status} {message}").trim_end().to_owned())
-}
-
-/// `services`: prints the Services that a gateway wrote to and that `wants` selects.
-pub(super) async fn services(
-    kubeconfig: Option<PathBuf>,
-    style: Style,
-    out: &mut impl Write,
-    wants: impl Fn(&str, &str) -> bool,
-) -> Result<Vec<String>, String> {
-    let mut services: Vec<Service> = list(client(kubeconfig).await?).await?;
-    services.retain(|service| {
-        let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
-        let name = service.metadata.name.as_deref().unwrap_or_default();
-        wants(namespace, name) && conditions(service).any(|c| c.type_.starts_with(PREFIX))
-    });
-    let now = Timestamp::now();
-    let table = || {
-        let headers =
-            ["NAMESPACE", "NAME", "TYPE", "VIP", "PORT(S)", "PROGRAMMED", "HEALTHY", "AGE", "+MESSAGE"];
-        let mut table = Table::new(&headers);
-        for service in &services {
-            let metadata = service.metadata.clone();
-            let spec = service.spec.clone().unwrap_or_default();
-            let of = |kind: &str| conditions(service).find(|c| c.type_.strip_prefix(PREFIX) == Some(kind));
-            let shown = |kind: &str| of(kind).map_or("<unknown>", |c| c.status.as_str()).to_owned();
-            let ports = spec.ports.unwrap_or_default();
-            let ports: Vec<String> = ports
-                .iter()
-                .map(|port| format!("{}/{}", port.port, port.protocol.as_deref().unwrap_or("TCP")))
-                .collect();
-            let faults = ["Allocated", "Programmed", "Healthy"].map(|kind| {
-                of(kind).filter(|c| c.status != "True").map(|c| c.message.clone()).filter(|m| !m.is_empty())
-            });
-            let vips = vips(service);
-            table.row([
-                metadata.namespace.unwrap_or_default(),
-                metadata.name.unwrap_or_default(),
-                spec.type_.unwrap_or_default(),
-                if vips.is_empty() { "<pending>".to_owned() } else { vips.join(",") },
-                ports.join(","),
-                shown("Programmed"),
-                shown("Healthy"),
-                metadata.creation_timestamp.map_or_else(|| "<unknown>".to_owned(), |at| age_of(at.0, now)),
-                faults.into_iter().flatten().collect::<Vec<_>>().join("; "),
-            ]);
-        }
-        table
-    };
-    style.print_list(out, &services, table).map_err(|error| error.to_string())?;
-    Ok(services.into_iter().filter_map(|service| service.metadata.name).collect())
-}
-
-/// The prefix of our condition types.
-const PREFIX: &str = "tidegate.dev/";
-
-fn conditions(service: &Service) -> impl Iterator<Item = &KubeCondition> {
-    service.status.iter().flat_map(|status| status.conditions.iter().flatten())
-}
-
-/// Returns the load balancer addresses and the external IPs.
-fn vips(service: &Service) -> Vec<String> {
-    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-    let ingress = balancer.into_iter().flat_map(|balancer| balancer.ingress.iter().flatten());
-    let external = service.spec.iter().flat_map(|spec| spec.external_ips.iter().flatten());
-    ingress.filter_map(|ingress| ingress.ip.clone()).chain(external.cloned()).collect()
-}
-
-/// `pools`: prints the AddressPools. Only the gateways know the pools of their configurations.
-pub(super) async fn pools(
-    kubeconfig: Option<PathBuf>,
-    style: Style,
-    out: &mut impl Write,
-) -> Result<usize, String> {
-    let client = client(kubeconfig).await?;
-    warn_of_deleted_definition(&client).await;
-    let pools: Vec<AddressPool> = list(client).await?;
-    let table = || {
-        let headers = ["NAME", "TOTAL", "USED", "AVAILABLE", "ACCEPTED", "ADDRESSES", "+MESSAGE"];
-        let mut table = Table::new(&headers);
-        for pool in &pools {
-            let status = pool.status.clone().unwrap_or_default();
-            let accepted = status.conditions.iter().find(|condition| condition.kind == "Accepted");
-            table.row([
-                pool.metadata.name.clone().unwrap_or_default(),
-                status.total.to_string(),
-                status.used.to_string(),
-                status.available.to_string(),
-                accepted.map_or_else(|| "<unknown>".to_owned(), |condition| condition.status.clone()),
-                pool.spec.addresses.join(","),
-                accepted.map(|condition| condition.message.clone()).unwrap_or_default(),
-            ]);
-        }
-        table
-    };
-    style.print_list(out, &pools, table).map_err(|error| error.to_string())?;
-    Ok(pools.len())
-}
-
-fn age_of(at: Timestamp, now: Timestamp) -> String {
-    age(u64::try_from(now.as_second() - at.as_second()).unwrap_or(0))
 }

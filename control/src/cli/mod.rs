@@ -13,6 +13,7 @@ mod args;
 mod ask;
 mod check;
 mod cluster;
+mod cluster_tables;
 mod crds;
 mod cross_check;
 mod explain;

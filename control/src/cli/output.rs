@@ -70,6 +70,15 @@ impl Style {
         }
     }
 
+    /// Prints the last row of a table, aligned with the others.
+    ///
+    /// # Errors
+    /// The write to `out` failed.
+    pub fn print_last(self, out: &mut impl Write, table: &Table) -> io::Result<()> {
+        let text = table.render(self.format == Format::Wide, true);
+        writeln!(out, "{}", text.lines().last().unwrap_or_default())
+    }
+
     /// Prints a list in the format of kubectl: `kind: List` with `items`.
     ///
     /// # Errors
@@ -126,6 +135,11 @@ impl Table {
         let cells: Vec<String> = cells.into_iter().map(shown).collect();
         assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each header");
         self.rows.push(cells);
+    }
+
+    /// Removes the last row.
+    pub(super) fn forget_last(&mut self) {
+        self.rows.pop();
     }
 
     /// Whether the table has no rows.
