@@ -1,5 +1,8 @@
 //! The names of our annotations, and the place of an annotation in its object.
 
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::yaml::text;
+
 /// Our annotations.
 pub(super) mod key {
     pub(crate) const FORWARDING: &str = "tidegate.dev/forwarding";
@@ -92,4 +95,16 @@ pub(super) mod key {
 /// The field path of an annotation.
 pub(super) fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
+}
+
+/// Reports an annotation that is none of ours, with the one that was probably meant.
+pub(super) fn unknown(annotation: &str) -> Diagnostic {
+    const PREFIX: &str = "tidegate.dev/";
+    let what = format!("annotation {annotation} is not known");
+    let names: Vec<&str> = key::ON_SERVICE.iter().filter_map(|key| key.strip_prefix(PREFIX)).collect();
+    let name = annotation.strip_prefix(PREFIX).unwrap_or(annotation);
+    match text::nearest(name, &names).first() {
+        Some(meant) => Diagnostic::warning(format!("{what}; did you mean {PREFIX}{meant}?")),
+        None => Diagnostic::warning(what).accepting(key::ON_SERVICE.join(", ")),
+    }
 }

@@ -24,7 +24,7 @@ use tidegate_model::yaml::text;
 
 use super::address_request::AddressRequest;
 use super::aliases::{self, AliasValue};
-use super::annotations::{annotation_field, key};
+use super::annotations::{self, annotation_field, key};
 use super::announce_options;
 use super::client_address;
 use super::finding::{Finding, Reason};
@@ -461,9 +461,7 @@ impl Reader<'_> {
                 self.ignored(annotation, "it has an effect on Pods and Nodes only", "no annotation");
             }
             _ => {
-                let what = format!("annotation {annotation} is not known");
-                let accepted = key::ON_SERVICE.join(", ");
-                let finding = Diagnostic::warning(what).accepting(accepted);
+                let finding = annotations::unknown(annotation);
                 self.push(&annotation_field(annotation), Reason::InvalidValue, finding);
             }
         }

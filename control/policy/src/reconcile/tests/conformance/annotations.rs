@@ -164,12 +164,23 @@ fn a_message_has_the_line_of_the_value_or_names_the_object() {
 }
 
 #[test]
-fn a_key_of_ours_that_is_not_known_is_a_warning_that_lists_the_known() {
-    let outcome = annotated_with("tidegate.dev/fowarding", "nat");
-    let (reason, what, accepted) = finding(&outcome);
-    assert_eq!((reason, what), (Reason::InvalidValue, "annotation tidegate.dev/fowarding is not known"));
+fn a_key_of_ours_that_is_not_known_is_a_warning_that_says_what_was_meant() {
+    let told = |key: &str| {
+        let outcome = annotated_with(key, "nat");
+        assert_eq!(outcome.spec, plain().spec);
+        let finding = outcome.findings.iter().next().expect("it is told");
+        assert_eq!(finding.reason, Reason::InvalidValue);
+        finding.diagnostic.clone()
+    };
+    let misspelt = told("tidegate.dev/fowarding");
+    let said = "annotation tidegate.dev/fowarding is not known; did you mean tidegate.dev/forwarding?";
+    assert_eq!((misspelt.what.as_str(), misspelt.accepted), (said, None));
+    assert!(
+        told("tidegate.dev/idle-timout-tcp").what.ends_with("did you mean tidegate.dev/idle-timeout-tcp?")
+    );
+    let unlike = told("tidegate.dev/xyzzyplughxyzzyplugh");
+    let accepted = unlike.accepted.expect("nothing is near");
     assert!(key::ON_SERVICE.iter().all(|key| accepted.contains(key)));
-    assert_eq!(outcome.spec, plain().spec);
 }
 
 #[test]
