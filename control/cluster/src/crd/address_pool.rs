@@ -39,11 +39,12 @@ const UNICAST_RULE: &str = "self.contains('-') \
     printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
     printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
     printcolumn = r#"{"name":"InUse","type":"string","jsonPath":".status.conditions[?(@.type==\"InUse\")].status"}"#,
+    printcolumn = r#"{"name":"Deleting","type":"date","jsonPath":".metadata.deletionTimestamp","description":"Time since the deletion was requested; Services still hold addresses"}"#,
     printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign","priority":1}"#,
     printcolumn = r#"{"name":"ExternalIPs","type":"boolean","jsonPath":".spec.externalIPs","priority":1}"#,
     printcolumn = r#"{"name":"Disabled","type":"boolean","jsonPath":".spec.disabled","priority":1}"#,
-    printcolumn = r#"{"name":"Gateways","type":"string","jsonPath":".status.gateways","priority":1}"#,
-    printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.addresses","priority":1}"#,
+    printcolumn = r#"{"name":"Gateways","type":"string","jsonPath":".status.gatewaySummary","priority":1}"#,
+    printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".status.addressSummary","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 pub struct AddressPoolSpec {
@@ -214,7 +215,6 @@ pub struct AddressPoolStatus {
     #[serde(default)]
     pub total: i64,
     /// Number of addresses that Services hold.
-
     #[serde(default)]
     pub used: i64,
     /// Number of addresses that can still be assigned.
@@ -224,6 +224,14 @@ pub struct AddressPoolStatus {
     #[serde(default)]
     #[schemars(length(max = 256), inner(length(max = 253)), extend("x-kubernetes-list-type" = "set"))]
     pub gateways: Vec<String>,
+    /// These gateways as a text, for `kubectl get -o wide`; the last ones of many are left out.
+    #[serde(default)]
+    #[schemars(length(max = 512))]
+    pub gateway_summary: String,
+    /// Addresses of the pool as a text, likewise.
+    #[serde(default)]
+    #[schemars(length(max = 512))]
+    pub address_summary: String,
     /// Conditions: Accepted, Overlaps, InUse.
     #[serde(default)]
     #[schemars(

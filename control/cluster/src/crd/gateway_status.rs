@@ -35,6 +35,7 @@ use super::condition::Condition;
     printcolumn = r#"{"name":"VIPs","type":"integer","jsonPath":".status.vipCount"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".status.conditions[?(@.type==\"SourceConnected\")].status"}"#,
     printcolumn = r#"{"name":"Seen","type":"date","jsonPath":".status.lastHeartbeat"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Version","type":"string","jsonPath":".status.version","priority":1}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".status.node","priority":1}"#,
     printcolumn = r#"{"name":"Applied","type":"integer","jsonPath":".status.generationApplied","priority":1}"#,

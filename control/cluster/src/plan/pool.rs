@@ -1,6 +1,6 @@
 //! The status of AddressPools: how many of their addresses are used, and whether Services hold any.
 
-use tidegate_model::objects::{AddressPool, Condition};
+use tidegate_model::objects::{AddressPool, AddressRange, Condition, number};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{Finding, Reason};
 
@@ -10,6 +10,9 @@ use super::write::Write;
 use crate::crd;
 use crate::event::{Event, EventType, Regarding};
 use crate::words::{ConditionReason, condition_reason, condition_type, event_reason};
+
+/// The maximum length of a summary, before what says that something is left out.
+const SUMMARY_BYTES_MAX: usize = 256;
 
 impl Planner<'_> {
     /// Plans for one AddressPool.
@@ -64,14 +67,53 @@ impl Planner<'_> {
         let (total, used, available) =
             usage.map_or((0, 0, 0), |u| (shown(u.total), shown(u.assigned + u.outside), shown(u.free())));
         let gateways = self.groups.members(&key.name);
+        let gateway_summary = summary(gateways.iter().cloned());
+        let address_summary = summary(pool.pool.ranges.iter().map(shortest));
         let is_same = stored.gateways == gateways
+            && (&stored.gateway_summary, &stored.address_summary) == (&gateway_summary, &address_summary)
             && (stored.total, stored.used, stored.available) == (total, used, available)
             && same(&stored.conditions, &conditions, |_| true);
         if !is_same {
             let conditions = conditions.iter().map(of_model).collect();
-            let status = crd::AddressPoolStatus { total, used, available, gateways, conditions };
+            let status = crd::AddressPoolStatus {
+                total,
+                used,
+                available,
+                gateways,
+                gateway_summary,
+                address_summary,
+                conditions,
+            };
             self.plan.writes.push(Write::PoolStatus { pool: key.name.clone(), status });
         }
+    }
+}
+
+/// The first items, as many as a column of a table can show.
+fn summary(items: impl Iterator<Item = String>) -> String {
+    let mut text = String::new();
+    for item in items {
+        if text.len() + item.len() > SUMMARY_BYTES_MAX {
+            text.push_str(", ...");
+            break;
+        }
+        let comma = if text.is_empty() { "" } else { ", " };
+        text.push_str(comma);
+        text.push_str(&item);
+    }
+    text
+}
+
+/// A range as an address or a CIDR if it is one.
+fn shortest(range: &AddressRange) -> String {
+    let size = range.size();
+    let bits = if range.first().is_ipv4() { 32 } else { 128 };
+    match size {
+        1 => range.first().to_string(),
+        _ if size.is_power_of_two() && number(range.first()).is_multiple_of(size) => {
+            format!("{}/{}", range.first(), bits - size.trailing_zeros())
+        }
+        _ => range.to_string(),
     }
 }
 
@@ -115,5 +157,26 @@ pub(super) fn of_model(condition: &Condition) -> crd::Condition {
         message: condition.message.clone(),
         observed_generation: condition.observed_generation,
         last_transition_time: condition.last_transition.unwrap_or_default().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_short_and_shows_ranges_as_they_are_usually_written() {
+        let range = |first: &str, last: &str| {
+            let ip = |text: &str| text.parse().expect("an address");
+            shortest(&AddressRange::new(ip(first), ip(last)).expect("a range"))
+        };
+        assert_eq!(range("203.0.113.9", "203.0.113.9"), "203.0.113.9");
+        assert_eq!(range("203.0.113.0", "203.0.113.15"), "203.0.113.0/28");
+        assert_eq!(range("203.0.113.1", "203.0.113.16"), "203.0.113.1-203.0.113.16");
+        assert_eq!(range("2001:db8::", "2001:db8::ffff"), "2001:db8::/112");
+        assert_eq!(range("0.0.0.0", "255.255.255.255"), "0.0.0.0/0");
+        assert_eq!(summary(["a".to_owned(), "b".to_owned()].into_iter()), "a, b");
+        let many = summary((0..64).map(|n| format!("2001:db8:{n}::/64")));
+        assert!(many.len() < 300 && many.ends_with(", ..."), "{many}");
     }
 }

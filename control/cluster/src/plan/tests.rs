@@ -309,6 +309,8 @@ impl Cluster {
                 let mut object = AddressPool::clone(&self.objects.address_pools[pool]);
                 object.status = AddressPoolStatus {
                     gateways: status.gateways.clone(),
+                    gateway_summary: status.gateway_summary.clone(),
+                    address_summary: status.address_summary.clone(),
                     total: status.total,
                     used: status.used,
                     available: status.available,
@@ -480,9 +482,9 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
         leads: false,
         withdrawn: 7,
         peers: &[],
+        polled: cluster.now,
         namesake: None,
         hindrance: None,
-        polled: cluster.now,
         now: cluster.now,
     };
     let plan = plan(&situation, &mut Memory::default());

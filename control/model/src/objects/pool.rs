@@ -138,6 +138,10 @@ pub struct AddressPoolStatus {
     pub available: i64,
     /// The live gateways that it selects.
     pub gateways: Vec<String>,
+    /// The same as a text for display.
+    pub gateway_summary: String,
+    /// Its addresses as a text for display.
+    pub address_summary: String,
     /// `Accepted`, `Overlaps`, `InUse`.
     pub conditions: Vec<Condition>,
 }

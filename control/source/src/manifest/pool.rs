@@ -42,12 +42,15 @@ fn read_pool(object: &Fields<'_>, meta: Metadata) -> AddressPool {
     read.generation = generation.unwrap_or(0);
     if let Some(status) = object.mapping("status") {
         let count = |key| status.get(key).and_then(|f| f.integer(0..=i64::MAX)).unwrap_or(0);
+        let text = |key| status.get(key).and_then(|f| f.string()).unwrap_or_default().to_owned();
         let names = |key| status.items(key).iter().filter_map(|f| Some(f.string()?.to_owned())).collect();
         read.status = AddressPoolStatus {
             total: count("total"),
             used: count("used"),
             available: count("available"),
             gateways: names("gateways"),
+            gateway_summary: text("gatewaySummary"),
+            address_summary: text("addressSummary"),
             conditions: stored::conditions(&status),
         };
         status.finish(Unknown::Ignored);
