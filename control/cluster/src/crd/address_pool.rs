@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::condition::Condition;
 
@@ -161,8 +162,17 @@ fn addresses(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
-/// What the key and the value of a label may be.
-const LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$";
+/// The pattern of a label key: the labels of its prefix are those of a DNS name.
+macro_rules! label_key {
+    () => {
+        "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?\
+         ([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$"
+    };
+}
+const LABEL_KEY: &str = label_key!();
+/// A schema has no pattern for the keys of a mapping.
+const LABEL_KEYS_RULE: &str =
+    concat!("self.all(key, key.split('/')[0].size() <= 253 && key.matches('", label_key!(), "'))");
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 
 /// A label selector.
@@ -172,7 +182,7 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 pub struct Selector {
     /// Labels that must be present with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "labels")]
+    #[schemars(schema_with = "match_labels")]
     pub match_labels: BTreeMap<String, String>,
     /// Requirements that must also be met.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -186,6 +196,13 @@ pub(super) fn labels(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "maxProperties": 16,
         "additionalProperties": {"type": "string", "maxLength": 63, "pattern": LABEL_VALUE}
     })
+}
+
+fn match_labels(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let mut schema = labels(generator);
+    let rule = json!({"rule": LABEL_KEYS_RULE, "message": "label keys such as team or example.org/team"});
+    schema.insert("x-kubernetes-validations".to_owned(), json!([rule]));
+    schema
 }
 
 /// One requirement of a selector.
