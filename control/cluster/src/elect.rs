@@ -225,8 +225,12 @@ async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Le
     };
     match answer {
         // A missing namespace must not be confused with a missing lease.
-        Err(error) if error.code() == Some(404) && matches!(ask, Ask::Create(_)) => {
-            Err(Refused::Other(error.to_string()))
+        Err(error) if matches!(error.code(), Some(403 | 404)) && matches!(ask, Ask::Create(_)) => {
+            let why = format!(
+                "it does not exist, and the gateway cannot create it; accepted: the rights of \
+                 deploy/kubernetes/base, or an existing Lease: {error}"
+            );
+            Err(Refused::Other(why))
         }
         Err(error) if error.code() == Some(401) => {
             connector.refused(connection.serial).await;

@@ -247,7 +247,7 @@ mod tests {
     }
 
     fn two() -> (Election, Election) {
-        (Election::new("a", "kube-system"), Election::new("b", "kube-system"))
+        (Election::new("a", "tidegate-system"), Election::new("b", "tidegate-system"))
     }
 
     #[tokio::test(start_paused = true)]
@@ -338,7 +338,7 @@ mod tests {
     async fn a_restarted_gateway_waits_for_its_own_old_lease() {
         let (mut a, mut server) = (two().0, Server::default());
         assert!(server.attempt(&mut a));
-        let mut again = Election::new("a-2", "kube-system");
+        let mut again = Election::new("a-2", "tidegate-system");
         for _ in 0..15 {
             assert!(!server.attempt(&mut again));
             after(1).await;

@@ -238,7 +238,7 @@ mod terms;
 async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
     let cluster = Cluster::new();
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/base");
-    for file in ["namespace.yaml", "rbac.yaml", "lease.yaml"] {
+    for file in ["namespace.yaml", "rbac.yaml"] {
         let text = std::fs::read_to_string(format!("{base}/{file}")).expect("a manifest");
         cluster.server.apply(&text).expect("legal");
     }
@@ -292,7 +292,7 @@ async fn a_service_gets_an_address_its_conditions_and_events_that_tell_the_story
     };
     let shown = ["Allocated", "Programmed", "Healthy", "Conflicted"].map(condition);
     assert_eq!(shown, ["True", "True", "False", "False"], "no endpoint yet");
-    let lease = cluster.server.get("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate");
+    let lease = cluster.server.get("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate");
     let holder = lease.unwrap_or_default()["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
     assert!(holder.starts_with("edge-1_"), "{holder}");
     until("its own status", || {
@@ -377,7 +377,7 @@ async fn leader_loses_lease_and_writes_nothing_more() {
     until("a leader", || one.leads()).await;
     cluster
         .server
-        .edit("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate", |lease| {
+        .edit("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate", |lease| {
             lease["spec"]["holderIdentity"] = json!("somebody-else");
         })
         .expect("it is there");

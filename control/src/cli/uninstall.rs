@@ -181,13 +181,14 @@ mod tests {
 
     #[test]
     fn what_is_left_and_which_gateways_run_are_said() {
-        let options = |dry_run| Options { dry_run, keep_going: false, lease_namespace: "kube-system".into() };
+        let options =
+            |dry_run| Options { dry_run, keep_going: false, lease_namespace: "tidegate-system".into() };
         let running = vec!["edge-1".into()];
         let done = Uninstalled { released: 2, left: vec![], running, holds_lease: true };
         let text = summary(&options(false), &done);
         assert!(text.starts_with("2 objects released; nothing"), "{text}");
         assert!(
-            text.contains("edge-1. Stop them now.") && text.contains("Lease kube-system/tidegate"),
+            text.contains("edge-1. Stop them now.") && text.contains("Lease tidegate-system/tidegate"),
             "{text}"
         );
         let refused = Uninstalled { left: vec!["Service a/b: 403".into()], ..Uninstalled::default() };

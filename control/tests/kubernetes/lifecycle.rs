@@ -44,7 +44,7 @@ fn condition(world: &World, name: &str, kind: &str) -> String {
 }
 
 fn lease(world: &World) -> Value {
-    world.api.get("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate").unwrap_or_default()
+    world.api.get("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate").unwrap_or_default()
 }
 
 /// A cluster with one gateway that leads, and a Service that has its address.
@@ -260,10 +260,11 @@ fn leader_loses_lease() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     let take = |holder: &str| {
-        let edited = world.api.edit("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate", |lease| {
-            lease["spec"]["holderIdentity"] = holder.into();
-            lease["spec"]["renewTime"] = "2100-01-01T00:00:00.000000Z".into();
-        });
+        let edited =
+            world.api.edit("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate", |lease| {
+                lease["spec"]["holderIdentity"] = holder.into();
+                lease["spec"]["renewTime"] = "2100-01-01T00:00:00.000000Z".into();
+            });
         edited.expect("there is a lease");
     };
     world.api.forget_requests();
@@ -287,6 +288,17 @@ fn leader_loses_lease() {
     assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"], "forwarding goes on");
     take("");
     world.until("the lease and the status", || (!ingress(&world, "next").is_empty()).then_some(()));
+}
+
+#[test]
+fn a_deleted_lease_is_created_again_and_a_gateway_leads() {
+    let world = shop();
+    assert!(world.api.delete("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate"));
+    world.until("the lease", || {
+        text(&lease(&world)["spec"]["holderIdentity"]).starts_with("edge-1_").then_some(())
+    });
+    world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
+    world.until("an address", || (!ingress(&world, "next").is_empty()).then_some(()));
 }
 
 #[test]

@@ -16,7 +16,7 @@ type Right = (String, String, String);
 /// The rights that the stored roles of Tidegate grant.
 fn granted(world: &World) -> BTreeSet<Right> {
     let rbac = "rbac.authorization.k8s.io/v1";
-    let roles = [("ClusterRole", "", "tidegate"), ("Role", "kube-system", "tidegate-leader")];
+    let roles = [("ClusterRole", "", "tidegate"), ("Role", "tidegate-system", "tidegate-leader")];
     let mut rights = BTreeSet::new();
     for (kind, namespace, name) in roles {
         let role = world.api.get(rbac, kind, namespace, name).expect("installed");

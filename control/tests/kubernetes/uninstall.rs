@@ -49,7 +49,7 @@ fn written(world: &World) -> Vec<String> {
 }
 
 fn holder(world: &World) -> Option<String> {
-    let lease = world.api.get("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate")?;
+    let lease = world.api.get("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate")?;
     Some(text(&lease["spec"]["holderIdentity"]))
 }
 
@@ -118,7 +118,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
     // After a restart it still writes nothing. Once the Lease is deleted, it continues.
     world.start_again("edge-1");
     assert_eq!(holder(&world).as_deref(), Some("tidegate-uninstall"));
-    assert!(world.api.delete("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate"));
+    assert!(world.api.delete("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate"));
     world.install();
     world.until("an address", || {
         let late = world.api.get("v1", "Service", "shop", "late")?;

@@ -27,12 +27,7 @@ const SEEN_WITH_A_REAL_SERVER: Duration = Duration::from_secs(180);
 const BOOKMARKS: Duration = Duration::from_secs(2);
 
 /// The manifests that every cluster of the tests has, including the rights of the gateways.
-const INSTALL: [&str; 4] = [
-    "kubernetes/base/namespace.yaml",
-    "kubernetes/base/rbac.yaml",
-    "kubernetes/base/lease.yaml",
-    "kubernetes/crds",
-];
+const INSTALL: [&str; 3] = ["kubernetes/base/namespace.yaml", "kubernetes/base/rbac.yaml", "kubernetes/crds"];
 
 /// A cluster with gateways. It prints the end of their logs if its test fails.
 pub(crate) struct World {

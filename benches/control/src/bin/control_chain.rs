@@ -205,7 +205,7 @@ fn config(directory: &Path) -> KubernetesConfig {
         api_loss_grace: Duration::from_secs(300),
         pod_weights: false,
         state_directory: Some(directory.to_owned()),
-        lease_namespace: "kube-system".to_owned(),
+        lease_namespace: "tidegate-system".to_owned(),
         endpoint_slices_mib: tidegate_model::config::ENDPOINT_SLICES_MIB,
     }
 }

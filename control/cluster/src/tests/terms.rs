@@ -34,7 +34,7 @@ async fn a_gateway_that_cannot_lead_reports_why_everywhere_until_it_can() {
     let candidate = || gateway.writer.counts().candidate();
     until("it to say so", || candidate().hindrance.is_some()).await;
     let why = candidate().hindrance.unwrap_or_default();
-    assert!(why.contains("the lease kube-system/tidegate cannot be acquired: 403"), "{why}");
+    assert!(why.contains("the lease tidegate-system/tidegate cannot be acquired: 403"), "{why}");
     let can_lead = || {
         let conditions = cluster.status_of("edge-1")["conditions"].clone();
         let conditions = conditions.as_array().cloned().unwrap_or_default();

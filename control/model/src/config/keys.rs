@@ -157,8 +157,9 @@ pub const KEYS: &[Key] = &[
          again under the same name."),
     key("source.kubernetes.podWeights", "boolean", Value("false"), "true", Restart,
         "Honour the annotation `tidegate.dev/weight` of Pods. This needs a watch on the metadata of all Pods, and the RBAC rules in `deploy/kubernetes/pod-weights`."),
-    key("source.kubernetes.leaseNamespace", "namespace", Value("kube-system"), "edge", Restart,
-        "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all gateways."),
+    key("source.kubernetes.leaseNamespace", "namespace", Value("tidegate-system"), "edge", Restart,
+        "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all gateways. In another \
+         namespace than the default, grant their accounts `get`, `create` and `update` of leases."),
     key("source.kubernetes.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where the gateway saves the latest objects, and what operators have drained. It forwards by the saved objects if the API \
          server is down when the gateway starts. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again. \

@@ -23,9 +23,8 @@ const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Default of `endpointSlicesMiB`: some 800,000 endpoints.
 pub const ENDPOINT_SLICES_MIB: u32 = 512;
 
-/// The namespace of control planes' leases, which exists in every cluster; `deploy/kubernetes/base` grants the
-/// permission.
-const LEASE_NAMESPACE: &str = "kube-system";
+/// The namespace of `deploy/kubernetes/base`. Gateways may create Leases there, so a deleted one comes back.
+const LEASE_NAMESPACE: &str = "tidegate-system";
 
 /// The validated `source` section. Default: `directory` with its defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +73,7 @@ pub struct KubernetesConfig {
     /// disables that. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
     /// `leaseNamespace`: the namespace of the Lease `tidegate`, with which several gateways agree on the one that
-    /// writes to the cluster. It must be the same for all of them. Default `kube-system`.
+    /// writes to the cluster. It must be the same for all of them. Default `tidegate-system`.
     pub lease_namespace: String,
     /// `endpointSlicesMiB`: memory for the EndpointSlices of all namespaces together, in MiB, 1 to 65536. If it is
     /// exceeded, namespaces get equal shares. Default 512.

@@ -26,9 +26,8 @@ const NAMESPACES: [&str; 3] = ["shop", "aaa", "tidegate-system"];
 const NAMED: [(&str, &str, &str); 8] = [
     ("rbac.authorization.k8s.io/v1", "ClusterRole", ""),
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", ""),
-    ("rbac.authorization.k8s.io/v1", "Role", "kube-system"),
-    ("rbac.authorization.k8s.io/v1", "RoleBinding", "kube-system"),
-    ("coordination.k8s.io/v1", "Lease", "kube-system"),
+    ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema", ""),
+    ("flowcontrol.apiserver.k8s.io/v1", "PriorityLevelConfiguration", ""),
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", ""),
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", ""),
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition", ""),
