@@ -23,7 +23,7 @@ const FINALIZER: &str = "tidegate.dev/cleanup";
 /// Namespaces that the tests create.
 const NAMESPACES: [&str; 3] = ["shop", "aaa", "tidegate-system"];
 /// Kinds, with the namespace, of which tests and manifests create objects with recognisable names.
-const NAMED: [(&str, &str, &str); 8] = [
+const NAMED: [(&str, &str, &str); 7] = [
     ("rbac.authorization.k8s.io/v1", "ClusterRole", ""),
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", ""),
     ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema", ""),

@@ -23,7 +23,9 @@ use tidegate::netlab::Lab;
 use mode::Mode;
 pub(crate) use needs::Needs;
 use needs::used;
+pub(crate) use objects::{Admin, Place, Refusal};
 use real::Real;
+use started::ControlPlane;
 
 /// The namespace and the name of the gateways' account.
 const ACCOUNT: (&str, &str) = ("tidegate-system", "tidegate");
@@ -139,7 +141,11 @@ impl Api {
 
     /// The PEM certificate that clients must trust.
     pub(crate) fn certificate_authority(&self) -> Option<String> {
-        self.test(Needs::NewAuthority).certificate_authority()
+        used(Needs::NewAuthority);
+        match &self.0 {
+            Server::Test(server, _) => server.certificate_authority(),
+            Server::Real(real) => Some(real.plane().certificate_authority()),
+        }
     }
 
     /// The text of a kubeconfig with a token, for gateways.
@@ -247,7 +253,29 @@ impl Api {
 
     /// Creates a new authority and certificate for new connections. Open connections are closed.
     pub(crate) fn renew_certificate(&self) {
-        self.test(Needs::NewAuthority).renew_certificate().expect("the port is still free");
+        used(Needs::NewAuthority);
+        match &self.0 {
+            Server::Test(server, _) => server.renew_certificate().expect("the port is still free"),
+            Server::Real(real) => real.stopped(|plane| plane.restart_with_new_authority()),
+        }
+    }
+
+    /// The administrator of a real server, whose requests are those of any client.
+    pub(crate) fn admin(&self) -> &Admin {
+        used(Needs::RealServer);
+        match &self.0 {
+            Server::Test(..) => unreachable!("a story of a real server is skipped without one"),
+            Server::Real(real) => real.admin(),
+        }
+    }
+
+    /// Discards the history of a real server and restarts it: a watch can't be resumed.
+    pub(crate) fn restart_without_history(&self) {
+        used(Needs::DiscardedHistory);
+        match &self.0 {
+            Server::Test(..) => unreachable!("a story of a real server is skipped without one"),
+            Server::Real(real) => real.stopped(ControlPlane::restart_without_history),
+        }
     }
 
     /// All answered requests since the start or since the last [`Api::forget_requests`].
@@ -273,12 +301,10 @@ impl Api {
         used(Needs::LostObjects);
         match &self.0 {
             Server::Test(server, _) => server.restart_empty().expect("the port is still free"),
-            Server::Real(real) => {
-                real.way().refuse(true);
-                real.plane().restart_empty();
+            Server::Real(real) => real.stopped(|plane| {
+                plane.restart_empty();
                 real.forget_token();
-                real.way().refuse(false);
-            }
+            }),
         }
     }
 
@@ -298,11 +324,7 @@ impl Api {
             (Server::Test(server, _), Backup::Test(copy)) => {
                 server.restart_from(copy).expect("the port is free");
             }
-            (Server::Real(real), Backup::Real(copy)) => {
-                real.way().refuse(true);
-                real.plane().restart_from(copy);
-                real.way().refuse(false);
-            }
+            (Server::Real(real), Backup::Real(copy)) => real.stopped(|plane| plane.restart_from(copy)),
             _ => unreachable!("a story has one server"),
         }
     }

@@ -2,8 +2,8 @@
 //! whose state the test may lose. A test declares them first, with [`needs!`](crate::needs). If the server of this run
 //! lacks one, the test is skipped, and a line on standard error names the test and the reason.
 //!
-//! Invariant: with the test API server, no test is skipped, and a test uses exactly the switches that it declares. The
-//! list of skipped tests on other servers therefore stays correct.
+//! Invariant: with the test API server, only tests of a real server are skipped, and a test uses exactly the switches
+//! that it declares. The list of skipped tests on other servers therefore stays correct.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -32,20 +32,32 @@ pub(crate) enum Needs {
     NoNodes,
     /// This minor version of Kubernetes, or a newer one.
     Version(u32),
+    /// The code of Kubernetes: its validation, types and limits, of which the test API server has a part.
+    RealServer,
+    /// A real server whose history is discarded and that is started again.
+    DiscardedHistory,
 }
 
 impl Needs {
     /// Whether it is a method of [`super::Api`], which records its use.
     fn is_switch(self) -> bool {
-        !matches!(self, Self::NamespaceController | Self::NoNodes | Self::Version(_))
+        !matches!(self, Self::NamespaceController | Self::NoNodes | Self::RealServer | Self::Version(_))
     }
 
     /// Why the server of this run does not fulfil it, if so.
     fn lack(self) -> Option<String> {
         let mode = Mode::of_this_run();
         let is_there = match (self, mode) {
-            (_, Mode::InProcess) => true,
-            (Self::Requests | Self::LostObjects | Self::NoNodes, Mode::Binaries(_)) => true,
+            (Self::RealServer | Self::DiscardedHistory, Mode::InProcess) => false,
+            (_, Mode::InProcess) | (Self::RealServer, _) => true,
+            (
+                Self::Requests
+                | Self::LostObjects
+                | Self::NoNodes
+                | Self::NewAuthority
+                | Self::DiscardedHistory,
+                Mode::Binaries(_),
+            ) => true,
             (Self::NamespaceController, Mode::Binaries(binaries)) => binaries.controller_manager.is_some(),
             (Self::NamespaceController, Mode::Cluster(_)) => true,
             (Self::Version(minor), _) => mode.minor_version() >= minor,
@@ -71,6 +83,10 @@ impl Needs {
             }
             Self::NoNodes => "a cluster without nodes: it installs the DaemonSet".into(),
             Self::Version(minor) => format!("Kubernetes 1.{minor} or newer"),
+            Self::RealServer => "admin(): a real API server (make test-apiserver)".into(),
+            Self::DiscardedHistory => {
+                "restart_without_history(): a real API server that a story may stop".into()
+            }
         }
     }
 }

@@ -31,6 +31,16 @@ pub(crate) struct Admin {
 pub(crate) struct Refusal {
     pub(crate) code: u16,
     pub(crate) message: String,
+    /// The faults of single fields, as `field: message`.
+    pub(crate) causes: Vec<String>,
+}
+
+impl Refusal {
+    fn of(status: kube::core::Status) -> Self {
+        let causes = status.details.map(|details| details.causes).unwrap_or_default();
+        let causes = causes.into_iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+        Self { code: status.code, message: status.message, causes }
+    }
 }
 
 impl std::fmt::Display for Refusal {
@@ -64,20 +74,32 @@ impl Admin {
         path: &str,
         body: Option<(&str, &Value)>,
     ) -> Result<Value, Refusal> {
+        self.request_with(&[], method, path, body)
+    }
+
+    /// The same with headers.
+    pub(crate) fn request_with(
+        &self,
+        headers: &[(&str, &str)],
+        method: &str,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Value, Refusal> {
         let mut request = hyper::Request::builder().method(method).uri(path);
-        if let Some((kind, _)) = body {
-            request = request.header("content-type", kind);
+        let kind = body.map(|(kind, _)| ("content-type", kind));
+        for (name, value) in headers.iter().copied().chain(kind) {
+            request = request.header(name, value);
         }
         let text = body.map_or_else(Vec::new, |(_, body)| body.to_string().into_bytes());
         let request = request.body(text).expect("paths of the stories are URLs");
         let connector = self.connector.clone();
-        let refused = |code: u16, message: String| Refusal { code, message };
+        let refused = |code: u16, message: String| Refusal { code, message, causes: Vec::new() };
         let work = async move {
             let connection = connector.connection().await.map_err(|e| refused(0, e.to_string()))?;
             let asked = connection.client.request::<Value>(request);
             match tokio::time::timeout(SETTLED, asked).await {
                 Ok(Ok(answer)) => Ok(answer),
-                Ok(Err(kube::Error::Api(status))) => Err(refused(status.code, status.message)),
+                Ok(Err(kube::Error::Api(status))) => Err(Refusal::of(*status)),
                 Ok(Err(error)) => Err(refused(0, format!("{error:?}"))),
                 Err(_) => Err(refused(0, format!("no answer within {SETTLED:?}"))),
             }
@@ -246,14 +268,16 @@ pub(crate) struct Place {
 }
 
 /// Cluster-scoped kinds that the tests use.
-const OF_THE_CLUSTER: [&str; 9] = [
+const OF_THE_CLUSTER: [&str; 11] = [
     "AddressPool",
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",
+    "FlowSchema",
     "GatewayStatus",
     "Namespace",
     "Node",
+    "PriorityLevelConfiguration",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 ];

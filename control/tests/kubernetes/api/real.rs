@@ -93,6 +93,13 @@ impl Real {
         self.plane.as_ref().expect("a story that needs one is skipped with the server of a cluster")
     }
 
+    /// Changes the control plane while gateways can't reach it.
+    pub(super) fn stopped(&self, change: impl FnOnce(&ControlPlane)) {
+        self.way.refuse(true);
+        change(self.plane());
+        self.way.refuse(false);
+    }
+
     pub(super) fn address(&self) -> SocketAddr {
         self.way.address()
     }

@@ -1,5 +1,5 @@
 //! A separate control plane for a test, from binaries: etcd, kube-apiserver and, if available, kube-controller-manager
-//! with only the namespace controller, in the network namespace of the gateways.
+//! with the controllers that the tests need, in the network namespace of the gateways.
 //!
 //! Each test has its own: it starts with an empty cluster and may break it, and a failed test leaves nothing to the
 //! next one. That takes about ten seconds for each. The processes end with the lab, whatever ends the lab: a failed
@@ -22,6 +22,8 @@ use super::objects::Admin;
 const PORT: u16 = 6443;
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
+/// The controllers that empty namespaces and check the types of admission policies.
+const CONTROLLERS: &str = "namespace,validatingadmissionpolicy-status-controller";
 const ADMIN_TOKEN: &str = "stories-admin";
 /// The maximum time of a cold start on a busy machine.
 const READY: Duration = Duration::from_secs(180);
@@ -79,6 +81,31 @@ impl ControlPlane {
         self.launch();
     }
 
+    /// The PEM certificate that clients must trust.
+    pub(crate) fn certificate_authority(&self) -> String {
+        std::fs::read_to_string(self.path("ca.crt")).expect("it was written")
+    }
+
+    /// Restarts with a certificate of another authority.
+    pub(crate) fn restart_with_new_authority(&self) {
+        self.end();
+        self.write_certificates();
+        self.launch();
+    }
+
+    /// Discards all former versions of objects and restarts. Servers hold a part of the history in memory, so without
+    /// the restart a watch could still be resumed.
+    pub(crate) fn restart_without_history(&self) {
+        let range = self.place.enter(|| etcd_request("/v3/kv/range", &json!({"key": "YQ=="})));
+        let revision =
+            range["header"]["revision"].as_str().expect("the answer names its revision").to_owned();
+        let request = json!({"revision": revision, "physical": true});
+        let answer = self.place.enter(|| etcd_request("/v3/kv/compaction", &request));
+        assert!(answer["header"].is_object(), "compacted: {answer}");
+        self.end();
+        self.launch();
+    }
+
     /// The requests of the audit log: answered requests, and watches that have begun.
     pub(crate) fn requests(&self) -> Vec<Logged> {
         let text = std::fs::read_to_string(self.path("audit.log")).unwrap_or_default();
@@ -97,9 +124,12 @@ impl ControlPlane {
         self.directory.join(name)
     }
 
-    /// Writes certificates, keys, the administrator's token, and the audit policy.
-    fn write_files(&self) {
-        let write = |name: &str, text: &str| std::fs::write(self.path(name), text).expect("written");
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).expect("written");
+    }
+
+    /// Writes the certificate of a new authority, and a certificate and key of the server.
+    fn write_certificates(&self) {
         let authority_key = KeyPair::generate().expect("a key");
         let mut authority = CertificateParams::new(Vec::new()).expect("no names");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -109,18 +139,23 @@ impl ControlPlane {
         let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
         let certificate =
             CertificateParams::new(names).expect("names").signed_by(&key, &issuer).expect("signed");
-        write("ca.crt", &authority_pem);
-        write("server.crt", &certificate.pem());
-        write("server.key", &key.serialize_pem());
+        self.write("ca.crt", &authority_pem);
+        self.write("server.crt", &certificate.pem());
+        self.write("server.key", &key.serialize_pem());
+    }
+
+    /// Writes certificates, keys, the administrator's token, and the audit policy.
+    fn write_files(&self) {
+        self.write_certificates();
         let accounts = KeyPair::generate().expect("a key");
-        write("accounts.key", &accounts.serialize_pem());
-        write("accounts.pub", &accounts.public_key_pem());
-        write("tokens.csv", &format!("{ADMIN_TOKEN},stories-admin,1,\"system:masters\"\n"));
+        self.write("accounts.key", &accounts.serialize_pem());
+        self.write("accounts.pub", &accounts.public_key_pem());
+        self.write("tokens.csv", &format!("{ADMIN_TOKEN},stories-admin,1,\"system:masters\"\n"));
         let policy = json!({
             "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
             "rules": [{"level": "Metadata"}],
         });
-        write("audit-policy.yaml", &policy.to_string());
+        self.write("audit-policy.yaml", &policy.to_string());
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "stories",
             "clusters": [{"name": "stories", "cluster": {
@@ -129,7 +164,7 @@ impl ControlPlane {
             "contexts": [{"name": "stories", "context": {"cluster": "stories", "user": "admin"}}],
             "users": [{"name": "admin", "user": {"token": ADMIN_TOKEN}}],
         });
-        write("admin.kubeconfig", &kubeconfig.to_string());
+        self.write("admin.kubeconfig", &kubeconfig.to_string());
     }
 
     fn launch(&self) {
@@ -177,7 +212,7 @@ impl ControlPlane {
                 program,
                 &[
                     format!("--kubeconfig={}", file("admin.kubeconfig")),
-                    "--controllers=namespace".into(),
+                    format!("--controllers={CONTROLLERS}"),
                     "--leader-elect=false".into(),
                     format!("--cert-dir={}", file("certificates")),
                     "--bind-address=127.0.0.1".into(),
@@ -231,6 +266,19 @@ impl Drop for ControlPlane {
         }
         self.end();
     }
+}
+
+/// The answer of etcd's HTTP gateway.
+fn etcd_request(path: &str, body: &Value) -> Value {
+    use std::io::{Read, Write};
+    let body = body.to_string();
+    let mut stream = std::net::TcpStream::connect(ETCD.trim_start_matches("http://")).expect("etcd answers");
+    let head = format!("POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
 fn copy_directory(from: &Path, to: &Path) {
