@@ -8,18 +8,9 @@ use test_apiserver::{Options, TestApiServer};
 
 use crate::api::{Api, Needs};
 use crate::needs;
+use crate::tool::{command, run};
 use crate::uninstall::installed;
 use crate::world::{World, deploy};
-
-/// Runs a tool. Returns its output, or its error output.
-fn run(command: &mut Command) -> Result<String, String> {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() {
-        return Ok(text);
-    }
-    Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)))
-}
 
 /// An API server with a kubeconfig for kubectl.
 struct Cluster {
@@ -80,9 +71,7 @@ impl Cluster {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new("kubectl");
-        command.env("KUBECONFIG", self.home.path().join("kubeconfig")).env("HOME", self.home.path());
-        command
+        command(self.home.path())
     }
 
     /// Creates the namespace and the definitions, the first part of an installation.
@@ -243,56 +232,5 @@ fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
             deleted.unwrap_or_else(|error| panic!("delete {}: {error}", path.display()));
             writes(&format!("delete {}", path.display()));
         }
-    }
-}
-
-/// `deploy/scripts/check-cel.sh`.
-fn check_cel(what: &str, directory: &Path) -> Result<String, String> {
-    run(Command::new(deploy().join("scripts/check-cel.sh")).arg(what).arg(directory))
-}
-
-/// Copies the manifests of a directory below `deploy/kubernetes` and replaces a text.
-fn altered(directory: &str, from: &str, to: &str) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().expect("a temporary directory");
-    let mut changes = 0;
-    for entry in std::fs::read_dir(deploy().join("kubernetes").join(directory)).expect("readable") {
-        let path = entry.expect("readable").path();
-        let text = std::fs::read_to_string(&path).expect("readable");
-        changes += text.matches(from).count();
-        let file = copy.path().join(path.file_name().expect("a file"));
-        std::fs::write(file, text.replace(from, to)).expect("written");
-    }
-    assert!(changes > 0, "{from:?} is nowhere in {directory}");
-    copy
-}
-
-#[test]
-fn the_admission_policies_refuse_what_the_gateway_would() {
-    let policies = deploy().join("kubernetes/admission");
-    let said = check_cel("admission", &policies).unwrap_or_else(|error| panic!("{error}"));
-    assert!(said.contains(" 0 wrong"), "{said}");
-    // The check detects a policy that allows too much.
-    let lax = altered(
-        "admission",
-        "variables.namespaceMatches && variables.serviceMatches",
-        "variables.serviceMatches",
-    );
-    assert!(check_cel("admission", lax.path()).is_err(), "a namespace that does not match");
-}
-
-#[test]
-fn the_rules_of_the_definitions_refuse_what_they_say_and_nothing_else() {
-    let said = check_cel("crds", &deploy().join("kubernetes/crds")).unwrap_or_else(|error| panic!("{error}"));
-    assert!(said.contains(" 0 wrong"), "{said}");
-    // The check detects a rule that allows too much, one that costs too much, and a function of a newer server.
-    for (from, to, noticed) in [
-        ("cidr(self) in [cidr(self).masked()]", "true", "bits after the prefix: said []"),
-        ("isGlobalUnicast()", "isUnspecified()", "nothing but its addresses"),
-        ("maxLength: 79", "maxLength: 790", "may cost"),
-        ("cidr(self) in [cidr(self).masked()]", "cidr(self) == cidr(self).masked()", "may cost inf"),
-        ("self.operator in ['In', 'NotIn']", "self.operator.format() == ''", "format"),
-    ] {
-        let refused = check_cel("crds", altered("crds", from, to).path()).expect_err(from);
-        assert!(refused.contains(noticed), "{to}: {refused}");
     }
 }

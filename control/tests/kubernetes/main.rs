@@ -4,9 +4,11 @@
 //! Every gateway has exactly the rights of `deploy/kubernetes`. The tests need root (their own namespace) and DPDK
 //! (`net_null`). `make test` runs this binary; a plain `cargo test` does not.
 
+mod admission;
 mod api;
 mod api_loss;
 mod connect;
+mod definitions;
 mod endpoints;
 mod faulty_pool;
 mod flow_peers;
@@ -24,4 +26,5 @@ mod self_check;
 mod tenancy;
 mod truth;
 mod uninstall;
+mod tool;
 mod world;

@@ -1,7 +1,8 @@
 //! Tests the gateway with the table of objects that tests the schemas and CEL rules of our kinds, because an API
 //! server that evaluates no rules accepts objects that the rules would refuse.
 //!
-//! The table is `deploy/scripts/crd-cases.yaml`. `deploy/scripts/check-crds.py` tests the answers of API servers.
+//! The table is `deploy/scripts/crd-cases.yaml`. `control/tests/kubernetes/definitions.rs` tests the answers of a real
+//! API server.
 
 use std::path::Path;
 

@@ -1,0 +1,43 @@
+//! Runs kubectl as an operator does, with the administrator's kubeconfig.
+//!
+//! `KUBECTL` names the program. Without it, the one beside `KUBE_APISERVER` is used, or the one in `PATH`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::world::World;
+
+/// The kubectl of this run.
+pub(crate) fn program() -> PathBuf {
+    let named = std::env::var_os("KUBECTL").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let beside = || {
+        let server = std::env::var_os("KUBE_APISERVER").map(PathBuf::from)?;
+        Some(server.canonicalize().ok()?.with_file_name("kubectl")).filter(|path| path.is_file())
+    };
+    named.or_else(beside).unwrap_or_else(|| "kubectl".into())
+}
+
+/// A call of kubectl with the kubeconfig in a directory, which is its home.
+pub(crate) fn command(home: &Path) -> Command {
+    let mut command = Command::new(program());
+    command.env("KUBECONFIG", home.join("kubeconfig")).env("HOME", home);
+    command
+}
+
+/// Runs a tool. Returns its output, or its output and error output.
+pub(crate) fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// Runs kubectl as the administrator, where the API server is.
+pub(crate) fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String> {
+    let home = world.directory().join("admin");
+    std::fs::create_dir_all(&home).expect("a directory of the story");
+    world.api.kubeconfig(&home).expect("written");
+    world.enter_gateway(|| run(command(&home).args(arguments)))
+}
