@@ -1,0 +1,186 @@
+//! What operators type: kubectl shows, waits for, describes and explains what gateways write, and applies objects that
+//! gateways write too. With the real kubectl and a real API server.
+
+use serde_json::Value;
+
+use crate::api::Needs;
+use crate::needs;
+use crate::tool::kubectl;
+use crate::world::{Setting, World, service, slice, text};
+
+const API: &str = "tidegate.dev/v1alpha1";
+const POOL: &str = "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, spec: {addresses: \
+                    [203.0.113.0/28]}}";
+
+/// A cluster with a pool, a Service and a gateway, which has written everything that it writes.
+fn shop() -> World {
+    let mut world = World::new();
+    world.apply(POOL);
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    world.start_with("edge-1", &Setting { document: "pools: []".into(), ..Setting::default() });
+    world
+}
+
+fn said(world: &World, arguments: &[&str]) -> String {
+    kubectl(world, arguments).unwrap_or_else(|error| panic!("kubectl {}: {error}", arguments.join(" ")))
+}
+
+/// The cells of the only row, by column.
+fn row(table: &str) -> Vec<(String, String)> {
+    let lines: Vec<&str> = table.lines().collect();
+    let [head, row] = lines[..] else { panic!("one row: {table}") };
+    // Columns begin where their names begin.
+    let starts: Vec<usize> = (0..head.len())
+        .filter(|&at| !head[at..].starts_with(' ') && (at == 0 || head[..at].ends_with("  ")))
+        .collect();
+    let cell = |line: &str, n: usize| {
+        let end = starts.get(n + 1).copied().unwrap_or(line.len()).min(line.len());
+        line.get(starts[n]..end).unwrap_or_default().trim().to_owned()
+    };
+    (0..starts.len()).map(|n| (cell(head, n), cell(row, n))).collect()
+}
+
+#[test]
+fn kubectl_shows_waits_for_describes_and_explains_what_gateways_write() {
+    needs!(Needs::RealServer, Needs::Version(31));
+    let world = shop();
+    let wait = |what: &str, object: &str| {
+        said(&world, &["-n", "shop", "wait", "--timeout=120s", &format!("--for={what}"), object]);
+    };
+    wait("jsonpath={.status.loadBalancer.ingress[0].ip}", "service/web");
+    for condition in ["Allocated", "Programmed", "Healthy"] {
+        wait(&format!("condition=tidegate.dev/{condition}"), "service/web");
+    }
+    wait("condition=Accepted", "addresspool/public");
+    wait("condition=Ready", "gatewaystatus/edge-1");
+    wait("condition=CanLead", "tggw/edge-1");
+
+    let cell = |table: &[(String, String)], column: &str| {
+        let found = table.iter().find(|(name, _)| name == column);
+        found.unwrap_or_else(|| panic!("no column {column}: {table:?}")).1.clone()
+    };
+    let pool = world.until("the pool to be counted", || {
+        let pool = row(&said(&world, &["get", "tgpool"]));
+        (cell(&pool, "USED") == "1").then_some(pool)
+    });
+    let expected = [("NAME", "public"), ("TOTAL", "16"), ("AVAILABLE", "15"), ("ACCEPTED", "True")];
+    expected.iter().for_each(|(column, value)| assert_eq!(cell(&pool, column), *value, "{column}: {pool:?}"));
+    let gateway = row(&said(&world, &["get", "tggw", "edge-1"]));
+    for (column, value) in [("READY", "True"), ("LEADER", "true"), ("SERVICES", "1"), ("VIPS", "1")] {
+        assert_eq!(cell(&gateway, column), value, "{column}: {gateway:?}");
+    }
+    let all = said(&world, &["get", "tidegate", "-o", "name"]);
+    assert_eq!(all, "addresspool.tidegate.dev/public\ngatewaystatus.tidegate.dev/edge-1\n");
+
+    // `describe` shows no conditions of a Service, so the events say the same.
+    let described = world.until("the events", || {
+        let text = said(&world, &["-n", "shop", "describe", "service", "web"]);
+        ["IPAllocated", "EnsuredLoadBalancer"].iter().all(|reason| text.contains(reason)).then_some(text)
+    });
+    let address = world.gateway("edge-1").vips("web").concat();
+    assert!(described.contains(&format!("LoadBalancer Ingress:     {address}")), "{described}");
+    assert!(
+        !described.contains("tidegate.dev/Programmed"),
+        "the README says that it shows none: {described}"
+    );
+    said(&world, &["-n", "shop", "annotate", "service", "web", "tidegate.dev/table-size=many"]);
+    said(&world, &["-n", "shop", "delete", "endpointslice", "web-1"]);
+    world.until("what was refused, and what is missing", || {
+        let text = said(&world, &["-n", "shop", "describe", "service", "web"]);
+        let all = ["InvalidValue", "tidegate.dev/table-size", "UnAvailableLoadBalancer"];
+        all.iter().all(|part| text.contains(part)).then_some(())
+    });
+    let pool = said(&world, &["describe", "addresspool", "public"]);
+    assert!(pool.contains("203.0.113.0/28") && pool.contains("Accepted"), "{pool}");
+
+    for (field, part) in [
+        ("addresspool.spec.addresses", "CIDRs such as 203.0.113.0/28"),
+        ("tgpool.spec.namespaceSelector", "Namespaces that may use the pool"),
+        ("gatewaystatus.status.lastHeartbeat", "Time of the last heartbeat"),
+    ] {
+        let explained = said(&world, &["explain", field]);
+        assert!(
+            explained.contains(part) && explained.contains("VERSION:    v1alpha1"),
+            "{field}: {explained}"
+        );
+    }
+}
+
+/// The managers of a part of an object, with how they wrote it: the part is a path such as `f:status`.
+fn managers(object: &Value, path: &[&str]) -> Vec<(String, String)> {
+    let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let owns = |entry: &Value| path.iter().fold(&entry["fieldsV1"], |part, step| &part[*step]).is_object();
+    entries
+        .iter()
+        .filter(|entry| owns(entry))
+        .map(|entry| (text(&entry["manager"]), text(&entry["operation"])))
+        .collect()
+}
+
+#[test]
+fn applies_of_users_and_gateways_conflict_only_where_both_write() {
+    needs!(Needs::RealServer, Needs::Version(31));
+    let world = shop();
+    let file = |name: &str, text: &str| {
+        let path = world.directory().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let stored = |world: &World| world.api.get("v1", "Service", "shop", "web").unwrap_or_default();
+    let ingress = |service: &Value| text(&service["status"]["loadBalancer"]["ingress"][0]["ip"]);
+    let before = world.until("everything that the gateway writes", || {
+        let service = stored(&world);
+        let has_all = !ingress(&service).is_empty()
+            && service["metadata"]["finalizers"].is_array()
+            && service["status"]["conditions"].as_array().is_some_and(|all| all.len() >= 3);
+        has_all.then_some(service)
+    });
+    let only_ours = vec!["tidegate".to_owned()];
+    for path in [
+        &["f:status", "f:loadBalancer", "f:ingress"][..],
+        &["f:status", "f:conditions"],
+        &["f:metadata", "f:finalizers"],
+    ] {
+        let names: Vec<String> = managers(&before, path).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, only_ours, "{path:?}");
+    }
+
+    // The manifest of the user, by each kind of apply, again and again. Nothing that the gateway wrote is lost.
+    let manifest =
+        file("web.yaml", &service("web").replace("metadata: {", "metadata: {labels: {team: shop}, "));
+    let pool = file("pool.yaml", POOL);
+    for how in [&["apply", "--server-side", "--force-conflicts"][..], &["apply"], &["apply", "--server-side"]]
+    {
+        for path in [&manifest, &pool] {
+            said(&world, &[how, &["-f", path.as_str()]].concat());
+        }
+        let now = stored(&world);
+        assert_eq!(
+            (ingress(&now), &now["metadata"]["finalizers"]),
+            (ingress(&before), &before["metadata"]["finalizers"])
+        );
+        assert_eq!(now["status"], before["status"], "{how:?}");
+    }
+    let names = |list: &[(String, String)]| list.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert!(
+        !names(&managers(&stored(&world), &["f:spec"])).contains(&only_ours[0]),
+        "a gateway owns nothing of a spec"
+    );
+    world.until("the pool's finalizer and status", || {
+        let pool = world.api.get(API, "AddressPool", "", "public")?;
+        let is_ours = |path: &[&str]| names(&managers(&pool, path)) == only_ours;
+        (is_ours(&["f:metadata", "f:finalizers"]) && is_ours(&["f:status", "f:conditions"])).then_some(())
+    });
+
+    // An address of somebody else, in the status. It is refused, and the gateway's stays.
+    let status = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, status: {loadBalancer: \
+                  {ingress: [{ip: 198.51.100.1}]}}}";
+    let status = file("status.yaml", status);
+    let refused = kubectl(&world, &["apply", "--server-side", "--subresource=status", "-f", &status]);
+    let refused = refused.expect_err("a conflict");
+    assert!(
+        refused.contains("conflict with \"tidegate\"") && refused.contains(".status.loadBalancer.ingress"),
+        "{refused}"
+    );
+    assert_eq!(ingress(&stored(&world)), ingress(&before));
+}
