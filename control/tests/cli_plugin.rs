@@ -128,8 +128,9 @@ fn the_plugin_selects_by_names_labels_and_context() {
         let names = out.lines().skip(1).filter_map(|line| line.split(' ').next()).map(str::to_owned);
         (code, names.collect::<Vec<_>>(), err)
     };
-    let names =
-        |names: &[&str]| (Some(0), names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), String::new());
+    let names = |names: &[&str]| {
+        (Some(0), names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), String::new())
+    };
     assert_eq!(shown(&["pools"]), names(&["one", "two"]));
     assert_eq!(shown(&["pools", "two"]), names(&["two"]));
     assert_eq!(shown(&["pools", "-l", "team=a"]), names(&["one"]));

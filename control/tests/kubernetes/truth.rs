@@ -262,7 +262,14 @@ fn kubectl_waits_for_a_ready_gateway_and_shows_its_age_and_a_pool_that_is_being_
         gateway_status(&world, "edge-1").is_object().then_some(())
     });
     kubectl(&["wait", "--for=condition=Ready", "gatewaystatus/edge-1", "--timeout=60s"]);
-    kubectl(&["wait", "--for=condition=tidegate.dev/Programmed", "service/web", "-n", "shop", "--timeout=60s"]);
+    kubectl(&[
+        "wait",
+        "--for=condition=tidegate.dev/Programmed",
+        "service/web",
+        "-n",
+        "shop",
+        "--timeout=60s",
+    ]);
     kubectl(&["wait", "--for=condition=InUse", "addresspool/extra", "--timeout=60s"]);
     // The cell below a header.
     let cell = |table: &str, header: &str| {
