@@ -210,7 +210,7 @@ impl EalConfig {
     fn hint(&self) -> &'static str {
         match self.memory {
             Memory::Hugepages { .. } => {
-                "; are there enough free hugepages (HugePages_Free in /proc/meminfo)? Without any, use plain pages"
+                "; are there enough free hugepages (HugePages_Free in /proc/meminfo)? Reserve some (sysctl vm.nr_hugepages), or use plain pages (dataplane.memory.hugepages: false)"
             }
             Memory::NoHuge { .. } => "",
         }

@@ -186,6 +186,30 @@ pub enum StartError {
         /// The fault.
         source: dpdk::PortError,
     },
+    /// A packet socket could not be opened, and the limit of locked memory may be the reason.
+    #[error(
+        "interface {interface:?}: {source}; this process may lock {limit} bytes of memory (RLIMIT_MEMLOCK), and its packet sockets lock \
+         64 MiB for each queue and direction; accepted: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited`, or the capability \
+         CAP_IPC_LOCK"
+    )]
+    LockedMemory {
+        /// The interface's name.
+        interface: String,
+        /// The fault.
+        source: dpdk::PortError,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// The kernel has no such device.
+    #[error("interface {interface:?}: no such device: {device}; accepted: {}", .existing.join(", "))]
+    NoDevice {
+        /// The interface's name.
+        interface: String,
+        /// The name in the device string.
+        device: String,
+        /// The devices of the network namespace.
+        existing: Vec<String>,
+    },
     /// Another gateway has the device.
     #[error("interface {interface:?}: {why}")]
     Lock {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
+use rustix::process::{Resource, getrlimit};
 use tidegate_core::limits::BURST;
 use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 use tidegate_core::wire::VlanId;
@@ -271,6 +272,10 @@ fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
             Device::Kernel(name) => kernel.link(name).map_err(StartError::Watch)?,
             _ => None,
         };
+        if let (Device::Kernel(name), None) = (&device, &link) {
+            let (interface, device) = (one.name.clone(), name.clone());
+            return Err(StartError::NoDevice { interface, device, existing: kernel_devices() });
+        }
         let other_name = link.as_ref().map(|link| OtherName::of(&device, link));
         let other_name = other_name.transpose().map_err(failed)?.flatten();
         Ok(Claimed { device, lock, other_name, bound: link.map(|link| link.index) })
@@ -278,10 +283,25 @@ fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
     config.interfaces.iter().map(&mut claim).collect()
 }
 
+/// The names of the kernel's devices in this thread's network namespace, without the loopback.
+fn kernel_devices() -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    let names = text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim()));
+    names.filter(|name| *name != "lo").map(str::to_owned).collect()
+}
+
 fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> {
     let attach = |one: &InterfaceConfig| {
-        Port::attach(eal, &device_string(one, config))
-            .map_err(|source| StartError::Port { interface: one.name.clone(), source })
+        let interface = || one.name.clone();
+        Port::attach(eal, &device_string(one, config)).map_err(|source| {
+            match getrlimit(Resource::Memlock).current {
+                // Its rings are locked in memory (MAP_LOCKED), which the kernel refuses by "not permitted" or "unavailable".
+                Some(limit) if one.device.starts_with("net_af_packet") => {
+                    StartError::LockedMemory { interface: interface(), source, limit }
+                }
+                _ => StartError::Port { interface: interface(), source },
+            }
+        })
     };
     config.interfaces.iter().map(attach).collect()
 }
