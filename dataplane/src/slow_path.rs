@@ -40,6 +40,7 @@ use crate::neighbors::resolver::{Action, Resolver, Surroundings};
 use crate::path_mtu_log::PathMtuLog;
 use crate::probe_device::ProbeDevice;
 use crate::punt::class::PuntClass;
+use crate::punt::fixed_neighbors::{FixedNeighbors, TapNeighbors};
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
 use crate::worker::counters::Gauge;
@@ -89,6 +90,8 @@ pub struct Outside {
     pub around: Surroundings,
     /// The routes for the kernel.
     pub routes: Routes,
+    /// The configured neighbours, for the kernel.
+    pub neighbors: FixedNeighbors,
 }
 
 impl Outside {
@@ -96,7 +99,8 @@ impl Outside {
     #[must_use]
     pub fn of(spec: &SnapshotSpec, announce: bool) -> Self {
         let around = neighbors::surroundings(spec, announce);
-        Self { routes: neighbors::tap_routes(spec, &around), around }
+        let neighbors = neighbors::tap_neighbors(&around);
+        Self { routes: neighbors::tap_routes(spec, &around), neighbors, around }
     }
 
     /// Without the next hops that the snapshot has left out of a full table. They have no slots, and must not take
@@ -119,6 +123,7 @@ impl Outside {
 pub struct Memory {
     resolver: Resolver,
     routes: TapRoutes,
+    neighbors: TapNeighbors,
     path_mtus: PathMtuLog,
     owned: Owned,
     buffer: Vec<u8>,
@@ -133,6 +138,7 @@ impl Default for Memory {
         Self {
             resolver: Resolver::default(),
             routes: TapRoutes::default(),
+            neighbors: TapNeighbors::default(),
             path_mtus: PathMtuLog::default(),
             owned: Owned::default(),
             buffer: vec![0; FRAME_MAX],
@@ -214,13 +220,16 @@ impl<S: FrameSource> SlowPath<S> {
         }
         memory.path_mtus.turn(now, self.table.path_mtus());
         worked |= self.send_probes(&mut memory.buffer, now);
-        let Memory { resolver, routes, owned, .. } = memory;
+        let Memory { resolver, routes, neighbors, owned, .. } = memory;
         let ownership = self.table.ownership();
-        if let Some(Outside { mut around, routes: wanted }) = self.outside.pop() {
+        if let Some(Outside { mut around, routes: wanted, neighbors: fixed }) = self.outside.pop() {
             around.owned = owned.replace(&around, ownership);
             let refused = self.act(&resolver.configure(now, around));
             resolver.count_refused(refused);
             routes.want(&wanted);
+            if neighbors.want(fixed) {
+                memory.look_at = now;
+            }
         } else if let Some(owned) = owned.turned(ownership) {
             resolver.own(now, owned);
             worked = true;
@@ -231,6 +240,7 @@ impl<S: FrameSource> SlowPath<S> {
         if now >= memory.look_at {
             memory.look_at = now.plus(LOOK_EVERY);
             self.look_after(memory);
+            self.links.set_neighbor_faults(memory.resolver.faults(now));
         }
         worked
     }
@@ -323,7 +333,10 @@ impl<S: FrameSource> SlowPath<S> {
         let Some(tap) = &mut self.taps[n] else { return };
         match tap.make_anew() {
             // This state change causes the routes to be added again.
-            Ok(()) => self.links.set_tap(n, LinkState::Up),
+            Ok(()) => {
+                self.links.set_tap(n, LinkState::Up);
+                self.links.note_recreated(n);
+            }
             Err(error) => tracing::warn!(%error, "a tap was deleted and cannot be recreated yet"),
         }
     }
@@ -339,7 +352,7 @@ impl<S: FrameSource> SlowPath<S> {
     }
 
     /// Restores what another program, such as a network configuration tool, has changed on the taps and the device of
-    /// probes: names, MAC addresses, MTUs, sysctls, addresses and routes. Without them no health check works.
+    /// probes: names, MAC addresses, MTUs, sysctls, addresses, routes and configured neighbours. Without them no health check works.
     #[cold]
     fn look_after(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {
@@ -375,6 +388,7 @@ impl<S: FrameSource> SlowPath<S> {
             }
         }
         memory.routes.look_after(&self.taps);
+        memory.neighbors.look_after(&self.taps);
     }
 
     /// Sends the frames that the kernel has written to the taps.

@@ -22,9 +22,9 @@ use tidegate_health::Checker;
 use tidegate_health::health_check_node_port::{Bind, BindFailure, Clients};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
-use tidegate_model::objects::ObjectKey;
+use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_policy::pools::{Allocations, Authority, Holdings};
-use tidegate_policy::reconcile::{self, DrainTarget, Outcome};
+use tidegate_policy::reconcile::{self, DrainTarget, Finding, Outcome};
 use tidegate_source::{RefusedObject, SourceUpdate};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -399,14 +399,14 @@ impl Controller {
             .objects
             .is_eligible(self.configuration.settings.node.as_deref(), self.cluster.is_used());
         self.state.set_node_eligible(eligible);
-        let unbound = self.node_ports.failures().borrow().clone();
-        self.state.log_lines_left_out(self.log.log(&manifests, &outcome, unbound, &problems));
+        let own_findings = self.own_findings(&manifests.objects);
+        self.state.log_lines_left_out(self.log.log(&manifests, &outcome, &own_findings, &problems));
         self.dataplane.reclaim();
         let can_forward = self.state.health().ready;
         self.layer2.round(&outcome, &self.configuration.settings.labels, can_forward);
-        self.offer(&manifests, &outcome, &unapplied);
+        self.offer(&manifests, &outcome, &own_findings, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
-        let round = Round { outcome, unapplied, problems, manifests, drained, ended };
+        let round = Round { outcome, own_findings, unapplied, problems, manifests, drained, ended };
         self.announcer.offer(announcements::round(&round));
         self.state.round(round, began.elapsed(), change);
         // Last, because nothing waits for it.
@@ -416,45 +416,49 @@ impl Controller {
         }
     }
 
+    /// What this gateway found, whatever the others do: health-check node ports that it cannot bind, and symptoms in its
+    /// traffic.
+    fn own_findings(&self, objects: &Objects) -> Vec<Finding> {
+        let failures = self.node_ports.failures();
+        let unopened = failures.borrow().iter().map(|failure| unopened(failure, objects)).collect::<Vec<_>>();
+        unopened.into_iter().chain(self.state.symptoms().findings.iter().cloned()).collect()
+    }
+
     /// Passes the round to the cluster writer.
     fn offer(
         &mut self,
         manifests: &SourceUpdate,
         outcome: &Arc<Outcome>,
+        own_findings: &[Finding],
         unapplied: &Arc<BTreeSet<ObjectKey>>,
     ) {
         let generations = self.state.generations();
         let drain_message = self.drain_message();
-        self.cluster.offer(generations, |decides, waits_for| {
-            let failures = self.node_ports.failures();
-            let own_findings =
-                failures.borrow().iter().map(|failure| unopened(failure, &manifests.objects)).collect();
-            Observation {
-                objects: Arc::clone(&manifests.objects),
-                version: manifests.version,
-                outcome: Arc::clone(outcome),
-                comparisons: self.desired.comparisons_due(),
-                decides,
-                waits_for,
-                own_labels: self.configuration.settings.labels.clone(),
-                own_addresses: self.configuration.settings.network.own_addresses(),
-                own_flow_sharing: self.flow_sharing,
-                forwarding: Forwarding {
-                    generation_desired: generations.desired,
-                    generation_applied: generations.applied,
-                    version_applied: self.publisher.version_applied(),
-                    keeps_services: manifests.keeps_services,
-                    unapplied: Arc::clone(unapplied),
-                    publish_failure: self.state.publish_failure().map(|failure| failure.why),
-                    ready: self.state.health().ready,
-                    drain: drain_phase(&self.state),
-                    drain_message,
-                    links_lost: self.state.link_troubles(),
-                    hung: self.state.hung(),
-                },
-                source_connected: true,
-                own_findings,
-            }
+        self.cluster.offer(generations, |decides, waits_for| Observation {
+            objects: Arc::clone(&manifests.objects),
+            version: manifests.version,
+            outcome: Arc::clone(outcome),
+            comparisons: self.desired.comparisons_due(),
+            decides,
+            waits_for,
+            own_labels: self.configuration.settings.labels.clone(),
+            own_addresses: self.configuration.settings.network.own_addresses(),
+            own_flow_sharing: self.flow_sharing,
+            forwarding: Forwarding {
+                generation_desired: generations.desired,
+                generation_applied: generations.applied,
+                version_applied: self.publisher.version_applied(),
+                keeps_services: manifests.keeps_services,
+                unapplied: Arc::clone(unapplied),
+                publish_failure: self.state.publish_failure().map(|failure| failure.why),
+                ready: self.state.health().ready,
+                drain: drain_phase(&self.state),
+                drain_message,
+                links_lost: self.state.link_troubles(),
+                hung: self.state.hung(),
+            },
+            source_connected: true,
+            own_findings: own_findings.to_vec(),
         });
     }
 

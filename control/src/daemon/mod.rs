@@ -13,6 +13,7 @@ mod catch_up;
 mod cluster;
 mod configuration;
 mod controller;
+mod degraded;
 mod desired;
 mod drain_watch;
 mod drains;
@@ -39,6 +40,7 @@ mod self_check;
 mod start;
 mod state;
 mod supervisor;
+mod symptoms;
 mod turn;
 mod vital;
 mod vrrp;
@@ -72,6 +74,7 @@ use list_copies::Lists;
 use start::{Listeners, Source};
 use state::State;
 use supervisor::Supervisor;
+use symptoms::Symptoms;
 use vital::Vital;
 
 /// Exit code for a configuration that is refused.
@@ -147,6 +150,7 @@ struct Inputs {
     seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
+    symptoms: watch::Receiver<Arc<Symptoms>>,
     peer_releases: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
     /// Whether the gateway's `GatewayStatus` requests a drain.
@@ -294,6 +298,9 @@ impl Gateway {
         let mut vital = Vital::default();
         let kube_proxy = kube_proxy::follow(&config, &mut vital);
         vital.task("the log of SYN floods", flood_log::follow(dataplane));
+        let (symptoms, observer) = symptoms::follow(&state);
+        vital.task("the search for misconfigurations", observer);
+        state.show_symptoms(symptoms.clone());
         let addresses = start::address_file(&config);
         let announcer = announcements::start(&config, &state)?;
         let connector = match &source {
@@ -338,6 +345,7 @@ impl Gateway {
             source,
             verdicts,
             unbound: controller.unbound(),
+            symptoms,
             peer_releases,
             name_taken,
             drain_annotation,
@@ -599,6 +607,7 @@ impl Inputs {
             }
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
+            Ok(()) = self.symptoms.changed() => Wake::Changed,
             Ok(()) = self.changes.changed() => Wake::Changed,
             Ok(()) = self.comparisons.changed() => Wake::Compared,
             Ok(()) = self.peer_releases.changed() => Wake::Changed,

@@ -78,6 +78,8 @@ impl Operator {
             None => "the workers have not applied it yet".to_owned(),
         });
         let mut shown = api::ServiceView { unapplied, ..service.clone() };
+        let own = round.own_findings.iter().filter(|finding| finding.object == key);
+        shown.warnings.extend(own.map(|finding| finding.diagnostic.what.clone()));
         if let Some(layer2) = self.state.layer2() {
             layer2.complete(&mut shown);
         }
@@ -115,35 +117,7 @@ impl AdminBackend for Operator {
             uptime_seconds: self.state.uptime().as_secs(),
             healthy: health.healthy,
             ready: health.ready,
-            degraded: {
-                let failure = self.state.publish_failure().map(|failure| failure.to_string());
-                let taken = self.state.name_taken();
-                let taken = taken.map(|who| {
-                    format!(
-                        "another gateway has the name {} ({who}): this one does not lead",
-                        self.state.name
-                    )
-                });
-                let hindrance = candidate.hindrance.filter(|_| taken.is_none());
-                let hindrance = hindrance.map(|why| format!("this gateway cannot lead: {why}"));
-                let unsaved = self.state.unsaved().into_iter().filter_map(|(_, why)| why);
-                taken
-                    .into_iter()
-                    .chain(hindrance)
-                    .chain(candidate.unwritten)
-                    .chain(failure)
-                    .chain(health.degraded)
-                    .chain(self.state.renamed_devices())
-                    .chain(self.state.route_fault())
-                    .chain(unsaved)
-                    .chain(neighbors.shortage())
-                    .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
-                    .chain(sharing.iter().flat_map(Shown::troubles))
-                    .chain(self.state.layer2().map(Layer2View::troubles).unwrap_or_default())
-                    .chain(self.state.turn.trouble())
-                    .chain(crate::logging::trouble())
-                    .collect()
-            },
+            degraded: self.state.degraded(),
             flow_sharing: sharing.as_ref().map(flow_sharing),
             restored: stats.restored.as_ref().map(restored),
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
@@ -173,7 +147,7 @@ impl AdminBackend for Operator {
             status.backends_active = ports().map(|port| port.count(api::BackendViewState::Active)).sum();
             status.backends = ports().map(|port| port.backends.len()).sum();
             status.drained = round.drained.iter().map(ToString::to_string).collect();
-            status.findings = outcome.findings.iter().map(Into::into).collect();
+            status.findings = round.findings().map(Into::into).collect();
             status.source.last_read = Some(round.ended.to_string());
             let faults = round.manifests.report.iter();
             let errors = faults.filter(|fault| fault.severity == Severity::Error);
@@ -201,7 +175,7 @@ impl AdminBackend for Operator {
                 round.outcome.services.iter().map(|service| shown(round, service)).collect(),
                 &round.manifests.refused,
             ),
-            findings: round.outcome.findings.iter().map(Into::into).collect(),
+            findings: round.findings().map(Into::into).collect(),
         })
     }
 
@@ -282,8 +256,8 @@ impl AdminBackend for Operator {
         let services = services.map(|service| api::ServiceTraffic {
             vip: SocketAddr::new(service.key.vip, service.key.port),
             protocol: service.key.protocol.to_string(),
-            packets: service.packets,
-            bytes: service.bytes,
+            packets: service.traffic.iter().map(|one| one.packets).sum(),
+            bytes: service.traffic.iter().map(|one| one.bytes).sum(),
             connections: service.backends.iter().map(|backend| backend.connections).sum(),
             namespace: service.namespace,
             service: service.name,
@@ -505,7 +479,7 @@ fn latency((name, latency): (&'static str, &Latency)) -> api::LatencyStatus {
     }
 }
 
-fn neighbors(stats: &tidegate_dataplane::gateway::Stats) -> api::NeighborsStatus {
+pub(super) fn neighbors(stats: &tidegate_dataplane::gateway::Stats) -> api::NeighborsStatus {
     let tidegate_dataplane::gateway::NeighborUsage { next_hops, next_hops_max, on_demand, on_demand_max } =
         stats.neighbors;
     api::NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max }

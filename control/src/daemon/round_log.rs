@@ -4,14 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidegate_core::snapshot::{Problem, SharedService};
-use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_policy::reconcile::{Finding, Outcome};
 use tidegate_source::SourceUpdate;
 use tokio::time::Instant;
 
 use super::fault_log::FaultLog;
-use super::node_ports::unopened;
 use crate::logging;
 
 /// The faults that have been logged.
@@ -22,7 +20,7 @@ pub(super) struct RoundLog {
     /// The inputs from which the faults were determined.
     findings: Arc<[Finding]>,
     report: Arc<Report>,
-    unbound: Vec<BindFailure>,
+    own: Vec<Finding>,
     problems: Vec<Problem>,
 }
 
@@ -33,19 +31,18 @@ impl RoundLog {
     }
 
     /// Logs new faults of a round. A fault that ended is logged again if it returns. Returns how many lines were left
-    /// out, to be counted. `unbound`: the health-check node ports that cannot be bound; `problems`: the parts that the
-    /// dataplane leaves out.
+    /// out, to be counted. `own`: what this gateway alone found; `problems`: the parts that the dataplane leaves out.
     pub(super) fn log(
         &mut self,
         manifests: &SourceUpdate,
         outcome: &Outcome,
-        unbound: Vec<BindFailure>,
+        own: &[Finding],
         problems: &[Problem],
     ) -> u64 {
         let now = Instant::now();
         if Arc::ptr_eq(&self.findings, &outcome.findings)
             && (Arc::ptr_eq(&self.report, &manifests.report) || self.report == manifests.report)
-            && (&*self.problems, &self.unbound) == (problems, &unbound)
+            && (&*self.problems, &*self.own) == (problems, own)
         {
             logging::left_out(&self.faults.summaries(now));
             return 0;
@@ -62,23 +59,20 @@ impl RoundLog {
         let findings = outcome
             .findings
             .iter()
+            .chain(own)
             .filter(|finding| !reported.contains(&finding.diagnostic))
             .map(|finding| (finding.object.namespace.clone(), finding.diagnostic.clone()));
-        let unbound_findings = unbound.iter().map(|failure| {
-            let finding = unopened(failure, &manifests.objects);
-            (failure.service.namespace.clone(), finding.diagnostic)
-        });
         let left_out = problems.iter().map(|problem| {
             let namespace = namespace_of(problem, &outcome.spec.services).unwrap_or_default();
             (namespace.to_owned(), Diagnostic::warning(problem.to_string()))
         });
-        let faults = of_namespaces.chain(others).chain(findings).chain(unbound_findings).chain(left_out);
+        let faults = of_namespaces.chain(others).chain(findings).chain(left_out);
         let news = self.faults.news(faults.collect(), now);
         news.faults.iter().for_each(logging::diagnostic);
         logging::left_out(&news.left_out);
         self.findings = Arc::clone(&outcome.findings);
         self.report = Arc::clone(&manifests.report);
-        self.unbound = unbound;
+        self.own = own.to_vec();
         self.problems = problems.to_vec();
         news.left_out_now
     }

@@ -19,7 +19,7 @@ use tidegate_health::health_check_node_port::HealthReport;
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
-use tidegate_policy::reconcile::{DrainTarget, Outcome};
+use tidegate_policy::reconcile::{DrainTarget, Finding, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
@@ -30,6 +30,7 @@ use super::moved_seats::MovedSeats;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
+use super::symptoms::Symptoms;
 use super::turn::{Progress, Turn};
 use crate::admin::api::{DrainRequester, GatewayDrainState};
 use crate::telemetry::{
@@ -45,6 +46,8 @@ const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct Round {
     /// The desired state, and what was not granted.
     pub(super) outcome: Arc<Outcome>,
+    /// What this gateway alone found.
+    pub(super) own_findings: Vec<Finding>,
     /// Services whose newest state the workers have not applied yet.
     pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
     /// Parts that the dataplane leaves out.
@@ -55,6 +58,13 @@ pub(super) struct Round {
     pub(super) drained: BTreeSet<DrainTarget>,
     /// When it ended.
     pub(super) ended: Timestamp,
+}
+
+impl Round {
+    /// What was not granted, and what this gateway alone found.
+    pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.outcome.findings.iter().chain(&self.own_findings)
+    }
 }
 
 /// The state that other tasks read.
@@ -95,6 +105,8 @@ pub(super) struct State {
     layer2: OnceLock<Layer2View>,
     /// What is shown of the exchange of flows with other gateways, if there is one.
     flow_sharing: OnceLock<Arc<Mutex<Shown>>>,
+    /// What traffic shows of misconfigurations.
+    symptoms: OnceLock<watch::Receiver<Arc<Symptoms>>>,
 }
 
 /// The state of the cluster writer.
@@ -136,6 +148,7 @@ impl State {
             announcer: OnceLock::new(),
             layer2: OnceLock::new(),
             flow_sharing: OnceLock::new(),
+            symptoms: OnceLock::new(),
         }
     }
 
@@ -148,6 +161,17 @@ impl State {
     /// Who owns which VIPs on layer 2; `None` before the start is complete.
     pub(super) fn layer2(&self) -> Option<&Layer2View> {
         self.layer2.get()
+    }
+
+    /// Sets where symptoms of misconfigurations are shown.
+    pub(super) fn show_symptoms(&self, symptoms: watch::Receiver<Arc<Symptoms>>) {
+        // Called once, at the start.
+        let _ = self.symptoms.set(symptoms);
+    }
+
+    /// What traffic shows of misconfigurations.
+    pub(super) fn symptoms(&self) -> Arc<Symptoms> {
+        self.symptoms.get().map(|symptoms| Arc::clone(&symptoms.borrow())).unwrap_or_default()
     }
 
     /// Sets the counters of the cluster writer, and its information about a gateway with the same name.
@@ -372,6 +396,11 @@ impl State {
         with_times(self.dataplane.links().renamed())
     }
 
+    /// Taps that another program has deleted, as text for display.
+    pub(super) fn recreated_taps(&self) -> Vec<String> {
+        with_times(self.dataplane.links().recreated_taps())
+    }
+
     /// Why the routes of the taps cannot be changed, as text for display.
     pub(super) fn route_fault(&self) -> Vec<String> {
         with_times(self.dataplane.links().route_fault().into_iter().collect())
@@ -414,6 +443,7 @@ impl State {
             round: RoundSample {
                 services: outcome.map_or(&[], |outcome| &outcome.services),
                 findings: outcome.map_or(&[], |outcome| &outcome.findings),
+                own_findings: last.as_ref().map_or(&[], |round| &round.own_findings),
                 pools: outcome.map_or(&[], |outcome| &outcome.pools),
                 stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
                 slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
@@ -425,6 +455,8 @@ impl State {
             },
             checks: CheckSample { results: &self.checks.read(), load: self.checks.load() },
             drain: self.drain.phase(),
+            ready: self.health().ready,
+            degraded: self.degraded().len(),
             configuration_refused: self.refused_configuration().is_some(),
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             comparisons: &comparisons,

@@ -20,6 +20,9 @@ const READY_BOUND: Duration = Duration::from_secs(30);
 /// The maximum time from SIGTERM to its end.
 const STOP_BOUND: Duration = Duration::from_secs(20);
 
+/// `f_type` of tmpfs in statfs(2).
+const TMPFS: u64 = 0x0102_1994;
+
 /// `dataplane.memory.sizeMiB`.
 pub const MEMORY_MIB: u32 = 192;
 
@@ -54,7 +57,7 @@ pub struct GatewayOptions {
     pub own_cluster_ips: bool,
     /// `dataplane.flowTable.entriesPerCore`.
     pub flow_entries: u32,
-    /// `dataplane.flowTable.directory`; by default a directory of the lab, on a disk or in memory as the lab's is.
+    /// `dataplane.flowTable.directory`; by default a directory of the lab if that is in memory, or else none.
     pub flow_directory: Option<PathBuf>,
     /// `protection.synCookies`.
     pub syn_cookies: &'static str,
@@ -154,7 +157,7 @@ selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
             self_check = self.self_check,
             hugepages = self.hugepages,
             flow_entries = self.flow_entries,
-            flow_directory = self.flow_directory.clone().unwrap_or_else(|| directory.join("flows")).display(),
+            flow_directory = self.flow_directory.clone().unwrap_or_else(|| flows_of(directory)).display(),
             syn_cookies = self.syn_cookies,
             deny_files = self.deny_files,
             queues = self.cores.len(),
@@ -186,6 +189,12 @@ selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
             socket = directory.join("tidegate.sock").display(),
         )
     }
+}
+
+/// A directory of the lab for flow tables. Empty if the lab is on a disk, where the gateway would not use it.
+fn flows_of(directory: &Path) -> PathBuf {
+    let is_tmpfs = rustix::fs::statfs(directory).is_ok_and(|found| u64::try_from(found.f_type) == Ok(TMPFS));
+    if is_tmpfs { directory.join("flows") } else { PathBuf::new() }
 }
 
 /// A running gateway. Dropping it kills the daemon.

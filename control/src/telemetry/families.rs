@@ -11,6 +11,7 @@ use std::time::UNIX_EPOCH;
 
 use jiff::Timestamp;
 use tidegate_core::conntrack::NotRestored;
+use tidegate_core::counters::{Direction, Traffic};
 use tidegate_core::ids::BackendId;
 use tidegate_core::limits::SNAT_PORT_MIN;
 use tidegate_core::pipeline::CookieCounts;
@@ -112,6 +113,12 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     let mut conflicts = page.counter("tidegate_address_conflicts_total", help, ["interface"]);
     for (at, one) in stats.interfaces.iter().enumerate() {
         conflicts.sample([&name(at)], one.address_conflicts);
+    }
+
+    let help = "Packets of a sample whose TCP or UDP checksum their sender left to its NIC, and nothing completed: their receivers drop them.";
+    let mut partial = page.counter("tidegate_partial_checksums_total", help, ["interface"]);
+    for (at, one) in stats.interfaces.iter().enumerate() {
+        partial.sample([&name(at)], one.checksums_partial);
     }
 
     let mut drops = page.counter("tidegate_drops_total", "Frames dropped, by reason.", ["reason"]);
@@ -297,21 +304,28 @@ fn port_key(stats: &ServiceStats) -> PortKey<'_> {
 
 /// Services.
 pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
-    let mut ports: BTreeMap<PortKey<'_>, (u64, u64)> = BTreeMap::new();
+    let mut ports: BTreeMap<(PortKey<'_>, &str), Traffic> = BTreeMap::new();
     for one in stats {
-        let (packets, bytes) = ports.entry(port_key(one)).or_default();
-        *packets += one.packets;
-        *bytes += one.bytes;
+        for (direction, traffic) in Direction::ALL.into_iter().zip(one.traffic) {
+            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like silence.
+            if one.mode.is_dsr() && direction == Direction::Reply {
+                continue;
+            }
+            let sum = ports.entry((port_key(one), direction.as_str())).or_default();
+            sum.packets += traffic.packets;
+            sum.bytes += traffic.bytes;
+        }
     }
-    let help = "Packets forwarded for the service port over all its VIPs, with the replies that pass through the gateway.";
-    let mut family = page.counter("tidegate_service_packets_total", help, PORT_LABELS);
-    for (key, (packets, _)) in &ports {
-        family.sample(*key, *packets);
+    let labels = ["namespace", "service", "port", "protocol", "direction"];
+    let help = "Packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR modes have no replies here.";
+    let mut family = page.counter("tidegate_service_packets_total", help, labels);
+    for (([namespace, service, port, protocol], direction), traffic) in &ports {
+        family.sample([namespace, service, port, protocol, direction], traffic.packets);
     }
-    let help = "Bytes of the IP packets forwarded for the service port over all its VIPs, with the replies that pass through the gateway.";
-    let mut family = page.counter("tidegate_service_bytes_total", help, PORT_LABELS);
-    for (key, (_, bytes)) in &ports {
-        family.sample(*key, *bytes);
+    let help = "Bytes of the IP packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR modes have no replies here.";
+    let mut family = page.counter("tidegate_service_bytes_total", help, labels);
+    for (([namespace, service, port, protocol], direction), traffic) in &ports {
+        family.sample([namespace, service, port, protocol, direction], traffic.bytes);
     }
 }
 
@@ -468,11 +482,19 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
 
     let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
+    let mut active: BTreeMap<PortKey<'_>, usize> = BTreeMap::new();
     for service in sample.round.services {
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             *open.entry(key).or_default() |= port.fail_open;
+            let of_vip = port.count(BackendViewState::Active);
+            active.entry(key).and_modify(|least| *least = of_vip.min(*least)).or_insert(of_vip);
         }
+    }
+    let help = "Backends of the service port that take new flows; the fewest over its VIPs.";
+    let mut family = page.gauge("tidegate_service_backends", help, PORT_LABELS);
+    for (key, count) in &active {
+        family.sample(*key, *count);
     }
     let help = "1 while all backends of the service port fail their checks on one of its VIPs and all backends stay in use (fail open), else 0.";
     let mut family = page.gauge("tidegate_health_fail_open", help, PORT_LABELS);
@@ -526,6 +548,19 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
             .sample([&one.pool, "free"], one.free())
             .sample([&one.pool, "reserved"], one.reserved)
             .sample([&one.pool, "outside"], one.outside);
+    }
+    let help = "1 while the gateway is ready, which /readyz answers with 200, else 0; a drained gateway is not ready.";
+    page.gauge("tidegate_ready", help, []).sample([], sample.ready);
+    let help = "Faults of the gateway that `tidegate status` shows as DEGRADED.";
+    page.gauge("tidegate_degraded", help, []).sample([], sample.degraded);
+    let mut findings: BTreeMap<&str, usize> = BTreeMap::new();
+    for finding in sample.round.findings.iter().chain(sample.round.own_findings) {
+        *findings.entry(finding.reason.as_str()).or_default() += 1;
+    }
+    let help = "Findings about objects, by reason: requests that were not granted, and misconfigurations that traffic shows; only reasons with any.";
+    let mut family = page.gauge("tidegate_findings", help, ["reason"]);
+    for (reason, count) in &findings {
+        family.sample([reason], *count);
     }
     let denied = sample.round.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
     let help = "External IPs that Services request and that no pool authorises; at most 33 of each Service are counted.";

@@ -29,6 +29,10 @@ pub struct Sample<'a> {
     pub checks: CheckSample<'a>,
     /// The state of the drain of the gateway.
     pub drain: GatewayDrainState,
+    /// Whether the gateway is ready, as `/readyz` says.
+    pub ready: bool,
+    /// The number of faults that `tidegate status` shows as DEGRADED.
+    pub degraded: usize,
     /// Whether the latest configuration is not in use.
     pub configuration_refused: bool,
     /// Kinds of state that a restart would lose, each with whether it is missing on disk.
@@ -109,6 +113,8 @@ pub struct RoundSample<'a> {
     pub services: &'a [std::sync::Arc<ServiceView>],
     /// Its findings.
     pub findings: &'a [Finding],
+    /// What this gateway alone found.
+    pub own_findings: &'a [Finding],
     /// Its pools.
     pub pools: &'a [PoolUsage],
     /// Files whose last good state is kept.

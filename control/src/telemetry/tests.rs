@@ -11,6 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use jiff::Timestamp;
 use tidegate_announce::decide::Withheld;
 use tidegate_core::conntrack::{EvictionReason, Phase};
+use tidegate_core::counters::Traffic;
 use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::pipeline::{CookieCounts, RestoreCounts};
@@ -194,6 +195,7 @@ impl World {
             round: RoundSample {
                 services: &self.services,
                 findings: &self.findings,
+                own_findings: &[],
                 pools: &self.pools,
                 stale_files: &self.stale_files,
                 slices_left_out: 7,
@@ -208,6 +210,8 @@ impl World {
                 load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             },
             drain: GatewayDrainState::Draining,
+            ready: true,
+            degraded: 2,
             configuration_refused: true,
             unsaved: &[("addresses", false), ("objects", true)],
             comparisons: &[("reconcile", 5, 0), ("allocation", 5, 1)],
@@ -267,8 +271,9 @@ fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceSt
         namespace: "shop".into(),
         name: "web".into(),
         port_name: "http".into(),
-        packets,
-        bytes: packets * 100,
+        mode: ForwardingMode::FullNat,
+        partial_checksums: 0,
+        traffic: [packets, 3].map(|packets| Traffic { packets, bytes: packets * 100 }),
         backends: backends.iter().enumerate().map(backend).collect(),
     }
 }
@@ -314,6 +319,8 @@ fn stats() -> Stats {
         tx_packets: n + 2,
         tx_bytes: n + 3,
         address_conflicts: n + 4,
+        checksums_sampled: n + 6,
+        checksums_partial: n + 5,
     };
     let drops = DropReason::all().enumerate().map(|(at, why)| (why, at as u64));
     Stats {
@@ -389,6 +396,7 @@ fn world() -> World {
             short_mtu: None,
             other_mac: None,
             renamed: None,
+            tap_recreated: None,
             mac_changes: 4,
         }],
         stats,
@@ -464,6 +472,10 @@ fn world() -> World {
 
 const WEB: [(&str, &str); 4] =
     [("namespace", "shop"), ("service", "web"), ("port", "http"), ("protocol", "TCP")];
+
+fn web_direction(direction: &str) -> Vec<(&str, &str)> {
+    WEB.into_iter().chain([("direction", direction)]).collect()
+}
 
 fn web_backend(backend: &str) -> Vec<(&str, &str)> {
     WEB.into_iter().chain([("backend", backend)]).collect()
@@ -681,13 +693,24 @@ fn the_app_protocol_of_a_service_port_is_a_label_whatever_it_is() {
 #[test]
 fn two_vips_of_a_service_are_one_series_with_their_sum() {
     let page = world().page();
-    assert_eq!(page.of("tidegate_service_packets_total").count(), 1);
-    assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0);
-    assert_eq!(page.value("tidegate_service_bytes_total", &WEB), 1200.0);
+    assert_eq!(page.of("tidegate_service_packets_total").count(), 2);
+    assert_eq!(page.value("tidegate_service_packets_total", &web_direction("request")), 12.0);
+    assert_eq!(page.value("tidegate_service_packets_total", &web_direction("reply")), 6.0);
+    assert_eq!(page.value("tidegate_service_bytes_total", &web_direction("request")), 1200.0);
     let connections = |backend| page.value("tidegate_backend_connections_total", &web_backend(backend));
     assert_eq!(connections("10.0.0.1:8080"), 5.0);
     assert_eq!(connections("10.0.0.2:8080"), 1.0);
     assert_eq!(connections("[2001:db8::a]:8080"), 4.0);
+}
+
+#[test]
+fn replies_that_bypass_the_gateway_have_no_series() {
+    let mut world = world();
+    world.service_stats.iter_mut().for_each(|one| one.mode = ForwardingMode::DsrL2);
+    let page = world.page();
+    let labels: Vec<_> =
+        page.of("tidegate_service_packets_total").map(|(labels, _)| labels[4].1.clone()).collect();
+    assert_eq!(labels, ["request"]);
 }
 
 #[test]
@@ -697,8 +720,8 @@ fn the_same_port_of_two_protocols_is_two_series() {
     udp.key.protocol = Protocol::Udp;
     world.service_stats.push(udp);
     let page = world.page();
-    assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0);
-    let udp = [WEB[0], WEB[1], WEB[2], ("protocol", "UDP")];
+    assert_eq!(page.value("tidegate_service_packets_total", &web_direction("request")), 12.0);
+    let udp = [WEB[0], WEB[1], WEB[2], ("protocol", "UDP"), ("direction", "request")];
     assert_eq!(page.value("tidegate_service_packets_total", &udp), 9.0);
 }
 
@@ -776,7 +799,8 @@ fn series_per_backend_can_be_left_out() {
     let page = Page::parse(&text);
     assert!(!page.families.keys().any(|name| name.starts_with("tidegate_backend_")));
     assert!(page.series.keys().all(|(_, labels)| labels.iter().all(|(label, _)| label != "backend")));
-    assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0, "services stay");
+    let requests = page.value("tidegate_service_packets_total", &web_direction("request"));
+    assert_eq!(requests, 12.0, "services stay");
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod lifecycle;
 mod links;
 mod masquerade;
 mod matrix;
+mod misconfigured;
 mod node_target;
 mod nodes;
 mod own_addresses;

@@ -7,6 +7,7 @@
 mod admission;
 mod api;
 mod api_loss;
+mod claimed_vip;
 mod connect;
 mod definitions;
 mod endpoints;

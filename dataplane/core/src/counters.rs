@@ -54,6 +54,10 @@ pub struct InterfaceCounters {
     pub tx_bytes: Counter,
     /// Packets in which another station claimed an address of ours.
     pub address_conflicts: Counter,
+    /// Packets of a sample whose transport checksum was looked at.
+    pub checksums_sampled: Counter,
+    /// Of the sample, those whose checksum the sender left to its NIC, and no NIC completed.
+    pub checksums_partial: Counter,
 }
 
 /// Everything that one worker counts over its life.
@@ -127,13 +131,46 @@ impl WorkerCounters {
     }
 }
 
-/// Traffic of one service port, in both directions if the gateway sees both.
-#[derive(Debug, Default)]
-pub struct ServiceTally {
+/// The direction of a forwarded packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From a client to a backend.
+    Request = 0,
+    /// From a backend to a client. In the DSR modes replies don't pass through the gateway.
+    Reply = 1,
+}
+
+impl Direction {
+    /// Both of them, in the order of their numbers.
+    pub const ALL: [Self; 2] = [Self::Request, Self::Reply];
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Reply => "reply",
+        }
+    }
+}
+
+/// Packets of one service port in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
     /// Packets forwarded.
-    pub packets: Counter,
+    pub packets: u64,
     /// Bytes of their IP packets.
-    pub bytes: Counter,
+    pub bytes: u64,
+}
+
+/// Traffic of one service port, by [`Direction`].
+#[derive(Debug, Default)]
+struct ServiceTally([TrafficCounters; 2]);
+
+#[derive(Debug, Default)]
+struct TrafficCounters {
+    packets: Counter,
+    bytes: Counter,
 }
 
 /// A list that has its cache lines for itself, so that two workers never write to the same line.
@@ -179,6 +216,8 @@ pub struct Tallies {
     set_aside: Lines<Counter>,
     /// Whether the service is under a SYN flood at this worker: 1 or 0.
     flooded: Lines<Counter>,
+    /// Sampled packets to the service with a partial checksum.
+    partial: Lines<Counter>,
 }
 
 impl Tallies {
@@ -191,6 +230,7 @@ impl Tallies {
             loads: Lines::new(backends),
             set_aside: Lines::new(backends),
             flooded: Lines::new(services),
+            partial: Lines::new(services),
         }
     }
 
@@ -202,22 +242,24 @@ impl Tallies {
 
     /// The addresses that its worker writes to.
     #[must_use]
-    pub fn written(&self) -> [Range<usize>; 5] {
+    pub fn written(&self) -> [Range<usize>; 6] {
         [
             self.services.addresses(),
             self.connections.addresses(),
             self.loads.addresses(),
             self.set_aside.addresses(),
             self.flooded.addresses(),
+            self.partial.addresses(),
         ]
     }
 
     /// Counts one forwarded packet.
     #[inline]
-    pub fn forwarded(&self, service: ServiceId, bytes: usize) {
+    pub fn forwarded(&self, service: ServiceId, direction: Direction, bytes: usize) {
         if let Some(tally) = self.services.get(service.index()) {
-            tally.packets.add(1);
-            tally.bytes.add(bytes as u64);
+            let traffic = &tally.0[direction as usize];
+            traffic.packets.add(1);
+            traffic.bytes.add(bytes as u64);
         }
     }
 
@@ -268,10 +310,24 @@ impl Tallies {
         self.flooded.get(index).is_some_and(|word| word.value() != 0)
     }
 
-    /// Packets and bytes of the service at this index since these tallies were created.
+    /// Counts a sampled packet to a service whose sender left the checksum to its NIC.
+    pub fn count_partial(&self, service: ServiceId) {
+        if let Some(count) = self.partial.get(service.index()) {
+            count.add(1);
+        }
+    }
+
+    /// Sampled packets to the service at this index with a partial checksum, since these tallies were created.
     #[must_use]
-    pub fn service(&self, index: usize) -> (u64, u64) {
-        self.services.get(index).map_or((0, 0), |tally| (tally.packets.value(), tally.bytes.value()))
+    pub fn partial(&self, index: usize) -> u64 {
+        self.partial.get(index).map_or(0, Counter::value)
+    }
+
+    /// The traffic of the service at this index since these tallies were created, by [`Direction`].
+    #[must_use]
+    pub fn service(&self, index: usize) -> [Traffic; 2] {
+        let read = |one: &TrafficCounters| Traffic { packets: one.packets.value(), bytes: one.bytes.value() };
+        self.services.get(index).map_or_else(Default::default, |tally| tally.0.each_ref().map(read))
     }
 
     /// New flows of the backend at this index since these tallies were created.
@@ -303,11 +359,12 @@ mod tests {
     #[test]
     fn ids_beyond_the_tallies_are_not_counted_and_do_no_harm() {
         let tallies = Tallies::with_capacity(1, 1);
-        tallies.forwarded(ServiceId::new(0, 0), 100);
-        tallies.forwarded(ServiceId::new(8, 0), 100);
+        tallies.forwarded(ServiceId::new(0, 0), Direction::Reply, 100);
+        tallies.forwarded(ServiceId::new(8, 0), Direction::Request, 100);
         tallies.connected(BackendId::new(9, 0));
-        assert_eq!((tallies.service(0), tallies.capacity()), ((1, 100), (1, 1)));
-        assert_eq!(tallies.service(8), (0, 0));
+        let reply = Traffic { packets: 1, bytes: 100 };
+        assert_eq!((tallies.service(0), tallies.capacity()), ([Traffic::default(), reply], (1, 1)));
+        assert_eq!(tallies.service(8), [Traffic::default(); 2]);
         assert_eq!(tallies.connections(9), 0);
     }
 }

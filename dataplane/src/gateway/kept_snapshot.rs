@@ -33,7 +33,8 @@ impl KeptSnapshot {
     #[must_use]
     pub fn compare(&self, spec: &SnapshotSpec) -> Option<Vec<Difference>> {
         let mut found = self.forwarding.snapshot.compare(spec, &self.neighbors)?;
-        let Outside { around, routes } = Outside::of(spec, self.announce);
+        // The configured neighbours for the kernel follow from `around`.
+        let Outside { around, routes, neighbors: _ } = Outside::of(spec, self.announce);
         found.extend(difference::of("outside.around", &self.outside.around, &around));
         found.extend(difference::of("outside.routes", &self.outside.routes, &routes));
         Some(found)

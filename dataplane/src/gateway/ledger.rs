@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::counters::Tallies;
+use tidegate_core::counters::{Tallies, Traffic};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::Snapshot;
 
@@ -19,7 +19,7 @@ pub(super) struct Ledger {
     /// All tallies that each worker has had. Capacities double, so there are at most a few dozen.
     history: Vec<Vec<Arc<Tallies>>>,
     /// The sums at the time when the holder of an index was first seen, by index of the id.
-    services: Vec<(u64, u64)>,
+    services: Vec<[Traffic; 2]>,
     backends: Vec<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Ledger {
     /// snapshot, in their order, because each snapshot names only the ids that its predecessor did not have.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> Vec<Arc<Tallies>> {
         let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
-        self.services.resize(services.max(self.services.len()), (0, 0));
+        self.services.resize(services.max(self.services.len()), Default::default());
         self.backends.resize(backends.max(self.backends.len()), 0);
         for &id in &snapshot.fresh().services {
             self.services[id.index()] = self.service_sum(id);
@@ -53,11 +53,10 @@ impl Ledger {
         self.history.iter().map(|worker| Arc::clone(worker.last().expect("made above"))).collect()
     }
 
-    /// Packets and bytes of a service port.
-    pub(super) fn service(&self, id: ServiceId) -> (u64, u64) {
-        let (packets, bytes) = self.service_sum(id);
+    /// What was forwarded for a service port, by direction.
+    pub(super) fn service(&self, id: ServiceId) -> [Traffic; 2] {
         let base = self.services.get(id.index()).copied().unwrap_or_default();
-        (packets.saturating_sub(base.0), bytes.saturating_sub(base.1))
+        combine(self.service_sum(id), base, u64::saturating_sub)
     }
 
     /// New flows of a backend.
@@ -71,16 +70,21 @@ impl Ledger {
         present.filter(|tallies| tallies.is_set_aside(id.index())).count()
     }
 
+    /// Sampled packets to a service port with a partial checksum. It may include those to an earlier service of the index:
+    /// only its growth counts.
+    pub(super) fn partial(&self, id: ServiceId) -> u64 {
+        self.all().map(|tallies| tallies.partial(id.index())).sum()
+    }
+
     /// The number of workers at which a service is under a SYN flood.
     pub(super) fn flooded(&self, id: ServiceId) -> usize {
         let present = self.history.iter().filter_map(|worker| worker.last());
         present.filter(|tallies| tallies.is_flooded(id.index())).count()
     }
 
-    fn service_sum(&self, id: ServiceId) -> (u64, u64) {
-        self.all()
-            .map(|tallies| tallies.service(id.index()))
-            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    fn service_sum(&self, id: ServiceId) -> [Traffic; 2] {
+        let of_workers = self.all().map(|tallies| tallies.service(id.index()));
+        of_workers.fold(Default::default(), |sum, one| combine(sum, one, u64::wrapping_add))
     }
 
     fn backend_sum(&self, id: BackendId) -> u64 {
@@ -90,4 +94,12 @@ impl Ledger {
     fn all(&self) -> impl Iterator<Item = &Arc<Tallies>> {
         self.history.iter().flatten()
     }
+}
+
+/// Packets and bytes of each direction, combined by `of`.
+fn combine(one: [Traffic; 2], other: [Traffic; 2], of: fn(u64, u64) -> u64) -> [Traffic; 2] {
+    std::array::from_fn(|n| Traffic {
+        packets: of(one[n].packets, other[n].packets),
+        bytes: of(one[n].bytes, other[n].bytes),
+    })
 }

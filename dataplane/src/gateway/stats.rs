@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use tidegate_core::conntrack::EvictionReason;
-use tidegate_core::counters::Counter;
+use tidegate_core::counters::{Counter, Traffic};
 use tidegate_core::histogram::Durations;
 use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId};
 pub use tidegate_core::neighbors::Usage as NeighborUsage;
@@ -85,6 +85,10 @@ pub struct InterfaceStats {
     pub tx_bytes: u64,
     /// Packets in which another station claimed an address of ours.
     pub address_conflicts: u64,
+    /// Packets of a sample whose transport checksum was looked at.
+    pub checksums_sampled: u64,
+    /// Of the sample, those whose checksum the sender left to its NIC, and no NIC completed.
+    pub checksums_partial: u64,
 }
 
 /// Frames of one class that workers punted.
@@ -138,10 +142,12 @@ pub struct ServiceStats {
     pub name: String,
     /// Name of the port.
     pub port_name: String,
-    /// Packets forwarded, in both directions if the gateway sees both.
-    pub packets: u64,
-    /// Bytes of their IP packets.
-    pub bytes: u64,
+    /// Its forwarding mode.
+    pub mode: ForwardingMode,
+    /// What was forwarded, by [`Direction`](tidegate_core::counters::Direction).
+    pub traffic: [Traffic; 2],
+    /// Sampled packets to it whose sender left the checksum to its NIC.
+    pub partial_checksums: u64,
     /// Its backends.
     pub backends: Vec<BackendStats>,
 }
@@ -175,6 +181,8 @@ impl<F> WorkerPool<F> {
             tx_packets: sum(&|shared| shared.counters.interface(index).tx_packets.value()),
             tx_bytes: sum(&|shared| shared.counters.interface(index).tx_bytes.value()),
             address_conflicts: sum(&|shared| shared.counters.interface(index).address_conflicts.value()),
+            checksums_sampled: sum(&|shared| shared.counters.interface(index).checksums_sampled.value()),
+            checksums_partial: sum(&|shared| shared.counters.interface(index).checksums_partial.value()),
         };
         let slow = self.slow_path_counters();
         let nanos = |cycles| self.clock().nanos(cycles);
@@ -246,8 +254,7 @@ impl<F> WorkerPool<F> {
     pub fn service_stats(&self) -> Vec<ServiceStats> {
         let control = self.control();
         let snapshot = &control.publisher.current().snapshot;
-        let service = |info: &tidegate_core::service::ServiceInfo| {
-            let (packets, bytes) = control.ledger.service(info.id);
+        let service = |mode: ForwardingMode, info: &tidegate_core::service::ServiceInfo| {
             let backends = info.backends.iter().map(|backend| BackendStats {
                 id: backend.id,
                 address: backend.address,
@@ -261,12 +268,13 @@ impl<F> WorkerPool<F> {
                 namespace: info.namespace.clone(),
                 name: info.name.clone(),
                 port_name: info.port_name.clone(),
-                packets,
-                bytes,
+                mode,
+                traffic: control.ledger.service(info.id),
+                partial_checksums: control.ledger.partial(info.id),
                 backends: backends.collect(),
             }
         };
-        snapshot.services().map(|(_, info)| service(info)).collect()
+        snapshot.services().map(|(one, info)| service(one.mode, info)).collect()
     }
 }
 

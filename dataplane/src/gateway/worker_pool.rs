@@ -38,7 +38,7 @@ use super::worker_handle::{WorkerHandle, WorkerState};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
-use crate::flow_memory::{EarlierPort, FlowMemory, Outliving, Restoration, Shape, Store, StoreError};
+use crate::flow_memory::{EarlierPort, FlowMemory, Outliving, Restoration, Shape, Store};
 use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
@@ -693,10 +693,6 @@ impl WorkerPool<MemoryFrame> {
 fn store(directory: &Path, shape: &Shape, now: Now) -> (Option<Store>, Option<String>) {
     match Store::open(directory, shape, now) {
         Ok(store) => (Some(store), None),
-        Err(error @ StoreError::NotInMemory { .. }) => {
-            tracing::info!(reason = %error, "flows end with this process");
-            (None, None)
-        }
         Err(error) => {
             tracing::warn!(reason = %error, "flows end with this process");
             (None, Some(error.to_string()))

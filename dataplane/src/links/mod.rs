@@ -8,10 +8,12 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::wire::MacAddr;
+
+use crate::neighbors::faults::NeighborFault;
 
 pub mod kernel;
 pub mod lock;
@@ -77,6 +79,9 @@ pub struct LinkStatus {
     pub transitions: u64,
 }
 
+/// How long a tap that was deleted and created again is shown.
+const RECREATED_SHOWN: Duration = Duration::from_secs(600);
+
 /// One interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceLink {
@@ -96,6 +101,8 @@ pub struct InterfaceLink {
     pub renamed: Option<Renamed>,
     /// How often another program has changed the MAC address of the device since the start.
     pub mac_changes: u64,
+    /// When the tap was last created again, because another program had deleted it.
+    pub tap_recreated: Option<(Instant, SystemTime)>,
 }
 
 /// A device with a smaller MTU than the gateway uses.
@@ -182,6 +189,8 @@ pub struct Links {
     reports: Mutex<Vec<PortReport>>,
     /// Why the routes of the taps cannot be changed, and since when.
     route_fault: Mutex<Option<(String, SystemTime)>>,
+    /// What stations on the links say against the configuration.
+    neighbor_faults: Mutex<Vec<NeighborFault>>,
     wants: Vec<Wants>,
     on_change: OnceLock<OnChange>,
 }
@@ -210,6 +219,7 @@ impl Links {
                 short_mtu: None,
                 other_mac: None,
                 renamed: None,
+                tap_recreated: None,
                 mac_changes: 0,
             }
         };
@@ -217,7 +227,8 @@ impl Links {
         let wants = table.iter().map(|_| Wants::default()).collect();
         let reports = Mutex::new(vec![PortReport::default(); table.len()]);
         let route_fault = Mutex::default();
-        Self { table: Mutex::new(table), reports, route_fault, wants, on_change: OnceLock::new() }
+        let (table, neighbor_faults, on_change) = (Mutex::new(table), Mutex::default(), OnceLock::new());
+        Self { table, reports, route_fault, neighbor_faults, wants, on_change }
     }
 
     /// Sets the callback for changes. Only the first call has an effect.
@@ -249,6 +260,23 @@ impl Links {
                 link.name
             );
             Some((what, *since))
+        };
+        self.table().iter().filter_map(sentence).collect()
+    }
+
+    /// The taps that another program has deleted lately, each with the time. The gateway has created them again, so they are not
+    /// among [`Links::troubles`], but programs that were bound to them have lost their sockets.
+    #[must_use]
+    pub fn recreated_taps(&self) -> Vec<(String, SystemTime)> {
+        let sentence = |link: &InterfaceLink| {
+            let (_, since) = link.tap_recreated.filter(|(at, _)| at.elapsed() < RECREATED_SHOWN)?;
+            let (tap, _) = link.tap.as_ref()?;
+            let what = format!(
+                "tap {tap} of interface {:?} was deleted by another program and created again: programs that use it, such as \
+                 keepalived or a BGP daemon, must be restarted",
+                link.name
+            );
+            Some((what, since))
         };
         self.table().iter().filter_map(sentence).collect()
     }
@@ -288,6 +316,17 @@ impl Links {
         }
         let since = fault.as_ref().map_or_else(SystemTime::now, |(_, since)| *since);
         *fault = why.map(|why| (why.to_owned(), since));
+    }
+
+    /// What stations on the links say against the configuration, as of some seconds ago.
+    #[must_use]
+    pub fn neighbor_faults(&self) -> Vec<NeighborFault> {
+        self.neighbor_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets what stations on the links say against the configuration.
+    pub(crate) fn set_neighbor_faults(&self, faults: Vec<NeighborFault>) {
+        *self.neighbor_faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
     /// Records what the driver of this interface's port reports.
@@ -443,6 +482,19 @@ impl Links {
             wants.tap.store(true, Ordering::Release);
         }
         self.notify();
+    }
+
+    /// Records that the tap of this interface was deleted by another program and created again.
+    pub(crate) fn note_recreated(&self, interface: usize) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        link.tap_recreated = Some((Instant::now(), SystemTime::now()));
+        let name = link.name.clone();
+        drop(table);
+        tracing::warn!(
+            interface = name,
+            "the tap was deleted by another program and created again: programs that use it must be restarted"
+        );
     }
 
     /// Whether this interface's link has come up since the last call.

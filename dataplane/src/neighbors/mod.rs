@@ -20,11 +20,13 @@ mod action;
 mod announcements;
 mod conflicts;
 mod entries;
+pub mod faults;
 mod key;
 pub(crate) mod owned;
 pub mod resolver;
 mod shelves;
 mod surroundings;
+mod vip_probes;
 
 use crate::punt;
 use resolver::{Action, Known, Link, Surroundings};
@@ -58,7 +60,9 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
         Layer2::Owned(key) => Some((*vip, *key)),
         _ => None,
     });
+    let has_vip = spec.services.iter().filter(|service| service.mode.is_dsr());
     Surroundings {
+        probed: has_vip.map(|service| service.key.vip).collect(),
         interfaces: links.collect(),
         fixed: network.neighbors.iter().map(|neighbor| (neighbor.ip, neighbor.mac)).collect(),
         next_hops: routers
@@ -79,6 +83,14 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
 pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::Routes {
     let way = |via: IpAddr| Some((around.interface_of(via)?, via));
     spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
+}
+
+/// The configured neighbours of a forwarding state with their interface, as the kernel gets them on its taps. So health checks
+/// use the same link address as packets, also if it is wrong.
+#[must_use]
+pub fn tap_neighbors(around: &Surroundings) -> punt::fixed_neighbors::FixedNeighbors {
+    let fixed = around.fixed.iter();
+    fixed.filter_map(|&(address, mac)| Some(((around.interface_of(address)?, address), mac))).collect()
 }
 
 /// Applies an action to the table. Returns whether there was room for it. If not, the neighbour stays unresolved until

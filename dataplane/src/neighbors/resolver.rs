@@ -24,7 +24,9 @@ use tidegate_core::wire::MacAddr;
 use super::announcements::Announcements;
 use super::conflicts::{Conflicts, Logged};
 use super::entries::{ASKED, Entries, Entry, KEPT, PINNED, State};
+use super::faults::{Faults, NeighborFault};
 use super::shelves::{IN_USE, Shelf};
+use super::vip_probes::{self, VipProbes};
 
 pub use super::action::{Action, Known};
 pub use super::key::Key;
@@ -68,6 +70,8 @@ pub struct Resolver {
     entries: Entries,
     announcements: Announcements,
     conflicts: Conflicts,
+    vip_probes: VipProbes,
+    faults: Faults,
     ticks: usize,
     refused: u64,
     evicted: u64,
@@ -102,7 +106,8 @@ impl Resolver {
         for (&key, &mac) in &fixed {
             let known = self.entries.get(&key);
             if known.is_none_or(|entry| entry.state != State::Fixed || entry.mac != Some(mac)) {
-                self.put(key, Entry { mac: Some(mac), ..Entry::new(now, State::Fixed) });
+                let entry = Entry::new(now, State::Fixed);
+                self.put(key, Entry { mac: Some(mac), due: Some(now), ..entry });
                 actions.push(Action::Learn { interface: key.0, address: key.1, mac, how: Known::Fixed });
             }
         }
@@ -171,6 +176,7 @@ impl Resolver {
 
     /// Handles the claim of another station on one of our addresses.
     pub fn claimed(&mut self, now: Now, (interface, address): Key, mac: Option<MacAddr>) -> Vec<Action> {
+        self.faults.claimed(now, (interface, address), mac);
         let Some(logged) = self.conflicts.first(now, (interface, address), mac) else { return Vec::new() };
         let announced = self.around.owned.contains(&address);
         let defence = announced.then(|| self.around.announcement(interface, address)).flatten();
@@ -205,6 +211,7 @@ impl Resolver {
     pub fn tick(&mut self, now: Now, uses: Uses<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
         self.announcements.send(now, FRAMES_PER_TICK, &self.around, &mut actions);
+        self.vip_probes.send(now, &self.around, &mut actions);
         self.ticks = self.ticks.wrapping_add(1);
         let shares = self.entries.lanes.len().saturating_sub(ASKED);
         self.run_lane(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
@@ -222,7 +229,7 @@ impl Resolver {
     pub fn due(&self) -> Option<Now> {
         let lanes = self.entries.lanes.iter();
         let timers = lanes.filter_map(|lane| Some(lane.timers.first()?.0.max(lane.budget.ready_at())));
-        timers.chain(self.announcements.due()).min()
+        timers.chain(self.announcements.due()).chain(self.vip_probes.due(&self.around)).min()
     }
 
     /// Neighbours with a known link address: for `status`.
@@ -230,6 +237,14 @@ impl Resolver {
         self.entries
             .iter()
             .filter_map(|(&(interface, address), entry)| Some((interface, address, entry.mac?)))
+    }
+
+    /// What stations on the links say against the configuration.
+    pub fn faults(&mut self, now: Now) -> Vec<NeighborFault> {
+        let entries = &self.entries;
+        let configured = |key: &Key| entries.get(key).filter(|one| one.state == State::Fixed)?.mac;
+        let known = entries.iter().filter_map(|(&(_, address), entry)| Some((address, entry.mac?)));
+        self.faults.current(now, configured, known)
     }
 
     /// Needed neighbours whose link address is not known.
@@ -298,7 +313,8 @@ impl Resolver {
         let another = mac.filter(|&mac| entry.mac.is_some_and(|known| known != mac));
         let locked = entry.changed_at.is_some_and(|changed| now < changed.plus(LOCKED));
         let believed = match (entry.state, entry.mac, mac, another) {
-            (State::Fixed, ..) | (_, None, None, _) => return,
+            (State::Fixed, configured, ..) => return self.faults.answered(now, key, configured, mac),
+            (_, None, None, _) => return,
             (_, None, Some(mac), _) => mac,
             (_, Some(known), _, None) if answers => known,
             (_, Some(_), _, None) => return,
@@ -428,7 +444,12 @@ impl Resolver {
     fn expire(&mut self, now: Now, key: Key, uses: Uses<'_>, actions: &mut Vec<Action>) -> bool {
         let Some(entry) = self.entries.get(&key) else { return false };
         match entry.state {
-            State::Fixed => false,
+            // Nothing changes its link address, but the operator should know if it has another one.
+            State::Fixed => {
+                self.ask(key, None, actions);
+                self.put(key, Entry { asked_at: now, due: Some(now.plus(vip_probes::EVERY)), ..entry });
+                true
+            }
             State::Incomplete { tries } => {
                 let unwanted = tries >= TRIES_FOR_TRAFFIC && entry.wanted_at <= entry.asked_at;
                 if unwanted && !entry.is_pinned() {

@@ -497,9 +497,51 @@ fn fixed_neighbours_are_published_at_once_and_cannot_be_replaced() {
     let actions = resolver.configure(at(0), Surroundings { fixed, next_hops, ..around() });
     assert_eq!(actions, [learn(ip("192.0.2.1"), ROUTER, Known::Fixed)]);
     assert!(answer(&mut resolver, at(1), ip("192.0.2.1"), OTHER).is_empty());
-    assert!(run(&mut resolver, at(100_000)).is_empty(), "never asked for");
     let actions = resolver.configure(at(2), around());
     assert_eq!(actions, [Action::Release { interface: 0, address: ip("192.0.2.1"), fixed: true }]);
+}
+
+#[test]
+fn a_fixed_neighbour_that_answers_with_another_mac_is_a_fault() {
+    let mut resolver = Resolver::default();
+    let router = ip("192.0.2.1");
+    let with = |mac| Surroundings { fixed: vec![(router, mac)], ..around() };
+    resolver.configure(at(0), with(ROUTER));
+    let asked = resolver.tick(at(0), &UNUSED);
+    assert_eq!((requests(&asked)[0].0, requests(&asked).len()), (MacAddr::BROADCAST, 1));
+    assert!(answer(&mut resolver, at(1), router, OTHER).is_empty(), "the configuration decides");
+    let fault =
+        NeighborFault::OtherMac { interface: 0, address: router, configured: ROUTER, answered: OTHER };
+    assert_eq!(resolver.faults(at(2)), [fault]);
+    assert_eq!(requests(&resolver.tick(at(15_000), &UNUSED)).len(), 1, "asked again");
+    answer(&mut resolver, at(15_001), router, ROUTER);
+    assert_eq!(resolver.faults(at(15_002)), [], "another device had its address");
+    answer(&mut resolver, at(30_000), router, OTHER);
+    assert_eq!(resolver.faults(at(30_001)).len(), 1);
+    resolver.configure(at(30_002), with(OTHER));
+    assert_eq!(resolver.faults(at(30_003)), [], "the configuration was corrected");
+}
+
+#[test]
+fn a_vip_of_backends_is_probed_and_who_answers_is_a_fault_with_a_name() {
+    let mut resolver = Resolver::default();
+    let (vip, backend) = (ip("192.0.2.100"), ip("192.0.2.10"));
+    let elsewhere = ip("192.0.2.101");
+    let (owned, next_hops) = ([vip].into(), [backend].into());
+    let probed = [vip, elsewhere].into();
+    resolver.configure(at(0), Surroundings { owned, next_hops, probed, ..around() });
+    resolver.tick(at(0), &UNUSED);
+    answer(&mut resolver, at(1), backend, OTHER);
+    let sent: Vec<Action> = run(&mut resolver, at(60_000)).into_iter().map(|(_, action)| action).collect();
+    let is_probe = |one: &&(MacAddr, ArpPacket)| one.1.sender_ip.is_unspecified();
+    let sent = requests(&sent);
+    let probes: Vec<_> = sent.iter().filter(is_probe).map(|one| IpAddr::V4(one.1.target_ip)).collect();
+    assert!((3..=5).contains(&probes.len()) && probes.iter().all(|one| *one == vip), "{probes:?}");
+    resolver.claimed(at(60_001), (0, vip), Some(OTHER));
+    let fault =
+        NeighborFault::Claimed { interface: 0, address: vip, mac: Some(OTHER), neighbor: Some(backend) };
+    assert_eq!(resolver.faults(at(60_002)), [fault]);
+    assert_eq!(resolver.faults(at(120_000)), [], "nobody claims it any more");
 }
 
 #[test]

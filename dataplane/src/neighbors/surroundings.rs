@@ -19,6 +19,8 @@ pub struct Surroundings {
     pub next_hops: BTreeSet<IpAddr>,
     /// SNAT addresses, and the VIPs that the gateway has now. New ones are announced.
     pub owned: BTreeSet<IpAddr>,
+    /// VIPs that backends have too (DSR): while they are in `owned`, the gateway checks that no backend answers for them.
+    pub probed: BTreeSet<IpAddr>,
     /// VIPs that the gateway has while it owns their key. The driver adds them to `owned`.
     pub shared: BTreeMap<IpAddr, OwnerKey>,
 }
@@ -59,6 +61,16 @@ impl Surroundings {
             IpAddr::V6(target) => {
                 ndp::solicitation(link.mac, link.source_v6(target), target, link.vlan, known)
             }
+        })
+    }
+
+    /// A probe for other stations with one of our addresses (RFC 5227 section 2.1.1, RFC 4862 section 5.4.2): without a
+    /// sender's address, so that it changes nobody's cache.
+    pub(super) fn probe(&self, interface: InterfaceIndex, address: IpAddr) -> Option<SmallFrame> {
+        let link = self.interfaces.get(usize::from(interface))?;
+        Some(match address {
+            IpAddr::V4(target) => arp::request(link.mac, Ipv4Addr::UNSPECIFIED, target, link.vlan, None),
+            IpAddr::V6(target) => ndp::solicitation(link.mac, Ipv6Addr::UNSPECIFIED, target, link.vlan, None),
         })
     }
 

@@ -1,13 +1,14 @@
 //! The path to the kernel and back: one tap for each interface, with its addresses and routes.
 //!
 //! [`class`] classifies frames for the kernel, with the help of [`own`]. [`tap`] is the device, [`netlink`] sets its
-//! addresses and routes, and [`mod@routes`] keeps the routes up to date; the slow path moves the frames. If a port is
+//! addresses, routes and neighbours, and [`mod@routes`] and [`fixed_neighbors`] keep them up to date; the slow path moves the frames. If a port is
 //! also a kernel interface (`net_af_packet`), the kernel receives every frame there as well as on the tap. That
 //! interface must have no address, and its own ingress must be silenced, or the kernel answers twice.
 //!
 //! Invariant: everything set up here is gone when the process ends.
 
 pub mod class;
+pub mod fixed_neighbors;
 pub mod netlink;
 pub mod own;
 pub mod routes;

@@ -1,4 +1,4 @@
-//! Addresses and routes of a tap, set through rtnetlink.
+//! Addresses, routes and permanent neighbours of a tap, set through rtnetlink.
 //!
 //! It is called at the start and with a new forwarding state, never per packet. Addresses and routes disappear with the
 //! tap.
@@ -9,10 +9,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourHeader, NeighbourMessage, NeighbourState,
+};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use tidegate_core::wire::MacAddr;
 
 use crate::rtnetlink::Connection;
 
@@ -78,6 +82,25 @@ impl Netlink {
         self.request(RouteNetlinkMessage::DelRoute(route(if_index, to, via)), 0)
     }
 
+    /// Gives a neighbour on this interface a link address for good.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn put_neighbor(&mut self, if_index: u32, address: IpAddr, mac: MacAddr) -> io::Result<()> {
+        let mut message = neighbor(if_index, address);
+        message.header.state = NeighbourState::Permanent;
+        message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.into()));
+        self.request(RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Removes a neighbour.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn remove_neighbor(&mut self, if_index: u32, address: IpAddr) -> io::Result<()> {
+        self.request(RouteNetlinkMessage::DelNeighbour(neighbor(if_index, address)), 0)
+    }
+
     /// Sends a request that the kernel acknowledges.
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         match self.0.request(message, NLM_F_ACK | flags)? {
@@ -87,6 +110,18 @@ impl Netlink {
             }
         }
     }
+}
+
+/// A neighbour on an interface.
+fn neighbor(if_index: u32, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header =
+        NeighbourHeader { family: family(address), ifindex: if_index, ..NeighbourHeader::default() };
+    message.attributes = vec![NeighbourAttribute::Destination(match address {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    })];
+    message
 }
 
 /// An address with its prefix, usable at once.

@@ -43,6 +43,7 @@ pub mod news;
 pub mod pending_neighbor;
 pub mod questions;
 pub mod rings;
+mod sample;
 pub mod sharing;
 mod transmit;
 pub mod watch;
@@ -276,27 +277,9 @@ impl<Q: PortQueue> Worker<Q> {
         counters.rx_packets.add((self.received.len() + unusable) as u64);
         counters.rx_bytes.add(self.received.iter().map(|frame| frame.bytes().len() as u64).sum());
         self.parts.shared.turns.frames.add(self.received.len() as u64);
-        self.bursts = self.bursts.wrapping_add(1);
-        if self.bursts.is_multiple_of(BURSTS_PER_ARRIVAL_CHECK) {
-            self.check_arrival();
-        }
+        self.sample(interface);
         self.process(now, Arrival::Wire(interface), MayWait::Yes);
         true
-    }
-
-    /// Counts whether a packet of the burst has arrived at the worker that RSS computes, as the ports report it.
-    #[cold]
-    fn check_arrival(&mut self) {
-        if !self.parts.pipeline.computes_arrivals() {
-            return;
-        }
-        let arrived =
-            self.received.first().and_then(|frame| self.parts.pipeline.arrives_as_computed(frame.bytes()));
-        match arrived {
-            Some(true) => self.parts.shared.turns.arrivals_as_computed.add(1),
-            Some(false) => self.parts.shared.turns.arrivals_elsewhere.add(1),
-            None => {}
-        }
     }
 
     /// Runs the received batch through the pipeline, and passes each frame on to its destination.
@@ -732,8 +715,6 @@ fn punt<Q: PortQueue>(
     Ok(())
 }
 
-/// One packet in so many bursts is checked for its arrival, which costs as much as a tenth of its forwarding.
-const BURSTS_PER_ARRIVAL_CHECK: u32 = 64;
 /// The number of turns between two reports of the pipeline's own counts. A report costs a few cycles per turn.
 const TURNS_PER_REPORT: u32 = 64;
 

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use tidegate_core::snapshot::TunnelPrefix;
 
 use super::dataplane::Interface;
+use super::flow_sharing::FlowSharing;
 use super::gateway::GatewayConfig;
 use super::layer2::Layer2Mode;
 use super::services::ForwardingMode;
@@ -30,6 +31,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.node_ports();
     check.layer2();
     check.flow_sharing();
+    check.flow_peers();
 }
 
 struct Check<'a> {
@@ -104,6 +106,32 @@ impl Check<'_> {
                 what,
                 "flowSharing.listen with an address of this gateway, or flowSharing.peers",
             );
+        }
+    }
+
+    /// Peers of flow sharing are other gateways: there must be some, and none is an address that Services get.
+    fn flow_peers(&self) {
+        let sharing = &self.config.flow_sharing;
+        let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
+        if sharing.mode == FlowSharing::None {
+            return;
+        }
+        if sharing.peers.is_empty() && is_directory {
+            let what = "flowSharing.peers: the list is empty, and the source is a directory, in which no gateway finds others: flows are shared with nobody";
+            self.warn(
+                "flowSharing.mode",
+                what,
+                "flowSharing.peers with flowSharing.listen of each other gateway",
+            );
+        }
+        for (i, peer) in sharing.peers.iter().enumerate() {
+            let contains = |range: &AddressRange| range.contains(peer.ip());
+            if let Some(pool) = self.config.pools.iter().find(|pool| pool.ranges.iter().any(contains)) {
+                let field = format!("flowSharing.peers[{i}]");
+                let what =
+                    format!("{field}: {peer} is an address of the pool {}, which Services get", pool.name);
+                self.warn(&field, &what, "flowSharing.listen of another gateway");
+            }
         }
     }
 

@@ -107,7 +107,7 @@ pub const KEYS: &[Key] = &[
         "The next hop of the route. Tidegate also installs the route in the kernel, on the taps."),
     key("dataplane.neighbors[].ip", "address", Required, "\"10.9.0.2\"", Reload,
         "A neighbour with a fixed link address. The link addresses of other neighbours are resolved with ARP or neighbour discovery."),
-    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour."),
+    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour, for packets and for the kernel on the tap. The gateway asks the neighbour every 15 s, and says so if it answers with another one."),
     key("dataplane.snatAddresses", "list of addresses", Value("[]"), "[\"192.0.2.3\"]", Reload,
         "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway, and no other host may have one: the gateway answers ARP and neighbour discovery for them. Mode `fullnat` needs at least one for each address family."),
     key("dataplane.gateway.prefixes", "list of CIDRs", Value("[]"), "[\"10.9.1.0/24\"]", Reload,

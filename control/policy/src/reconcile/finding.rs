@@ -61,6 +61,14 @@ pub enum Reason {
     PoolNotAccepted,
     /// An AddressPool that has addresses in common with another pool, or with a ServiceCIDR.
     PoolsOverlap,
+    /// Requests reach backends, and no replies come back through the gateway.
+    NoReplies,
+    /// Another station answers for a VIP.
+    VipClaimed,
+    /// A backend has another link address than the configured one.
+    NeighborMacDiffers,
+    /// Clients' packets come without complete checksums.
+    PartialChecksums,
 }
 
 impl Reason {
@@ -91,6 +99,10 @@ impl Reason {
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
             Self::PoolNotAccepted => "PoolNotAccepted",
             Self::PoolsOverlap => "PoolsOverlap",
+            Self::NoReplies => "NoReplies",
+            Self::VipClaimed => "VIPClaimed",
+            Self::NeighborMacDiffers => "NeighborMACDiffers",
+            Self::PartialChecksums => "PartialChecksums",
         }
     }
 
@@ -178,6 +190,12 @@ impl Finding {
                 .accepting("a port that nothing else on this host has")
                 .at(place),
         }
+    }
+
+    /// A finding about what a gateway observes of a Service's traffic. It has no place: the object asks for nothing wrong.
+    #[must_use]
+    pub fn observed(service: ObjectKey, reason: Reason, diagnostic: Diagnostic) -> Self {
+        Self { object: service, kind: ObjectKind::Service, reason, diagnostic }
     }
 
     /// A finding about the value at `field` of a Service.

@@ -11,6 +11,7 @@ use super::segment_size;
 use super::state::Pipeline;
 use super::view::View;
 use crate::backend::{Backend, LastStage};
+use crate::counters::Direction;
 use crate::forward::tunnel::{self, Tunnel};
 use crate::forward::{self, Link, NoRoom};
 use crate::frame::Frame;
@@ -20,7 +21,6 @@ use crate::neighbors::NeighborSlot;
 use crate::now::Now;
 use crate::path_mtu;
 use crate::service::Service;
-use crate::service_limits::Direction;
 use crate::snapshot::{ForwardingMode, Interface, Protocol};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::encapsulation::Encapsulation;
@@ -118,7 +118,7 @@ impl Pipeline {
         service: &Service,
         backend: &Backend,
     ) {
-        if !self.within_bandwidth(burst, packet, service, Direction::ToBackend) {
+        if !self.within_bandwidth(burst, packet, service, Direction::Request) {
             return;
         }
         match backend.encapsulation {
@@ -249,7 +249,7 @@ impl Pipeline {
             let h = *h;
             limit_in_tunnel(burst, at, &h, (service, backend), overhead, way.mtu);
         }
-        burst.view.tallies.forwarded(service.id, ip_len);
+        burst.view.tallies.forwarded(service.id, Direction::Request, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
@@ -335,7 +335,8 @@ impl Pipeline {
         let (packet, mtu) = (way.link.header_len() as u16, mtu as u16);
         let _ = burst.out.oversized.try_push(Oversized { frame: at as u8, packet, mtu });
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
-        burst.view.tallies.forwarded(service.id, usize::from(h.ip_len()));
+        let direction = Direction::Request;
+        burst.view.tallies.forwarded(service.id, direction, usize::from(h.ip_len()));
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
@@ -377,8 +378,8 @@ impl Pipeline {
     ) {
         let service = destination.service();
         let direction = match destination {
-            Destination::Backend { .. } => Direction::ToBackend,
-            Destination::Client { .. } => Direction::ToClient,
+            Destination::Backend { .. } => Direction::Request,
+            Destination::Client { .. } => Direction::Reply,
         };
         if !self.within_bandwidth(burst, packet, service, direction) {
             return;
@@ -387,7 +388,7 @@ impl Pipeline {
             return self.send_proxied(burst, packet, destination);
         }
         self.send_translated_as_it_is(burst, packet, destination, service.mss_limit);
-        if service.protocol == Protocol::Sctp && direction == Direction::ToClient {
+        if service.protocol == Protocol::Sctp && direction == Direction::Reply {
             list_further_vips(burst, packet, service);
         }
     }
@@ -621,15 +622,15 @@ pub(super) fn finish_translated<F: Frame>(
     way: &NextHop,
     ip_len: usize,
 ) {
-    let (service, mut why) = match destination {
-        Destination::Backend { service, .. } => (service, TransmitReason::Forward),
-        Destination::Client { service, .. } => (service, TransmitReason::Reply),
+    let (service, direction, mut why) = match destination {
+        Destination::Backend { service, .. } => (service, Direction::Request, TransmitReason::Forward),
+        Destination::Client { service, .. } => (service, Direction::Reply, TransmitReason::Reply),
     };
     if h.is_icmp_error() {
         translate_quote(&mut burst.frames[at], h, destination);
         why = TransmitReason::IcmpError;
     }
-    burst.view.tallies.forwarded(service.id, ip_len);
+    burst.view.tallies.forwarded(service.id, direction, ip_len);
     burst.set(at, Verdict::Transmit { interface: way.interface, why });
 }
 

@@ -67,13 +67,6 @@ impl LimitDrop {
     }
 }
 
-/// The direction of a packet, as a position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    ToBackend = 0,
-    ToClient = 1,
-}
-
 /// What the workers share for one Service. Snapshots hand it on as long as the Service has limits.
 #[derive(Debug, Default)]
 pub(super) struct SharedState {

@@ -20,6 +20,6 @@ pub(crate) mod bucket;
 mod limited_service;
 mod worker_limits;
 
-pub(crate) use limited_service::{Direction, LimitFlags, LimitedServices};
 pub use limited_service::{LimitDrop, LimitedService};
+pub(crate) use limited_service::{LimitFlags, LimitedServices};
 pub(crate) use worker_limits::WorkerLimits;

@@ -4,8 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::bucket::{Refill, SharedBucket};
-use super::limited_service::{Direction, LimitDrop, LimitedService};
+use super::limited_service::{LimitDrop, LimitedService};
 use crate::conntrack::FlowTables;
+use crate::counters::Direction;
 use crate::limits::{LIMIT_REPORTS_AT_ONCE, SERVICES_MAX};
 use crate::now::Now;
 use crate::snapshot::Snapshot;

@@ -26,6 +26,7 @@ pub mod ipv6;
 pub mod malformed;
 pub mod mss;
 pub mod ndp;
+pub mod partial_checksum;
 pub mod proxy_header;
 pub mod proxy_tlvs;
 pub mod quote;

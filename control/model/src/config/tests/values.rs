@@ -461,3 +461,21 @@ fn gateways_that_find_each_other_share_flows_at_an_address_of_an_interface() {
     }
     assert!(!valid(&format!("{BASE}{cluster}")).finds_flow_peers(), "it shares no flows");
 }
+
+#[test]
+fn peers_that_cannot_be_other_gateways_are_warned_about() {
+    let warnings = |peers: &str| {
+        let key = "5a".repeat(32);
+        let pools = "pools: [{name: public, addresses: [203.0.113.0/28]}]\n";
+        let sharing = format!("flowSharing: {{mode: nat, key: {{value: '{key}'}}, peers: [{peers}]}}\n");
+        lines(&format!("{BASE}  snatAddresses: [192.0.2.3]\n{pools}{sharing}"))
+    };
+    let alone = warnings("");
+    assert!(
+        alone.len() == 1 && alone[0].contains("warning: flowSharing.peers: the list is empty"),
+        "{alone:?}"
+    );
+    let vip = warnings("'203.0.113.3:10358'");
+    assert!(vip.len() == 1 && vip[0].contains("is an address of the pool public"), "{vip:?}");
+    assert_eq!(warnings("'192.0.2.77:10358'"), Vec::<String>::new());
+}

@@ -6,6 +6,7 @@
 use super::family::{Families, Family};
 use super::item::{Item, Way, Ways};
 use crate::backend::Backend;
+use crate::counters::Direction;
 use crate::forward::usual::{self as rewrite, LinkHead, OuterV4, Translation};
 use crate::forward::{Link, tunnel};
 use crate::frame::Frame;
@@ -85,7 +86,7 @@ fn send_dsr<F: Frame, const A: usize>(
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
         let Some(to) = to_backend(view, frame, item) else { continue };
-        sent |= note_sent(view, item, to, TransmitReason::Forward, out);
+        sent |= note_sent(view, item, to, Direction::Request, out);
     }
     sent
 }
@@ -105,7 +106,7 @@ fn send_to_backends<F: Frame, const A: usize>(
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
         let Some(to) = translate_to_backend(view, frame, item) else { continue };
-        sent |= note_sent(view, item, to, TransmitReason::Forward, out);
+        sent |= note_sent(view, item, to, Direction::Request, out);
     }
     sent
 }
@@ -130,7 +131,7 @@ where
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
         let Some(to) = translate_to_client(view, frame, item, &mut last) else { continue };
-        sent |= note_sent(view, item, to, TransmitReason::Reply, out);
+        sent |= note_sent(view, item, to, Direction::Reply, out);
     }
     sent
 }
@@ -141,11 +142,15 @@ fn note_sent<const A: usize>(
     view: &View<'_>,
     item: &Item<A>,
     (interface, service): (InterfaceIndex, ServiceId),
-    why: TransmitReason,
+    direction: Direction,
     out: &mut BurstOutput,
 ) -> u32 {
     let at = usize::from(item.at);
-    view.tallies.forwarded(service, usize::from(item.packet.ip_len));
+    view.tallies.forwarded(service, direction, usize::from(item.packet.ip_len));
+    let why = match direction {
+        Direction::Request => TransmitReason::Forward,
+        Direction::Reply => TransmitReason::Reply,
+    };
     out.verdicts[at] = Verdict::Transmit { interface, why };
     if out.takes_notes() {
         let flow = match item.way {

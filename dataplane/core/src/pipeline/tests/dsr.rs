@@ -1,6 +1,7 @@
 //! Direct server return: the packets that a backend receives, over both tunnels and the link.
 
 use super::lab::{Lab, ROUTER_MAC, backend_mac, ip, service};
+use crate::counters::Traffic;
 use crate::pipeline::FlowNote;
 use crate::snapshot::{ForwardingMode, Protocol};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -94,8 +95,9 @@ fn a_flow_is_new_once_and_then_known() {
         assert_eq!((first.note.flow, second.note.flow), (FlowNote::New, FlowNote::Known));
         assert_eq!(lab.backend_of(&first), lab.backend_of(&second));
         assert_eq!(lab.tallies.connections(first.note.backend.unwrap().index()), 1);
-        let (packets, bytes) = lab.tallies.service(first.note.service.unwrap().index());
-        assert_eq!((packets, bytes), (2, 80));
+        let requests = Traffic { packets: 2, bytes: 80 };
+        let traffic = lab.tallies.service(first.note.service.unwrap().index());
+        assert_eq!(traffic, [requests, Traffic::default()]);
     }
 }
 

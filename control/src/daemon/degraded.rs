@@ -1,0 +1,41 @@
+//! Everything that is wrong with the running gateway, one line each: `DEGRADED` of `tidegate status`, and its number in metrics.
+//!
+//! Each part of the gateway words its own faults; here they only come together.
+
+use super::announcements;
+use super::flow_sharing::Shown;
+use super::layer2::Layer2View;
+use super::state::State;
+
+impl State {
+    /// What is wrong, as text for display; empty if nothing is.
+    pub(super) fn degraded(&self) -> Vec<String> {
+        let (candidate, announced) = (self.candidate(), self.announcements());
+        let failure = self.publish_failure().map(|failure| failure.to_string());
+        let taken = self.name_taken();
+        let taken = taken
+            .map(|who| format!("another gateway has the name {} ({who}): this one does not lead", self.name));
+        let hindrance = candidate.hindrance.filter(|_| taken.is_none());
+        let hindrance = hindrance.map(|why| format!("this gateway cannot lead: {why}"));
+        let unsaved = self.unsaved().into_iter().filter_map(|(_, why)| why);
+        let neighbors = super::operator::neighbors(&self.dataplane.stats());
+        taken
+            .into_iter()
+            .chain(hindrance)
+            .chain(candidate.unwritten)
+            .chain(failure)
+            .chain(self.health().degraded)
+            .chain(self.renamed_devices())
+            .chain(self.recreated_taps())
+            .chain(self.route_fault())
+            .chain(unsaved)
+            .chain(neighbors.shortage())
+            .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
+            .chain(self.flow_sharing().iter().flat_map(Shown::troubles))
+            .chain(self.layer2().map(Layer2View::troubles).unwrap_or_default())
+            .chain(self.turn.trouble())
+            .chain(self.symptoms().of_gateway.iter().cloned())
+            .chain(crate::logging::trouble())
+            .collect()
+    }
+}

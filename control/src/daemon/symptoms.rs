@@ -1,0 +1,402 @@
+//! Notices misconfigurations of hosts and networks by what they do to traffic: nothing in the configuration shows them, and the
+//! gateway itself works.
+//!
+//! Every [`EVERY`] it compares the dataplane's counters with those of the last time, and collects what the resolver of
+//! neighbours has heard. What concerns Services becomes findings, which `status`, events, the log and metrics show like those of
+//! reconcile; what concerns the gateway as a whole becomes lines of `DEGRADED`.
+//!
+//! Invariant: texts contain no counts or times, so that a symptom that lasts is one finding and one log line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
+use tidegate_core::wire::Family;
+use tidegate_dataplane::gateway::{InterfaceStats, ServiceStats};
+use tidegate_dataplane::neighbors::faults::NeighborFault;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
+use tidegate_policy::reconcile::{Finding, Reason};
+use tidegate_sharing::PeerState;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, interval};
+
+use super::state::State;
+
+/// The pause between two looks.
+const EVERY: Duration = Duration::from_secs(10);
+/// So many requests without a reply, over at least two looks, are a symptom. A client sends a SYN four times in 8 s.
+const UNANSWERED_MIN: u64 = 3;
+/// After this time without requests, nothing is known any more.
+const FORGET: Duration = Duration::from_secs(300);
+/// So many packets with a partial checksum in a sample are a symptom, if they are more than chance: one valid packet in 65,536
+/// looks like one.
+const PARTIAL_MIN: u64 = 3;
+const PARTIAL_PER: u64 = 1_000;
+
+/// What was noticed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Symptoms {
+    /// Findings about Services, sorted.
+    pub(super) findings: Vec<Finding>,
+    /// What concerns the gateway as a whole, as text for display, sorted.
+    pub(super) of_gateway: Vec<String>,
+}
+
+/// What the dataplane shows at one time.
+struct Seen<'a> {
+    services: &'a [ServiceStats],
+    interfaces: &'a [InterfaceStats],
+    names: &'a [&'a str],
+    faults: &'a [NeighborFault],
+    views: &'a [Arc<ServiceView>],
+    snat: [Vec<IpAddr>; 2],
+    /// The addresses that other gateways and routers have, with what they are.
+    peers: Vec<(&'static str, IpAddr)>,
+    /// Whether replies of `nat` may pass through another gateway, which has the flows.
+    has_peers: bool,
+}
+
+/// Follows the symptoms until the gateway ends.
+pub(super) fn follow(state: &Arc<State>) -> (watch::Receiver<Arc<Symptoms>>, AbortHandle) {
+    let (sender, receiver) = watch::channel(Arc::<Symptoms>::default());
+    let state = Arc::downgrade(state);
+    let following = tokio::spawn(async move {
+        let (mut memory, mut ticks) = (Memory::default(), interval(EVERY));
+        loop {
+            ticks.tick().await;
+            let Some(state) = Weak::upgrade(&state) else { return };
+            let symptoms = look(&state, &mut memory);
+            drop(state);
+            sender.send_if_modified(|last| {
+                let is_new = **last != symptoms;
+                if is_new {
+                    log(&last.of_gateway, &symptoms.of_gateway);
+                    *last = Arc::new(symptoms);
+                }
+                is_new
+            });
+        }
+    });
+    (receiver, following.abort_handle())
+}
+
+/// Logs what has begun and what is over. Findings are logged with those of the round.
+fn log(before: &[String], now: &[String]) {
+    for what in now.iter().filter(|what| !before.contains(what)) {
+        tracing::warn!("{what}");
+    }
+    for what in before.iter().filter(|what| !now.contains(what)) {
+        tracing::info!(was = what, "no longer observed");
+    }
+}
+
+fn look(state: &State, memory: &mut Memory) -> Symptoms {
+    let dataplane = &state.dataplane;
+    let names: Vec<&str> = dataplane.interfaces().iter().map(|one| one.name.as_str()).collect();
+    let last = state.last();
+    let snat = dataplane.with_snapshot(|snapshot| {
+        [Family::V4, Family::V6]
+            .map(|family| snapshot.snat_addresses(family).iter().map(|one| one.ip()).collect::<Vec<_>>())
+    });
+    let sharing = state.flow_sharing();
+    let sharing = sharing.map(|shown| shown.peers).unwrap_or_default();
+    let announced = state.announcements();
+    let routers = announced.iter().flat_map(|status| &status.bgp).flat_map(|bgp| &bgp.peers);
+    let routers = routers.map(|peer| ("BGP peer", peer.address));
+    let gateways = sharing.iter().map(|peer| ("flow sharing peer", peer.address.ip()));
+    memory.look(
+        &Seen {
+            services: &dataplane.service_stats(),
+            interfaces: &dataplane.stats().interfaces,
+            names: &names,
+            faults: &dataplane.links().neighbor_faults(),
+            views: last.as_ref().map_or(&[], |round| &round.outcome.services),
+            snat,
+            peers: gateways.chain(routers).collect(),
+            has_peers: sharing.iter().any(|peer| peer.state == PeerState::Up),
+        },
+        Instant::now(),
+    )
+}
+
+/// The counters of the last look, and what grew since.
+#[derive(Default)]
+struct Memory {
+    services: BTreeMap<ServiceKey, OfService>,
+    interfaces: Vec<OfInterface>,
+}
+
+/// What is remembered of a service port.
+#[derive(Default)]
+struct OfService {
+    /// Requests, replies, and sampled packets with a partial checksum.
+    counted: [u64; 3],
+    /// Requests since the last reply.
+    unanswered: u64,
+    /// The looks at which some of them were new.
+    looks: u32,
+    last_request: Option<Instant>,
+    last_partial: Option<Instant>,
+    set_aside: BTreeSet<String>,
+}
+
+/// What is remembered of the sampled checksums of an interface.
+#[derive(Default)]
+struct OfInterface {
+    counted: [u64; 2],
+    sampled: u64,
+    partial: u64,
+    last_partial: Option<Instant>,
+}
+
+impl Memory {
+    fn look(&mut self, seen: &Seen<'_>, now: Instant) -> Symptoms {
+        let mut found = Symptoms::default();
+        let partial = self.checksums(seen, now, &mut found);
+        let keys: BTreeSet<ServiceKey> = seen.services.iter().map(|one| one.key).collect();
+        self.services.retain(|key, _| keys.contains(key));
+        for stats in seen.services {
+            let memory = self.services.entry(stats.key).or_default();
+            memory.count(stats, now);
+            if let Some(interfaces) = partial.as_deref().filter(|_| is_recent(memory.last_partial, now)) {
+                found.findings.push(partial_checksums(stats, interfaces));
+            }
+            if is_silent(stats, memory, seen) {
+                found.findings.push(no_replies(stats, seen, partial.as_deref()));
+            } else if let Some(finding) = set_aside(stats, memory, seen) {
+                found.findings.push(finding);
+            }
+        }
+        for fault in seen.faults {
+            neighbor_fault(fault, seen, &mut found);
+        }
+        for &(what, address) in &seen.peers {
+            if let Some(stats) = seen.services.iter().find(|one| one.key.vip == address) {
+                let (namespace, name) = (&stats.namespace, &stats.name);
+                found.of_gateway.push(format!(
+                    "{what} {address} is a VIP of Service {namespace}/{name}, so no other gateway or router can have it; \
+                     accepted: an address of the peer itself"
+                ));
+            }
+        }
+        found.findings.sort_unstable();
+        found.findings.dedup();
+        found.of_gateway.sort_unstable();
+        found.of_gateway.dedup();
+        found
+    }
+
+    /// Finds interfaces whose senders leave checksums to their NICs. Returns their names.
+    fn checksums(&mut self, seen: &Seen<'_>, now: Instant, found: &mut Symptoms) -> Option<String> {
+        self.interfaces.resize_with(seen.interfaces.len(), OfInterface::default);
+        let mut names = Vec::new();
+        for (n, (memory, stats)) in self.interfaces.iter_mut().zip(seen.interfaces).enumerate() {
+            let counted = [stats.checksums_sampled, stats.checksums_partial];
+            let [sampled, partial] = [0, 1].map(|at| counted[at].saturating_sub(memory.counted[at]));
+            memory.counted = counted;
+            if !is_recent(memory.last_partial, now) {
+                (memory.sampled, memory.partial) = (0, 0);
+            }
+            (memory.sampled, memory.partial) = (memory.sampled + sampled, memory.partial + partial);
+            if partial > 0 {
+                memory.last_partial = Some(now);
+            }
+            if memory.partial >= PARTIAL_MIN && memory.partial > memory.sampled / PARTIAL_PER {
+                let name = seen.names.get(n).copied().unwrap_or("?");
+                names.push(name.to_owned());
+                found.of_gateway.push(format!(
+                    "partial checksum from this interface: {name}: senders leave TCP and UDP checksums to their NIC, and \
+                     nothing completes them, so the receivers drop the packets; accepted: `ethtool -K DEVICE tx off` on the \
+                     sender (a veth pair or a virtual machine beside the gateway)"
+                ));
+            }
+        }
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+}
+
+fn is_recent(at: Option<Instant>, now: Instant) -> bool {
+    at.is_some_and(|at| now.duration_since(at) < FORGET)
+}
+
+impl OfService {
+    fn count(&mut self, stats: &ServiceStats, now: Instant) {
+        let [requests, replies] = stats.traffic.map(|one| one.packets);
+        let counted = [requests, replies, stats.partial_checksums];
+        let grown: [u64; 3] = std::array::from_fn(|n| counted[n].saturating_sub(self.counted[n]));
+        self.counted = counted;
+        if grown[0] > 0 {
+            self.last_request = Some(now);
+        }
+        if grown[2] > 0 {
+            self.last_partial = Some(now);
+        }
+        if grown[1] > 0 || !is_recent(self.last_request, now) {
+            (self.unanswered, self.looks) = (0, 0);
+        } else if grown[0] > 0 || self.looks > 0 {
+            self.unanswered += grown[0];
+            self.looks += 1;
+        }
+    }
+}
+
+/// Whether requests of a service port get no replies although all of them pass through this gateway.
+fn is_silent(stats: &ServiceStats, memory: &OfService, seen: &Seen<'_>) -> bool {
+    // A datagram needs no reply.
+    let expects = !stats.mode.is_dsr() && stats.key.protocol != Protocol::Udp;
+    let by_peers = stats.mode == ForwardingMode::Nat && seen.has_peers;
+    expects
+        && !by_peers
+        && memory.unanswered >= UNANSWERED_MIN
+        && memory.looks >= 2
+        && has_healthy_backend(stats, seen)
+}
+
+/// Whether a backend of the port passes its health check. If none does, another finding says so.
+fn has_healthy_backend(stats: &ServiceStats, seen: &Seen<'_>) -> bool {
+    let mut ports = views_of(stats, seen).flat_map(|one| &one.ports);
+    ports.any(|port| {
+        let key = ServiceKey { vip: port.vip, protocol: port.protocol, port: port.port };
+        key == stats.key
+            && !port.fail_open
+            && port.backends.iter().any(|one| one.state == BackendViewState::Active)
+    })
+}
+
+fn views_of<'a>(stats: &ServiceStats, seen: &Seen<'a>) -> impl Iterator<Item = &'a Arc<ServiceView>> {
+    let name = (stats.namespace.as_str(), stats.name.as_str());
+    let at = seen.views.binary_search_by(|one| (one.namespace.as_str(), one.name.as_str()).cmp(&name));
+    at.ok().into_iter().map(|at| &seen.views[at])
+}
+
+/// The object and the name of a port, for texts.
+fn port_of(stats: &ServiceStats) -> (ObjectKey, String) {
+    let key = ObjectKey::new(stats.namespace.as_str(), stats.name.as_str());
+    (key, format!("port {} ({}) of {}", stats.key.port, stats.key.protocol, stats.key.vip))
+}
+
+/// Why replies don't come, and what to do.
+fn likely_cause(stats: &ServiceStats, seen: &Seen<'_>) -> (String, String) {
+    match stats.mode {
+        ForwardingMode::FullNat => {
+            let family = |one: &&IpAddr| {
+                stats.backends.first().is_none_or(|backend| backend.address.is_v4() == one.is_ipv4())
+            };
+            let snat: Vec<String> =
+                seen.snat.iter().flatten().filter(family).map(ToString::to_string).collect();
+            let snat = snat.join(", ");
+            (
+                format!("the backends' network doesn't route the SNAT address {snat} to this gateway"),
+                format!("a route to {snat} by this gateway, or a SNAT address on the backends' link"),
+            )
+        }
+        _ => (
+            "the backends' route to the clients doesn't lead through this gateway".to_owned(),
+            "this gateway as the backends' default route (or a rule for their replies), or forwarding fullnat"
+                .to_owned(),
+        ),
+    }
+}
+
+fn no_replies(stats: &ServiceStats, seen: &Seen<'_>, partial: Option<&str>) -> Finding {
+    let (service, port) = port_of(stats);
+    let (cause, accepted) = likely_cause(stats, seen);
+    let partial = partial.map(|names| format!(", or the partial checksums from {names}")).unwrap_or_default();
+    let what = format!(
+        "{port}: requests are forwarded to backends, and no reply comes back ({}); likely cause: {cause}{partial}",
+        stats.mode
+    );
+    Finding::observed(service, Reason::NoReplies, Diagnostic::warning(what).accepting(accepted))
+}
+
+/// Backends that ignore or refuse new connections at two looks in a row, while nothing else says that they are down.
+fn set_aside(stats: &ServiceStats, memory: &mut OfService, seen: &Seen<'_>) -> Option<Finding> {
+    let aside =
+        stats.backends.iter().filter(|one| one.set_aside > 0 && is_active(stats, one.address.ip(), seen));
+    let aside: BTreeSet<String> =
+        aside.map(|one| std::net::SocketAddr::new(one.address.ip(), one.port).to_string()).collect();
+    let before = std::mem::replace(&mut memory.set_aside, aside);
+    let still: Vec<&str> = memory.set_aside.intersection(&before).map(String::as_str).collect();
+    if still.is_empty() || stats.mode.is_dsr() {
+        return None;
+    }
+    let (service, port) = port_of(stats);
+    let (cause, accepted) = likely_cause(stats, seen);
+    let what = format!(
+        "{port}: {} ignores or refuses new connections, and its health check passes; likely cause: {cause}",
+        still.join(", ")
+    );
+    Some(Finding::observed(service, Reason::NoReplies, Diagnostic::warning(what).accepting(accepted)))
+}
+
+fn is_active(stats: &ServiceStats, address: IpAddr, seen: &Seen<'_>) -> bool {
+    let mut backends = views_of(stats, seen).flat_map(|one| &one.ports).flat_map(|port| &port.backends);
+    backends.any(|one| one.address == address && one.state == BackendViewState::Active)
+}
+
+fn partial_checksums(stats: &ServiceStats, interfaces: &str) -> Finding {
+    let (service, port) = port_of(stats);
+    let what = format!(
+        "{port}: packets come from interface {interfaces} with a partial checksum, which their sender left to its NIC; \
+         backends drop them, and connections time out"
+    );
+    let diagnostic = Diagnostic::warning(what).accepting("`ethtool -K DEVICE tx off` on the sender");
+    Finding::observed(service, Reason::PartialChecksums, diagnostic)
+}
+
+fn neighbor_fault(fault: &NeighborFault, seen: &Seen<'_>, found: &mut Symptoms) {
+    let name = |interface: u8| seen.names.get(usize::from(interface)).copied().unwrap_or("?");
+    let (what, accepted, reason, concerned): (_, _, _, BTreeSet<ObjectKey>) = match *fault {
+        NeighborFault::OtherMac { interface, address, configured, answered } => {
+            let interface = name(interface);
+            let uses = |one: &&ServiceStats| one.backends.iter().any(|one| one.address.ip() == address);
+            (
+                format!(
+                    "neighbour {address} of interface {interface} has the MAC address {configured} in dataplane.neighbors \
+                     and answers with {answered}: packets to it may reach nobody"
+                ),
+                format!("mac: \"{answered}\" in dataplane.neighbors, or no entry for {address}"),
+                Reason::NeighborMacDiffers,
+                seen.services.iter().filter(uses).map(|one| port_of(one).0).collect(),
+            )
+        }
+        NeighborFault::Claimed { interface, address, mac, neighbor } => {
+            let interface = name(interface);
+            let mac = mac.map_or_else(|| "an unknown MAC address".to_owned(), |mac| mac.to_string());
+            let has_vip = |one: &&ServiceStats| one.key.vip == address;
+            let services: Vec<&ServiceStats> = seen.services.iter().filter(has_vip).collect();
+            let is_backend = |ip: &IpAddr| {
+                services.iter().flat_map(|one| &one.backends).any(|one| one.address.ip() == *ip)
+            };
+            let who = match neighbor {
+                Some(ip) if is_backend(&ip) => format!("backend {ip} ({mac})"),
+                Some(ip) => format!("{ip} ({mac})"),
+                None => format!("the station {mac}"),
+            };
+            let what = if services.is_empty() { "the gateway's address" } else { "VIP" };
+            (
+                format!(
+                    "{who} answers ARP or neighbour discovery for {what} {address} on interface {interface}: clients of \
+                     that link pass the gateway by"
+                ),
+                "a backend that has the VIP on a loopback or dummy device, with `net.ipv4.conf.all.arp_ignore=1` and \
+                 `arp_announce=2`; one owner of each VIP"
+                    .to_owned(),
+                Reason::VipClaimed,
+                services.iter().map(|one| port_of(one).0).collect(),
+            )
+        }
+    };
+    found.of_gateway.push(what.clone());
+    let diagnostic = Diagnostic::warning(what).accepting(accepted);
+    let findings = concerned.into_iter().map(|key| Finding::observed(key, reason, diagnostic.clone()));
+    found.findings.extend(findings);
+}
+
+#[cfg(test)]
+mod tests;

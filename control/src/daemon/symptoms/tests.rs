@@ -1,0 +1,213 @@
+//! Which counters become symptoms, and when these end.
+
+use tidegate_core::counters::Traffic;
+use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::wire::MacAddr;
+use tidegate_dataplane::gateway::BackendStats;
+use tidegate_policy::reconcile::view::{BackendView, BackendWhy, HealthView, PortView};
+
+use super::*;
+
+const VIP: &str = "203.0.113.1";
+const BACKEND: &str = "10.0.0.1";
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn stats(mode: ForwardingMode, requests: u64, replies: u64) -> ServiceStats {
+    let backend = BackendStats {
+        id: BackendId::new(0, 0),
+        address: ip(BACKEND).into(),
+        port: 80,
+        connections: 0,
+        set_aside: 0,
+    };
+    ServiceStats {
+        id: ServiceId::new(0, 0),
+        key: ServiceKey { vip: ip(VIP), protocol: Protocol::Tcp, port: 80 },
+        namespace: "shop".into(),
+        name: "web".into(),
+        port_name: "http".into(),
+        mode,
+        traffic: [requests, replies].map(|packets| Traffic { packets, bytes: packets * 100 }),
+        partial_checksums: 0,
+        backends: vec![backend],
+    }
+}
+
+fn view(state: BackendViewState) -> Arc<ServiceView> {
+    let backend = BackendView {
+        address: ip(BACKEND),
+        port: 80,
+        weight: 1,
+        state,
+        why: BackendWhy::Ready,
+        warm_up_percent: None,
+        node: None,
+        zone: None,
+        pod: None,
+        health: HealthView::default(),
+    };
+    let port = PortView {
+        vip: ip(VIP),
+        name: "http".into(),
+        port: 80,
+        protocol: Protocol::Tcp,
+        mode: ForwardingMode::Nat,
+        app_protocol: None,
+        refused: None,
+        fail_open: false,
+        note: None,
+        backends: vec![backend],
+    };
+    Arc::new(ServiceView {
+        namespace: "shop".into(),
+        name: "web".into(),
+        service_type: None,
+        vips: vec![],
+        pending: None,
+        refused: None,
+        unapplied: None,
+        warnings: vec![],
+        ports: vec![port],
+        mode: None,
+        bgp: Default::default(),
+        created: None,
+    })
+}
+
+/// Looks every [`EVERY`] at these counters of one Service, and returns the reasons that were found each time.
+fn reasons(looks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
+    let (mut memory, mut now) = (Memory::default(), Instant::now());
+    let views = [view(BackendViewState::Active)];
+    let one = |stats: &ServiceStats| {
+        now += EVERY;
+        let services = std::slice::from_ref(stats);
+        let snat = [vec![ip("192.0.2.3")], vec![]];
+        let (interfaces, names, faults) = (&[], &[], &[]);
+        let seen =
+            Seen { services, interfaces, names, faults, views: &views, snat, peers: vec![], has_peers };
+        memory.look(&seen, now).findings.into_iter().map(|finding| finding.reason).collect()
+    };
+    looks.iter().map(one).collect()
+}
+
+#[test]
+fn requests_without_replies_are_a_symptom_until_a_reply_comes() {
+    for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
+        let looks = [(4, 0), (5, 0), (5, 0), (9, 1), (12, 5)].map(|(to, from)| stats(mode, to, from));
+        let silent = vec![Reason::NoReplies];
+        assert_eq!(reasons(&looks, false), [vec![], silent.clone(), silent, vec![], vec![]], "{mode}");
+    }
+}
+
+#[test]
+fn replies_that_take_another_way_are_no_symptom() {
+    let silent = |mode| [3, 6, 9].map(|requests| stats(mode, requests, 0));
+    let none = [vec![], vec![], vec![]];
+    assert_eq!(reasons(&silent(ForwardingMode::DsrL2), false), none);
+    assert_eq!(reasons(&silent(ForwardingMode::Nat), true), none, "by another gateway with the flows");
+    assert_ne!(reasons(&silent(ForwardingMode::FullNat), true), none, "its SNAT addresses are its own");
+    let mut datagrams = silent(ForwardingMode::Nat);
+    datagrams.iter_mut().for_each(|one| one.key.protocol = Protocol::Udp);
+    assert_eq!(reasons(&datagrams, false), none, "a datagram needs no reply");
+}
+
+#[test]
+fn backends_that_fail_their_checks_are_not_said_to_be_misrouted() {
+    let (mut memory, now) = (Memory::default(), Instant::now());
+    let views = [view(BackendViewState::Down)];
+    for n in 1..4 {
+        let services = [stats(ForwardingMode::Nat, 4 * n, 0)];
+        let (interfaces, names, faults, snat) = (&[], &[], &[], Default::default());
+        let seen = Seen {
+            services: &services,
+            interfaces,
+            names,
+            faults,
+            views: &views,
+            snat,
+            peers: vec![],
+            has_peers: false,
+        };
+        assert_eq!(memory.look(&seen, now + EVERY), Symptoms::default());
+    }
+}
+
+#[test]
+fn a_chance_sum_is_no_partial_checksum_and_a_sender_of_them_is_named() {
+    let of = |sampled, partial| InterfaceStats {
+        checksums_sampled: sampled,
+        checksums_partial: partial,
+        ..InterfaceStats::default()
+    };
+    for (counts, is_symptom) in [((200_000, 3), false), ((10, 2), false), ((10, 4), true)] {
+        let mut memory = Memory::default();
+        let services = [ServiceStats { partial_checksums: counts.1, ..stats(ForwardingMode::DsrL2, 9, 0) }];
+        let interfaces = [of(counts.0, counts.1)];
+        let seen = Seen {
+            services: &services,
+            interfaces: &interfaces,
+            names: &["uplink"],
+            faults: &[],
+            views: &[],
+            snat: Default::default(),
+            peers: vec![],
+            has_peers: false,
+        };
+        let found = memory.look(&seen, Instant::now());
+        let reasons: Vec<Reason> = found.findings.iter().map(|finding| finding.reason).collect();
+        assert_eq!(reasons.contains(&Reason::PartialChecksums), is_symptom, "{counts:?}");
+        let named =
+            found.of_gateway.iter().any(|what| what.contains("partial checksum from this interface: uplink"));
+        assert_eq!(named, is_symptom);
+    }
+}
+
+#[test]
+fn a_backend_that_answers_for_a_vip_is_named_with_its_mac() {
+    let mac = MacAddr([2, 0, 0, 0, 1, 1]);
+    let neighbor = Some(ip(BACKEND));
+    let fault = NeighborFault::Claimed { interface: 0, address: ip(VIP), mac: Some(mac), neighbor };
+    let other =
+        NeighborFault::OtherMac { interface: 0, address: ip(BACKEND), configured: mac, answered: mac };
+    let services = [stats(ForwardingMode::DsrL2, 0, 0)];
+    let seen = Seen {
+        services: &services,
+        interfaces: &[],
+        names: &["uplink"],
+        faults: &[fault, other],
+        views: &[],
+        snat: Default::default(),
+        peers: vec![],
+        has_peers: false,
+    };
+    let found = Memory::default().look(&seen, Instant::now());
+    let reasons: Vec<Reason> = found.findings.iter().map(|finding| finding.reason).collect();
+    assert_eq!(reasons, [Reason::VipClaimed, Reason::NeighborMacDiffers]);
+    let claim = &found.findings[0];
+    assert_eq!(claim.object, ObjectKey::new("shop", "web"));
+    assert!(
+        claim.diagnostic.what.starts_with("backend 10.0.0.1 (02:00:00:00:01:01) answers ARP"),
+        "{claim:?}"
+    );
+}
+
+#[test]
+fn a_vip_as_a_peer_is_named() {
+    let services = [stats(ForwardingMode::Nat, 0, 0)];
+    let seen = Seen {
+        services: &services,
+        interfaces: &[],
+        names: &[],
+        faults: &[],
+        views: &[],
+        snat: Default::default(),
+        peers: vec![("flow sharing peer", ip(VIP)), ("BGP peer", ip("192.0.2.1"))],
+        has_peers: false,
+    };
+    let found = Memory::default().look(&seen, Instant::now());
+    assert_eq!(found.of_gateway.len(), 1);
+    assert!(found.of_gateway[0].starts_with("flow sharing peer 203.0.113.1 is a VIP of Service shop/web"));
+}

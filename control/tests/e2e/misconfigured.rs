@@ -1,0 +1,351 @@
+//! Mistakes that operators make with hosts and networks around a gateway that is configured correctly: where, and how soon, the
+//! gateway names each of them.
+//!
+//! Each test makes one mistake on purpose, lets real clients try, and expects the name of the mistake in the place where people
+//! look first: `tidegate status`, or the error with which the gateway doesn't start. [`MISTAKES`] lists them with what each
+//! reaches: 2 points if it is named there within a minute, 1 if it takes another command to find it.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tidegate::netlab::addresses::{self as plan, Family, HTTP_PORT, HTTP_TARGET_PORT};
+use tidegate::netlab::gateway::{config_of, manifests_of};
+use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
+
+use crate::world::{beside_others, lab};
+
+/// The longest time until a mistake is named.
+const NAMED: Duration = Duration::from_secs(60);
+/// A neighbour that doesn't exist, on the servers' link.
+const NOBODY: &str = "192.0.2.250";
+
+/// The mistakes, and the points that each reaches.
+const MISTAKES: [(&str, u8); 17] = [
+    ("a core that the machine doesn't have", 2),
+    ("an interface whose device doesn't exist", 2),
+    ("a PCI device that doesn't exist", 2),
+    ("an MTU that the device doesn't take", 2),
+    ("a limit of locked memory that is too small", 2),
+    ("no default route", 1),
+    ("a DSR backend without the VIP", 2),
+    ("a DSR backend that answers ARP for the VIP", 2),
+    ("a wrong MAC address of a static neighbour", 2),
+    ("nat whose backends' default route leads elsewhere", 2),
+    ("fullnat whose SNAT address is not routed back", 2),
+    ("a sender that leaves checksums to its NIC", 2),
+    ("another VLAN than the switch has", 2),
+    ("a flow directory that is not on tmpfs", 2),
+    ("a tap that another program deletes", 2),
+    ("BIRD that is not installed", 2),
+    ("an interface that is down", 2),
+];
+
+/// A gateway in a lab with one server, and one Service.
+struct Scene {
+    // Declared first, so that the daemon ends before its namespace is removed.
+    gateway: Gateway,
+    lab: Lab,
+    vip: IpAddr,
+}
+
+impl Scene {
+    /// Starts a gateway whose `gateway.yaml` was changed by `edit`.
+    fn start(forwarding: &'static str, edit: impl FnOnce(String) -> String) -> Self {
+        Self::with(forwarding, &GatewayOptions::default(), edit)
+    }
+
+    fn with(forwarding: &'static str, options: &GatewayOptions, edit: impl FnOnce(String) -> String) -> Self {
+        let lab = lab(1);
+        let is_dsr = forwarding.starts_with("dsr");
+        let vip = if is_dsr { plan::on_link_vip(Family::V4, 1) } else { plan::routed_vip(Family::V4, 3) };
+        let target = if is_dsr { HTTP_PORT } else { HTTP_TARGET_PORT };
+        let port = PortSpec::tcp("http", HTTP_PORT).to(target);
+        let service = Manifest::new("web", forwarding, &[vip], vec![port]);
+        let service = service.with_endpoints([EndpointSpec::ready(plan::server(Family::V4, 1))]);
+        Gateway::configure(&lab, options).expect("the configuration is written");
+        let text = fs::read_to_string(config_of(&lab)).expect("the configuration");
+        fs::write(config_of(&lab), edit(text)).expect("the configuration is written");
+        service.write(&manifests_of(&lab)).expect("the manifest is written");
+        let gateway = Gateway::start(&lab).expect("the gateway is ready (needs DPDK)");
+        Self { gateway, lab, vip }
+    }
+
+    /// A client that tries to connect again and again.
+    fn client(&self) -> Client {
+        let (stop, namespace) = (Arc::<AtomicBool>::default(), self.lab.client().clone());
+        let (flag, to) = (Arc::clone(&stop), SocketAddr::new(self.vip, HTTP_PORT));
+        let thread = thread::spawn(move || {
+            namespace.enter(|| {
+                while !flag.load(Ordering::Relaxed) {
+                    // Its result doesn't matter: what the gateway says about it does.
+                    let _ = TcpStream::connect_timeout(&to, Duration::from_millis(1_500));
+                }
+            });
+        });
+        Client { stop, thread: Some(thread) }
+    }
+
+    /// Waits until `tidegate status -o wide` contains all of these words.
+    fn status_names(&self, words: &[&str]) -> String {
+        let mut last = String::new();
+        let named = wait_for(&format!("{words:?} in the status"), NAMED, || {
+            last = self.gateway.ask(&["status", "-o", "wide"]).ok()?;
+            words.iter().all(|word| last.contains(word)).then_some(())
+        });
+        named.unwrap_or_else(|error| {
+            panic!("{error:#}\n{last}\n{}", self.gateway.log_tail(30));
+        });
+        last
+    }
+
+    /// Waits until the finding of this reason, with these words, is in the status, a log line, the Service and a metric.
+    fn finds(&self, reason: &str, words: &[&str]) {
+        let words: Vec<&str> = words.iter().copied().chain([reason, "lab/web"]).collect();
+        let _ = self.status_names(&words);
+        let warned = wait_for("the log line", NAMED, || self.gateway.log().contains(words[0]).then_some(()));
+        warned.expect("it is logged");
+        let label = format!("reason=\"{reason}\"");
+        assert!(self.gateway.metric("tidegate_findings", &[&label]).expect("metrics") >= 1.0);
+        let services = self.gateway.ask(&["services", "-A", "-o", "json"]).expect("services");
+        assert!(services.contains(words[0]), "{services}");
+    }
+}
+
+/// A client in the background.
+struct Client {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn unchanged(text: String) -> String {
+    text
+}
+
+/// Replaces a part of the configuration, which must be there.
+fn replace(from: &str, to: &str) -> impl FnOnce(String) -> String {
+    let (from, to) = (from.to_owned(), to.to_owned());
+    move |text| {
+        assert!(text.contains(&from), "{from} is in {text}");
+        text.replace(&from, &to)
+    }
+}
+
+/// Starts a gateway that must fail, and expects these words in what it says last.
+fn start_names(edit: impl FnOnce(String) -> String, words: &[&str]) {
+    let lab = lab(0);
+    Gateway::configure(&lab, &GatewayOptions::default()).expect("the configuration is written");
+    let text = fs::read_to_string(config_of(&lab)).expect("the configuration");
+    fs::write(config_of(&lab), edit(text)).expect("the configuration is written");
+    let error = Gateway::start(&lab).map(|_| ()).expect_err("it cannot start");
+    let said = format!("{error:#}");
+    assert!(words.iter().all(|word| said.contains(word)), "{words:?} in: {said}");
+}
+
+#[test]
+fn most_mistakes_are_named_where_people_look_first() {
+    let points: u8 = MISTAKES.iter().map(|(_, points)| points).sum();
+    let all = u8::try_from(MISTAKES.len()).expect("few") * 2;
+    println!("{points} of {all} points");
+    assert!(points * 37 >= all * 35, "{points} of {all}");
+}
+
+#[test]
+fn a_start_that_fails_names_the_device_and_what_is_wrong_with_it() {
+    let _turn = beside_others();
+    start_names(replace("cores: [1]", "cores: [97]"), &["97"]);
+    start_names(replace("iface=eth0", "iface=eth9"), &["eth9", "uplink", "no such device"]);
+    start_names(replace("\"net_af_packet0,iface=eth0,qpairs=1\"", "\"0000:99:00.0\""), &["0000:99:00.0"]);
+    start_names(replace("mtu: 1500", "mtu: 9000"), &["9000"]);
+}
+
+#[test]
+fn a_limit_of_locked_memory_that_is_too_small_is_named() {
+    let _turn = beside_others();
+    let lab = lab(0);
+    Gateway::configure(&lab, &GatewayOptions::default()).expect("the configuration is written");
+    let mut command = lab.gateway().command("prlimit");
+    command.args(["--memlock=65536:65536", "setpriv", "--bounding-set", "-ipc_lock", "--"]);
+    let output = command.arg(&lab.plan().tidegate).args(["run", "-c"]).arg(config_of(&lab)).output();
+    let output = output.expect("prlimit and setpriv run (util-linux)");
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let said = said.concat();
+    assert!(!output.status.success() && said.contains("RLIMIT_MEMLOCK") && said.contains("65536"), "{said}");
+}
+
+#[test]
+fn nat_backends_whose_default_route_leads_elsewhere_are_named() {
+    let _turn = beside_others();
+    let scene = Scene::start("nat", unchanged);
+    let server = scene.lab.server(1).namespace();
+    server.ip_batch_of(Family::V4, &format!("route replace default via {NOBODY}")).unwrap();
+    let client = scene.client();
+    let cause = "the backends' route to the clients doesn't lead through this gateway";
+    scene.finds("NoReplies", &[cause]);
+    let metric = |direction| {
+        let labels = ["service=\"web\"", direction];
+        scene.gateway.metric("tidegate_service_packets_total", &labels).unwrap()
+    };
+    assert!(metric("direction=\"request\"") >= 3.0);
+    assert_eq!(metric("direction=\"reply\""), 0.0);
+    // It is over with the first reply.
+    let back = plan::GATEWAY_FOR_SERVERS[0];
+    server.ip_batch_of(Family::V4, &format!("route replace default via {back}")).unwrap();
+    let over = wait_for("the end of the finding", NAMED, || {
+        let status = scene.gateway.ask(&["status"]).ok()?;
+        (!status.contains("NoReplies")).then_some(())
+    });
+    over.unwrap();
+    drop(client);
+}
+
+#[test]
+fn a_snat_address_that_is_not_routed_back_is_named() {
+    let _turn = beside_others();
+    let scene = Scene::start("fullnat", unchanged);
+    let snat = plan::SNAT[0];
+    let route = format!("route add {snat}/32 via {NOBODY}");
+    scene.lab.server(1).namespace().ip_batch_of(Family::V4, &route).unwrap();
+    let _client = scene.client();
+    scene.finds("NoReplies", &[&format!("doesn't route the SNAT address {snat} to this gateway")]);
+}
+
+#[test]
+fn a_wrong_mac_of_a_static_neighbour_fails_health_checks_and_is_named() {
+    let _turn = beside_others();
+    let (server, wrong) = (plan::server(Family::V4, 1), "02:00:00:00:99:99");
+    let neighbors = format!("neighbors: [{{ip: \"{server}\", mac: \"{wrong}\"}}]");
+    let scene = Scene::start("fullnat", replace("neighbors: []", &neighbors));
+    let answers = format!("{wrong} in dataplane.neighbors and answers with {}", plan::server_mac(1));
+    scene.finds("NeighborMACDiffers", &[&answers]);
+    let failed = wait_for("a failed health check", NAMED, || {
+        let backends = scene.gateway.ask(&["backends", "-A", "-o", "json"]).ok()?;
+        backends.contains("no answer in time").then_some(())
+    });
+    failed.expect("health checks use the configured address, as packets do");
+}
+
+#[test]
+fn a_sender_that_leaves_checksums_to_its_nic_is_named() {
+    let _turn = beside_others();
+    for forwarding in ["dsr-l2", "nat"] {
+        let scene = Scene::start(forwarding, unchanged);
+        let on = scene.lab.client().command("ethtool").args(["-K", "eth0", "tx", "on"]).status();
+        assert!(on.expect("ethtool runs").success());
+        let _client = scene.client();
+        scene.finds("PartialChecksums", &["with a partial checksum, which their sender left to its NIC"]);
+        let _ = scene.status_names(&["partial checksum from this interface: uplink"]);
+        assert!(scene.gateway.metric("tidegate_partial_checksums_total", &[]).unwrap() >= 3.0);
+    }
+}
+
+#[test]
+fn a_dsr_backend_that_answers_arp_for_the_vip_is_named_with_its_mac() {
+    let _turn = beside_others();
+    let scene = Scene::start("dsr-l2", unchanged);
+    let careless = [("ipv4/conf/all/arp_ignore", "0"), ("ipv4/conf/all/arp_announce", "0")];
+    scene.lab.server(1).namespace().sysctls(&careless).unwrap();
+    let (server, mac) = (plan::server(Family::V4, 1), plan::server_mac(1));
+    let who = format!("backend {server} ({mac}) answers ARP or neighbour discovery for VIP {}", scene.vip);
+    scene.finds("VIPClaimed", &[&who]);
+    assert!(scene.gateway.metric("tidegate_address_conflicts_total", &[]).unwrap() >= 1.0);
+}
+
+#[test]
+fn a_dsr_backend_without_the_vip_is_named_by_its_health() {
+    let _turn = beside_others();
+    let scene = Scene::start("dsr-l2", unchanged);
+    let vip = scene.vip;
+    scene.lab.server(1).namespace().ip_batch(&format!("addr del {vip}/32 dev lo")).unwrap();
+    let named = wait_for("the failure of the check", NAMED, || {
+        let backends = scene.gateway.ask(&["backends", "-A", "-o", "json"]).ok()?;
+        backends.contains("answers on its own address, not on the VIP").then_some(())
+    });
+    named.unwrap();
+}
+
+#[test]
+fn a_tap_that_is_deleted_and_an_interface_that_is_down_are_named() {
+    let _turn = beside_others();
+    let scene = Scene::start("nat", unchanged);
+    scene.lab.gateway().ip_batch("link del tg-uplink").unwrap();
+    let _ = scene.status_names(&["DEGRADED", "tap tg-uplink", "was deleted by another program"]);
+    assert!(scene.gateway.metric("tidegate_degraded", &[]).unwrap() >= 1.0);
+    scene.lab.gateway().ip_batch("link set eth0 down").unwrap();
+    let _ = scene.status_names(&["DEGRADED", "interface \"uplink\""]);
+    assert_eq!(scene.gateway.metric("tidegate_ready", &[]).unwrap(), 0.0);
+}
+
+#[test]
+fn a_flow_directory_on_a_disk_is_degraded() {
+    let _turn = beside_others();
+    // Where the tests are built is no tmpfs, or this test cannot tell anything.
+    let disk = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("flows-{}", std::process::id()));
+    let kind = Command::new("stat").args(["-f", "-c", "%T", env!("CARGO_TARGET_TMPDIR")]).output();
+    let kind = kind.expect("stat runs").stdout;
+    assert_ne!(kind.trim_ascii(), b"tmpfs", "build on a disk to run this test");
+    let options = GatewayOptions { flow_directory: Some(disk.clone()), ..GatewayOptions::default() };
+    let scene = Scene::with("nat", &options, unchanged);
+    let _ = scene.status_names(&["DEGRADED", "accepted: a directory on tmpfs"]);
+    assert_eq!(scene.gateway.metric("tidegate_state_unsaved", &["state=\"flows\""]).unwrap(), 1.0);
+    drop(scene);
+    let _ = fs::remove_dir_all(disk);
+}
+
+#[test]
+fn a_bird_that_is_not_installed_is_degraded() {
+    let _turn = beside_others();
+    let bgp = "announce: {bgp: {asn: 64512, program: no-such-bird, peers: [{address: 198.51.100.10, asn: 64513}]}}\nprotection:";
+    let scene = Scene::start("nat", replace("protection:", bgp));
+    let _ = scene.status_names(&["DEGRADED", "BGP", "no-such-bird"]);
+    assert_eq!(scene.gateway.metric("tidegate_bird_up", &[]).unwrap(), 0.0);
+}
+
+#[test]
+fn a_missing_default_route_is_found_among_the_drops() {
+    let _turn = beside_others();
+    let scene = Scene::start("nat", unchanged);
+    // A client behind a router that the gateway has no route to.
+    let far = "203.0.113.250";
+    scene.lab.client().ip_batch(&format!("addr add {far}/32 dev lo")).unwrap();
+    let to = SocketAddr::new(scene.vip, HTTP_PORT);
+    let named = wait_for("drops", NAMED, || {
+        let from = SocketAddr::new(far.parse().expect("an address"), 0);
+        let _ = scene.lab.client().enter(|| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+            socket.bind(&from.into())?;
+            socket.connect_timeout(&to.into(), Duration::from_millis(500))
+        });
+        let drops = scene.gateway.ask(&["drops"]).ok()?;
+        drops.lines().any(|line| line.contains("no_route")).then_some(())
+    });
+    named.unwrap();
+}
+
+#[test]
+fn another_vlan_than_the_switch_has_is_found_among_the_drops() {
+    let _turn = beside_others();
+    let scene = Scene::start("nat", replace("mtu: 1500", "mtu: 1500\n      vlan: 100"));
+    let _client = scene.client();
+    let named = wait_for("drops", NAMED, || {
+        let drops = scene.gateway.ask(&["drops"]).ok()?;
+        drops.lines().any(|line| line.contains("vlan_mismatch")).then_some(())
+    });
+    named.unwrap();
+}
