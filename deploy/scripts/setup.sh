@@ -15,6 +15,7 @@ packages=(
   valgrind                            # instructions per packet
   bird2 frr gobgpd                    # the BGP of the gateway, and the routers of its tests
   dpdk-dev                            # dpdk-testpmd, which the perf lab measures beside the gateway
+  prometheus                          # promtool, which tests the alerts; the server itself isn't started
 )
 
 if [[ ${1:-} == vm ]]; then
@@ -63,7 +64,7 @@ install_missing() {
   drop_policy
   policy_is_ours=no
   local package service
-  for package in nginx-light haproxy bird2 frr gobgpd keepalived; do
+  for package in nginx-light haproxy bird2 frr gobgpd keepalived prometheus; do
     [[ " ${missing[*]} " == *" $package "* ]] || continue
     # This script installed it, so it neither runs now nor starts at the next boot.
     service=${package%-light}

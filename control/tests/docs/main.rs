@@ -1,6 +1,7 @@
 //! Checks that the documents of the repository are correct: links, citations, names and tests exist, and every word of
 //! the code that operators see is explained.
 
+mod alerts;
 mod citations;
 mod configuration;
 mod conformance;

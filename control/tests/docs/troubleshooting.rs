@@ -102,7 +102,8 @@ fn every_event_finding_and_condition_is_explained_and_none_that_is_gone() {
     let findings = every!(Reason: AllocationFailed, FamilyFallback, ExternalIpDenied, Conflict, AddressNotShared, DscpConflict,
         InvalidValue, NotSupported, SourceRangesOtherFamily, SourceRangesNotApplied, LimitExceeded, PortNotProgrammed, EndpointRefused, NoMatchingPort,
         StatusAddressNotServed, HealthFailOpen, ClientAddressLost, HealthCheckNotAllowed, PodRouteRefused,
-        AliasIgnored, FailedToStartServiceHealthcheck, PoolNotAccepted, PoolsOverlap,);
+        AliasIgnored, FailedToStartServiceHealthcheck, PoolNotAccepted, PoolsOverlap, NoReplies,
+        VipClaimed, NeighborMacDiffers, PartialChecksums,);
     let findings = findings.map(Reason::as_str).into_iter().chain([CONFIGURATION_REFUSED]);
     assert_same("finding", &column(section(&text, "## Events and findings"), "reason", 0), findings);
     let events = EventReason::ALL.iter().map(|reason| reason.as_str());

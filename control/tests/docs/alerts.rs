@@ -1,0 +1,120 @@
+//! Checks the alert rules: each uses metrics and values of labels that the code has, fires when it should and not before, and has
+//! a line that says what to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use tidegate_core::verdict::DropReason;
+
+use crate::repository::root;
+
+/// Metrics of Prometheus itself.
+const OF_PROMETHEUS: [&str; 1] = ["up"];
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The rules: name and expression.
+fn rules() -> Vec<(String, String)> {
+    let text = read("deploy/prometheus/rules.yaml");
+    let rules = text.split("      - alert: ").skip(1).map(|rule| {
+        let (name, rest) = rule.split_once('\n').expect("a rule has several lines");
+        let (_, expr) = rest.split_once("        expr: ").expect("a rule has an expression");
+        let lines = expr.lines().enumerate();
+        let expr = lines.take_while(|(n, line)| *n == 0 || line.starts_with("          "));
+        let expr: Vec<&str> = expr.map(|(_, line)| line.trim()).collect();
+        (name.trim().to_owned(), expr.join(" ").trim_start_matches(">- ").to_owned())
+    });
+    let rules: Vec<_> = rules.collect();
+    assert!(rules.len() > 30, "the rules were read: {}", rules.len());
+    rules
+}
+
+/// The labels of each metric that docs/metrics.md lists, which another test compares with the code.
+fn metrics() -> BTreeMap<String, BTreeSet<String>> {
+    let text = read("docs/metrics.md");
+    let rows = text.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split('|');
+        let name = cells.next()?.trim().strip_suffix('`')?.to_owned();
+        let labels = cells.nth(1)?.split(',').map(|label| label.trim().trim_matches('`').to_owned());
+        Some((name, labels.collect()))
+    });
+    rows.collect()
+}
+
+/// The selectors of an expression: each metric with its matchers, as `label` and `value`.
+fn selectors(expr: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    let mut rest = expr;
+    while let Some(at) = rest.find(|c: char| c.is_ascii_alphabetic()) {
+        let word = &rest[at..];
+        let end = word.find(|c| !is_word(c)).unwrap_or(word.len());
+        let (name, after) = word.split_at(end);
+        rest = after;
+        if name.starts_with("tidegate_") || OF_PROMETHEUS.contains(&name) {
+            let matchers = after.strip_prefix('{').and_then(|inside| inside.split_once('}'));
+            let matchers = matchers.map_or("", |(inside, _)| inside);
+            let matchers = matchers.split(',').filter_map(|one| {
+                let (label, value) = one.split_once('=')?;
+                Some((label.trim().trim_end_matches('!'), value.trim_start_matches('~').trim_matches('"')))
+            });
+            found.push((name, matchers.collect()));
+        }
+        // What is in quotes is no metric.
+        if let Some(inside) = rest.strip_prefix('{') {
+            rest = inside.split_once('}').map_or("", |(_, after)| after);
+        }
+    }
+    found
+}
+
+#[test]
+fn every_alert_uses_metrics_and_labels_that_the_code_has() {
+    let metrics = metrics();
+    let drops: BTreeSet<&str> = DropReason::all().map(DropReason::as_str).collect();
+    for (alert, expr) in rules() {
+        let selectors = selectors(&expr);
+        assert!(!selectors.is_empty(), "{alert}: {expr}");
+        for (metric, matchers) in selectors {
+            if OF_PROMETHEUS.contains(&metric) {
+                continue;
+            }
+            let labels =
+                metrics.get(metric).unwrap_or_else(|| panic!("{alert}: there is no metric {metric}"));
+            for (label, values) in matchers {
+                assert!(labels.contains(label), "{alert}: {metric} has no label {label}");
+                let is_known = |value| metric != "tidegate_drops_total" || drops.contains(value);
+                assert!(values.split('|').all(is_known), "{alert}: {metric} has no reason {values}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_alert_has_a_line_that_says_what_to_do() {
+    let text = read("docs/troubleshooting.md");
+    let (_, section) = text.split_once("\n## Alerts\n").expect("the section of alerts");
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let explained: BTreeSet<&str> =
+        section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let rules = rules();
+    let alerts: BTreeSet<&str> = rules.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(alerts, explained);
+}
+
+#[test]
+fn every_alert_fires_when_it_should_and_not_before() {
+    let tests = read("deploy/prometheus/rules_test.yaml");
+    for (alert, _) in rules() {
+        assert!(tests.contains(&format!("alertname=\"{alert}\"")), "rules_test.yaml has no test of {alert}");
+    }
+    let output = Command::new("promtool")
+        .current_dir(root().join("deploy/prometheus"))
+        .args(["test", "rules", "rules_test.yaml"])
+        .output()
+        .expect("promtool runs (Debian's package prometheus, which `make setup` installs)");
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{}", said.concat());
+}
