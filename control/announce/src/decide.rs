@@ -212,10 +212,7 @@ fn has_endpoint(port: &PortView) -> bool {
 fn can_be_reached(backend: &BackendView) -> bool {
     match backend.state {
         BackendViewState::Active => backend.why != BackendWhy::NoNextHop,
-        BackendViewState::Draining => !matches!(
-            backend.why,
-            BackendWhy::Removed | BackendWhy::NotReady | BackendWhy::Unhealthy | BackendWhy::NoNextHop
-        ),
+        BackendViewState::Draining => !matches!(backend.why, BackendWhy::Removed | BackendWhy::NoNextHop),
         BackendViewState::Down => false,
     }
 }
@@ -309,7 +306,7 @@ mod tests {
         let none = Some(Withheld::NoEndpoints);
         assert_eq!(one(&[]), none);
         for gone in
-            [(Draining, BackendWhy::Removed), (Draining, BackendWhy::NotReady), (Down, BackendWhy::Unhealthy)]
+            [(Draining, BackendWhy::Removed), (Down, BackendWhy::NotReady), (Down, BackendWhy::Unhealthy)]
         {
             assert_eq!(one(&[gone]), none, "{gone:?}");
         }

@@ -70,7 +70,7 @@ fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> 
     if !ready.is_empty() {
         return Choice::Ready(ready);
     }
-    let terminating: Vec<_> = endpoints.filter(|e| e.serving && e.terminating).collect();
+    let terminating: Vec<_> = endpoints.filter(|e| e.answers()).collect();
     if terminating.is_empty() { Choice::Nobody } else { Choice::Terminating(terminating) }
 }
 

@@ -90,6 +90,12 @@ pub struct ResolvedEndpoint {
 }
 
 impl ResolvedEndpoint {
+    /// Whether Kubernetes says that it answers its clients: it is ready, or terminates and still serves.
+    #[must_use]
+    pub fn answers(&self) -> bool {
+        self.ready || self.serving && self.terminating
+    }
+
     /// Whether this entry takes precedence over another one for the same address and port: the one that is not
     /// terminating, then the one in the better state. The rest only makes the result independent of order.
     fn outranks(&self, other: &Self) -> bool {

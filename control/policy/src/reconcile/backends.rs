@@ -102,9 +102,7 @@ fn left_out(collector: &Collector<'_>, at: &PortAt<'_>, possible: &Candidates<'_
         _ => service.external_traffic_policy,
     };
     let family = IpFamily::of(at.frontend.vip);
-    let may_serve = |endpoint: &ResolvedEndpoint| {
-        IpFamily::of(endpoint.ip) == family && (endpoint.ready || endpoint.serving && endpoint.terminating)
-    };
+    let may_serve = |endpoint: &ResolvedEndpoint| IpFamily::of(endpoint.ip) == family && endpoint.answers();
     let is_left_out = possible.node_weights.is_some()
         && asked == TrafficPolicy::Local
         && at.endpoints.iter().any(may_serve);
@@ -172,7 +170,7 @@ impl Backends {
     /// Adds a candidate in the state that it has.
     fn list(&mut self, candidate: &Candidate<'_>, own_node: Option<&str>) {
         let endpoint = candidate.endpoint;
-        if candidate.is_chosen || endpoint.ready {
+        if endpoint.answers() {
             self.targets.extend(candidate.judged.target.clone());
         }
         let (state, why) = state(candidate, self.fail_open, own_node);
@@ -310,24 +308,23 @@ fn leave_a_failing_zone(candidates: &mut [Candidate<'_>]) {
     }
 }
 
-/// The state of a listed endpoint.
+/// The state of a listed endpoint. Whether it still answers is decided first: one that leaves or is drained keeps its
+/// flows only while it does.
 fn state(candidate: &Candidate<'_>, fail_open: bool, own_node: Option<&str>) -> (BackendState, BackendWhy) {
     let Candidate { endpoint, is_chosen, weight, says_none, drained, judged } = candidate;
-    let (is_chosen, fails) = (*is_chosen, judged.fails());
+    let is_chosen = *is_chosen;
     let takes_none = *weight == 0 || (*says_none && !fail_open);
     match () {
-        () if is_chosen && fails && !fail_open => (BackendState::Down, BackendWhy::Unhealthy),
+        () if !endpoint.answers() => (BackendState::Down, BackendWhy::NotReady),
+        () if judged.fails() && !fail_open => (BackendState::Down, BackendWhy::Unhealthy),
         () if *drained => (BackendState::Draining, BackendWhy::Drained),
         () if is_chosen && takes_none => (BackendState::Draining, BackendWhy::WeightZero),
         () if is_chosen && candidate.is_set_aside() => (BackendState::Active, BackendWhy::FailOpen),
         () if is_chosen && endpoint.terminating => (BackendState::Active, BackendWhy::TerminatingChosen),
         () if is_chosen => (BackendState::Active, BackendWhy::Ready),
         () if endpoint.terminating => (BackendState::Draining, BackendWhy::Terminating),
-        () if endpoint.ready && names_others(&endpoint.hint_nodes, own_node) => {
-            (BackendState::Draining, BackendWhy::OtherNode)
-        }
-        () if endpoint.ready => (BackendState::Draining, BackendWhy::OtherZone),
-        () => (BackendState::Down, BackendWhy::NotReady),
+        () if names_others(&endpoint.hint_nodes, own_node) => (BackendState::Draining, BackendWhy::OtherNode),
+        () => (BackendState::Draining, BackendWhy::OtherZone),
     }
 }
 

@@ -35,7 +35,7 @@ impl TcpEvidence {
         let mut evidence = Self::default();
         let has_other = ports.iter().any(|port| port.protocol != Protocol::Tcp);
         for port in ports.iter().filter(|port| has_other && port.protocol == Protocol::Tcp) {
-            for endpoint in port.endpoints.iter().filter(|one| one.ready && may_be_checked(one)) {
+            for endpoint in port.endpoints.iter().filter(|one| one.answers() && may_be_checked(one)) {
                 if let Some(target) = checks.target(port.protocol, endpoint.ip, endpoint.port, at_vip) {
                     evidence.0.entry(endpoint.ip).or_default().push(target);
                 }

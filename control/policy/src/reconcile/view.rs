@@ -317,9 +317,9 @@ pub enum BackendWhy {
     Ready,
     /// Terminating, and chosen because no other backend is ready.
     TerminatingChosen,
-    /// Terminating.
+    /// Terminating, and still serving.
     Terminating,
-    /// Not ready.
+    /// Not ready, or terminating and no longer serving.
     NotReady,
     /// Its health check fails.
     Unhealthy,

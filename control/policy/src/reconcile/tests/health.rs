@@ -260,6 +260,51 @@ fn a_backend_that_takes_no_flows_anyway_does_not_keep_the_others_from_failing_op
 }
 
 #[test]
+fn whether_an_endpoint_answers_is_decided_before_whether_it_leaves() {
+    use view::BackendWhy::{Drained, NotReady, OtherNode, OtherZone, Ready, Terminating, Unhealthy};
+    let leaves = |serving| Conditions { ready: Some(false), serving: Some(serving), terminating: Some(true) };
+    let hinted = |zone: &str| Endpoint { hint_zones: vec![zone.into()], ..endpoint("10.0.1.2") };
+    let on_node = |node: &str| Endpoint { hint_nodes: vec![node.into()], ..endpoint("10.0.1.2") };
+    let second = |other: Endpoint, first: Endpoint, drained: &str, fails: bool| {
+        let mut world = World::new(vec![service("web")], vec![http("web", vec![first, other])]);
+        (world.settings.zone, world.settings.node) = (Some("a".into()), Some("n1".into()));
+        world.drained = drained.parse().into_iter().collect();
+        let at = ip("10.0.1.2");
+        let target = world.look().targets.into_iter().find(|target| target.address.ip() == at);
+        let is_checked = target.is_some();
+        world.verdicts = target.into_iter().filter(|_| fails).collect();
+        let outcome = world.look();
+        let backends = &outcome.services[0].ports[0].backends;
+        assert_eq!(backends[0].why, Ready);
+        let backend = backends.iter().find(|backend| backend.address == at).expect("it is listed");
+        (backend.state, backend.why, is_checked)
+    };
+    use view::BackendViewState::{Down, Draining};
+    let terminating = |serving| Endpoint { conditions: leaves(serving), ..endpoint("10.0.1.2") };
+    let unready = Conditions { ready: Some(false), ..Conditions::default() };
+    let unready = Endpoint { conditions: unready, ..endpoint("10.0.1.2") };
+    let first = endpoint("10.0.1.1");
+    let in_a = Endpoint { hint_zones: vec!["a".into()], ..first.clone() };
+    let on_n1 = Endpoint { hint_nodes: vec!["n1".into()], ..first.clone() };
+    for (other, first, drained, why) in [
+        (terminating(true), first.clone(), "", Terminating),
+        (endpoint("10.0.1.2"), first.clone(), "10.0.1.2", Drained),
+        (terminating(true), first.clone(), "10.0.1.2", Drained),
+        (hinted("b"), in_a, "", OtherZone),
+        (on_node("n2"), on_n1, "", OtherNode),
+    ] {
+        let with = |fails| second(other.clone(), first.clone(), drained, fails);
+        assert_eq!(with(false), (Draining, why, true), "{other:?}");
+        assert_eq!(with(true), (Down, Unhealthy, true), "{other:?}");
+    }
+    for (other, drained) in
+        [(terminating(false), ""), (terminating(false), "10.0.1.2"), (unready, "10.0.1.2")]
+    {
+        assert_eq!(second(other, first.clone(), drained, false), (Down, NotReady, false));
+    }
+}
+
+#[test]
 fn the_health_check_node_port_of_an_appliance_counts_no_endpoint_that_fails_open() {
     let mut world = web(&[]);
     world.put(Service {

@@ -134,7 +134,7 @@ fn pods_and_a_selector_make_endpoints_by_the_rule_for_directory_users_without_sl
     };
     assert_eq!(
         look(""),
-        ["10.1.0.1:8080 active", "10.1.0.2:8080 down", "10.1.0.3:8080 draining", "10.1.0.4:8080 draining"]
+        ["10.1.0.1:8080 active", "10.1.0.2:8080 down", "10.1.0.3:8080 draining", "10.1.0.4:8080 down"]
     );
     let published = look("  publishNotReadyAddresses: true\n");
     assert!(published.iter().all(|state| state.ends_with(" active")), "{published:?}");
@@ -183,12 +183,9 @@ fn policy_cluster_takes_all_ready_ones_and_if_none_is_ready_those_serving_and_te
     let both = web_with("", &["addresses: [10.1.0.1]", "addresses: [10.1.0.2]", terminating, gone]);
     assert_eq!(
         both.backends(),
-        ["10.1.0.1:8080 active", "10.1.0.2:8080 active", "10.1.0.3:8080 draining", "10.1.0.4:8080 draining"]
+        ["10.1.0.1:8080 active", "10.1.0.2:8080 active", "10.1.0.3:8080 draining", "10.1.0.4:8080 down"]
     );
-    assert_eq!(
-        web_with("", &[terminating, gone]).backends(),
-        ["10.1.0.3:8080 active", "10.1.0.4:8080 draining"]
-    );
+    assert_eq!(web_with("", &[terminating, gone]).backends(), ["10.1.0.3:8080 active", "10.1.0.4:8080 down"]);
 }
 
 #[test]

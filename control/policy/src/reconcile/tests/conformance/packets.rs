@@ -230,11 +230,12 @@ fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_go
 {
     let three = ["addresses: [10.1.0.1]", "addresses: [10.1.0.2]", "addresses: [10.1.0.3]"];
     let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
+    let ended = "addresses: [10.1.0.3], conditions: {ready: false, serving: false, terminating: true}";
     let failing = |world: &mut World| {
         let targets = reconcile(&world.input()).targets;
         world.verdicts = targets.into_iter().filter(|target| target.address.ip() == ip("10.1.0.3")).collect();
     };
-    for gone in ["removed", "unready", "failing"] {
+    for gone in ["removed", "unready", "ended", "failing"] {
         let mut gateways = Gateways::new(Both::new(&(by_tcp_and_udp("") + &endpoints(&three))));
         let had: Vec<(u16, IpAddr)> = (40_000..40_060)
             .map(|port| {
@@ -244,6 +245,7 @@ fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_go
             .collect();
         match gone {
             "removed" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&three[..2]))),
+            "ended" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], ended]))),
             "unready" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], unready]))),
             _ => gateways.change(failing),
         }

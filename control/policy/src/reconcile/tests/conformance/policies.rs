@@ -18,7 +18,8 @@ fn policy_local_takes_ready_ones_on_the_node_else_serving_and_terminating_ones_t
         backends(&["addresses: [10.1.0.1], nodeName: a", terminating, elsewhere]),
         ["10.1.0.1:8080 active", "10.1.0.2:8080 draining"]
     );
-    assert_eq!(backends(&[terminating, gone, elsewhere]), ["10.1.0.2:8080 active", "10.1.0.4:8080 draining"]);
+    assert_eq!(backends(&[terminating, gone, elsewhere]), ["10.1.0.2:8080 active", "10.1.0.4:8080 down"]);
+    assert_eq!(backends(&[gone, elsewhere]), ["10.1.0.4:8080 down"], "it no longer answers");
     assert_eq!(backends(&[elsewhere]), [] as [String; 0]);
 }
 
@@ -90,5 +91,5 @@ fn where_every_endpoint_of_the_hinted_zone_fails_its_checks_those_of_other_zones
         ("active active draining draining".into(), 1),
         "all fail everywhere: the zone is open, and it is told"
     );
-    assert_eq!(shown(&with(all, false)), ("down down draining draining".into(), 0));
+    assert_eq!(shown(&with(all, false)), ("down down down down".into(), 0));
 }
