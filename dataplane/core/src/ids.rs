@@ -67,6 +67,12 @@ id! {
     /// A backend of one service port. The same endpoint behind two service ports is two backends.
     BackendId
 }
+
+impl BackendId {
+    /// The id of a backend that is not in the snapshot: with an index above every limit, it matches none.
+    pub const ABSENT: Self = Self(u32::MAX);
+}
+
 id! {
     /// (address, port, protocol) of an endpoint, shared by all services that use it. It identifies replies.
     EndpointId

@@ -276,6 +276,33 @@ fn the_owner_of_a_flow_in_flux_is_the_first_seat_taken_then_and_the_first_taken_
 }
 
 #[test]
+fn former_seats_follow_from_addresses_alone() {
+    let mut knows = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    let mut fresh = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=10);
+    for fleet in [&mut knows, &mut fresh] {
+        fleet.change(&[3], &[11]);
+    }
+    // It has started since, and does not know the backend that has left.
+    fresh.backends.remove(&host(3));
+    fresh.publish();
+    let former = |fleet: &Fleet, hash| {
+        let snapshot = &fleet.lab.snapshot;
+        let former = snapshot.services().next().unwrap().0.selector().former(hash);
+        former.map(|id| snapshot.backend(id.expect("there were backends")).map(|backend| backend.address))
+    };
+    let mut of_unknown = 0;
+    for hash in (0..20_000).map(crate::hash::mix) {
+        let [knows, fresh] = [&knows, &fresh].map(|fleet| former(fleet, hash));
+        assert_eq!(fresh.is_some(), knows.is_some(), "the same flows are in flux");
+        match fresh {
+            Some(None) => of_unknown += 1,
+            known => assert_eq!(known, knows),
+        }
+    }
+    assert!(of_unknown > 1_000, "{of_unknown}");
+}
+
+#[test]
 fn the_scheduler_or_mode_of_a_service_that_cannot_do_without_entries_tracks_always() {
     let mut fleet = Fleet::new(ForwardingMode::DsrL2, Protocol::Tcp, 1..=4);
     fleet.lab.change(|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: 251 });

@@ -1,6 +1,6 @@
 //! A service port and its backends as packets meet them, and as people do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -220,23 +220,31 @@ fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
     }
 }
 
-/// The seats by the present weights and by the former ones. A former backend that is no longer listed is left out: no
-/// packet could reach it.
+/// The seats by the present weights and by the former ones. The former seats follow from addresses and weights alone, so a
+/// backend that this gateway does not know any more has its seats too: otherwise gateways that know it would decide
+/// otherwise.
 fn seats_in_flux(
     service: &Programmed<'_>,
     backends: &[BackendInfo],
     takers: &[&BackendInfo],
     moved: &[FormerWeight],
 ) -> (Selector, Option<Problem>) {
-    let former: HashMap<(Addr, u16), u16> =
+    let place = |backend: &BackendInfo| (backend.address, backend.port);
+    let former: BTreeMap<(Addr, u16), u16> =
         moved.iter().map(|one| ((one.address.into(), one.port), one.weight)).collect();
     let weight = |backend: &BackendInfo| {
         let present = if backend.state == BackendState::Active { backend.weight } else { 0 };
-        former.get(&(backend.address, backend.port)).copied().unwrap_or(present)
+        former.get(&place(backend)).copied().unwrap_or(present)
     };
-    let then: Vec<BackendInfo> =
-        backends.iter().map(|backend| BackendInfo { weight: weight(backend), ..*backend }).collect();
-    let then: Vec<&BackendInfo> = then.iter().filter(|backend| backend.weight > 0).collect();
+    let known = backends.iter().map(|backend| BackendInfo { weight: weight(backend), ..*backend });
+    let is_unknown = |at: &(Addr, u16)| backends.binary_search_by(|known| place(known).cmp(at)).is_err();
+    let unknown = former.iter().filter(|(at, _)| is_unknown(at)).map(|(&(address, port), &weight)| {
+        let (id, endpoint) = (BackendId::ABSENT, EndpointId::from_raw(u32::MAX));
+        BackendInfo { id, endpoint, address, port, weight, state: BackendState::Down }
+    });
+    let mut then: Vec<BackendInfo> = known.chain(unknown).filter(|backend| backend.weight > 0).collect();
+    then.sort_unstable_by_key(place);
+    let then: Vec<&BackendInfo> = then.iter().collect();
     let (present, problem) = seats(service, takers);
     let (former, _) = seats(service, &then);
     let both = BothSeats { present, former };
