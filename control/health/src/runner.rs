@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidegate_core::histogram::{Durations, Recorder};
@@ -133,6 +133,24 @@ pub struct Checker {
     targets: watch::Sender<Targets>,
     verdicts: watch::Receiver<Verdicts>,
     counts: Arc<CheckCounts>,
+    way_out: WayOut,
+}
+
+/// Whether the gateway can reach anything, once that is known.
+#[derive(Clone, Default)]
+struct WayOut(Arc<OnceLock<Box<dyn Fn() -> bool + Send + Sync>>>);
+
+impl std::fmt::Debug for WayOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("WayOut").finish_non_exhaustive()
+    }
+}
+
+impl WayOut {
+    /// Whether a failure may be one of the target.
+    fn is_open(&self) -> bool {
+        self.0.get().is_none_or(|is_open| is_open())
+    }
 }
 
 impl Checker {
@@ -141,7 +159,7 @@ impl Checker {
     pub fn start(prober: impl Prober, limits: Limits, gateway: &str) -> Self {
         let (targets, targets_seen) = watch::channel(Targets::default());
         let (verdicts_out, verdicts) = watch::channel(Verdicts::default());
-        let counts = Arc::new(CheckCounts::default());
+        let (counts, way_out) = (Arc::new(CheckCounts::default()), WayOut::default());
         let runner = Runner {
             prober,
             schedule: Schedule::new(limits, schedule::seed_of(gateway)),
@@ -150,9 +168,16 @@ impl Checker {
             tickets: HashMap::new(),
             verdicts: verdicts_out,
             counts: counts.clone(),
+            way_out: way_out.clone(),
         };
         tokio::spawn(runner.run(targets_seen));
-        Self { targets, verdicts, counts }
+        Self { targets, verdicts, counts, way_out }
+    }
+
+    /// Failures count only while `can_forward`: otherwise a gateway whose own link is down takes all targets for down, and
+    /// chooses other ones than its peers when the link is back. The first call decides.
+    pub fn fail_only_while(&self, can_forward: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.way_out.0.set(Box::new(can_forward));
     }
 
     /// Replaces the targets. Targets that stay keep their state and their position; a target whose probe changed keeps
@@ -186,6 +211,7 @@ struct Runner<P> {
     tickets: HashMap<task::Id, Ticket>,
     verdicts: watch::Sender<Verdicts>,
     counts: Arc<CheckCounts>,
+    way_out: WayOut,
 }
 
 impl<P: Prober> Runner<P> {
@@ -229,6 +255,8 @@ impl<P: Prober> Runner<P> {
             tracing::error!(error = %panic, "a health check panicked");
             (panic.id(), (CheckResult::Inconclusive.into(), Duration::ZERO))
         });
+        let is_own = matches!(answer.result, CheckResult::Failure(_)) && !self.way_out.is_open();
+        let answer = if is_own { CheckResult::Inconclusive.into() } else { answer };
         self.counts.count(answer.result, took);
         let ticket = self.tickets.remove(&id).expect("each task has the ticket that it was begun with");
         self.schedule.end(ticket, answer, self.began.elapsed())

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use tokio::net::TcpListener;
 
@@ -107,6 +108,22 @@ impl Prober for Scripted {
 }
 
 const REFUSED: CheckResult = CheckResult::Failure(Failure::Refused);
+
+#[tokio::test(start_paused = true)]
+async fn failures_while_the_gateway_cannot_forward_say_nothing_about_targets() {
+    let (scripted, target) = (Scripted::default(), target("10.0.0.1:80", 1_000));
+    scripted.answer(&target, REFUSED);
+    let checker = start(&scripted, Limits::default());
+    let can_forward = Arc::new(AtomicBool::new(false));
+    let of_checker = Arc::clone(&can_forward);
+    checker.fail_only_while(move || of_checker.load(Ordering::Relaxed));
+    checker.set_targets([target.clone()].into_iter().collect());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(!checker.verdicts().borrow().fails(&target));
+    can_forward.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(checker.verdicts().borrow().fails(&target));
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_target_fails_after_three_failures_and_is_back_after_two_successes() {

@@ -270,6 +270,8 @@ impl Gateway {
         let verdicts = checker.verdicts();
         let state = State::new(config.name.clone(), Arc::clone(dataplane), checker.counts(), source.state());
         let state = Arc::new(state);
+        let of_checks = Arc::downgrade(&state);
+        checker.fail_only_while(move || of_checks.upgrade().is_none_or(|state| state.can_forward()));
         state.configure(&config);
         let (operator, commands) = mpsc::channel(16);
         let of_exchange = Arc::clone(&state);
