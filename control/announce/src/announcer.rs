@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use tidegate_model::config::AnnounceConfig;
+use tidegate_model::config::{AnnounceConfig, BgpConfig};
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::Outcome;
 
@@ -24,6 +24,7 @@ use crate::bird::config::Files;
 use crate::damping::Damping;
 use crate::decide::{self, Gateway, Input, Vip, Withheld};
 use crate::first_bfd::FirstBfd;
+use crate::interruption::Interruption;
 use crate::kernel::Table;
 use crate::routes::{Routes, outside_of_pools, routes};
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
@@ -43,7 +44,7 @@ pub struct Condition {
     pub forwarding: bool,
     /// The gateway is drained or draining.
     pub draining: bool,
-    /// It has just started, and has not got the flows of other gateways yet.
+    /// It has started or was interrupted, and has not got the flows of other gateways yet.
     pub catching_up: bool,
 }
 
@@ -211,9 +212,12 @@ struct Worker {
     /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
     written: Option<(Arc<Setup>, u64, BTreeSet<IpAddr>)>,
     first_bfd: FirstBfd,
+    interruption: Interruption,
     /// Counts decisions.
     decisions: u64,
     peers: Vec<PeerStatus>,
+    /// The numbers of VIPs and prefixes that peers or the kernel have.
+    sent: (usize, usize),
 }
 
 impl Worker {
@@ -235,8 +239,10 @@ impl Worker {
             files: Files::default(),
             written: None,
             first_bfd: FirstBfd::default(),
+            interruption: Interruption::default(),
             decisions: 0,
             peers: Vec::new(),
+            sent: (0, 0),
         }
     }
 
@@ -257,6 +263,9 @@ impl Worker {
             }
             let now = Instant::now();
             let Condition { forwarding, draining, catching_up } = (self.condition)();
+            self.interruption.observe(catching_up, now);
+            let catching_up =
+                catching_up && !setup.as_deref().is_some_and(|setup| self.keeps_routes(setup, now));
             let gateway = Gateway { forwarding, draining, catching_up, leaving };
             let mut is_applied = true;
             if let Some(setup) = &setup {
@@ -277,6 +286,7 @@ impl Worker {
                     // This gateway forwards nothing.
                     is_applied = self.apply_to_kernel(setup, now);
                 }
+                self.count_sent(is_applied);
                 *lock(&shared.status) = Arc::new(self.status(setup));
             }
             if gateway.leaving && is_applied && self.announced.is_empty() {
@@ -284,6 +294,19 @@ impl Worker {
                 shared.withdraws.notify_all();
             }
         }
+    }
+
+    /// Whether what is announced stays so while the gateway catches up: a router still sends packets because of it.
+    fn keeps_routes(&mut self, setup: &Setup, now: Instant) -> bool {
+        if self.announced.is_empty() {
+            return false;
+        }
+        let Some(bgp) = &setup.config.bgp else { return true };
+        if let Some(bird) = &mut self.bird {
+            bird.poll_soon(now);
+        }
+        self.observe_peers(bgp, now);
+        self.peers.iter().any(|peer| self.interruption.keeps(peer))
     }
 
     fn decide(&mut self, setup: &Setup, round: &Round, gateway: Gateway, changes: u64, now: Instant) {
@@ -395,9 +418,8 @@ impl Worker {
                 }
             }
         }
-        let Some(bird) = &mut self.bird else { return false };
-        self.first_bfd.observe(bird.is_up(), &self.peers, now);
-        let waiting = self.first_bfd.waiting(bgp);
+        self.first_bfd.observe(self.bird.as_ref().is_some_and(Bird::is_up), &self.peers, now);
+        let waiting = self.waiting(bgp);
         let is_written = self.written.as_ref().is_some_and(|(of, decision, waited)| {
             Arc::ptr_eq(of, setup) && *decision == self.decisions && *waited == waiting
         });
@@ -405,8 +427,28 @@ impl Worker {
             self.files = Files::of(bgp, &setup.own, &self.routes, &waiting);
             self.written = Some((Arc::clone(setup), self.decisions, waiting));
         }
+        let Some(bird) = &mut self.bird else { return false };
         let recovers = bgp.peers.iter().any(|peer| peer.graceful_restart);
         let is_applied = bird.apply(&self.files, &bgp.program, recovers, now);
+        self.observe_peers(bgp, now);
+        is_applied
+    }
+
+    /// The peers that get no routes yet.
+    fn waiting(&self, bgp: &BgpConfig) -> BTreeSet<IpAddr> {
+        let mut waiting = self.first_bfd.waiting(bgp);
+        if self.interruption.is_under_way() {
+            let restarts =
+                |address| bgp.peers.iter().any(|peer| peer.address == address && peer.graceful_restart);
+            let lost = self.peers.iter().filter(|peer| !self.interruption.keeps(peer));
+            // A peer with graceful restart keeps the old routes, and an empty table would remove them.
+            waiting.extend(lost.map(|peer| peer.address).filter(|&address| !restarts(address)));
+        }
+        waiting
+    }
+
+    /// Asks BIRD about the sessions, if that is due.
+    fn observe_peers(&mut self, bgp: &BgpConfig, now: Instant) {
         let mut before = std::mem::take(&mut self.peers);
         for peer in &bgp.peers {
             let known = before.iter().position(|one| (one.address, one.asn) == (peer.address, peer.asn));
@@ -414,6 +456,7 @@ impl Worker {
                 known.map_or_else(|| PeerStatus::new(peer.address, peer.asn), |at| before.swap_remove(at)),
             );
         }
+        let Some(bird) = &mut self.bird else { return };
         if !bird.is_up() {
             for (status, peer) in self.peers.iter_mut().zip(&bgp.peers) {
                 status.update(None, peer.bfd, now);
@@ -423,14 +466,24 @@ impl Worker {
                 status.update(Some(&protocols), peer.bfd, now);
             }
         }
-        is_applied
+    }
+
+    /// Counts what peers and the kernel have. While BIRD has not read the last change (`is_applied`), they have what they had.
+    fn count_sent(&mut self, is_applied: bool) {
+        let reached = status::reached(&self.peers, is_applied && self.table.is_some());
+        if is_applied || reached == [false; 2] {
+            let has = |address: IpAddr| reached[usize::from(address.is_ipv6())];
+            let vips = self.announced.iter().filter(|vip| has(**vip)).count();
+            self.sent = (vips, self.routes.keys().filter(|prefix| has(prefix.addr())).count());
+        }
     }
 
     fn status(&self, setup: &Setup) -> Status {
         Status {
             is_configured: setup.config.bgp.is_some() || setup.config.kernel_routes.is_some(),
-            prefixes: self.routes.len(),
-            announced: self.announced.len(),
+            prefixes: self.sent.1,
+            announced: self.sent.0,
+            unsent: self.announced.len().saturating_sub(self.sent.0),
             withheld: status::withheld(&self.vips),
             outside: self.outside.clone(),
             bgp: setup.config.bgp.as_ref().map(|_| BgpStatus {

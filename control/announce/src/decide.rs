@@ -24,7 +24,7 @@ pub enum Withheld {
     Draining,
     /// The gateway cannot forward: a worker or a link is down, or no snapshot is applied.
     NotForwarding,
-    /// The gateway has just started, and has not got the flows of other gateways yet (`flowSharing`).
+    /// The gateway has started or was interrupted, and has not got the flows of other gateways yet (`flowSharing`).
     CatchingUp,
     /// Another gateway serves it.
     NotServed,
@@ -82,7 +82,7 @@ pub struct Gateway {
     pub forwarding: bool,
     /// The operator drains it.
     pub draining: bool,
-    /// It has just started, and has not got the flows of other gateways yet.
+    /// It has started or was interrupted, and has not got the flows of other gateways yet.
     pub catching_up: bool,
     /// It is stopping.
     pub leaving: bool,

@@ -15,6 +15,7 @@ pub mod bird;
 pub mod damping;
 pub mod decide;
 mod first_bfd;
+mod interruption;
 pub mod kernel;
 mod netlink;
 pub mod routes;

@@ -2,23 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::bird::replies::{Protocols, Session, SessionState};
 use crate::decide::{Vip, Withheld};
+
+/// A connection that is begun and not answered for this time is no answer. An error explains a state that begins at most this
+/// long after it.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// BIRD's times are whole seconds, and clocks are slewed.
+const SINCE_TOLERANCE: Duration = Duration::from_secs(2);
 
 /// The state of the announcements.
 #[derive(Debug, Clone, Default)]
 pub struct Status {
     /// Whether anything is configured that announces.
     pub is_configured: bool,
-    /// The announced prefixes: the number that is wanted.
+    /// The announced prefixes.
     pub prefixes: usize,
-    /// The number of announced VIPs.
+    /// The number of announced VIPs: a BGP peer has been sent them, or they are in the kernel's table.
     pub announced: usize,
+    /// The number of VIPs that are to be announced, and have reached neither.
+    pub unsent: usize,
     /// The VIPs that are withheld.
     pub withheld: BTreeMap<IpAddr, Withheld>,
     /// The aggregates that are not announced, each with its first address that no pool has.
@@ -70,6 +79,10 @@ pub struct PeerStatus {
     pub established: u64,
     /// With BFD, its state: `Up`, `Down`, `Init`, `AdminDown`; `None` if it is not configured.
     pub bfd: Option<String>,
+    /// When the last error of the session happened, as far as that shows.
+    error_at: Option<Instant>,
+    /// When BIRD was last asked, by both clocks.
+    asked: (Timestamp, Instant),
 }
 
 /// The routes of the kernel.
@@ -97,6 +110,8 @@ impl PeerStatus {
             since_instant: Instant::now(),
             established: 0,
             bfd: None,
+            error_at: None,
+            asked: (Timestamp::now(), Instant::now()),
         }
     }
 
@@ -111,8 +126,11 @@ impl PeerStatus {
         let protocol = crate::bird::config::protocol_of(self.address);
         let session = protocols.and_then(|all| all.sessions.get(&protocol));
         let session = session.cloned().unwrap_or(Session { state: SessionState::Down, ..Session::default() });
-        // A session that ended and began again between two questions has another time.
-        if session.state != self.session.state || (self.is_up() && session.since != self.session.since) {
+        let wall = Timestamp::now();
+        let is_other = self.is_up() && !self.is_same_session(&session, wall, now);
+        self.asked = (wall, now);
+        let has_changed = session.state != self.session.state;
+        if has_changed || is_other {
             let (peer, asn, is_up) = (self.address, self.asn, session.state == SessionState::Established);
             if is_up {
                 self.established += 1;
@@ -122,6 +140,11 @@ impl PeerStatus {
                 tracing::warn!(%peer, asn, reason, "the BGP session ended");
             }
             (self.since, self.since_instant) = (Timestamp::now(), now);
+        }
+        let fails = has_changed && matches!(session.state, SessionState::Idle | SessionState::Active);
+        let is_new = session.last_error != self.session.last_error;
+        if session.last_error.is_some() && (fails || is_new) {
+            self.error_at = Some(now);
         }
         // BIRD forgets the error when the session is up again. People look for it later.
         let last_error = session.last_error.clone().or_else(|| self.session.last_error.take());
@@ -133,7 +156,123 @@ impl PeerStatus {
     }
 }
 
+impl PeerStatus {
+    /// Whether what BIRD says is about the session of the last question. One that ended and began again meanwhile has another
+    /// time. BIRD says it by the clock of the wall, which may have been set.
+    fn is_same_session(&self, session: &Session, wall: Timestamp, now: Instant) -> bool {
+        let (before, after) = (self.session.since.parse::<DateTime>(), session.since.parse::<DateTime>());
+        let (Ok(before), Ok(after)) = (before, after) else { return self.session.since == session.since };
+        let (wall_before, asked) = self.asked;
+        let passed = now.saturating_duration_since(asked);
+        let Ok(passed) = SignedDuration::try_from(passed) else { return false };
+        let set_by = wall.duration_since(wall_before) - passed;
+        let moved = after.duration_since(before);
+        (moved - set_by).unsigned_abs() < SINCE_TOLERANCE
+    }
+
+    /// Why the session is not established, for people. An error that is older than the state explains nothing.
+    #[must_use]
+    pub fn why_down(&self, now: Instant) -> Option<String> {
+        let in_state = now.saturating_duration_since(self.since_instant);
+        if self.session.state == SessionState::Connect && in_state >= CONNECT_MAX {
+            return Some(match self.bfd.as_deref() {
+                Some("Up") => {
+                    "BFD is up, but nothing answers: the password differs, or port 179 is closed".to_owned()
+                }
+                _ => {
+                    "nothing answers: the peer can't be reached, the password differs, or port 179 is closed"
+                        .to_owned()
+                }
+            });
+        }
+        let is_recent = self.error_at.is_some_and(|at| at + CONNECT_MAX >= self.since_instant);
+        self.session.last_error.clone().filter(|_| is_recent)
+    }
+}
+
+/// The families, IPv4 and IPv6, of which a peer has been sent routes, or of which the kernel has all.
+pub(crate) fn reached(peers: &[PeerStatus], kernel_has_all: bool) -> [bool; 2] {
+    [0, 1].map(|family| {
+        kernel_has_all || peers.iter().any(|peer| peer.is_up() && peer.session.sent[family] > 0)
+    })
+}
+
 /// The VIPs that are withheld.
 pub(crate) fn withheld(vips: &BTreeMap<IpAddr, Vip>) -> BTreeMap<IpAddr, Withheld> {
     vips.iter().filter_map(|(&ip, vip)| Some((ip, vip.withheld?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn protocols(state: SessionState, since: &str, last_error: Option<&str>) -> Protocols {
+        let session = Session {
+            state,
+            since: since.to_owned(),
+            last_error: last_error.map(str::to_owned),
+            ..Session::default()
+        };
+        Protocols { sessions: [("peer_192_0_2_1".to_owned(), session)].into(), ..Protocols::default() }
+    }
+
+    fn peer() -> PeerStatus {
+        PeerStatus::new("192.0.2.1".parse().unwrap(), 64_512)
+    }
+
+    #[test]
+    fn a_step_of_the_wall_clock_is_no_new_session() {
+        let (mut peer, now) = (peer(), Instant::now());
+        let up = |since| protocols(SessionState::Established, since, None);
+        peer.update(Some(&up("2026-11-26 10:00:00")), false, now);
+        assert_eq!(peer.established, 1);
+        // The clock has been set by an hour since the last question.
+        peer.asked.0 -= SignedDuration::from_hours(1);
+        peer.update(Some(&up("2026-11-26 11:00:00")), false, now);
+        assert_eq!((peer.established, peer.since_instant), (1, now));
+        // BIRD rounds.
+        peer.update(Some(&up("2026-11-26 11:00:01")), false, now);
+        assert_eq!(peer.established, 1);
+        peer.update(Some(&up("2026-11-26 11:05:00")), false, now);
+        assert_eq!(peer.established, 2, "it ended and began again between two questions");
+    }
+
+    #[test]
+    fn an_old_error_does_not_explain_a_present_state() {
+        let (mut peer, begun) = (peer(), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let error = Some("Received: Bad peer AS");
+        let states = [
+            (0, SessionState::OpenSent, None),
+            (1, SessionState::Idle, error),
+            (61, SessionState::Connect, error),
+        ];
+        for (seconds, state, why) in states {
+            peer.update(Some(&protocols(state, "2026-11-26 10:00:00", why)), true, at(seconds));
+            let expected = if state == SessionState::Idle { error } else { None };
+            assert_eq!(peer.why_down(at(seconds)).as_deref(), expected, "{state:?}");
+        }
+        let hint = |peer: &PeerStatus| peer.why_down(at(71)).expect("a hint");
+        assert!(hint(&peer).starts_with("nothing answers"), "{}", hint(&peer));
+        peer.bfd = Some("Up".to_owned());
+        assert!(hint(&peer).starts_with("BFD is up"), "{}", hint(&peer));
+        // Each refused attempt is a new error.
+        let refused = Some("Socket: Connection refused");
+        for seconds in [80, 90, 100] {
+            for state in [SessionState::Active, SessionState::Connect] {
+                peer.update(Some(&protocols(state, "2026-11-26 10:00:00", refused)), true, at(seconds));
+                assert_eq!(peer.why_down(at(seconds)).as_deref(), refused, "{state:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_family_has_reached_a_peer_only_if_routes_were_sent_in_its_session() {
+        let mut one = peer();
+        one.session.sent = [5, 0];
+        assert_eq!(reached(&[one.clone()], false), [false; 2], "the session is down");
+        one.session.state = SessionState::Established;
+        assert_eq!(reached(&[peer(), one], false), [true, false]);
+        assert_eq!((reached(&[], false), reached(&[], true)), ([false; 2], [true; 2]));
+    }
 }

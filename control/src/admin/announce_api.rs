@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnounceStatus {
-    /// The number of VIPs that are announced.
+    /// The number of VIPs that are announced: a BGP peer has been sent them, or they are in the kernel's table.
     pub announced: usize,
+    /// The number of VIPs that are to be announced, and have reached neither.
+    #[serde(default)]
+    pub unsent: usize,
     /// The number of prefixes that they are announced as. An aggregate counts once.
     pub prefixes: usize,
     /// VIPs that are not announced.

@@ -11,7 +11,11 @@ const NAMED: usize = 5;
 /// The lines of `status`: name and value.
 pub(super) fn facts(announce: &AnnounceStatus) -> Vec<(&'static str, String)> {
     let AnnounceStatus { announced, prefixes, .. } = announce;
-    let mut facts = vec![("Announced", format!("{announced} VIPs as {prefixes} prefixes"))];
+    let unsent = match announce.unsent {
+        0 => String::new(),
+        unsent => format!("; {unsent} VIPs have reached no peer"),
+    };
+    let mut facts = vec![("Announced", format!("{announced} VIPs as {prefixes} prefixes{unsent}"))];
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for one in &announce.withheld {
         by_reason.entry(&one.reason).or_default().push(one.vip.to_string());

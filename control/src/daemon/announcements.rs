@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidegate_announce::Announcer;
@@ -27,10 +27,13 @@ const AGE_MAX: Duration = Duration::from_secs(15);
 pub(super) fn start(config: &GatewayConfig, state: &Arc<State>) -> anyhow::Result<Arc<Announcer>> {
     let of_thread = Arc::clone(state);
     let directory = absolute(&directory_beside(&config.admin.socket));
-    let announcer = Announcer::start(directory, move || Condition {
-        forwarding: of_thread.can_forward(),
-        draining: of_thread.drain.phase() != GatewayDrainState::Serving,
-        catching_up: of_thread.catches_up(),
+    let announcer = Announcer::start(directory, move || {
+        let forwarding = of_thread.can_forward();
+        if !forwarding {
+            of_thread.interrupt();
+        }
+        let draining = of_thread.drain.phase() != GatewayDrainState::Serving;
+        Condition { forwarding, draining, catching_up: of_thread.catches_up() }
     })
     .context("cannot start the thread of the announcements")?;
     let announcer = Arc::new(announcer);
@@ -80,6 +83,7 @@ pub(super) fn shown(status: &Status) -> Option<api::AnnounceStatus> {
     status.is_configured.then(|| api::AnnounceStatus {
         announced: status.announced,
         prefixes: status.prefixes,
+        unsent: status.unsent,
         withheld: status
             .withheld
             .iter()
@@ -133,7 +137,7 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
         }
         for peer in bgp.peers.iter().filter(|peer| bgp.is_running && !peer.is_up()) {
             let state = peer.session.state.as_str();
-            let why = peer.session.last_error.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            let why = peer.why_down(Instant::now()).map(|why| format!(": {why}")).unwrap_or_default();
             found.push(format!("BGP session with {}: {state} since {}{why}", peer.address, peer.since));
         }
     }
@@ -147,8 +151,6 @@ pub(super) fn degraded(status: &Status) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     #[test]

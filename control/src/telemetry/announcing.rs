@@ -6,9 +6,9 @@ use super::sample::AnnounceSample;
 /// Announced and withheld VIPs, and the sessions.
 pub(super) fn announcements(page: &mut Exposition, sample: &AnnounceSample<'_>) {
     let status = sample.status;
-    let help = "VIPs that the gateway announces by BGP or by routes of the kernel.";
+    let help = "VIPs that a BGP peer has been sent, or that are routes of the kernel.";
     page.gauge("tidegate_announced_vips", help, []).sample([], status.announced);
-    let help = "Prefixes that VIPs are announced as.";
+    let help = "Prefixes that these VIPs are announced as.";
     page.gauge("tidegate_announced_prefixes", help, []).sample([], status.prefixes);
     let help = "VIPs that the gateway does not announce, by reason.";
     let mut withheld = page.gauge("tidegate_withheld_vips", help, ["reason"]);

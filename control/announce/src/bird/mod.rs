@@ -253,6 +253,13 @@ impl Bird {
         }
     }
 
+    /// Makes the next [`Self::poll`] ask for the sessions.
+    pub fn poll_soon(&mut self, now: Instant) {
+        if let Some(running) = &mut self.running {
+            running.poll_at = running.poll_at.min(now);
+        }
+    }
+
     /// The sessions, if it is time to ask for them.
     pub fn poll(&mut self, now: Instant) -> Option<Protocols> {
         let running = self.running.as_mut().filter(|one| one.is_up && one.reading.is_none())?;

@@ -15,6 +15,7 @@ pub(super) fn status() -> Status {
         is_configured: true,
         prefixes: 5,
         announced: 6,
+        unsent: 0,
         withheld: BTreeMap::new(),
         bgp: Some(BgpStatus { is_running: true, restarts: 1, last_error: None, peers: vec![up, down] }),
         kernel: Some(KernelStatus { table: 179, protocol: 179, routes: 5, last_error: None }),
