@@ -22,6 +22,10 @@ use tokio::time::Instant;
 
 use crate::admin::api::{DrainRequester, GatewayDrainState as Phase, GatewayDrainStatus};
 
+/// A count that is this long after the last one is late because the process or its machine was paused. Packets that come
+/// meanwhile are lost before they are counted, so the time is no silence.
+const PAUSE: Duration = Duration::from_millis(1_500);
+
 /// What the dataplane had counted at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counted {
@@ -128,7 +132,7 @@ impl GatewayDrain {
             }
             _ => {}
         }
-        self.publish(&inner, now);
+        self.publish(&inner);
     }
 
     /// Whether `by` requests a drain.
@@ -141,15 +145,18 @@ impl GatewayDrain {
         let mut inner = self.inner();
         let Some(progress) = &mut inner.progress else { return };
         let arrived = counted.packets.saturating_sub(progress.counted.packets);
-        let elapsed = now.duration_since(progress.at).as_secs_f64();
-        if elapsed > 0.0 {
-            progress.packets_per_second = arrived as f64 / elapsed;
+        let elapsed = now.duration_since(progress.at);
+        if !elapsed.is_zero() {
+            progress.packets_per_second = arrived as f64 / elapsed.as_secs_f64();
+        }
+        if elapsed > PAUSE {
+            progress.last += elapsed;
         }
         if arrived > 0 {
             (progress.last, progress.last_packet) = (now, Some(Timestamp::now()));
         }
         (progress.counted, progress.at) = (counted, now);
-        self.publish(&inner, now);
+        self.publish(&inner);
     }
 
     /// The current phase, and every later one.
@@ -182,11 +189,11 @@ impl GatewayDrain {
         }
     }
 
-    fn publish(&self, inner: &Inner, now: Instant) {
+    fn publish(&self, inner: &Inner) {
         let phase = match &inner.progress {
             None => Phase::Serving,
             // Its counters are younger than the beginning, so silence is known and not only assumed.
-            Some(progress) if progress.at > progress.began && now - progress.last >= inner.quiet => {
+            Some(progress) if progress.at > progress.began && progress.at - progress.last >= inner.quiet => {
                 Phase::Drained
             }
             Some(_) => Phase::Draining,
@@ -228,8 +235,10 @@ mod tests {
             assert_eq!(drain.phase(), Phase::Draining, "{ms} ms");
         }
         drain.count(counted(110), at(4_999));
-        drain.count(counted(110), at(9_998));
-        assert_eq!(drain.phase(), Phase::Draining, "a packet came at 4999 ms");
+        for ms in (5_000..9_998).step_by(500).chain([9_998]) {
+            drain.count(counted(110), at(ms));
+            assert_eq!(drain.phase(), Phase::Draining, "a packet came at 4999 ms: {ms}");
+        }
         drain.count(counted(110), at(9_999));
         assert_eq!(drain.phase(), Phase::Drained);
         let view = drain.view();
@@ -267,6 +276,16 @@ mod tests {
         drain.request(Annotation, true, counted(7), later);
         assert_eq!(drain.phase(), Phase::Draining, "no count since the beginning");
         drain.count(counted(7), later);
+        assert_eq!(
+            drain.phase(),
+            Phase::Draining,
+            "the process was paused, and packets would have been lost"
+        );
+        let quiet = DrainConfig::default().quiet;
+        for n in 1..=quiet.as_secs() {
+            assert_eq!(drain.phase(), Phase::Draining);
+            drain.count(counted(7), later + Duration::from_secs(n));
+        }
         assert_eq!(drain.phase(), Phase::Drained);
     }
 }
