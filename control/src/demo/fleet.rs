@@ -124,7 +124,9 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
     let entries = options.connections.checked_mul(8).and_then(usize::checked_next_power_of_two);
     let entries = entries.with_context(too_many)?.max(65_536);
     let plan = FleetPlan {
+        gateways: 2,
         servers: 2 * BACKENDS,
+        flow_files: false,
         tidegate: options.tidegate.clone(),
         flow_entries: u32::try_from(entries).with_context(too_many)?,
         bgp: options.bgp,

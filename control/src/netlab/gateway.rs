@@ -334,6 +334,16 @@ impl Gateway {
         self.process.signal(Signal::HUP);
     }
 
+    /// Stops the process as a debugger or a hypervisor does, until [`Self::resume`].
+    pub fn pause(&mut self) {
+        self.process.signal(Signal::STOP);
+    }
+
+    /// Continues the process.
+    pub fn resume(&mut self) {
+        self.process.signal(Signal::CONT);
+    }
+
     /// Sends SIGTERM, and returns at once.
     pub fn terminate(&mut self) {
         self.process.signal(Signal::TERM);

@@ -94,7 +94,15 @@ fn sticky_backends(fleet: &Fleet) -> Vec<String> {
 /// although theirs is there. `in_flux` is the number of those of which gateway 2 must be told.
 fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
     let sharing = Some(['a', if is_shared { 'a' } else { 'b' }]);
-    let plan = FleetPlan { servers: 4, tidegate: tidegate(), flow_entries: 65_536, bgp: false, sharing };
+    let plan = FleetPlan {
+        gateways: 2,
+        servers: 4,
+        tidegate: tidegate(),
+        flow_entries: 65_536,
+        flow_files: false,
+        bgp: false,
+        sharing,
+    };
     let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");
     let mut connections = Holders::start(fleet.client(), &tidegate(), 1).expect("the clients start");
     connections.open(&SERVICES.map(|service| service.vip()), CONNECTIONS).expect("connections open");

@@ -22,6 +22,7 @@ mod gateway_drain;
 mod health_port;
 mod http;
 mod hung;
+mod interruptions;
 mod kube_proxy;
 mod lab;
 mod leaving;

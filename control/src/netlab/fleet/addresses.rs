@@ -11,16 +11,19 @@ pub(super) const ROUTER_FOR_GATEWAYS: &str = "192.0.2.1";
 /// The port of `/readyz` of each gateway, on the loopback of its host.
 pub(super) const HEALTHZ_PORT: u16 = 10356;
 
-/// The address of gateway `n` (1 or 2), which is the next hop of the router.
+/// The maximum number of gateways.
+pub const GATEWAYS_MAX: usize = 3;
+
+/// The address of gateway `n`, from 1, which is a next hop of the router.
 #[must_use]
 pub fn gateway(n: usize) -> Ipv4Addr {
-    Ipv4Addr::new(192, 0, 2, if n == 1 { 2 } else { 4 })
+    Ipv4Addr::new(192, 0, 2, [2, 4, 6][n - 1])
 }
 
 /// The SNAT address of gateway `n`.
 #[must_use]
 pub fn snat(n: usize) -> Ipv4Addr {
-    Ipv4Addr::new(192, 0, 2, if n == 1 { 3 } else { 5 })
+    Ipv4Addr::new(192, 0, 2, [3, 5, 7][n - 1])
 }
 
 /// A Service of the fleet.

@@ -1,16 +1,16 @@
-//! A lab with two gateways behind a router.
+//! A lab with two or three gateways behind a router.
 //!
 //! ```text
 //!   client ── router ──┐            ┌── s1    client: 198.51.100.0/24
 //!                      ├── switch ──┼── s2    gateways and servers: 192.0.2.0/24
 //!   gateway-1 ─────────┤  (bridge)  └── ...
-//!   gateway-2 ─────────┘                      VIPs: 203.0.113.0/24, routed by the router over both gateways
+//!   gateway-2, -3 ─────┘                      VIPs: 203.0.113.0/24, routed by the router over all gateways
 //! ```
 //! The router is the kernel of a namespace; [`router`] sets its routes. Servers answer for DSR modes through the router,
 //! in mode `nat` through a gateway, which is their default route. IPv4 only: the families differ in no rule that
 //! matters here.
 //!
-//! [`connections`] holds live connections and says which broke, [`holders`] does so in processes of their own. Both gateways
+//! [`connections`] holds live connections and says which broke, [`holders`] does so in processes of their own. All gateways
 //! read one directory of manifests.
 
 pub mod addresses;
@@ -46,13 +46,17 @@ const APPLIED_BOUND: Duration = Duration::from_secs(60);
 /// The options of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetPlan {
+    /// Gateways, numbered from 1: two or three.
+    pub gateways: usize,
     /// Servers, numbered from 1.
     pub servers: u8,
     /// The `tidegate` binary.
     pub tidegate: PathBuf,
     /// Entries of each flow table.
     pub flow_entries: u32,
-    /// The hexadecimal digit that fills `flowSharing.key` of each gateway; `None` shares no flows.
+    /// Flow tables outlive the processes of the gateways.
+    pub flow_files: bool,
+    /// The hexadecimal digit that fills `flowSharing.key` of the first gateway, and of the others; `None` shares no flows.
     pub sharing: Option<[char; 2]>,
     /// The gateways announce their VIPs by BGP to FRR. Otherwise the lab sets the routes.
     pub bgp: bool,
@@ -64,13 +68,16 @@ pub struct Fleet {
     // Declared first, so that threads and processes end before their namespaces are removed.
     router: Router,
     frr: Option<Frr>,
-    gateways: [Option<Gateway>; 2],
+    gateways: Vec<Option<Gateway>>,
     servers: Vec<Option<LabProcess>>,
     endpoints: Vec<(u8, EndpointState)>,
     plan: FleetPlan,
     client: Namespace,
-    gateway_hosts: [Namespace; 2],
+    gateway_hosts: Vec<Namespace>,
     server_hosts: Vec<Namespace>,
+    switch: Namespace,
+    /// The gateway whose process is paused.
+    paused: Option<usize>,
     standing: Standing,
 }
 
@@ -84,12 +91,14 @@ struct Standing {
 impl Drop for Standing {
     fn drop(&mut self) {
         cleanup::tear_down(&self.id);
+        // There is none if flow tables end with their processes.
+        let _ = fs::remove_dir_all(flow_files(&self.id));
     }
 }
 
 impl Fleet {
-    /// Builds the network, starts the servers and both gateways, with the first `serving` servers as endpoints of every
-    /// Service, and waits until the router uses both gateways.
+    /// Builds the network, starts the servers and all gateways, with the first `serving` servers as endpoints of every
+    /// Service, and waits until the router uses all gateways.
     ///
     /// # Errors
     /// Without root or DPDK, or when a program does not start.
@@ -107,7 +116,8 @@ impl Fleet {
 
         let switch = build_switch(id)?;
         let (router, client) = build_edge(id, &switch)?;
-        let gateway_hosts = [build_gateway(id, &switch, 1)?, build_gateway(id, &switch, 2)?];
+        let gateway_hosts: Vec<Namespace> =
+            (1..=plan.gateways).map(|n| build_gateway(id, &switch, n)).collect::<Result<_>>()?;
         let server_hosts: Vec<Namespace> =
             (1..=plan.servers).map(|n| build_server(id, &switch, n)).collect::<Result<_>>()?;
         let mut servers = Vec::new();
@@ -117,42 +127,47 @@ impl Fleet {
         for (n, host) in (1..).zip(&server_hosts) {
             wait_for_server(host, n)?;
         }
-        for n in 1..=2 {
+        for n in 1..=plan.gateways {
             fs::create_dir(directory.join(format!("gateway-{n}")))?;
+            let flows = if plan.flow_files { flow_files(id) } else { directory.to_owned() };
+            fs::create_dir_all(flows.join(format!("gateway-{n}")))?;
             fs::write(
                 directory.join(format!("gateway-{n}/gateway.yaml")),
-                gateway_yaml(n, directory, &plan),
+                gateway_yaml(n, directory, &flows, &plan),
             )?;
         }
         let frr = match plan.bgp {
-            true => Some(Frr::start(directory, &router, "router", "", &bgpd())?),
+            true => Some(Frr::start(directory, &router, "router", "", &bgpd(plan.gateways))?),
             false => None,
         };
         let router = match plan.bgp {
-            true => Router::beside_a_daemon(&router, server_hosts.clone()),
+            true => Router::beside_a_daemon(&router, plan.gateways, server_hosts.clone()),
             false => Router::start(&router, gateway_hosts.clone(), server_hosts.clone()),
         };
         let endpoints = (1..=serving).map(|n| (n, EndpointState::Ready)).collect();
         let mut fleet = Self {
             router,
             frr,
-            gateways: [None, None],
+            gateways: (0..plan.gateways).map(|_| None).collect(),
             servers,
             endpoints,
             plan,
             client,
             gateway_hosts,
             server_hosts,
+            switch,
+            paused: None,
             standing,
         };
         fleet.write_manifests()?;
-        for n in 1..=2 {
-            fleet.launch(n)?;
+        let all: Vec<usize> = (1..=fleet.plan.gateways).collect();
+        for n in &all {
+            fleet.launch(*n)?;
         }
-        for n in 1..=2 {
-            fleet.gateway_mut(n).wait_until_ready()?;
+        for n in &all {
+            fleet.gateway_mut(*n).wait_until_ready()?;
         }
-        fleet.router.wait_until_used(&[1, 2]).with_context(|| fleet.log_tails(15))?;
+        fleet.router.wait_until_used(&all).with_context(|| fleet.log_tails(15))?;
         Ok(fleet)
     }
 
@@ -183,7 +198,7 @@ impl Fleet {
         &self.router
     }
 
-    /// Gateway `n`, 1 or 2.
+    /// Gateway `n`, from 1.
     ///
     /// # Panics
     /// When it does not run.
@@ -210,7 +225,47 @@ impl Fleet {
         Ok(())
     }
 
-    /// Replaces a server: the endpoint `leaves` terminates and goes on serving, and `comes` is ready. Waits until both
+    /// Pauses the process of gateway `n` until [`Self::resume`].
+    pub fn pause(&mut self, n: usize) {
+        self.gateway_mut(n).pause();
+        self.paused = Some(n);
+    }
+
+    /// Continues the process that is paused.
+    pub fn resume(&mut self) {
+        if let Some(n) = self.paused.take() {
+            self.gateway_mut(n).resume();
+        }
+    }
+
+    /// Turns the link of gateway `n` off or on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_link(&self, n: usize, is_up: bool) -> Result<()> {
+        let state = if is_up { "up" } else { "down" };
+        self.switch.ip_batch(&format!("link set p-gateway-{n} {state}"))
+    }
+
+    /// Removes what gateway `n` has saved about flows: its next process is that of a new machine.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget_flows(&self, n: usize) -> Result<()> {
+        let path = flow_files(&self.standing.id).join(format!("gateway-{n}/flows"));
+        fs::remove_dir_all(&path).with_context(|| path.display().to_string())
+    }
+
+    /// Removes an endpoint from every Service, although its server goes on serving. Waits until all gateways have applied it.
+    ///
+    /// # Errors
+    /// When a gateway does not apply it in time.
+    pub fn unlist(&mut self, leaves: u8) -> Result<()> {
+        self.endpoints.retain(|(n, _)| *n != leaves);
+        self.apply()
+    }
+
+    /// Replaces a server: the endpoint `leaves` terminates and goes on serving, and `comes` is ready. Waits until all
     /// gateways have applied it.
     ///
     /// # Errors
@@ -222,11 +277,13 @@ impl Fleet {
             }
         }
         self.endpoints.push((comes, EndpointState::Ready));
+        self.apply()
+    }
+
+    fn apply(&self) -> Result<()> {
         self.write_manifests()?;
-        for n in 1..=2 {
-            self.wait_until_active(n)?;
-        }
-        Ok(())
+        let mut running = (1..=self.plan.gateways).filter(|n| self.paused != Some(*n));
+        running.try_for_each(|n| self.wait_until_active(n))
     }
 
     /// Kills the program of a server without a shutdown, so that its host resets every connection.
@@ -374,7 +431,12 @@ fn wait_for_server(host: &Namespace, n: u8) -> Result<()> {
     })
 }
 
-fn gateway_yaml(n: usize, directory: &Path, plan: &FleetPlan) -> String {
+/// The parent of the flow directories of a lab's gateways, in memory.
+fn flow_files(id: &str) -> PathBuf {
+    Path::new("/dev/shm").join(format!("tidegate-lab-{id}"))
+}
+
+fn gateway_yaml(n: usize, directory: &Path, flows: &Path, plan: &FleetPlan) -> String {
     format!(
         r#"apiVersion: tidegate.dev/v1alpha1
 kind: GatewayConfig
@@ -383,7 +445,7 @@ dataplane:
   cores: [{core}]
   idle: adaptive
   memory: {{hugepages: false, sizeMiB: {MEMORY_MIB}}}
-  flowTable: {{entriesPerCore: {entries}, directory: "{directory}/flows"}}
+  flowTable: {{entriesPerCore: {entries}, directory: "{flows}/gateway-{n}/flows"}}
   interfaces:
     - {{name: uplink, device: "net_af_packet0,iface=eth0", addresses: ["{address}/24"], mac: "02:00:00:00:02:{n:02x}"}}
   routes: [{{to: "0.0.0.0/0", via: "{ROUTER_FOR_GATEWAYS}"}}]
@@ -397,21 +459,27 @@ health: {{protocol: tcp, interval: 2s, timeout: 1s, healthyThreshold: 1, unhealt
 drain: {{quiet: 1s, stopTimeout: 15s}}
 admin: {{socket: "{directory}/gateway-{n}/tidegate.sock", listen: "", healthz: "127.0.0.1:{HEALTHZ_PORT}"}}
 {announce}{sharing}"#,
-        sharing = plan.sharing.map_or_else(String::new, |keys| sharing_yaml(&keys[n - 1].to_string())),
+        sharing = plan.sharing.map_or_else(String::new, |keys| sharing_yaml(
+            plan.gateways,
+            &keys[usize::from(n > 1)].to_string()
+        )),
         everywhere = vips_of(|service| !service.is_nat()),
         one_gateway = vips_of(FleetService::is_nat),
         prepends = if plan.bgp { format!(", bgp: {{prepends: {}}}", 2 * (n - 1)) } else { String::new() },
         announce = if plan.bgp { announce() } else { String::new() },
-        core = n - 1,
+        // Two cores are enough for the lab: they share them.
+        core = (n - 1) % 2,
         entries = plan.flow_entries,
         address = addresses::gateway(n),
         snat = addresses::snat(n),
         directory = directory.display(),
+        flows = flows.display(),
     )
 }
 
-fn sharing_yaml(digit: &str) -> String {
-    let peers = [1, 2].map(|n| format!("\"{}:10358\"", addresses::gateway(n))).join(", ");
+fn sharing_yaml(gateways: usize, digit: &str) -> String {
+    let peers: Vec<String> = (1..=gateways).map(|n| format!("\"{}:10358\"", addresses::gateway(n))).collect();
+    let peers = peers.join(", ");
     format!("flowSharing: {{mode: nat, peers: [{peers}], key: {{value: \"{}\"}}}}\n", digit.repeat(64))
 }
 
@@ -435,17 +503,17 @@ fn announce() -> String {
 }
 
 /// FRR's configuration of BGP.
-fn bgpd() -> String {
+fn bgpd(gateways: usize) -> String {
     let mut text = format!(
         "router bgp {ROUTER_AS}\n bgp router-id {ROUTER_FOR_GATEWAYS}\n no bgp ebgp-requires-policy\n timers bgp 10 30\n"
     );
-    for n in 1..=2 {
+    for n in 1..=gateways {
         let peer = addresses::gateway(n);
         text += &format!(
             " neighbor {peer} remote-as {GATEWAY_AS}\n neighbor {peer} timers connect 1\n neighbor {peer} bfd 10 500 500\n"
         );
     }
-    text + " address-family ipv4 unicast\n  maximum-paths 2\n exit-address-family\n"
+    text + &format!(" address-family ipv4 unicast\n  maximum-paths {gateways}\n exit-address-family\n")
 }
 
 /// What is missing on this machine for [`FleetPlan::bgp`], with what to install.
@@ -463,12 +531,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_of_both_gateways_is_accepted_without_a_word() {
+    fn the_configuration_of_all_gateways_is_accepted_without_a_word() {
         let sharing = Some(['a', 'a']);
         let (tidegate, flow_entries) = (PathBuf::new(), 65_536);
-        let plan = FleetPlan { servers: 4, tidegate, flow_entries, bgp: true, sharing };
-        for n in 1..=2 {
-            let text = gateway_yaml(n, Path::new("/run/lab"), &plan);
+        let plan = FleetPlan {
+            gateways: addresses::GATEWAYS_MAX,
+            servers: 4,
+            tidegate,
+            flow_entries,
+            flow_files: false,
+            bgp: true,
+            sharing,
+        };
+        for n in 1..=addresses::GATEWAYS_MAX {
+            let text = gateway_yaml(n, Path::new("/run/lab"), Path::new("/run/lab"), &plan);
             let loaded = tidegate_model::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);
             assert!(loaded.config.is_some() && loaded.report.is_empty(), "{}\n{text}", loaded.report);
         }

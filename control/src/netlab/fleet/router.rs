@@ -48,23 +48,25 @@ impl Router {
     /// Sets routes over those gateways of these namespaces that are ready, in the kernel of `router` and in that of the
     /// `servers`.
     #[must_use]
-    pub fn start(router: &Namespace, gateways: [Namespace; 2], servers: Vec<Namespace>) -> Self {
+    pub fn start(router: &Namespace, gateways: Vec<Namespace>, servers: Vec<Namespace>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let states = gateways.map(|namespace| follow(namespace, Arc::clone(&stop)));
-        let (ready, threads): (Vec<_>, Vec<_>) = states.into_iter().unzip();
+        let all = gateways.len();
+        let states = gateways.into_iter().map(|namespace| follow(namespace, Arc::clone(&stop)));
+        let (ready, threads): (Vec<_>, Vec<_>) = states.unzip();
         let of_router = router.clone();
-        let probe = move || Some((1..=2).filter(|n| ready[n - 1].load(Ordering::Relaxed)).collect());
-        let set =
-            move |ready: &[usize]| set_vips(&of_router, ready).and_then(|()| set_servers(&servers, ready));
+        let probe = move || Some((1..=all).filter(|n| ready[n - 1].load(Ordering::Relaxed)).collect());
+        let set = move |ready: &[usize]| {
+            set_vips(&of_router, ready).and_then(|()| set_servers(&servers, all, ready))
+        };
         Self::run(stop, threads, probe, set)
     }
 
     /// Follows the routes that a routing daemon sets in the kernel of `router`, and sets those of the `servers`.
     #[must_use]
-    pub fn beside_a_daemon(router: &Namespace, servers: Vec<Namespace>) -> Self {
+    pub fn beside_a_daemon(router: &Namespace, gateways: usize, servers: Vec<Namespace>) -> Self {
         let of_router = router.clone();
-        let probe = move || next_hops(&of_router);
-        let set = move |ready: &[usize]| set_servers(&servers, ready);
+        let probe = move || next_hops(&of_router, gateways);
+        let set = move |ready: &[usize]| set_servers(&servers, gateways, ready);
         Self::run(Arc::new(AtomicBool::new(false)), Vec::new(), probe, set)
     }
 
@@ -166,14 +168,14 @@ fn status_of_readyz() -> io::Result<u16> {
 }
 
 /// The gateways to which the router has a route for a VIP that both announce.
-fn next_hops(router: &Namespace) -> Option<Vec<usize>> {
+fn next_hops(router: &Namespace, gateways: usize) -> Option<Vec<usize>> {
     let vip = format!("{}/32", SERVICES[0].vip().ip());
     let text = output_of(router.command("ip").args(["-o", "route", "show", &vip])).ok()?;
     let leads_to = |n: &usize| {
         let hop = gateway(*n).to_string();
         text.split_whitespace().zip(text.split_whitespace().skip(1)).any(|pair| pair == ("via", hop.as_str()))
     };
-    Some((1..=2).filter(leads_to).collect())
+    Some((1..=gateways).filter(leads_to).collect())
 }
 
 /// Sets the router's routes over these gateways.
@@ -190,9 +192,10 @@ fn set_vips(router: &Namespace, ready: &[usize]) -> Result<()> {
 
 /// Sets the servers' default route, for replies in mode `nat`, and their routes to the SNAT addresses: that of a gateway that
 /// is gone leads to one that is ready, which holds its flows if gateways share them.
-fn set_servers(servers: &[Namespace], ready: &[usize]) -> Result<()> {
+fn set_servers(servers: &[Namespace], gateways: usize, ready: &[usize]) -> Result<()> {
     let owner = |n| if ready.contains(&n) { n } else { ready[0] };
-    let snats = [1, 2].map(|n| format!("route replace {}/32 via {}\n", snat(n), gateway(owner(n)))).concat();
+    let snat_route = |n| format!("route replace {}/32 via {}\n", snat(n), gateway(owner(n)));
+    let snats: String = (1..=gateways).map(snat_route).collect();
     let default = gateway(ready[0]);
     servers
         .iter()

@@ -65,7 +65,15 @@ fn more_answers(fleet: &Fleet, associations: &[LabProcess], more: usize) {
 fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_end() {
     let _turn = alone();
     let sharing = Some(['a', 'a']);
-    let plan = FleetPlan { servers: SERVERS, tidegate: tidegate(), flow_entries: 4_096, bgp: false, sharing };
+    let plan = FleetPlan {
+        gateways: 2,
+        servers: SERVERS,
+        tidegate: tidegate(),
+        flow_entries: 4_096,
+        flow_files: false,
+        bgp: false,
+        sharing,
+    };
     let mut fleet = Fleet::start(plan, SERVERS).expect("the fleet stands (needs root and DPDK)");
     let directory = fleet.directory().to_owned();
     let program = compile(&directory, "multihomed");
