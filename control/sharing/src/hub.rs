@@ -15,22 +15,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::flow_record::FlowNews;
+use tidegate_core::flow_record::{BackendChange, FlowNews};
 use tidegate_core::pipeline::Walks;
-use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::ServiceKey;
 
+use crate::allowance::Allowance;
 use crate::crypt::{Entropy, Random, SharedKey, Side};
 use crate::handshake::{HELLO, Hello, MAGIC};
 use crate::limits::{
-    FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX,
-    REFRESH_EVERY, SEATS_MAX, SILENCE_MAX,
+    FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, LEFT_MAX, OPENS_PER_SECOND, PEERS_MAX,
+    QUEUE_MAX, REFRESH_EVERY, REJECTION_MAX, SEATS_MAX, SILENCE_MAX,
 };
-use crate::record::{Message, SCTP_SINCE};
+use crate::record::{Message, WALKS_SINCE, Walk};
 use crate::session::{DATA, Session, Unread};
 
 /// The versions of the protocol that this program speaks, the oldest and the newest.
-pub const VERSIONS: (u8, u8) = (1, SCTP_SINCE);
+pub const VERSIONS: (u8, u8) = (1, WALKS_SINCE);
 /// A session that is younger than this gets the flows that this gateway has only from others.
 const YOUNG: Duration = Duration::from_secs(60);
 
@@ -47,12 +47,12 @@ pub struct HubConfig {
     pub versions: (u8, u8),
 }
 
-/// The backends whose weights changed lately, of all Services that track flows on change.
+/// The recent changes of the backends, for peers that have not seen them.
 #[derive(Debug, Clone, Default)]
 pub struct Seats {
     /// The changes, by service port.
-    pub moved: Arc<[(ServiceKey, MovedSeat)]>,
-    /// When the rests of their windows were these.
+    pub moved: Arc<[(ServiceKey, BackendChange)]>,
+    /// When the remaining times of these were as they are here.
     pub as_of: Duration,
 }
 
@@ -167,8 +167,21 @@ pub struct PeerStatus {
     pub waiting: usize,
     /// Batches that it has not acknowledged.
     pub under_way: usize,
-    /// The last authentic or unauthentic thing that went wrong with it.
+    /// Why a datagram of it was rejected lately, since it has its state.
     pub last_rejection: Option<Rejection>,
+    /// How far it has sent what it knows.
+    pub walk: PeerWalk,
+}
+
+/// How far a peer has sent what it knew when its session began, or when it was last asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerWalk {
+    /// There is no session, or not everything has arrived.
+    UnderWay,
+    /// Everything has arrived.
+    Complete,
+    /// Its version of the protocol doesn't say. This is the age of the session.
+    Unknown(Duration),
 }
 
 struct Peer {
@@ -181,9 +194,12 @@ struct Peer {
     challenge: Random,
     hello_sent: Option<Duration>,
     heard: Option<Duration>,
+    /// When the gateway last had to catch up: the peer is sought as if it had just been heard.
+    sought: Option<Duration>,
     hellos: Allowance,
     opens: Allowance,
-    last_rejection: Option<Rejection>,
+    /// Since the last session began or ended: an earlier one explains nothing.
+    last_rejection: Option<(Rejection, Duration)>,
 }
 
 /// See the [module](self).
@@ -240,6 +256,7 @@ impl Hub {
                     challenge: self.entropy.random(),
                     hello_sent: None,
                     heard: None,
+                    sought: None,
                     hellos: Allowance::default(),
                     opens: Allowance::default(),
                     last_rejection: None,
@@ -263,7 +280,7 @@ impl Hub {
         mut send: impl FnMut(SocketAddr, &[u8]),
     ) {
         let Some(at) = self.peers.iter().position(|peer| peer.address == from) else {
-            return self.reject(None, Rejection::Stranger);
+            return self.reject(None, Rejection::Stranger, now);
         };
         let read = match (datagram.first_chunk() == Some(&MAGIC), datagram.get(4)) {
             (true, Some(&HELLO)) => self.hello(at, datagram, now, &mut send),
@@ -272,14 +289,14 @@ impl Hub {
         };
         match read {
             Ok(()) => self.counts.received += 1,
-            Err(why) => self.reject(Some(at), why),
+            Err(why) => self.reject(Some(at), why, now),
         }
     }
 
-    fn reject(&mut self, peer: Option<usize>, why: Rejection) {
+    fn reject(&mut self, peer: Option<usize>, why: Rejection, now: Duration) {
         self.counts.rejected[why as usize] += 1;
         if let Some(peer) = peer {
-            self.peers[peer].last_rejection = Some(why);
+            self.peers[peer].last_rejection = Some((why, now));
         }
     }
 
@@ -350,10 +367,11 @@ impl Hub {
             own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
             let mut session = Session::new(&config.key, own, theirs, version, now);
             self.seats.of(now).for_each(|message| session.tell(&message));
+            self.walks.complete += 1;
+            session.walks.number = self.walks.complete;
             peer.session = Some(session);
             (peer.heard, peer.last_rejection) = (Some(now), None);
             self.counts.sessions += 1;
-            self.walks.complete += 1;
             self.refreshed = now;
         }
         peer.hello_sent = Some(now);
@@ -394,6 +412,27 @@ impl Hub {
         self.walks
     }
 
+    /// The workers have made this many of the complete walks, and everything that they said until then was passed to
+    /// [`Self::tell`].
+    pub fn walked(&mut self, complete: u64) {
+        for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
+            session.walked(complete);
+        }
+    }
+
+    /// Sends a request to every peer with a session. [`PeerStatus::walk`] says when its answer has arrived.
+    pub fn ask(&mut self, request: Walk) {
+        self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()).for_each(|one| one.ask(request));
+    }
+
+    /// Sends a handshake message to every peer without a session at once, and for some time as often as to a peer that has
+    /// just been lost: this gateway begins to forward.
+    pub fn seek(&mut self, now: Duration) {
+        for peer in self.peers.iter_mut().filter(|peer| peer.session.is_none()) {
+            (peer.sought, peer.hello_sent) = (Some(now), None);
+        }
+    }
+
     /// Asks for a walk, because messages of workers were lost before they arrived here.
     pub fn was_told_too_little(&mut self) {
         self.walks.refreshing += 1;
@@ -405,14 +444,22 @@ impl Hub {
         self.peers.iter().any(|peer| peer.session.is_some())
     }
 
-    /// Sends what is due, and ends sessions with peers that are silent.
-    pub fn poll(&mut self, now: Duration, mut send: impl FnMut(SocketAddr, &[u8])) {
+    /// Ends sessions with peers that are silent. Call it before datagrams are received: after a pause of this process, those
+    /// that have waited since then belong to sessions that the peers have ended.
+    pub fn end_silent(&mut self, now: Duration) {
         for peer in &mut self.peers {
             if peer.session.as_ref().is_some_and(|session| now.saturating_sub(session.heard) >= SILENCE_MAX) {
-                peer.session = None;
+                (peer.session, peer.last_rejection) = (None, None);
                 peer.challenge = self.entropy.random();
             }
-            let every = match (&peer.session, peer.heard) {
+        }
+    }
+
+    /// Sends what is due, and ends sessions with peers that are silent.
+    pub fn poll(&mut self, now: Duration, mut send: impl FnMut(SocketAddr, &[u8])) {
+        self.end_silent(now);
+        for peer in &mut self.peers {
+            let every = match (&peer.session, peer.heard.max(peer.sought)) {
                 (Some(session), _) if session.is_confirmed => None,
                 _ if peer.is_itself => Some(HELLO_SLOWLY_EVERY),
                 (Some(_), _) => Some(HELLO_EVERY),
@@ -431,6 +478,11 @@ impl Hub {
                 send(peer.address, &hello.seal(&self.config.key, &self.entropy.random()));
             }
             let Some(session) = &mut peer.session else { continue };
+            if std::mem::take(&mut session.walks.is_asked) {
+                self.seats.of(now).for_each(|message| session.tell(&message));
+                self.walks.complete += 1;
+                session.walks.number = self.walks.complete;
+            }
             let lost = session.sender.lost;
             while self.batches.has(now)
                 && let Some((datagram, again)) = session.batch(now)
@@ -465,7 +517,7 @@ impl Hub {
     /// Passes the messages of peers on, in the order of each peer, while `accept` takes them.
     pub fn pass_on(&mut self, mut accept: impl FnMut(&Message) -> bool) {
         for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
-            self.counts.passed_on += session.receiver.pass_on(&mut accept);
+            self.counts.passed_on += session.pass_on(&mut accept);
         }
     }
 
@@ -485,11 +537,19 @@ impl Hub {
 }
 
 impl Seats {
-    /// The messages for a peer, with the rests of the windows at this time.
+    /// The messages for a peer, with the times that remain now.
     fn of(&self, now: Duration) -> impl Iterator<Item = Message> + '_ {
         let passed = now.saturating_sub(self.as_of);
-        let moved = self.moved.iter().filter(move |(_, seat)| seat.left > passed).take(SEATS_MAX);
-        moved.map(move |(key, seat)| Message::Seat(*key, MovedSeat { left: seat.left - passed, ..*seat }))
+        let (mut seats, mut left) = (0, 0);
+        self.moved.iter().filter_map(move |(key, change)| {
+            let change = change.after(passed)?;
+            let (count, max) = match change {
+                BackendChange::Moved(_) => (&mut seats, SEATS_MAX),
+                BackendChange::Left(_) => (&mut left, LEFT_MAX),
+            };
+            *count += 1;
+            (*count <= max).then_some(Message::Change(*key, change))
+        })
     }
 }
 
@@ -512,28 +572,17 @@ impl Peer {
             heard_ago: self.heard.map(|heard| now.saturating_sub(heard)),
             waiting: session.map_or(0, |session| session.sender.waiting()),
             under_way: session.map_or(0, |session| session.sender.under_way()),
-            last_rejection: self.last_rejection,
+            last_rejection: self
+                .last_rejection
+                .filter(|(_, at)| now.saturating_sub(*at) < REJECTION_MAX)
+                .map(|(why, _)| why),
+            walk: match session {
+                Some(session) if session.version < WALKS_SINCE => {
+                    PeerWalk::Unknown(now.saturating_sub(session.began))
+                }
+                Some(session) if session.walks.awaited == 0 => PeerWalk::Complete,
+                _ => PeerWalk::UnderWay,
+            },
         }
-    }
-}
-
-/// A number of actions in a second, of which a fifth may come at once.
-#[derive(Debug, Default)]
-struct Allowance {
-    /// When all that was used is available again.
-    until: Duration,
-}
-
-impl Allowance {
-    fn has(&self, now: Duration) -> bool {
-        self.until.saturating_sub(now) < Duration::from_millis(200)
-    }
-
-    fn take(&mut self, per_second: u32, now: Duration) -> bool {
-        let has = self.has(now);
-        if has {
-            self.until = self.until.max(now) + Duration::from_secs(1) / per_second.max(1);
-        }
-        has
     }
 }

@@ -10,6 +10,7 @@
 //! Invariant: no datagram panics, and nothing of it is used before it is known to come from a holder of the key and to be
 //! neither old nor a copy. Every queue is bounded. Only ages are exchanged, never times.
 
+mod allowance;
 pub mod crypt;
 mod handshake;
 pub mod hub;
@@ -22,4 +23,4 @@ mod session;
 mod tests;
 
 pub use crypt::{Entropy, SharedKey, SystemEntropy};
-pub use hub::{Hub, HubConfig, HubCounts, PeerState, PeerStatus, Rejection};
+pub use hub::{Hub, HubConfig, HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};

@@ -13,12 +13,16 @@ pub const PEERS_MAX: usize = 64;
 pub const QUEUE_MAX: usize = 65_536;
 /// Changes of weights that a peer is told when a session with it begins. Of more, it does not learn the others.
 pub const SEATS_MAX: usize = 16_384;
+/// The same for backends that have left. Both fit into the queue.
+pub const LEFT_MAX: usize = 32_768;
 /// Batches that are under way to one peer, and that the peer keeps when one before them is missing.
 pub const WINDOW: usize = 256;
 /// A handshake message is repeated after this time.
 pub const HELLO_EVERY: Duration = Duration::from_millis(250);
 /// The same, for a peer that has not answered for [`SILENCE_MAX`].
 pub const HELLO_SLOWLY_EVERY: Duration = Duration::from_secs(2);
+/// A rejected datagram explains the state of a peer for this time: it says hello more often.
+pub const REJECTION_MAX: Duration = Duration::from_secs(10);
 /// Handshake messages of one peer that are opened in a second.
 pub const HELLOS_PER_SECOND: u32 = 20;
 /// Datagrams of a session that are opened in a second: more than any peer sends.

@@ -3,7 +3,8 @@
 //! One about a flow is: flags, protocol, then VIP, client (each address and port), and, unless the flow is gone, the endpoint
 //! of its backend, the state of the client's side, the translation of a NAT flow, the verification tags of a flow of SCTP (zeros
 //! if they are not known), and the age. With client port 0 it is about the backend that a client has by session affinity. Numbers are in network order. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
-//! its former weight, and how many milliseconds the change still matters.
+//! its former weight, and how many milliseconds the change still matters. One about a backend that has left has other such
+//! flags, and the mark of its Service in place of a weight. A message about the walk itself has flags and its kind only.
 //!
 //! Invariant: reading checks every value. What was read is what was written.
 
@@ -11,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use tidegate_core::conntrack::{SideState, Splice, Stream, TagPair};
-use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
+use tidegate_core::flow_record::{BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend, Translation};
 use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::wire::Addr;
@@ -22,22 +23,43 @@ use tidegate_core::wire::rewrite::Endpoint;
 pub enum Message {
     /// About a flow.
     Flow(FlowNews),
-    /// About a backend of a Service that tracks flows on change, whose weight changed lately.
-    Seat(ServiceKey, MovedSeat),
+    /// About a recent change of the backends of a Service.
+    Change(ServiceKey, BackendChange),
+    /// About the exchange itself.
+    Walk(Walk),
 }
 
-/// The first version of the protocol with [`Message::Seat`].
+/// What peers say about their walks through their tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Walk {
+    /// Everything has been sent that the sender knew when the session began, or at the request that this answers.
+    Complete,
+    /// A request: the sender has refused messages that it could use now, so everything is to be sent again.
+    Again,
+    /// A request: [`Walk::Complete`] is to follow what has been sent so far.
+    Check,
+}
+
+impl Walk {
+    const ALL: [Self; 3] = [Self::Complete, Self::Again, Self::Check];
+}
+
+/// The first version of the protocol with [`BackendChange::Moved`].
 pub const SEATS_SINCE: u8 = 2;
 
 /// The first version of the protocol with flows of SCTP and with session affinity.
 pub const SCTP_SINCE: u8 = 3;
+
+/// The first version of the protocol with [`BackendChange::Left`] and [`Message::Walk`].
+pub const WALKS_SINCE: u8 = 4;
 
 impl Message {
     /// The first version of the protocol with this message. Peers of earlier versions cannot read it.
     #[must_use]
     pub fn since(&self) -> u8 {
         match self {
-            Self::Seat(..) => SEATS_SINCE,
+            Self::Change(_, BackendChange::Moved(_)) => SEATS_SINCE,
+            Self::Change(_, BackendChange::Left(_)) | Self::Walk(_) => WALKS_SINCE,
             Self::Flow(news) => {
                 let name = news.name();
                 if name.service.protocol == Protocol::Sctp || name.is_affinity() { SCTP_SINCE } else { 1 }
@@ -59,22 +81,36 @@ const STREAM: u8 = 64;
 const SPLICE: u8 = 128;
 /// The flags of a seat: a flow that is gone is not relayed.
 const SEAT: u8 = GONE | RELAYED;
+/// The flags of a backend that has left, likewise.
+const LEFT: u8 = SEAT | TRANSLATED;
+/// The flags of a message about a walk.
+const WALK: u8 = SEAT | STREAM;
 
 /// Appends a message.
 pub fn write(message: &Message, out: &mut Vec<u8>) {
     match message {
         Message::Flow(news) => write_flow(news, out),
-        Message::Seat(service, seat) => {
-            let vip = Endpoint { addr: service.vip.into(), port: service.port };
-            let backend = Endpoint { addr: seat.backend.ip().into(), port: seat.backend.port() };
-            let families = flag(!vip.addr.is_v4(), VIP_V6) | flag(!backend.addr.is_v4(), BACKEND_V6);
-            out.extend([SEAT | families, service.protocol.number()]);
-            endpoint(&vip, out);
-            endpoint(&backend, out);
-            out.extend(seat.former.to_be_bytes());
-            out.extend(u32::try_from(seat.left.as_millis()).unwrap_or(u32::MAX).to_be_bytes());
-        }
+        Message::Change(service, change) => write_change(service, change, out),
+        Message::Walk(walk) => out.extend([WALK, *walk as u8]),
     }
+}
+
+fn write_change(service: &ServiceKey, change: &BackendChange, out: &mut Vec<u8>) {
+    let (flags, backend) = match change {
+        BackendChange::Moved(seat) => (SEAT, seat.backend),
+        BackendChange::Left(left) => (LEFT, left.backend),
+    };
+    let vip = Endpoint { addr: service.vip.into(), port: service.port };
+    let backend = Endpoint { addr: backend.ip().into(), port: backend.port() };
+    let families = flag(!vip.addr.is_v4(), VIP_V6) | flag(!backend.addr.is_v4(), BACKEND_V6);
+    out.extend([flags | families, service.protocol.number()]);
+    endpoint(&vip, out);
+    endpoint(&backend, out);
+    match change {
+        BackendChange::Moved(seat) => out.extend(seat.former.to_be_bytes()),
+        BackendChange::Left(left) => out.extend(left.owner.to_be_bytes()),
+    }
+    out.extend(u32::try_from(change.left().as_millis()).unwrap_or(u32::MAX).to_be_bytes());
 }
 
 fn write_flow(news: &FlowNews, out: &mut Vec<u8>) {
@@ -130,20 +166,33 @@ fn endpoint(endpoint: &Endpoint, out: &mut Vec<u8>) {
 /// Reads a message from the beginning of `bytes`, which then begin behind it; `None` if there is no valid one.
 pub fn read(bytes: &mut &[u8]) -> Option<Message> {
     let [flags, protocol] = take(bytes)?;
+    if flags == WALK {
+        return Walk::ALL.into_iter().find(|walk| *walk as u8 == protocol).map(Message::Walk);
+    }
     let protocol = Protocol::from_number(protocol)?;
     let vip = read_endpoint(bytes, flags & VIP_V6 != 0)?;
-    if flags & SEAT == SEAT {
-        if flags & !(SEAT | VIP_V6 | BACKEND_V6) != 0 {
-            return None;
-        }
-        let backend = read_endpoint(bytes, flags & BACKEND_V6 != 0)?;
-        let former = u16::from_be_bytes(take(bytes)?);
-        let left = Duration::from_millis(u32::from_be_bytes(take(bytes)?).into());
-        let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
-        let backend = SocketAddr::new(backend.addr.ip(), backend.port);
-        return Some(Message::Seat(service, MovedSeat { backend, former, left }));
+    let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
+    if flags & SEAT != SEAT {
+        return read_flow(bytes, flags, protocol, vip).map(Message::Flow);
     }
-    read_flow(bytes, flags, protocol, vip).map(Message::Flow)
+    let backend = read_endpoint(bytes, flags & BACKEND_V6 != 0)?;
+    let backend = SocketAddr::new(backend.addr.ip(), backend.port);
+    let change = match flags & !(VIP_V6 | BACKEND_V6) {
+        SEAT => {
+            let former = u16::from_be_bytes(take(bytes)?);
+            BackendChange::Moved(MovedSeat { backend, former, left: read_millis(bytes)? })
+        }
+        LEFT => {
+            let owner = u32::from_be_bytes(take(bytes)?);
+            BackendChange::Left(LeftBackend { owner, backend, left: read_millis(bytes)? })
+        }
+        _ => return None,
+    };
+    Some(Message::Change(service, change))
+}
+
+fn read_millis(bytes: &mut &[u8]) -> Option<Duration> {
+    Some(Duration::from_millis(u32::from_be_bytes(take(bytes)?).into()))
 }
 
 /// Reads what follows the VIP.
@@ -264,21 +313,28 @@ mod tests {
         })
     }
 
-    fn seat() -> impl Strategy<Value = Message> {
-        any::<[bool; 2]>().prop_flat_map(|[vip, backend]| {
+    fn change() -> impl Strategy<Value = Message> {
+        any::<[bool; 3]>().prop_flat_map(|[vip, backend, has_left]| {
             (endpoint(vip), endpoint(backend), protocol(), any::<u16>(), any::<u32>()).prop_map(
-                |(vip, backend, protocol, former, left)| {
+                move |(vip, backend, protocol, former, left)| {
                     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
                     let backend = SocketAddr::new(backend.addr.ip(), backend.port);
-                    let left = Duration::from_millis(left.into());
-                    Message::Seat(service, MovedSeat { backend, former, left })
+                    let (owner, left) = (!left, Duration::from_millis(left.into()));
+                    Message::Change(
+                        service,
+                        match has_left {
+                            true => BackendChange::Left(LeftBackend { owner, backend, left }),
+                            false => BackendChange::Moved(MovedSeat { backend, former, left }),
+                        },
+                    )
                 },
             )
         })
     }
 
     fn message() -> impl Strategy<Value = Message> {
-        prop_oneof![4 => news().prop_map(Message::Flow), 1 => seat()]
+        let walk = prop::sample::select(&Walk::ALL[..]).prop_map(Message::Walk);
+        prop_oneof![8 => news().prop_map(Message::Flow), 2 => change(), 1 => walk]
     }
 
     fn news() -> impl Strategy<Value = FlowNews> {

@@ -13,7 +13,7 @@ use crate::crypt::{SessionKeys, SharedKey, Side, TAG};
 use crate::handshake::MAGIC;
 use crate::limits::{DATAGRAM_MAX, KEEP_ALIVE, STUCK_AFTER};
 use crate::receiver::Receiver;
-use crate::record::{Message, take};
+use crate::record::{Message, WALKS_SINCE, Walk, take};
 use crate::sender::Sender;
 
 /// The kind of a datagram of a session.
@@ -41,6 +41,25 @@ pub(crate) enum Unread {
     Invalid,
 }
 
+/// How far both sides have sent everything that they know.
+#[derive(Debug)]
+pub(crate) struct WalksOfSession {
+    /// The complete walk of the workers after which this side has sent everything.
+    pub(crate) number: u64,
+    /// The times that the peer waits for [`Walk::Complete`].
+    pub(crate) owed: u32,
+    /// The times that this side waits for it.
+    pub(crate) awaited: u32,
+    /// The peer wants everything again.
+    pub(crate) is_asked: bool,
+}
+
+impl Default for WalksOfSession {
+    fn default() -> Self {
+        Self { number: 0, owed: 1, awaited: 1, is_asked: false }
+    }
+}
+
 /// A session.
 pub(crate) struct Session {
     /// What this side and the peer have contributed.
@@ -59,6 +78,7 @@ pub(crate) struct Session {
     taken: Duration,
     /// The number of the next datagram.
     number: u64,
+    pub(crate) walks: WalksOfSession,
     pub(crate) sender: Sender,
     pub(crate) receiver: Receiver,
 }
@@ -76,6 +96,7 @@ impl Session {
             sent: now,
             taken: now,
             number: 0,
+            walks: WalksOfSession::default(),
             sender: Sender::default(),
             receiver: Receiver::new(),
         }
@@ -182,6 +203,41 @@ impl Session {
     /// Whether the peer has taken nothing for so long that others must not wait for it.
     pub(crate) fn is_stuck(&self, now: Duration) -> bool {
         now.saturating_sub(self.taken) >= STUCK_AFTER
+    }
+
+    /// Sends a request that the peer answers with [`Walk::Complete`]. One of an earlier version doesn't understand it.
+    pub(crate) fn ask(&mut self, request: Walk) {
+        if self.version >= WALKS_SINCE {
+            self.walks.awaited = self.walks.awaited.saturating_add(1);
+            self.tell(&Message::Walk(request));
+        }
+    }
+
+    /// Reports to the peer that the workers have made this many complete walks.
+    pub(crate) fn walked(&mut self, complete: u64) {
+        if complete >= self.walks.number {
+            for _ in 0..std::mem::take(&mut self.walks.owed) {
+                self.tell(&Message::Walk(Walk::Complete));
+            }
+        }
+    }
+
+    /// Passes the messages of the peer on while `accept` takes them. Returns how many it took.
+    pub(crate) fn pass_on(&mut self, accept: &mut impl FnMut(&Message) -> bool) -> u64 {
+        let (walks, is_behind) = (&mut self.walks, self.sender.is_behind);
+        self.receiver.pass_on(&mut |message| match message {
+            Message::Walk(Walk::Complete) => {
+                walks.awaited = walks.awaited.saturating_sub(1);
+                true
+            }
+            Message::Walk(request) => {
+                // If messages were lost, only a walk brings them.
+                walks.is_asked |= *request == Walk::Again || is_behind;
+                walks.owed = walks.owed.saturating_add(1);
+                true
+            }
+            message => accept(message),
+        })
     }
 
     /// Adds a message for the peer.

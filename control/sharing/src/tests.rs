@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate_core::conntrack::SideState;
-use tidegate_core::flow_record::{FlowName, FlowNews, FlowRecord};
+use tidegate_core::flow_record::{BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend};
 use tidegate_core::pipeline::Walks;
 use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::{Protocol, ServiceKey};
@@ -15,9 +15,9 @@ use tidegate_core::wire::Addr;
 use tidegate_core::wire::rewrite::Endpoint;
 
 use crate::crypt::{Entropy, Random, SharedKey};
-use crate::hub::{Hub, HubConfig, PeerState, Rejection, Seats, VERSIONS};
+use crate::hub::{Hub, HubConfig, PeerState, PeerWalk, Rejection, Seats, VERSIONS};
 use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SEATS_MAX, SILENCE_MAX};
-use crate::record::Message;
+use crate::record::{Message, Walk};
 
 /// Numbers that are all different.
 struct Counted(u64);
@@ -56,8 +56,10 @@ struct Gateway {
     hub: Hub,
     flows: BTreeMap<u16, u16>,
     learnt: HashMap<u16, u16>,
-    /// What was learnt of changes of weights.
-    seats: Vec<(ServiceKey, MovedSeat)>,
+    /// What was learnt of changes of the backends.
+    changes: Vec<(ServiceKey, BackendChange)>,
+    /// Its process does not run.
+    is_paused: bool,
     walks: Walks,
     life: u32,
     /// The life of the other gateway from which something was learnt last.
@@ -115,7 +117,8 @@ impl World {
             hub,
             flows,
             learnt,
-            seats: Vec::new(),
+            changes: Vec::new(),
+            is_paused: false,
             walks: Walks::default(),
             life,
             learnt_from: 0,
@@ -141,6 +144,9 @@ impl World {
         self.now += Duration::from_millis(ms);
         let mut out = Vec::new();
         for at in 0..self.gateways.len() {
+            if self.gateways[at].is_paused {
+                continue;
+            }
             let due: Vec<_> = {
                 let is_due = |one: &mut (Duration, usize, usize, Vec<u8>)| one.0 <= self.now && one.2 == at;
                 self.network.extract_if(.., is_due).collect()
@@ -151,6 +157,7 @@ impl World {
                 let to = (0..).find(|&n| address(n) == to).unwrap();
                 out.push((at, to, datagram.to_vec()));
             };
+            gateway.hub.end_silent(now);
             for (_, from, _, mut datagram) in due {
                 gateway.hub.receive(address(from), &mut datagram, now, &mut send);
             }
@@ -160,17 +167,19 @@ impl World {
                     gateway.hub.tell(&record(flow, value, gateway.life), now);
                 }
             }
+            gateway.hub.walked(gateway.walks.complete);
             gateway.hub.poll(now, &mut send);
             let (learnt, learnt_from) = (&mut gateway.learnt, &mut gateway.learnt_from);
-            let seats = &mut gateway.seats;
+            let changes = &mut gateway.changes;
             gateway.hub.pass_on(|message| {
                 let record = match message {
                     Message::Flow(FlowNews::Is(record)) => record,
                     Message::Flow(FlowNews::Gone(_)) => return true,
-                    Message::Seat(service, seat) => {
-                        seats.push((*service, *seat));
+                    Message::Change(service, change) => {
+                        changes.push((*service, *change));
                         return true;
                     }
+                    Message::Walk(walk) => panic!("{walk:?} is for the hub"),
                 };
                 assert!(record.idle_ms >= *learnt_from, "something was said in a life before the last one");
                 *learnt_from = record.idle_ms;
@@ -216,6 +225,19 @@ impl World {
         let gateway = &self.gateways[at];
         let all = gateway.hub.status(self.now + gateway.offset);
         all.iter().find(|peer| peer.address == address(of)).unwrap().state
+    }
+
+    fn walk(&self, at: usize, of: usize) -> PeerWalk {
+        let gateway = &self.gateways[at];
+        let all = gateway.hub.status(self.now + gateway.offset);
+        all.iter().find(|peer| peer.address == address(of)).unwrap().walk
+    }
+
+    /// A gateway begins to forward again.
+    fn catch_up(&mut self, at: usize) {
+        let gateway = &mut self.gateways[at];
+        gateway.hub.seek(self.now + gateway.offset);
+        gateway.hub.ask(Walk::Check);
     }
 
     fn rejected(&self, at: usize, why: Rejection) -> u64 {
@@ -342,7 +364,7 @@ fn gateways_with_another_key_share_nothing_and_see_why() {
 fn peers_speak_the_newest_common_version_or_say_which_they_have() {
     let mut world = World::new(2);
     for (first, second, expected) in [
-        ((1, 1), (1, 3), PeerState::Up),
+        ((1, 1), VERSIONS, PeerState::Up),
         ((1, 2), (2, 3), PeerState::Up),
         ((1, 1), (2, 3), PeerState::OtherVersion(2, 3)),
     ] {
@@ -357,36 +379,122 @@ fn peers_speak_the_newest_common_version_or_say_which_they_have() {
 }
 
 #[test]
-fn a_peer_learns_the_changes_of_weights_when_its_session_begins_unless_it_speaks_only_the_first_version() {
+fn a_peer_learns_the_changes_of_backends_that_its_version_knows() {
     let mut world = World::new(2);
     let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
     let seat = |n: usize, seconds| {
         let at = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));
-        (service, MovedSeat { backend: at, former: 1, left: Duration::from_secs(seconds) })
+        let seat = MovedSeat { backend: at, former: 1, left: Duration::from_secs(seconds) };
+        (service, BackendChange::Moved(seat))
     };
-    for versions in [(1, 1), VERSIONS] {
+    let backend = SocketAddr::from(([10, 0, 0, 9], 80));
+    let left = LeftBackend { owner: 7, backend, left: Duration::from_secs(100) };
+    for versions in [(1, 1), (1, 3), VERSIONS] {
         world.versions = vec![VERSIONS, versions];
         world.restart(1);
         let as_of = world.now + world.gateways[0].offset;
         // A minute later the first window is over.
-        let moved = [seat(1, 60), seat(2, 100)].into_iter().chain((3..3 + SEATS_MAX).map(|n| seat(n, 3_600)));
+        let seats = [seat(1, 60), seat(2, 100)].into_iter().chain((3..3 + SEATS_MAX).map(|n| seat(n, 3_600)));
+        let moved = [(service, BackendChange::Left(left))].into_iter().chain(seats);
         world.gateways[0].hub.set_seats(Seats { moved: moved.collect(), as_of });
         world.now += Duration::from_secs(60);
         world.run(Duration::from_secs(10));
         assert_eq!(world.state(0, 1), PeerState::Up);
+        for walk in [world.walk(0, 1), world.walk(1, 0)] {
+            assert_eq!(walk == PeerWalk::Complete, versions == VERSIONS, "{versions:?}: {walk:?}");
+        }
         world.tell(0, 1, 1);
         world.run(Duration::from_secs(1));
         let learnt = &world.gateways[1];
         assert!(learnt.learnt.contains_key(&1));
-        if versions == VERSIONS {
-            assert_eq!(learnt.seats.len(), SEATS_MAX, "there is a limit");
-            let (_, first) = learnt.seats[0];
-            assert_eq!(first.backend, seat(2, 0).1.backend);
-            assert!((30..=40).contains(&first.left.as_secs()), "{first:?}");
-        } else {
-            assert_eq!(learnt.seats, []);
+        let has_left = usize::from(versions == VERSIONS);
+        let seats = if versions == (1, 1) { 0 } else { SEATS_MAX };
+        assert_eq!(learnt.changes.len(), has_left + seats, "{versions:?}: there is a limit");
+        for (n, (_, change)) in learnt.changes.iter().take(2).enumerate() {
+            let is_left =
+                matches!(change, BackendChange::Left(one) if one.backend == backend && one.owner == 7);
+            let is_seat = matches!(change, BackendChange::Moved(one) if one.former == 1);
+            assert!(if n < has_left { is_left } else { is_seat }, "{change:?}");
+        }
+        if let Some((_, first)) = learnt.changes.first() {
+            assert!((30..=40).contains(&first.left().as_secs()), "{first:?}");
         }
     }
+}
+
+#[test]
+fn a_gateway_that_was_paused_gets_everything_again_at_once() {
+    let mut world = World::new(2);
+    (0..10).for_each(|flow| world.tell(0, flow, 1));
+    world.run(Duration::from_secs(8));
+    assert_eq!(world.walk(1, 0), PeerWalk::Complete);
+    // Its peer notices that after 3 s. Until then datagrams wait at its socket.
+    world.gateways[1].is_paused = true;
+    world.run(Duration::from_secs(30));
+    (10..20).for_each(|flow| world.tell(0, flow, 1));
+    world.gateways[1].is_paused = false;
+    world.catch_up(1);
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.state(1, 0), PeerState::Up);
+    assert_eq!(world.walk(1, 0), PeerWalk::Complete);
+    assert_eq!(world.gateways[1].learnt.len(), 20);
+}
+
+#[test]
+fn a_gateway_knows_when_everything_has_arrived_that_was_sent_before() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(8));
+    world.is_cut = true;
+    world.tell(0, 1, 1);
+    world.run(Duration::from_secs(2));
+    let walks = world.gateways[0].walks;
+    world.catch_up(1);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.walk(1, 0), PeerWalk::UnderWay, "nothing arrives");
+    world.is_cut = false;
+    world.run(Duration::from_secs(1));
+    assert_eq!((world.walk(1, 0), world.gateways[1].learnt.len()), (PeerWalk::Complete, 1));
+    assert_eq!(world.gateways[0].walks, walks, "the session has outlived it, so no walk is needed");
+    // What it has refused is told again only by a walk.
+    world.gateways[1].learnt.clear();
+    world.gateways[1].hub.ask(Walk::Again);
+    assert_eq!(world.walk(1, 0), PeerWalk::UnderWay);
+    world.run(Duration::from_secs(1));
+    assert_eq!((world.walk(1, 0), world.gateways[1].learnt.len()), (PeerWalk::Complete, 1));
+    assert_eq!(world.gateways[1].hub.counts().sessions, 1);
+}
+
+#[test]
+fn a_handshake_follows_at_once_when_a_link_returns() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(8));
+    world.is_cut = true;
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.state(1, 0), PeerState::Connecting);
+    world.is_cut = false;
+    world.catch_up(1);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.state(1, 0), PeerState::Up);
+}
+
+#[test]
+fn a_rejection_explains_the_state_of_a_peer_only_while_it_is_recent() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(8));
+    let rejection = |world: &World| {
+        let gateway = &world.gateways[0];
+        gateway.hub.status(world.now + gateway.offset)[0].last_rejection
+    };
+    let copy = world.sent.iter().rfind(|(from, ..)| *from == 1).expect("it has sent something").2.clone();
+    world.forge(1, 0, copy.clone());
+    assert_eq!(rejection(&world), Some(Rejection::Replayed));
+    world.is_cut = true;
+    world.run(Duration::from_secs(4));
+    assert_eq!((world.state(0, 1), rejection(&world)), (PeerState::Connecting, None), "it was before that");
+    world.forge(1, 0, copy);
+    assert_eq!(rejection(&world), Some(Rejection::NoSession));
+    world.run(Duration::from_secs(11));
+    assert_eq!(rejection(&world), None);
 }
 
 #[test]

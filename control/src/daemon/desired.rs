@@ -125,9 +125,9 @@ impl Desired {
         seats.leave(&self.memory.drains, self.started.elapsed());
     }
 
-    /// Adds changes of backends that another gateway has seen before this one started. The next round uses them.
+    /// Adds changes of backends that another gateway has seen and this one has not. The next round uses them.
     pub(super) fn learn_seats(&mut self, moved: &Moved) {
-        self.memory.drains.learn_seats(moved, self.started.elapsed());
+        self.memory.drains.learn(moved, self.started.elapsed());
     }
 
     /// Begins a comparison in the background.

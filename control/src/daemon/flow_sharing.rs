@@ -18,22 +18,23 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_cluster::FlowPeers;
+use tidegate_core::flow_record::BackendChange;
 use tidegate_core::pipeline::{Learned, SharedFlows};
-use tidegate_core::rendezvous::MovedSeat;
 use tidegate_core::snapshot::ServiceKey;
+use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, GatewayConfig};
 use tidegate_sharing::hub::{Seats, VERSIONS};
-use tidegate_sharing::limits::SEATS_MAX;
-use tidegate_sharing::record::Message;
+use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
+use tidegate_sharing::record::{Message, Walk};
 use tidegate_sharing::{
     Hub, HubConfig, HubCounts, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
 use tokio::sync::{oneshot, watch};
 
-use super::catch_up::CatchUp;
+use super::catch_up::{CatchUp, Seen, Step};
 use super::found_peers::FoundPeers;
 use super::moved_seats::{Moved, MovedSeats};
 use crate::telemetry::FlowSharingSample;
@@ -48,6 +49,8 @@ const MESSAGES_PER_TURN: usize = 4_096;
 const SOCKET_BUFFER: usize = 4 << 20;
 /// How often the state is shown and changes of peers are logged.
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
+/// If a turn is later than this, the process or its machine was paused: peers may have given it up, and datagrams are lost.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is shown of the exchange.
 #[derive(Debug, Clone)]
@@ -72,8 +75,10 @@ pub(crate) struct Shown {
     pub(crate) outcomes: [u64; Learned::COUNT],
     /// Why datagrams cannot be sent or received, if so.
     pub(crate) trouble: Option<String>,
-    /// Whether the gateway has just started and has not got the flows of its peers yet.
+    /// Whether the gateway has started or was interrupted, and has not got the flows of its peers yet.
     pub(crate) catches_up: bool,
+    /// Whether it has not forwarded since the state was last shown, so that it must catch up again.
+    pub(super) was_interrupted: bool,
 }
 
 impl Shown {
@@ -184,6 +189,7 @@ impl FlowExchange {
         let mut hub = Hub::new(hub_config, Box::new(SystemEntropy::new()));
         hub.set_peers(&settings.peers);
         let sharing = dataplane.share_flows(flows, listen.port());
+        let keeps_flows = dataplane.restoration().is_some_and(|earlier| !Restoration::is_done(earlier));
         let shown = Arc::new(Mutex::new(Shown {
             mode,
             key: key.fingerprint(),
@@ -196,6 +202,7 @@ impl FlowExchange {
             outcomes: [0; Learned::COUNT],
             trouble: None,
             catches_up: true,
+            was_interrupted: false,
         }));
         let stop = Arc::new(AtomicBool::new(false));
         let exchange = Exchange {
@@ -209,7 +216,10 @@ impl FlowExchange {
             trouble: None,
             is_able: Box::new(is_able),
             was_able: false,
-            catch_up: CatchUp::new(finds_peers),
+            turned: Duration::ZERO,
+            was_up: false,
+            was_interrupted: false,
+            catch_up: CatchUp::new(finds_peers, keeps_flows),
             found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
             seats: Arc::clone(seats),
             learning: Learning { teach, learnt: Vec::new(), applied: None },
@@ -275,6 +285,12 @@ struct Exchange {
     /// Whether they had them once: they keep them from then on.
     was_able: bool,
     catch_up: CatchUp,
+    /// When the last turn was.
+    turned: Duration,
+    /// Whether there was a session with any peer in the last turn.
+    was_up: bool,
+    /// Whether the gateway may have missed messages since the state was last shown.
+    was_interrupted: bool,
     /// The gateways of the cluster, if peers are found there.
     found: Option<FoundPeers>,
     /// Changes of backends that peers are told.
@@ -298,7 +314,7 @@ impl Exchange {
         while !stop.load(Ordering::Relaxed) {
             let is_more = self.turn(wait);
             wait = if is_more { Duration::ZERO } else { TURN };
-            if shown.elapsed() >= SHOWN_EVERY {
+            if self.was_interrupted || shown.elapsed() >= SHOWN_EVERY {
                 shown = Instant::now();
                 self.show();
             }
@@ -311,10 +327,15 @@ impl Exchange {
         // A signal or an error of the wait only makes the turn shorter.
         let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
         let mut trouble = None;
+        self.notice_interruptions();
         let is_full = self.receive(&mut trouble);
         let now = self.started.elapsed();
         let hub = &mut self.hub;
+        let walked = self.sharing.walked();
         let is_more = self.sharing.take_told(MESSAGES_PER_TURN, |news| hub.tell(&news, now));
+        if !is_more {
+            hub.walked(walked);
+        }
         let lost = self.sharing.lost();
         if lost != std::mem::replace(&mut self.lost, lost) {
             hub.was_told_too_little();
@@ -322,12 +343,15 @@ impl Exchange {
         self.was_able = self.was_able || (self.is_able)();
         if self.was_able {
             let (sharing, learning) = (&self.sharing, &mut self.learning);
-            let has_caught_up = self.catch_up.is_over();
+            let has_caught_up = self.catch_up.was_over();
             hub.pass_on(|message| match message {
-                Message::Flow(news) => sharing.learn(news),
+                // The flows of backends that have left follow these.
+                Message::Flow(news) => !learning.is_under_way() && sharing.learn(news),
                 // This gateway has already sent flows by what it knew, and stays with that.
-                Message::Seat(..) if has_caught_up => true,
-                Message::Seat(service, seat) => learning.learn(*service, *seat),
+                Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
+                Message::Change(service, change) => learning.learn(*service, *change),
+                // The hub has used it.
+                Message::Walk(_) => true,
             });
             learning.pass_on();
         }
@@ -338,6 +362,20 @@ impl Exchange {
             self.trouble = trouble;
         }
         is_full || is_more
+    }
+
+    /// Notices a pause of the process, and the loss of the last session. Sessions that peers have ended during a pause end
+    /// before anything is received.
+    fn notice_interruptions(&mut self) {
+        let now = self.started.elapsed();
+        let paused = now.saturating_sub(std::mem::replace(&mut self.turned, now));
+        self.hub.end_silent(now);
+        let was_up = std::mem::replace(&mut self.was_up, self.hub.is_up());
+        let lost_all = was_up && !self.was_up;
+        if paused > PAUSE {
+            tracing::warn!(?paused, "the process was paused: it gets the flows of other gateways again");
+        }
+        self.was_interrupted |= paused > PAUSE || lost_all;
     }
 
     /// Receives the datagrams that wait, up to a limit. Returns whether there may be more.
@@ -376,16 +414,18 @@ impl Exchange {
             found.look(&mut self.hub);
         }
         let peers = self.hub.status(now);
-        let is_able = self.was_able && !self.learning.is_under_way();
         let (is_known, absent, faults) = match &self.found {
             Some(found) => (found.is_known(), found.absent(), found.faults()),
             None => (true, BTreeSet::new(), Vec::new()),
         };
         let expected: Vec<PeerStatus> =
             peers.iter().filter(|peer| !absent.contains(&peer.address)).cloned().collect();
-        let expected = is_known.then_some(&expected[..]);
-        let catches_up = self.catch_up.waits(expected, self.hub.counts().passed_on, is_able, now);
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_able = (self.is_able)();
+        let shared = Arc::clone(&self.shown);
+        let mut shown = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_interrupted = std::mem::take(&mut self.was_interrupted);
+        let catches_up =
+            self.catches_up(is_known.then_some(&expected), was_interrupted || shown.was_interrupted, is_able);
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
             if before == Some(peer.state) {
@@ -419,12 +459,47 @@ impl Exchange {
             outcomes: self.sharing.outcomes(),
             trouble,
             catches_up,
+            was_interrupted: false,
             finds_peers: shown.finds_peers,
             absent,
             faults,
             mode: shown.mode,
             key: std::mem::take(&mut shown.key),
         };
+    }
+}
+
+impl Exchange {
+    /// Whether the gateway has not got the flows of the peers that should answer.
+    fn catches_up(
+        &mut self,
+        expected: Option<&Vec<PeerStatus>>,
+        was_interrupted: bool,
+        is_able: bool,
+    ) -> bool {
+        let now = self.started.elapsed();
+        if was_interrupted {
+            self.catch_up.interrupt();
+        }
+        let outcomes = self.sharing.outcomes();
+        let unknown = [Learned::UnknownService, Learned::UnknownBackend];
+        let seen = Seen {
+            peers: expected.map(Vec::as_slice),
+            passed_on: self.hub.counts().passed_on,
+            refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
+            has_taken_all: !self.learning.is_under_way() && self.sharing.has_learned_all(),
+            is_able,
+        };
+        let step = self.catch_up.step(&seen, now);
+        if matches!(step, Step::Seeks | Step::SeeksAndChecks) {
+            self.hub.seek(now);
+        }
+        match step {
+            Step::SeeksAndChecks => self.hub.ask(Walk::Check),
+            Step::AsksAgain => self.hub.ask(Walk::Again),
+            Step::Seeks | Step::Waits | Step::IsOver => {}
+        }
+        step != Step::IsOver
     }
 }
 
@@ -442,10 +517,10 @@ struct Learning {
 
 impl Learning {
     /// Keeps a change for the controller. Returns false if there is no room.
-    fn learn(&mut self, service: ServiceKey, seat: MovedSeat) -> bool {
-        let has_room = self.learnt.len() < SEATS_MAX;
+    fn learn(&mut self, service: ServiceKey, change: BackendChange) -> bool {
+        let has_room = self.learnt.len() < SEATS_MAX + LEFT_MAX;
         if has_room {
-            self.learnt.push((service, seat));
+            self.learnt.push((service, change));
         }
         has_room
     }

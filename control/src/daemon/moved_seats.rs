@@ -1,20 +1,20 @@
 //! Which backends changed lately, between the controller, which follows them, and the exchange with other gateways, which
-//! tells gateways that have just started.
+//! sends them to gateways that have not seen the changes.
 //!
-//! With `flowTracking: on-change` a gateway finds the backend of a flow in flux by the changes that it has seen. One that has
-//! started since then would send flows that move to it elsewhere.
+//! A gateway that has just started doesn't know the backends that have left and keep their flows. With `flowTracking:
+//! on-change` it would also send flows in flux elsewhere.
 //!
 //! Invariant: the controller never waits here for long: it only leaves a copy of its memory, which shares everything.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_core::rendezvous::MovedSeat;
+use tidegate_core::flow_record::BackendChange;
 use tidegate_core::snapshot::ServiceKey;
 use tidegate_policy::reconcile::Drains;
 
-/// Changes of weights, by service port.
-pub(super) type Moved = Vec<(ServiceKey, MovedSeat)>;
+/// Changes of the backends, by service port.
+pub(super) type Moved = Vec<(ServiceKey, BackendChange)>;
 
 /// The memory of the controller after its last round.
 #[derive(Debug, Default)]
@@ -36,11 +36,10 @@ impl MovedSeats {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
     }
 
-    /// The changes whose windows are not over, if there was a round since the last call, and when the rests of the windows
-    /// were these.
+    /// The changes that still matter, if there was a round since the last call, and when the remaining times were these.
     pub(super) fn take(&self) -> Option<(Moved, Instant)> {
         let left = self.last.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let (now, at) = left.at;
-        Some((left.drains.moved_seats(now).collect(), at))
+        Some((left.drains.changes(now).collect(), at))
     }
 }

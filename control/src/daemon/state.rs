@@ -226,7 +226,15 @@ impl State {
         Some(self.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Whether the gateway has just started and has not got the flows of other gateways yet.
+    /// Records that the gateway doesn't forward: when it does again, it must get the flows of other gateways first.
+    pub(super) fn interrupt(&self) {
+        if let Some(shown) = self.flow_sharing.get() {
+            let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            (shown.was_interrupted, shown.catches_up) = (true, true);
+        }
+    }
+
+    /// Whether the gateway has started or was interrupted, and has not got the flows of other gateways yet.
     pub(super) fn catches_up(&self) -> bool {
         let shown = self.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).catches_up)

@@ -619,6 +619,7 @@ impl<Q: PortQueue> Worker<Q> {
                 queues.lost.add(1);
             }
         });
+        queues.walked.store(pipeline.walked(), Ordering::Release);
         let mut taken = 0;
         while taken < LEARNT_PER_TURN
             && let Some(news) = queues.learnt.pop()

@@ -25,6 +25,8 @@ pub struct SharingQueues {
     pub(super) learnt: ArrayQueue<FlowNews>,
     /// Messages that the full queue did not take.
     pub(super) lost: Counter,
+    /// The complete walks that have ended: what they found is in `told`.
+    pub(super) walked: AtomicU64,
     /// What became of the messages of other gateways.
     pub(super) outcomes: [Counter; Learned::COUNT],
 }
@@ -35,6 +37,7 @@ impl SharingQueues {
             told: ArrayQueue::new(QUEUED_MAX),
             learnt: ArrayQueue::new(QUEUED_MAX),
             lost: Counter::default(),
+            walked: AtomicU64::new(0),
             outcomes: Default::default(),
         }
     }
@@ -103,6 +106,18 @@ impl Sharing {
         self.refreshing.store(walks.refreshing, Ordering::Relaxed);
         self.complete.store(walks.complete, Ordering::Relaxed);
         self.may_walk.store(may_walk, Ordering::Relaxed);
+    }
+
+    /// The complete walks that all workers have made. What they found is given to the next [`Self::take_told`].
+    #[must_use]
+    pub fn walked(&self) -> u64 {
+        self.workers.iter().map(|queues| queues.walked.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
+    }
+
+    /// Whether the workers have taken every message of other gateways.
+    #[must_use]
+    pub fn has_learned_all(&self) -> bool {
+        self.workers.iter().all(|queues| queues.learnt.is_empty())
     }
 
     /// Messages of workers that were lost because a queue was full.

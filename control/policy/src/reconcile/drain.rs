@@ -5,12 +5,14 @@
 //!
 //! Invariant: nothing here reads a clock; times count from the start of the daemon.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::rendezvous::{MovedSeat, SeatHistory};
+use tidegate_core::flow_record::{BackendChange, LeftBackend};
+use tidegate_core::rendezvous::SeatHistory;
 use tidegate_core::snapshot::{ServiceKey, Warming, owner_mark};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
@@ -38,7 +40,7 @@ struct PortMemory {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owner {
     Service(ObjectKey),
-    /// From an earlier process, of which only the [`owner_mark`] is known.
+    /// From an earlier process or another gateway, of which only the [`owner_mark`] is known.
     Mark(u32),
 }
 
@@ -47,6 +49,13 @@ impl Owner {
         match self {
             Self::Service(key) => key == service,
             Self::Mark(mark) => *mark == owner_mark(&service.namespace, &service.name),
+        }
+    }
+
+    fn mark(&self) -> u32 {
+        match self {
+            Self::Service(key) => owner_mark(&key.namespace, &key.name),
+            Self::Mark(mark) => *mark,
         }
     }
 }
@@ -156,22 +165,62 @@ impl Drains {
         former
     }
 
-    /// The recent changes of weights, for a gateway that has just started.
-    pub fn moved_seats(&self, now: Duration) -> impl Iterator<Item = (ServiceKey, MovedSeat)> + '_ {
+    /// The recent changes of the backends, for a gateway that has not seen them: first the backends that have left.
+    pub fn changes(&self, now: Duration) -> impl Iterator<Item = (ServiceKey, BackendChange)> + '_ {
+        let left = self.ports.iter().flat_map(move |(key, port)| {
+            let left = port.backends.iter().filter_map(move |(backend, presence)| match presence {
+                Presence::LeftUntil(until) if *until > now => Some((*backend, *until - now)),
+                Presence::LeftUntil(_) | Presence::Listed => None,
+            });
+            left.map(|(backend, left)| {
+                (*key, BackendChange::Left(LeftBackend { owner: port.owner.mark(), backend, left }))
+            })
+        });
         let followed = self.ports.iter().filter_map(|(key, port)| Some((*key, port.seats.as_ref()?)));
-        followed.flat_map(move |(key, seats)| seats.history.moved(now).map(move |seat| (key, seat)))
+        let moved = followed.flat_map(move |(key, seats)| {
+            seats.history.moved(now).map(move |seat| (key, BackendChange::Moved(seat)))
+        });
+        left.chain(moved)
     }
 
-    /// Adds changes of weights that another gateway has seen before this one started. Those of service ports whose seats
-    /// are not followed here are left out.
-    pub fn learn_seats(&mut self, seats: &[(ServiceKey, MovedSeat)], now: Duration) {
-        for (key, seat) in seats {
-            let Some(memory) = self.ports.get(key) else { continue };
-            let mut memory = PortMemory::clone(memory);
-            let Some(followed) = &mut memory.seats else { continue };
-            followed.history.learn(seat, memory.drain_timeout, now);
-            self.ports.insert(*key, Arc::new(memory));
+    /// Adds changes of the backends that another gateway has seen and this one has not. Changes of weights of service ports
+    /// whose seats are not followed here are left out, and so are backends of another Service.
+    pub fn learn(&mut self, changes: &[(ServiceKey, BackendChange)], now: Duration) {
+        for (key, change) in changes {
+            let memory = self.ports.get(key).map(|memory| PortMemory::clone(memory));
+            let memory = match change {
+                BackendChange::Left(left) => Self::with_left(memory, left, now),
+                BackendChange::Moved(seat) => memory.and_then(|mut memory| {
+                    memory.seats.as_mut()?.history.learn(seat, memory.drain_timeout, now);
+                    Some(memory)
+                }),
+            };
+            if let Some(memory) = memory {
+                self.ports.insert(*key, Arc::new(memory));
+            }
         }
+    }
+
+    /// The memory of a service port with a backend that has left; `None` if it stays as it is. A port without backends here
+    /// has no memory yet.
+    fn with_left(memory: Option<PortMemory>, left: &LeftBackend, now: Duration) -> Option<PortMemory> {
+        let mut memory = memory.unwrap_or_else(|| PortMemory {
+            owner: Owner::Mark(left.owner),
+            drain_timeout: Duration::MAX,
+            backends: BTreeMap::new(),
+            seats: None,
+            warm_ups: None,
+        });
+        if memory.owner.mark() != left.owner {
+            return None;
+        }
+        let until = now + left.left.min(memory.drain_timeout);
+        match memory.backends.entry(left.backend) {
+            Entry::Vacant(place) => place.insert(Presence::LeftUntil(until)),
+            // It knows it by itself. Without a change, the next round has little to compute.
+            Entry::Occupied(_) => return None,
+        };
+        Some(memory)
     }
 
     /// Whether the seats of a service port are followed.

@@ -94,7 +94,7 @@ pub enum NotRestored {
     ServiceGone,
     /// Its backend is not known or does not exist any more.
     BackendGone,
-    /// Its service port has another forwarding mode, or its SNAT address is no longer one of the gateway.
+    /// Its service port has another forwarding mode.
     ModeChanged,
     /// Its client is no longer admitted.
     Denied,
@@ -290,7 +290,7 @@ impl StoredFlow {
 impl FlowTables {
     /// These tables as the next process finds them.
     #[cfg(test)]
-    pub(super) fn as_stored(&self, entries_per_core: usize, seed: u64, now: Now) -> StoredTables<'_> {
+    pub(crate) fn as_stored(&self, entries_per_core: usize, seed: u64, now: Now) -> StoredTables<'_> {
         fn of<const A: usize, const W: usize, const K: usize, const B: usize>(
             table: &Table<A, W, K, B>,
         ) -> StoredTable<'_> {

@@ -108,13 +108,13 @@ impl Pipeline {
         if of != flow.service || backend.service != service.id {
             return Err(NotRestored::Damaged);
         }
-        if !fits(snapshot, service, flow) {
+        if !fits(service, flow) {
             return Err(NotRestored::ModeChanged);
         }
         if !snapshot.admits(service, &flow.client) {
             return Err(NotRestored::Denied);
         }
-        if !self.receives(service, flow, (&backend.address, backend.port)) {
+        if !self.receives(snapshot, service, flow, (&backend.address, backend.port)) {
             return Err(NotRestored::Elsewhere);
         }
         let to = Successor { service: service.id, backend: backend.id, endpoint: backend.endpoint };
@@ -125,9 +125,22 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Whether the packets of a flow, in both directions, come to this worker or are handed over to it.
-    fn receives(&self, service: &Service, flow: &StoredFlow, backend: (&crate::wire::Addr, u16)) -> bool {
+    /// Whether the packets of a flow, in both directions, come to this worker or are handed over to it. Another gateway has
+    /// chosen the port of an adopted flow, so its directions may concern two workers, which both have it.
+    fn receives(
+        &self,
+        snapshot: &Snapshot,
+        service: &Service,
+        flow: &StoredFlow,
+        backend: (&crate::wire::Addr, u16),
+    ) -> bool {
         let (client, proto) = ((&flow.client, flow.client_port), service.protocol.number());
+        if let (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) = (flow.kind, service.mode)
+            && snapshot.snat_addresses(to.family()).binary_search(&to).is_err()
+        {
+            let local = Some((&to, to_port));
+            return self.workers == 1 || self.is_concerned(snapshot, service, client, backend, local);
+        }
         let is_mine = |worker| self.workers == 1 || worker == self.worker;
         let steering = self.snat_ports.steering();
         match (flow.kind, service.mode) {
@@ -155,7 +168,7 @@ impl Pipeline {
 }
 
 /// Whether the entry of a flow has the meaning that the mode of its service gives it.
-fn fits(snapshot: &Snapshot, service: &Service, flow: &StoredFlow) -> bool {
+fn fits(service: &Service, flow: &StoredFlow) -> bool {
     if flow.client.family() != service.vip.family() {
         return false;
     }
@@ -166,8 +179,8 @@ fn fits(snapshot: &Snapshot, service: &Service, flow: &StoredFlow) -> bool {
             (to, to_port) == (flow.client, flow.client_port)
         }
         (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) => {
-            let own = snapshot.snat_addresses(to.family());
-            own.binary_search(&to).is_ok() && to_port >= SNAT_PORT_MIN
+            // An adopted flow has the address of the gateway that began it.
+            to.family() == flow.client.family() && to.is_single_host() && to_port >= SNAT_PORT_MIN
         }
         (StoredKind::Nat { .. }, _) => false,
     }

@@ -21,6 +21,7 @@ use crate::now::Now;
 use crate::selector::Selector;
 use crate::service::Service;
 use crate::snapshot::{Protocol, Snapshot};
+use crate::wire::Addr;
 use crate::wire::rewrite::Endpoint;
 
 /// What became of a message of another gateway.
@@ -141,9 +142,15 @@ impl Pipeline {
         });
         match next {
             Some(cursor) => walk.cursor = cursor,
-            None => sharing.walk = None,
+            None => sharing.end_walk(),
         }
         sharing.walk.is_some()
+    }
+
+    /// The number of complete walks, as [`Walks::complete`] counts them, that have ended.
+    #[must_use]
+    pub fn walked(&self) -> u64 {
+        self.sharing.walked()
     }
 
     /// Stores a flow of another gateway, or its end. A flow that has had packets here stays as it is.
@@ -178,7 +185,11 @@ impl Pipeline {
         if !snapshot.admits(service, &record.name.client.addr) {
             return Learned::NotAdmitted;
         }
-        if !self.is_concerned(snapshot, service, record) {
+        let client = (&record.name.client.addr, record.name.client.port);
+        let local = record.translation.as_ref().map(|one| (&one.local.addr, one.local.port));
+        // A connection of a client with affinity may arrive at any worker.
+        let is_everywhere = self.workers == 1 || record.name.is_affinity();
+        if !is_everywhere && !self.is_concerned(snapshot, service, client, (&place.0, place.1), local) {
             return Learned::Elsewhere;
         }
         let reply = record.translation.map(|translation| SharedReply {
@@ -219,22 +230,21 @@ impl Pipeline {
         }
     }
 
-    /// Whether packets of the flow, in either direction, may be processed by this worker. The gateway that tells of a
-    /// flow may deal packets to its workers in another way, so the directions may concern two workers here, which both
-    /// adopt the flow.
-    fn is_concerned(&self, snapshot: &Snapshot, service: &Service, record: &FlowRecord) -> bool {
-        // A connection of the client may arrive at any worker.
-        if self.workers == 1 || record.name.is_affinity() {
-            return true;
-        }
-        let FlowRecord { name, backend, .. } = record;
-        let (client, vip) = ((&name.client.addr, name.client.port), (&service.vip, service.port));
-        let proto = service.protocol.number();
+    /// Whether packets of a flow of another gateway, in either direction, may be processed by this worker. That gateway may
+    /// deal packets to its workers in another way, so the directions may concern two workers here, which both adopt the
+    /// flow. `local` is the destination of replies.
+    pub(super) fn is_concerned(
+        &self,
+        snapshot: &Snapshot,
+        service: &Service,
+        client: (&Addr, u16),
+        backend: (&Addr, u16),
+        local: Option<(&Addr, u16)>,
+    ) -> bool {
+        let (vip, proto) = ((&service.vip, service.port), service.protocol.number());
         let of_request = self.owners().of_request(service, client, vip, proto, Dealt::Otherwise);
-        let of_reply = record.translation.and_then(|Translation { local, .. }| {
-            let backend = (&backend.addr, backend.port);
-            self.owners().of_reply(snapshot, backend, (&local.addr, local.port), proto, Dealt::Otherwise)
-        });
+        let of_reply =
+            local.and_then(|local| self.owners().of_reply(snapshot, backend, local, proto, Dealt::Otherwise));
         of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Sharing {
     pub(super) contradicted: ArrayVec<FlowKey, SHARING_CONTRADICTED_MAX>,
     /// The walks that were done or are in progress.
     done: Walks,
+    /// The complete walks that have ended.
+    walked: u64,
     /// The snapshot of the last walk for flows in flux.
     generation: u64,
 }
@@ -54,12 +56,24 @@ pub(super) struct Walk {
 impl Sharing {
     /// Nothing is told yet. Walks that were asked for before do not count.
     pub(super) fn new(flows: Option<SharedFlows>, walks: Walks) -> Self {
-        Self { flows, done: walks, ..Self::default() }
+        Self { flows, done: walks, walked: walks.complete, ..Self::default() }
     }
 
     /// Tells of a flow in the next turn. If too many wait, the next walk of the other gateway brings it here again.
     pub(super) fn contradict(&mut self, key: FlowKey) {
         let _ = self.contradicted.try_push(key);
+    }
+
+    /// The complete walks that have ended.
+    pub(super) fn walked(&self) -> u64 {
+        self.walked
+    }
+
+    /// The walk in progress has ended.
+    pub(super) fn end_walk(&mut self) {
+        if self.walk.take().is_some_and(|walk| walk.is_complete) {
+            self.walked = self.done.complete;
+        }
     }
 
     /// The walk that is due.

@@ -9,7 +9,7 @@ use crate::affinities::Affinities;
 use crate::conntrack::TagPair;
 use crate::flow_record::FlowNews;
 use crate::forward::snat_ports::Steering;
-use crate::pipeline::{Arrival, Learned, SharedFlows, Walks};
+use crate::pipeline::{Arrival, KnownIds, Learned, SharedFlows, Walks};
 use crate::snapshot::{
     BackendState, FlowTracking, FormerWeight, ForwardingMode, Protocol, ServiceSpec, SnapshotSpec,
 };
@@ -18,6 +18,9 @@ use crate::verdict::{TransmitReason, Verdict};
 use crate::wire::tcp::flags::{ACK, FIN, RST, SYN};
 use crate::wire::{Headers, Parsed};
 
+/// The entries and the secret of the tables of a lab.
+const ENTRIES: usize = 4_096;
+const SEED: u64 = 7;
 const NAT: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
 /// The addresses of a client, a VIP and a backend.
 const SIDES: [[&str; 3]; 2] = [
@@ -101,6 +104,21 @@ impl Gateway {
         news.iter().flat_map(adopt).collect()
     }
 
+    /// The flows of this gateway come into the tables of the next process, whose snapshot is equal.
+    fn restart_as(&self, next: &mut Self) {
+        for lab in &mut next.labs {
+            let mut ids = KnownIds::default();
+            for (service, info) in lab.snapshot.services() {
+                ids.service(service.id, service.id);
+                info.backends.iter().for_each(|backend| ids.backend(backend.id, service.id, backend.id));
+            }
+            for before in &self.labs {
+                let stored = before.pipeline.flows().as_stored(ENTRIES, SEED, before.now);
+                lab.pipeline.restore(&lab.snapshot, &stored, &ids, lab.now);
+            }
+        }
+    }
+
     pub(super) fn live(&self) -> usize {
         self.labs.iter().map(|lab| lab.pipeline.flows().live()).sum()
     }
@@ -161,6 +179,25 @@ fn nat_flow_continues_at_another_gateway_in_both_directions() {
         // Without the record, the packet belongs to no connection.
         let stranger = Gateway::second(&spec, 1).send(client, vip, ACK);
         assert_eq!(stranger.verdict, Verdict::Transmit { interface: 0, why: TransmitReason::NoFlow });
+    }
+}
+
+#[test]
+fn adopted_flow_outlives_a_restart_of_the_gateway_that_adopted_it() {
+    let cases =
+        NAT.into_iter().flat_map(|mode| SIDES.map(|sides| [1, 3].map(|workers| (mode, sides, workers))));
+    for (mode, sides, workers) in cases.flatten() {
+        let [client, vip, backend] = sides.map(addr);
+        let spec = spec_of(mode, sides[1], &[sides[2]]);
+        let mut gone = Gateway::new(&spec, 1, SharedFlows::Nat);
+        let local = open(&mut gone, sides);
+        let mut adopter = Gateway::second(&spec, workers);
+        assert_eq!(adopter.adopt(&gone.news()), [Learned::New]);
+        let mut next = Gateway::second(&spec, workers);
+        adopter.restart_as(&mut next);
+        assert_eq!(next.live(), adopter.live(), "{mode:?}, {workers} workers");
+        assert_eq!(sent(&next.send(client, vip, ACK)), (local, backend));
+        assert_eq!(sent(&next.send(backend, local, ACK)), (vip, client));
     }
 }
 

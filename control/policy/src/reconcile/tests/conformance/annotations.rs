@@ -514,19 +514,49 @@ fn a_gateway_that_has_just_started_takes_the_former_weights_of_one_that_has_seen
     assert_eq!(only(&new.step()).flow_tracking, FlowTracking::OnChange([].into()));
     // The clocks of gateways begin with them.
     let now = new.directory.now;
-    let moved: Vec<_> = seen.memory.drains.moved_seats(begun + Duration::from_secs(20)).collect();
-    assert_eq!(moved.len(), 2);
-    new.both(|world| world.memory.drains.learn_seats(&moved, now));
+    let moved: Vec<_> = seen.memory.drains.changes(begun + Duration::from_secs(20)).collect();
+    assert_eq!(moved.len(), 3, "one backend has left, and two weights have changed");
+    new.both(|world| world.memory.drains.learn(&moved, now));
     let outcome = new.step();
     assert_eq!(only(&outcome).flow_tracking, only(&seen).flow_tracking);
+    assert_eq!(only(&outcome).backends, only(&seen).backends, "the backend that has left keeps its flows");
     assert_eq!(outcome.reconcile_at, Some(now + Duration::from_secs(40)), "the rest of the window");
     new.both(|world| world.now = now + Duration::from_secs(40));
     assert_eq!(only(&new.step()).flow_tracking, FlowTracking::OnChange([].into()));
     // Seats of a Service that this gateway does not have, or that tracks always, are of no use.
     let mut always = Both::new(&joined.replace("on-change", "always"));
     always.step();
-    always.both(|world| world.memory.drains.learn_seats(&moved, now));
+    always.both(|world| world.memory.drains.learn(&moved, now));
     assert_eq!(only(&always.step()).flow_tracking, FlowTracking::Always);
+}
+
+#[test]
+fn a_gateway_that_has_just_started_keeps_the_backends_that_another_one_keeps() {
+    let service = annotated_web(&[(key::DRAIN_TIMEOUT, "60s")]);
+    let joined = service.replace("10.0.1.1", "10.0.1.2");
+    let mut old = Both::new(&service);
+    old.step();
+    old.now_is(&joined);
+    let seen = old.step();
+    let changes: Vec<_> = seen.memory.drains.changes(old.directory.now + Duration::from_secs(20)).collect();
+    assert_eq!(changes.len(), 1);
+    let backends = |outcome: &Outcome| only(outcome).backends.len();
+    let mut new = Both::new(&joined);
+    assert_eq!(backends(&new.step()), 1);
+    let now = new.directory.now;
+    new.both(|world| world.memory.drains.learn(&changes, now));
+    assert_eq!(only(&new.step()).backends, only(&seen).backends);
+    new.both(|world| world.now = now + Duration::from_secs(39));
+    // It is told again what it knows, as whenever a session begins.
+    new.both(|world| world.memory.drains.learn(&changes, now + Duration::from_secs(39)));
+    assert_eq!(backends(&new.step()), 2);
+    new.both(|world| world.now = now + Duration::from_secs(40));
+    assert_eq!(backends(&new.step()), 1, "the rest of the drain timeout is over");
+
+    let mut other = Both::new(&joined.replace("name: web", "name: other"));
+    other.step();
+    other.both(|world| world.memory.drains.learn(&changes, now));
+    assert_eq!(backends(&other.step()), 1, "another Service has the port");
 }
 
 #[test]
