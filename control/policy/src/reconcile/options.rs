@@ -17,7 +17,6 @@ use tidegate_core::snapshot::{
 use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::config::{self, DsrDestination, Word};
-use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::AtVip;
 use tidegate_model::objects::{Labels, Protocol, RouteAttributes, Selector, Service};
 use tidegate_model::yaml::text;
