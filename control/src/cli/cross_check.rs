@@ -56,12 +56,12 @@ fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec
     let own: BTreeSet<IpAddr> =
         network.interfaces.iter().flat_map(|i| i.addresses.iter().map(|net| net.addr())).collect();
     let of_slices = objects.endpoint_slices.values().flat_map(|slice| {
-        slice.endpoints.iter().filter_map(|e| Some((e.address?, format!("EndpointSlice {}", slice.meta.key))))
+        slice.endpoints.iter().filter_map(move |e| Some((e.address?, format!("EndpointSlice {}", slice.meta.key))))
     });
     let of_legacy = objects.endpoints.values().flat_map(|endpoints| {
         let subsets = endpoints.subsets.iter();
         let addresses = subsets.flat_map(|s| s.addresses.iter().chain(&s.not_ready_addresses));
-        addresses.map(|address| (address.ip, format!("Endpoints {}", endpoints.meta.key)))
+        addresses.map(move |address| (address.ip, format!("Endpoints {}", endpoints.meta.key)))
     });
     let mut faults = Vec::new();
     for (ip, object) in of_slices.chain(of_legacy) {

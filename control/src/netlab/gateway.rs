@@ -53,6 +53,8 @@ pub struct GatewayOptions {
     pub masquerade: bool,
     /// `services.nodePortAddresses`.
     pub node_port_addresses: Vec<String>,
+    /// `services.healthCheckNodePortNetworks`.
+    pub health_port_networks: Vec<String>,
     /// `services.ownClusterIPs`.
     pub own_cluster_ips: bool,
     /// `dataplane.flowTable.entriesPerCore`.
@@ -84,6 +86,7 @@ impl Default for GatewayOptions {
             tunnel_peers: Vec::new(),
             masquerade: false,
             node_port_addresses: Vec::new(),
+            health_port_networks: Vec::new(),
             own_cluster_ips: false,
             flow_entries: 65_536,
             flow_directory: None,
@@ -114,8 +117,10 @@ impl GatewayOptions {
         let routes: Vec<String> =
             self.routes.iter().map(|(to, via)| format!("\n    - {{to: \"{to}\", via: \"{via}\"}}")).collect();
         let routes = if routes.is_empty() { " []".to_owned() } else { routes.concat() };
-        let own_networks: Vec<String> =
-            self.node_port_addresses.iter().map(|network| format!("\"{network}\"")).collect();
+        let quoted = |networks: &[String]| -> Vec<String> {
+            networks.iter().map(|network| format!("\"{network}\"")).collect()
+        };
+        let own_networks = quoted(&self.node_port_addresses);
         let source = match &self.kubeconfig {
             None => format!("directory: {{path: manifests, watch: {}, stateDirectory: state}}", self.watch),
             Some(path) => format!("kubernetes: {{kubeconfig: \"{}\", stateDirectory: \"\"}}", path.display()),
@@ -145,6 +150,7 @@ source:
 services:
   defaults: {{drainTimeout: {drain}s}}
   nodePortAddresses: [{own_networks}]
+  healthCheckNodePortNetworks: [{health_networks}]
   ownClusterIPs: {own_cluster_ips}
 pools:
   - {{name: routed, addresses: {routed}, autoAssign: true, externalIPs: true}}
@@ -169,6 +175,7 @@ selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
             neighbors = neighbors.join(", "),
             peers = self.tunnel_peers.iter().map(|peer| format!("\"{peer}\"")).collect::<Vec<_>>().join(", "),
             own_networks = own_networks.join(", "),
+            health_networks = quoted(&self.health_port_networks).join(", "),
             own_cluster_ips = self.own_cluster_ips,
             snat = list(plan::SNAT),
             gateway = match self.masquerade {

@@ -50,6 +50,28 @@ fn health_check_node_port_turns_503_when_the_last_ready_endpoint_terminates_and_
     assert_alive("while its backend terminates", &mut open);
 }
 
+#[test]
+fn health_check_node_port_answers_the_configured_networks_and_the_loopback_alone() {
+    let _turn = beside_others();
+    let path: ModePath = all_paths().into_iter().find(|path| path.forwarding == "fullnat").unwrap();
+    let mut service =
+        manifests(&[1, 2]).into_iter().find(|service| service.name == path.service).unwrap();
+    service.health_check_node_port = Some(PORT);
+    let options = GatewayOptions {
+        health_port_networks: vec![plan::SERVER_PREFIX[0].to_owned()],
+        ..GatewayOptions::default()
+    };
+    let world = World::start(2, options, std::slice::from_ref(&service));
+    let local = wait_for("an answer on the loopback", APPLIED, || ask(world.lab.gateway(), "127.0.0.1"));
+    assert_eq!(local.unwrap().status, 200);
+    let inside = wait_for("an answer in the network", APPLIED, || {
+        ask(world.lab.server(1).namespace(), plan::GATEWAY_FOR_SERVERS[0])
+    });
+    assert_eq!(inside.unwrap().status, 200);
+    // The port is open here too, but nothing is read or answered.
+    assert!(ask(world.lab.client(), plan::GATEWAY_FOR_CLIENTS[0]).is_none());
+}
+
 fn assert_answer(answer: &Answer, status: u16, endpoints: u32) {
     assert_eq!(answer.status, status);
     assert_eq!(answer.headers["content-type"], "application/json");

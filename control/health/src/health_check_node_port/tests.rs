@@ -60,6 +60,7 @@ async fn a_listener_that_has_ended_is_opened_again() {
     };
     let (failures, _) = watch::channel(Vec::new());
     let mut listeners = Listeners {
+        clients: Clients::default(),
         addresses: vec![LOCALHOST],
         report: Arc::new(report),
         open: BTreeMap::new(),

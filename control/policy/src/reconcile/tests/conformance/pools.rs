@@ -392,7 +392,7 @@ fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none(
 fn each_cause_for_which_an_address_is_not_shared_has_its_own_remedy() {
     let first = sharing("a", "k", "port: 80");
     let second = |key: &str, port: &str, namespace: &str| {
-        sharing("b", key, port).replace("{name: b,", &format!("{{name: b, namespace: {namespace},"))
+        sharing("b", key, port).replace("name: b,", &format!("name: b, namespace: {namespace},"))
     };
     let keys = "a free address, or the same tidegate.dev/allow-shared-ip key on both Services";
     for (second, why, accepted) in [
