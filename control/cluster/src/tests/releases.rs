@@ -50,7 +50,7 @@ async fn two_gateways_one_address_moves() {
 }
 
 #[tokio::test]
-async fn a_service_that_becomes_another_type_and_returns_at_once_has_its_address_again() {
+async fn a_service_of_another_type_that_returns_at_once_has_its_address_again() {
     let cluster = Cluster::new();
     let (one, two) = two(&cluster, &settings()).await;
     cluster.service("web", &json!({}));

@@ -347,7 +347,7 @@ fn an_equal_object_stays_the_one_that_it_is() {
 }
 
 #[test]
-fn objects_that_a_list_lacked_are_recalled_for_a_while_unless_they_are_there_again() {
+fn objects_that_a_list_lacked_are_recalled_for_a_while() {
     let item = |version, value: u32| Item { version, uid: Box::default(), value };
     let seconds = Duration::from_secs;
     let all = || (0..6).map(|n| (key(n), item(u64::from(n) + 1, u32::from(n))));

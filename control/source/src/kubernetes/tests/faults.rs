@@ -484,7 +484,7 @@ async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothin
 }
 
 #[tokio::test]
-async fn a_service_that_is_kept_keeps_its_endpoints_although_other_slices_were_written_again() {
+async fn a_kept_service_keeps_its_endpoints_although_other_slices_changed() {
     for expires in [false, true] {
         let world = World::with(Options::default());
         world.apply_web();
