@@ -29,6 +29,7 @@ mod left_out;
 mod list_copies;
 mod moved_seats;
 mod node_ports;
+mod observer;
 mod operator;
 mod publications;
 mod publisher;
@@ -300,7 +301,7 @@ impl Gateway {
         let mut vital = Vital::default();
         let kube_proxy = kube_proxy::follow(&config, &mut vital);
         vital.task("the log of SYN floods", flood_log::follow(dataplane));
-        let (symptoms, observer) = symptoms::follow(&state);
+        let (symptoms, observer) = observer::follow(&state);
         vital.task("the search for misconfigurations", observer);
         state.show_symptoms(symptoms.clone());
         let addresses = start::address_file(&config);

@@ -1,34 +1,28 @@
 //! Notices misconfigurations of hosts and networks by what they do to traffic: nothing in the configuration shows them, and the
 //! gateway itself works.
 //!
-//! Every [`EVERY`] it compares the dataplane's counters with those of the last time, and collects what the resolver of
-//! neighbours has heard. What concerns Services becomes findings, which `status`, events, the log and metrics show like those of
+//! Every [`EVERY`] the [`observer`](super::observer) passes the dataplane's counters, which are compared with those of the last time,
+//! and what the resolver of neighbours has heard. What concerns Services becomes findings, which `status`, events, the log and metrics show like those of
 //! reconcile; what concerns the gateway as a whole becomes lines of `DEGRADED`.
 //!
 //! Invariant: texts contain no counts or times, so that a symptom that lasts is one finding and one log line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
-use tidegate_core::wire::Family;
 use tidegate_dataplane::gateway::{InterfaceStats, ServiceStats};
 use tidegate_dataplane::neighbors::faults::NeighborFault;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_policy::reconcile::{Finding, Reason};
-use tidegate_sharing::PeerState;
-use tokio::sync::watch;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, interval};
-
-use super::state::State;
+use tokio::time::Instant;
 
 /// The pause between two looks.
-const EVERY: Duration = Duration::from_secs(10);
+pub(super) const EVERY: Duration = Duration::from_secs(10);
 /// So many requests without a reply, over at least two looks, are a symptom. A client sends a SYN four times in 8 s.
 const UNANSWERED_MIN: u64 = 3;
 /// After this time without requests, nothing is known any more.
@@ -47,86 +41,23 @@ pub(super) struct Symptoms {
     pub(super) of_gateway: Vec<String>,
 }
 
-/// What the dataplane shows at one time.
-struct Seen<'a> {
-    services: &'a [ServiceStats],
-    interfaces: &'a [InterfaceStats],
-    names: &'a [&'a str],
-    faults: &'a [NeighborFault],
-    views: &'a [Arc<ServiceView>],
-    snat: [Vec<IpAddr>; 2],
+/// What the gateway shows at one time.
+pub(super) struct Seen<'a> {
+    pub(super) services: &'a [ServiceStats],
+    pub(super) interfaces: &'a [InterfaceStats],
+    pub(super) names: &'a [&'a str],
+    pub(super) faults: &'a [NeighborFault],
+    pub(super) views: &'a [Arc<ServiceView>],
+    pub(super) snat: [Vec<IpAddr>; 2],
     /// The addresses that other gateways and routers have, with what they are.
-    peers: Vec<(&'static str, IpAddr)>,
+    pub(super) peers: Vec<(&'static str, IpAddr)>,
     /// Whether replies of `nat` may pass through another gateway, which has the flows.
-    has_peers: bool,
-}
-
-/// Follows the symptoms until the gateway ends.
-pub(super) fn follow(state: &Arc<State>) -> (watch::Receiver<Arc<Symptoms>>, AbortHandle) {
-    let (sender, receiver) = watch::channel(Arc::<Symptoms>::default());
-    let state = Arc::downgrade(state);
-    let following = tokio::spawn(async move {
-        let (mut memory, mut ticks) = (Memory::default(), interval(EVERY));
-        loop {
-            ticks.tick().await;
-            let Some(state) = Weak::upgrade(&state) else { return };
-            let symptoms = look(&state, &mut memory);
-            drop(state);
-            sender.send_if_modified(|last| {
-                let is_new = **last != symptoms;
-                if is_new {
-                    log(&last.of_gateway, &symptoms.of_gateway);
-                    *last = Arc::new(symptoms);
-                }
-                is_new
-            });
-        }
-    });
-    (receiver, following.abort_handle())
-}
-
-/// Logs what has begun and what is over. Findings are logged with those of the round.
-fn log(before: &[String], now: &[String]) {
-    for what in now.iter().filter(|what| !before.contains(what)) {
-        tracing::warn!("{what}");
-    }
-    for what in before.iter().filter(|what| !now.contains(what)) {
-        tracing::info!(was = what, "no longer observed");
-    }
-}
-
-fn look(state: &State, memory: &mut Memory) -> Symptoms {
-    let dataplane = &state.dataplane;
-    let names: Vec<&str> = dataplane.interfaces().iter().map(|one| one.name.as_str()).collect();
-    let last = state.last();
-    let snat = dataplane.with_snapshot(|snapshot| {
-        [Family::V4, Family::V6]
-            .map(|family| snapshot.snat_addresses(family).iter().map(|one| one.ip()).collect::<Vec<_>>())
-    });
-    let sharing = state.flow_sharing();
-    let sharing = sharing.map(|shown| shown.peers).unwrap_or_default();
-    let announced = state.announcements();
-    let routers = announced.iter().flat_map(|status| &status.bgp).flat_map(|bgp| &bgp.peers);
-    let routers = routers.map(|peer| ("BGP peer", peer.address));
-    let gateways = sharing.iter().map(|peer| ("flow sharing peer", peer.address.ip()));
-    memory.look(
-        &Seen {
-            services: &dataplane.service_stats(),
-            interfaces: &dataplane.stats().interfaces,
-            names: &names,
-            faults: &dataplane.links().neighbor_faults(),
-            views: last.as_ref().map_or(&[], |round| &round.outcome.services),
-            snat,
-            peers: gateways.chain(routers).collect(),
-            has_peers: sharing.iter().any(|peer| peer.state == PeerState::Up),
-        },
-        Instant::now(),
-    )
+    pub(super) has_peers: bool,
 }
 
 /// The counters of the last look, and what grew since.
 #[derive(Default)]
-struct Memory {
+pub(super) struct Memory {
     services: BTreeMap<ServiceKey, OfService>,
     interfaces: Vec<OfInterface>,
 }
@@ -155,7 +86,8 @@ struct OfInterface {
 }
 
 impl Memory {
-    fn look(&mut self, seen: &Seen<'_>, now: Instant) -> Symptoms {
+    /// The symptoms at this time.
+    pub(super) fn look(&mut self, seen: &Seen<'_>, now: Instant) -> Symptoms {
         let mut found = Symptoms::default();
         let partial = self.checksums(seen, now, &mut found);
         let keys: BTreeSet<ServiceKey> = seen.services.iter().map(|one| one.key).collect();

@@ -86,6 +86,8 @@ impl Scene {
                 while !flag.load(Ordering::Relaxed) {
                     // Its result doesn't matter: what the gateway says about it does.
                     let _ = TcpStream::connect_timeout(&to, Duration::from_millis(1_500));
+                    // A client that succeeds needs no hurry.
+                    thread::sleep(Duration::from_millis(50));
                 }
             });
         });
@@ -160,8 +162,8 @@ fn start_names(edit: impl FnOnce(String) -> String, words: &[&str]) {
 
 #[test]
 fn most_mistakes_are_named_where_people_look_first() {
-    let points: u8 = MISTAKES.iter().map(|(_, points)| points).sum();
-    let all = u8::try_from(MISTAKES.len()).expect("few") * 2;
+    let points: usize = MISTAKES.iter().map(|(_, points)| usize::from(*points)).sum();
+    let all = MISTAKES.len() * 2;
     println!("{points} of {all} points");
     assert!(points * 37 >= all * 35, "{points} of {all}");
 }
@@ -246,8 +248,11 @@ fn a_sender_that_leaves_checksums_to_its_nic_is_named() {
     let _turn = beside_others();
     for forwarding in ["dsr-l2", "nat"] {
         let scene = Scene::start(forwarding, unchanged);
-        let on = scene.lab.client().command("ethtool").args(["-K", "eth0", "tx", "on"]).status();
-        assert!(on.expect("ethtool runs").success());
+        // Each port on the way completes a checksum, unless its own offload is on too.
+        for (host, port) in [(scene.lab.client(), "eth0"), (scene.lab.switch(), "p-gateway")] {
+            let on = host.command("ethtool").args(["-K", port, "tx", "on"]).status();
+            assert!(on.expect("ethtool runs").success());
+        }
         let _client = scene.client();
         scene.finds("PartialChecksums", &["with a partial checksum, which their sender left to its NIC"]);
         let _ = scene.status_names(&["partial checksum from this interface: uplink"]);

@@ -9,17 +9,18 @@ fn a_station_that_claims_a_vip_is_an_event_of_the_service() {
     let namespace = world.namespace().clone();
     let link = "link add l2 type bridge mcast_snooping 0 forward_delay 0\nlink set l2 up\n\
                 link add e1 type veth peer name p1\nlink set p1 master l2 up\nlink set e1 arp off up\n\
-                link add x1 address 02:00:00:00:05:05 type veth peer name q1\nlink set q1 master l2 up\n";
+                link add x1 type veth peer name q1\nlink set q1 master l2 up\nlink set x1 up\n";
     namespace.ip_batch(link).expect("the link stands");
     let quiet = [("ipv4/conf/e1/rp_filter", "1"), ("ipv6/conf/e1/disable_ipv6", "1")];
     namespace.sysctls(&quiet).expect("sysctls");
     let device = "\"net_af_packet1,iface=e1\", mac: \"02:00:00:00:02:01\"".to_owned();
     world.start_with("edge-1", &Setting { device, ..Setting::default() });
     let vip = world.until("the address", || world.gateway("edge-1").vips("web").first().cloned());
-    // It announces the VIP when it comes up.
     namespace.sysctls(&[("ipv4/conf/x1/arp_notify", "1")]).expect("sysctls");
-    namespace.ip_batch(&format!("addr add {vip}/32 dev x1\nlink set x1 up\n")).expect("a second owner");
+    namespace.ip_batch(&format!("addr add {vip}/32 dev x1\n")).expect("a second owner");
     let note = world.until("the event", || {
+        // It announces its addresses whenever it gets a link address.
+        namespace.ip_batch("link set x1 address 02:00:00:00:05:05\n").expect("a link address");
         let events = world.api.list("events.k8s.io/v1", "Event", "");
         let mut ours = events
             .iter()
