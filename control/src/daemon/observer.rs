@@ -55,10 +55,6 @@ fn look(state: &State, memory: &mut Memory) -> Symptoms {
     });
     let sharing = state.flow_sharing();
     let sharing = sharing.map(|shown| shown.peers).unwrap_or_default();
-    let announced = state.announcements();
-    let routers = announced.iter().flat_map(|status| &status.bgp).flat_map(|bgp| &bgp.peers);
-    let routers = routers.map(|peer| ("BGP peer", peer.address));
-    let gateways = sharing.iter().map(|peer| ("flow sharing peer", peer.address.ip()));
     memory.look(
         &Seen {
             services: &dataplane.service_stats(),
@@ -67,7 +63,6 @@ fn look(state: &State, memory: &mut Memory) -> Symptoms {
             faults: &dataplane.links().neighbor_faults(),
             views: last.as_ref().map_or(&[], |round| &round.outcome.services),
             snat,
-            peers: gateways.chain(routers).collect(),
             has_peers: sharing.iter().any(|peer| peer.state == PeerState::Up),
         },
         Instant::now(),

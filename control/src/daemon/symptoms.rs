@@ -2,8 +2,8 @@
 //! gateway itself works.
 //!
 //! Every [`EVERY`] the [`observer`](super::observer) passes the dataplane's counters, which are compared with those of the last time,
-//! and what the resolver of neighbours has heard. What concerns Services becomes findings, which `status`, events, the log and metrics show like those of
-//! reconcile; what concerns the gateway as a whole becomes lines of `DEGRADED`.
+//! and what the resolver of neighbours has heard. What concerns Services becomes findings, which `status`, events, the log and
+//! metrics show like those of reconcile; what concerns the gateway as a whole becomes lines of `DEGRADED`.
 //!
 //! Invariant: texts contain no counts or times, so that a symptom that lasts is one finding and one log line.
 
@@ -49,8 +49,6 @@ pub(super) struct Seen<'a> {
     pub(super) faults: &'a [NeighborFault],
     pub(super) views: &'a [Arc<ServiceView>],
     pub(super) snat: [Vec<IpAddr>; 2],
-    /// The addresses that other gateways and routers have, with what they are.
-    pub(super) peers: Vec<(&'static str, IpAddr)>,
     /// Whether replies of `nat` may pass through another gateway, which has the flows.
     pub(super) has_peers: bool,
 }
@@ -106,15 +104,6 @@ impl Memory {
         }
         for fault in seen.faults {
             neighbor_fault(fault, seen, &mut found);
-        }
-        for &(what, address) in &seen.peers {
-            if let Some(stats) = seen.services.iter().find(|one| one.key.vip == address) {
-                let (namespace, name) = (&stats.namespace, &stats.name);
-                found.of_gateway.push(format!(
-                    "{what} {address} is a VIP of Service {namespace}/{name}, so no other gateway or router can have it; \
-                     accepted: an address of the peer itself"
-                ));
-            }
         }
         found.findings.sort_unstable();
         found.findings.dedup();

@@ -86,8 +86,7 @@ fn reasons(looks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
         let services = std::slice::from_ref(stats);
         let snat = [vec![ip("192.0.2.3")], vec![]];
         let (interfaces, names, faults) = (&[], &[], &[]);
-        let seen =
-            Seen { services, interfaces, names, faults, views: &views, snat, peers: vec![], has_peers };
+        let seen = Seen { services, interfaces, names, faults, views: &views, snat, has_peers };
         memory.look(&seen, now).findings.into_iter().map(|finding| finding.reason).collect()
     };
     looks.iter().map(one).collect()
@@ -121,16 +120,8 @@ fn backends_that_fail_their_checks_are_not_said_to_be_misrouted() {
     for n in 1..4 {
         let services = [stats(ForwardingMode::Nat, 4 * n, 0)];
         let (interfaces, names, faults, snat) = (&[], &[], &[], Default::default());
-        let seen = Seen {
-            services: &services,
-            interfaces,
-            names,
-            faults,
-            views: &views,
-            snat,
-            peers: vec![],
-            has_peers: false,
-        };
+        let seen =
+            Seen { services: &services, interfaces, names, faults, views: &views, snat, has_peers: false };
         assert_eq!(memory.look(&seen, now + EVERY), Symptoms::default());
     }
 }
@@ -153,7 +144,6 @@ fn a_chance_sum_is_no_partial_checksum_and_a_sender_of_them_is_named() {
             faults: &[],
             views: &[],
             snat: Default::default(),
-            peers: vec![],
             has_peers: false,
         };
         let found = memory.look(&seen, Instant::now());
@@ -180,7 +170,6 @@ fn a_backend_that_answers_for_a_vip_is_named_with_its_mac() {
         faults: &[fault, other],
         views: &[],
         snat: Default::default(),
-        peers: vec![],
         has_peers: false,
     };
     let found = Memory::default().look(&seen, Instant::now());
@@ -192,22 +181,4 @@ fn a_backend_that_answers_for_a_vip_is_named_with_its_mac() {
         claim.diagnostic.what.starts_with("backend 10.0.0.1 (02:00:00:00:01:01) answers ARP"),
         "{claim:?}"
     );
-}
-
-#[test]
-fn a_vip_as_a_peer_is_named() {
-    let services = [stats(ForwardingMode::Nat, 0, 0)];
-    let seen = Seen {
-        services: &services,
-        interfaces: &[],
-        names: &[],
-        faults: &[],
-        views: &[],
-        snat: Default::default(),
-        peers: vec![("flow sharing peer", ip(VIP)), ("BGP peer", ip("192.0.2.1"))],
-        has_peers: false,
-    };
-    let found = Memory::default().look(&seen, Instant::now());
-    assert_eq!(found.of_gateway.len(), 1);
-    assert!(found.of_gateway[0].starts_with("flow sharing peer 203.0.113.1 is a VIP of Service shop/web"));
 }
