@@ -11,7 +11,7 @@ packages=(
   curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
   keepalived                          # the owner of VIPs by VRRP
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common
-  kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
+  systemd                             # systemd-analyze verify
   valgrind                            # instructions per packet
   bird2 frr gobgpd                    # the BGP of the gateway, and the routers of its tests
   dpdk-dev                            # dpdk-testpmd, which the perf lab measures beside the gateway
@@ -30,8 +30,6 @@ installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == i
 
 missing=()
 for package in "${packages[@]}"; do
-  # Any kubectl in PATH is enough.
-  if [[ $package == kubernetes-client ]] && command -v kubectl >/dev/null; then continue; fi
   # nginx-light is one of several packages with the server. Any of them is enough.
   if [[ $package == nginx-light ]] && command -v nginx >/dev/null; then continue; fi
   installed "$package" || missing+=("$package")

@@ -101,7 +101,7 @@ pub(crate) fn allows(store: &Store, user: &User, attempt: &Attempt<'_>) -> bool 
 
 /// Whether a user may read a path that is not a resource.
 pub(crate) fn allows_path(user: &User, verb: &str, path: &str) -> bool {
-    let free = ["/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"];
+    let free = ["/api", "/apis", "/version", "/healthz", "/livez", "/readyz"];
     user.is_master()
         || (verb == "get" && free.iter().any(|one| path == *one || path.starts_with(&format!("{one}/"))))
 }

@@ -11,11 +11,11 @@ use crate::access::{Attempt, User, allows, allows_path, bound_token};
 use crate::discovery;
 use crate::error::{ApiError, ApiResult};
 use crate::event;
+use crate::form::Form;
 use crate::request::{Answer, Request, Target, WatchOrder, target};
 use crate::resource::{Resource, built_in, custom};
 use crate::selector::Selector;
 use crate::store::{Store, key};
-use crate::table::Form;
 
 /// The state behind the API.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Api {
         match verb {
             "get" => {
                 let object = self.read(&resource, &target)?;
-                Ok(ok(Form::of(&request.accept).object(&resource, &event::shown_as(&resource, &object))))
+                Ok(ok(Form::of(&request.accept).object(&event::shown_as(&resource, &object))))
             }
             "list" => self.list(request, &resource, &target),
             "watch" => self.watch(request, &resource, &target),
@@ -150,13 +150,6 @@ impl Api {
             "/healthz" | "/livez" | "/readyz" => {
                 Ok(Answer::Bytes("text/plain; charset=utf-8", b"ok".to_vec()))
             }
-            "/openapi/v2" if request.accept.contains("protobuf") => Ok(Answer::Bytes(
-                "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-                discovery::open_api_v2_protobuf(&self.resources),
-            )),
-            "/openapi/v2" => Ok(ok(json!({
-                "swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.33.0"}, "paths": {}, "definitions": {},
-            }))),
             path => discovery::answer(path, &self.resources).map(ok).ok_or_else(ApiError::no_such_path),
         }
     }

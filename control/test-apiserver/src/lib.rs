@@ -2,9 +2,9 @@
 //!
 //! Clients of Services, EndpointSlices, Nodes, Leases, Events, custom resources and RBAC see the behaviour of a real
 //! server: versions and watches, pages, selectors, all patch types with field ownership, a separate status, finalizers,
-//! terminating namespaces, defaults and validation, discovery, tables for kubectl. There are no controllers, so nothing
-//! creates EndpointSlices or runs Pods. CEL is not evaluated. Of the admission policies, the server implements only the
-//! behaviour with missing parameters.
+//! terminating namespaces, defaults and validation, discovery. There are no controllers, so nothing creates
+//! EndpointSlices or runs Pods. CEL and admission policies are not evaluated, and there is nothing that only kubectl
+//! needs: `make test-apiserver` runs kubectl with a real server.
 //!
 //! `server` handles HTTP, `api` reads, `write` changes, and `store` holds the objects. A [`TestApiServer`] is the
 //! handle of a test.
@@ -30,11 +30,9 @@ mod error;
 mod event;
 mod faults;
 mod fields;
-mod json_path;
+mod form;
 mod load;
 mod patch;
-mod policy;
-mod protobuf;
 mod request;
 mod resource;
 mod schema;
@@ -44,7 +42,6 @@ mod service;
 mod shape;
 mod shared;
 mod store;
-mod table;
 mod tls;
 mod typed;
 mod watch;

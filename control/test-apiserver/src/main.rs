@@ -1,5 +1,5 @@
 //! `test-apiserver --listen 127.0.0.1:PORT --kubeconfig FILE [--rbac FILE]... [--apply FILE]...`: the test API server
-//! as a program, for scripts and for experiments with kubectl. It loads the objects of the files at the start. For each
+//! as a program, for scripts. It loads the objects of the files at the start. For each
 //! ServiceAccount in them, it writes a kubeconfig `FILE.NAMESPACE.NAME` beside the administrator's. It stops on SIGINT
 //! or SIGTERM. `control` describes its switches.
 

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::access::User;
 use crate::error::{ApiError, ApiResult};
+use crate::form::Form;
 use crate::resource::Resource;
 use crate::selector::Selector;
-use crate::table::Form;
 
 /// A request with its authenticated user.
 #[derive(Debug, Clone)]
@@ -86,12 +86,7 @@ impl Request {
 
     /// Decodes the body as JSON or YAML.
     pub(crate) fn object(&self) -> ApiResult<Value> {
-        if self.content_type.contains("protobuf") {
-            let decoded = crate::protobuf::decode(&self.body);
-            return decoded
-                .ok_or_else(|| ApiError::unsupported_media_type("application/json, application/yaml"));
-        }
-        if self.content_type.contains("cbor") {
+        if self.content_type.contains("protobuf") || self.content_type.contains("cbor") {
             return Err(ApiError::unsupported_media_type("application/json, application/yaml"));
         }
         let refuse =

@@ -44,10 +44,6 @@ pub(crate) struct Resource {
 pub(crate) struct Custom {
     /// `schema.openAPIV3Schema`.
     pub(crate) schema: Schema,
-    /// The schema as written, for discovery.
-    pub(crate) document: Value,
-    /// `additionalPrinterColumns`.
-    pub(crate) columns: Vec<Value>,
     /// Whether the definition is being deleted, so that no objects can be created.
     pub(crate) terminating: bool,
 }
@@ -172,9 +168,8 @@ pub(crate) fn custom(definition: &Value) -> Result<Vec<Resource>, Vec<(String, S
     let mut found = Vec::new();
     let mut faults = Vec::new();
     for (index, version) in spec["versions"].as_array().into_iter().flatten().enumerate() {
-        let document = version["schema"]["openAPIV3Schema"].clone();
         let at = format!("spec.versions[{index}].schema.openAPIV3Schema");
-        let schema = match Schema::parse(&document, &at) {
+        let schema = match Schema::parse(&version["schema"]["openAPIV3Schema"], &at) {
             Ok(schema) => schema,
             Err(more) => {
                 faults.extend(more);
@@ -199,8 +194,6 @@ pub(crate) fn custom(definition: &Value) -> Result<Vec<Resource>, Vec<(String, S
             storage: crate::error::qualified(&group, &plural).into(),
             custom: Some(Arc::new(Custom {
                 schema,
-                document,
-                columns: version["additionalPrinterColumns"].as_array().cloned().unwrap_or_default(),
                 terminating: definition["metadata"]["deletionTimestamp"].is_string(),
             })),
         });

@@ -15,10 +15,10 @@ use tokio::time::Instant;
 use crate::error::ApiError;
 use crate::event;
 use crate::faults::WatchFlags;
+use crate::form::Form;
 use crate::request::WatchOrder;
 use crate::shared::Shared;
 use crate::store::{Change, Entry};
-use crate::table::Form;
 
 /// The body of a response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -182,7 +182,7 @@ impl Open {
             let object = event::shown_as(resource, object);
             return format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
         }
-        let object = self.order.form.object(resource, &event::shown_as(resource, object));
+        let object = self.order.form.object(&event::shown_as(resource, object));
         format!("{}\n", json!({"type": kind, "object": object}))
     }
 

@@ -13,12 +13,12 @@ use crate::api::{Api, DEFINITIONS, ok};
 use crate::apply::{self, Writer, note_update};
 use crate::error::{ApiError, ApiResult};
 use crate::event;
+use crate::form::Form;
 use crate::patch;
 use crate::request::{Answer, Request, Target};
 use crate::resource::Resource;
 use crate::selector::Selector;
 use crate::shape::Shape;
-use crate::table::Form;
 
 impl Api {
     pub(crate) fn create(
@@ -184,7 +184,6 @@ impl Api {
             object.as_object_mut().map(|object| object.remove("status"));
         }
         self.complete(resource, &mut object, None)?;
-        self.admit("CREATE", resource, target)?;
         if merged.is_null() {
             note_update(resource, &Value::Null, &mut object, &writer(request, target));
         } else {
@@ -227,7 +226,6 @@ impl Api {
         keep_what_is_not_written(resource, target, old, &mut new);
         check_finalizers(resource, target, old, &new)?;
         self.complete(resource, &mut new, Some(old))?;
-        self.admit("UPDATE", resource, target)?;
         if !is_apply {
             note_update(resource, old, &mut new, &writer(request, target));
         }
@@ -265,7 +263,6 @@ impl Api {
                 return Err(ApiError::conflict(&resource.group, &resource.plural, &target.name, &why));
             }
         }
-        self.admit("DELETE", resource, target)?;
         if dry_run(request)? || options["dryRun"].as_array().is_some_and(|list| !list.is_empty()) {
             return Ok(ok(deleted_status(resource, &old)));
         }
@@ -416,7 +413,7 @@ fn answer(
 ) -> Answer {
     Answer::Object {
         code,
-        body: Form::of(&request.accept).object(resource, &event::shown_as(resource, object)),
+        body: Form::of(&request.accept).object(&event::shown_as(resource, object)),
         warnings,
     }
 }

@@ -4,81 +4,25 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use test_apiserver::{Options, TestApiServer};
-
-use crate::api::{Api, Needs};
+use crate::api::Needs;
 use crate::needs;
-use crate::tool::{command, run};
+use crate::tool::{command, kubectl, run};
 use crate::uninstall::installed;
 use crate::world::{World, deploy};
 
-/// An API server with a kubeconfig for kubectl.
-struct Cluster {
-    place: Place,
-    home: tempfile::TempDir,
+/// Runs kubectl on a file or directory.
+fn kubectl_on(world: &World, arguments: &[&str], path: &Path) -> Result<String, String> {
+    let path = path.display().to_string();
+    kubectl(world, &[arguments, &[path.as_str()]].concat())
 }
 
-/// The place of the server. The test API server needs no network of its own.
-enum Place {
-    Here(TestApiServer),
-    Lab(Box<World>),
-}
-
-impl Cluster {
-    fn new() -> Self {
-        let home = tempfile::tempdir().expect("a temporary directory");
-        let place = if Api::is_in_process() {
-            let server = TestApiServer::start(Options::default()).expect("a free port");
-            server.kubeconfig(home.path()).expect("written");
-            Place::Here(server)
-        } else {
-            let world = World::empty();
-            world.api.kubeconfig(home.path()).expect("written");
-            Place::Lab(Box::new(world))
-        };
-        Self { place, home }
-    }
-
-    fn kubectl(&self, arguments: &[&str], path: &Path) -> Result<String, String> {
-        self.run(self.command().args(arguments).arg(path))
-    }
-
-    /// Runs kubectl without a file.
-    fn kubectl_plain(&self, arguments: &[&str]) -> Result<String, String> {
-        self.run(self.command().args(arguments))
-    }
-
-    fn run(&self, command: &mut Command) -> Result<String, String> {
-        match &self.place {
-            Place::Here(_) => run(command),
-            Place::Lab(world) => world.enter_gateway(|| run(command)),
-        }
-    }
-
-    fn apply(&self, yaml: &str) -> Result<Vec<serde_json::Value>, String> {
-        match &self.place {
-            Place::Here(server) => server.apply(yaml),
-            Place::Lab(world) => world.api.apply(yaml),
-        }
-    }
-
-    /// Changes with every change of the installed objects. With the test API server, it changes with any object.
-    fn version(&self) -> String {
-        match &self.place {
-            Place::Here(server) => server.resource_version().to_string(),
-            Place::Lab(world) => installed(world).join("\n"),
-        }
-    }
-
-    fn command(&self) -> Command {
-        command(self.home.path())
-    }
-
-    /// Creates the namespace and the definitions, the first part of an installation.
-    fn prepare(&self) {
-        self.kubectl(&["apply", "-f"], &deploy().join("kubernetes/base/namespace.yaml")).expect("taken");
-        self.kubectl(&["apply", "-k"], &deploy().join("kubernetes/crds")).expect("taken");
-    }
+/// A cluster with the namespace and the definitions, the first part of an installation.
+fn cluster() -> World {
+    let world = World::empty();
+    let directory = deploy().join("kubernetes");
+    kubectl_on(&world, &["apply", "-f"], &directory.join("base/namespace.yaml")).expect("taken");
+    kubectl_on(&world, &["apply", "-k"], &directory.join("crds")).expect("taken");
+    world
 }
 
 /// Every directory of `deploy/kubernetes` that kustomize builds.
@@ -95,29 +39,35 @@ fn kustomizations() -> Vec<PathBuf> {
 
 #[test]
 fn every_kustomization_is_taken_by_a_server_side_dry_run_with_strict_validation() {
-    needs!(Needs::Version(31));
-    let cluster = Cluster::new();
-    cluster.prepare();
+    needs!(Needs::RealServer, Needs::Version(31));
+    let world = cluster();
     for path in kustomizations() {
-        let before = cluster.version();
-        let said = cluster.kubectl(&["apply", "--dry-run=server", "-k"], &path);
+        let before = installed(&world);
+        let said = kubectl_on(&world, &["apply", "--dry-run=server", "-k"], &path);
         let said = said.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert!(said.lines().all(|line| line.ends_with("(server dry run)")), "{said}");
         assert!(!said.is_empty(), "{}", path.display());
-        assert_eq!(cluster.version(), before, "a dry run keeps nothing");
+        assert_eq!(installed(&world), before, "a dry run keeps nothing");
+        // The build alone, for its warnings.
+        let built = command(world.directory()).arg("kustomize").arg(&path).output().expect("kubectl runs");
+        assert_eq!(String::from_utf8_lossy(&built.stderr), "", "{}", path.display());
     }
+    let text =
+        std::fs::read_to_string(deploy().join("kubernetes/daemonset/daemonset.yaml")).expect("readable");
+    let file = world.directory().join("typo.yaml");
+    std::fs::write(&file, text.replace("hostNetwork:", "hostNetwrk:")).expect("written");
+    let refused = kubectl_on(&world, &["apply", "--dry-run=server", "-f"], &file).expect_err("a typo");
+    assert!(refused.contains("unknown field \"spec.template.spec.hostNetwrk\""), "{refused}");
 }
 
 #[test]
 fn every_kustomization_is_installed_twice_without_a_change() {
-    needs!(Needs::NoNodes, Needs::Version(31));
+    needs!(Needs::RealServer, Needs::NoNodes, Needs::Version(31));
+    let world = cluster();
     for path in kustomizations() {
-        let cluster = Cluster::new();
-        cluster.prepare();
-        cluster
-            .kubectl(&["apply", "-k"], &path)
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let again = cluster.kubectl(&["apply", "-k"], &path).expect("taken again");
+        let first = kubectl_on(&world, &["apply", "-k"], &path);
+        first.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let again = kubectl_on(&world, &["apply", "-k"], &path).expect("taken again");
         // kubectl replaces the selector of a PodDisruptionBudget as a whole, and so always reports it as configured.
         let is_same = |line: &str| {
             line.ends_with("unchanged") || line == "poddisruptionbudget.policy/tidegate configured"
@@ -127,31 +77,10 @@ fn every_kustomization_is_installed_twice_without_a_change() {
 }
 
 #[test]
-fn a_misspelt_field_of_a_manifest_would_be_found() {
-    needs!(Needs::Version(25));
-    let cluster = Cluster::new();
-    cluster.prepare();
-    let text =
-        std::fs::read_to_string(deploy().join("kubernetes/daemonset/daemonset.yaml")).expect("readable");
-    let file = cluster.home.path().join("typo.yaml");
-    std::fs::write(&file, text.replace("hostNetwork:", "hostNetwrk:")).expect("written");
-    let url = "/apis/apps/v1/namespaces/tidegate-system/daemonsets?dryRun=All&fieldValidation=Strict";
-    // The raw request of kubectl 1.25 and newer. Debian's version is older.
-    let create = ["create", "--raw", url, "-f"];
-    let json =
-        cluster.kubectl(&["create", "--dry-run=client", "--validate=false", "-o", "json", "-f"], &file);
-    std::fs::write(&file, json.expect("made into JSON")).expect("written");
-    let refused = cluster.kubectl(&create, &file).expect_err("a typo");
-    assert!(refused.contains("unknown field \"spec.template.spec.hostNetwrk\""), "{refused}");
-}
-
-#[test]
 fn the_container_keeps_what_it_changed_of_devices_on_the_host() {
     let file = deploy().join("kubernetes/daemonset/daemonset.yaml");
-    let cluster = Cluster::new();
-    let json =
-        cluster.kubectl(&["create", "--dry-run=client", "--validate=false", "-o", "json", "-f"], &file);
-    let set: serde_json::Value = serde_json::from_str(&json.expect("made into JSON")).expect("JSON");
+    let text = std::fs::read_to_string(file).expect("readable");
+    let set: serde_json::Value = serde_saphyr::from_str(&text).expect("YAML");
     let pod = &set["spec"]["template"]["spec"];
     let all = |list: &serde_json::Value| list.as_array().expect("a list").clone();
     let holds = |path: &serde_json::Value| {
@@ -201,11 +130,11 @@ fn the_dockerfile_passes_its_linter() {
 /// of Services that request nothing succeed, and so does the removal of our finalizer.
 #[test]
 fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
-    needs!(Needs::NamespaceController, Needs::Version(31));
-    let cluster = Cluster::new();
+    needs!(Needs::RealServer, Needs::NamespaceController, Needs::Version(31));
+    let world = World::empty();
     let held = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop, finalizers: \
                 [tidegate.dev/cleanup]}, spec: {externalIPs: [203.0.113.1], ports: [{port: 80}]}}";
-    cluster.apply(held).expect("legal");
+    world.apply(held);
     let directory = |name: &str| deploy().join("kubernetes").join(name);
     let (base, crds, admission) = (directory("base"), directory("crds"), directory("admission"));
     let mut count = 0;
@@ -216,19 +145,18 @@ fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
         let patch = format!(
             "{{\"metadata\":{{\"annotations\":{{\"step\":\"{count}\"}},\"finalizers\":{finalizers}}}}}"
         );
-        let taken =
-            cluster.kubectl_plain(&["-n", "shop", "patch", "service", "web", "--type=merge", "-p", &patch]);
+        let taken = kubectl(&world, &["-n", "shop", "patch", "service", "web", "--type=merge", "-p", &patch]);
         taken.unwrap_or_else(|error| panic!("after {step}: {error}"));
     };
     for order in [[&base, &crds, &admission], [&admission, &base, &crds], [&crds, &admission, &base]] {
         for path in order {
             // A ConfigMap is refused without its namespace; the other objects are accepted.
-            let applied = cluster.kubectl(&["apply", "-k"], path);
+            let applied = kubectl_on(&world, &["apply", "-k"], path);
             assert!(applied.is_ok() || path == &admission, "{}: {applied:?}", path.display());
             writes(&format!("apply {}", path.display()));
         }
         for path in order {
-            let deleted = cluster.kubectl(&["delete", "--ignore-not-found", "--timeout=20s", "-k"], path);
+            let deleted = kubectl_on(&world, &["delete", "--ignore-not-found", "--timeout=20s", "-k"], path);
             deleted.unwrap_or_else(|error| panic!("delete {}: {error}", path.display()));
             writes(&format!("delete {}", path.display()));
         }
