@@ -49,6 +49,6 @@ mod tests;
 pub use counts::{Candidate, Counts, Reading};
 pub use drain_annotation::{DRAIN_ANNOTATION, DrainAnnotation};
 pub use low_priority::cpu_time;
-pub use releases::{PeerReleases, ReleaseTracker};
+pub use releases::{LiveGateway, PeerReleases, ReleaseTracker};
 pub use run::{ClusterWriter, FlowPeers};
 pub use sharing_peers::{SharingPeer, SharingPeers};

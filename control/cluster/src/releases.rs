@@ -31,8 +31,17 @@ pub struct PeerReleases {
     pub decides_since: u64,
     /// The addresses of the other gateways, with their names.
     pub addresses: Arc<BTreeMap<IpAddr, String>>,
-    /// The other live gateways that are ready, with their labels.
-    pub live: Arc<BTreeMap<String, Labels>>,
+    /// The other live gateways that are ready.
+    pub live: Arc<BTreeMap<String, LiveGateway>>,
+}
+
+/// What decides which VIPs another gateway may own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LiveGateway {
+    /// Its labels.
+    pub labels: Labels,
+    /// The Services of which it doesn't serve every port, or has no backend for one, as `namespace/name`.
+    pub lacking: BTreeSet<String>,
 }
 
 /// Tracks released addresses.

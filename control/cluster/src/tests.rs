@@ -165,6 +165,7 @@ impl Cluster {
                             drain_message: String::new(),
                         },
                         source_connected: true,
+                        lease_holders: Arc::default(),
                         own_findings: Vec::new(),
                     });
                 }

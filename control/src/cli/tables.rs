@@ -73,8 +73,9 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
 /// gateways.
 fn announced(service: &ServiceView) -> String {
     let way = |vip: &VipView| {
-        let EdgeView { outside_group, layer2, bgp, owner, owned_by } = &vip.edge;
+        let EdgeView { outside_group, layer2, bgp, owner, owned_by, unable } = &vip.edge;
         let l2 = match (owner, owned_by) {
+            (None, _) if unable.is_some() => "l2 unable".to_owned(),
             (None, _) => "l2".to_owned(),
             (Some(_), Some(by)) => format!("l2 by {by}"),
             (Some(_), None) => "l2 by nobody".to_owned(),

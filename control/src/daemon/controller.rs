@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use jiff::Timestamp;
 use tidegate_announce::Announcer;
-use tidegate_cluster::plan::{DrainPhase, Forwarding, Observation};
+use tidegate_cluster::plan::{DrainPhase, Forwarding, LeaseHolders, Observation};
 use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::Checker;
@@ -35,7 +35,7 @@ use super::cluster::Cluster;
 use super::configuration::{Configuration, Read, Reader, Reloaded};
 use super::desired::Desired;
 use super::drains::Drains;
-use super::layer2::Layer2;
+use super::layer2::{Layer2, Unable};
 use super::left_out::Completion;
 use super::list_copies::{ListCopies, Lists};
 use super::moved_seats::Moved;
@@ -116,6 +116,8 @@ pub(super) struct Controller {
     flow_sharing: Option<SocketAddr>,
     cluster: Cluster,
     layer2: Layer2,
+    lease_holders: Arc<LeaseHolders>,
+    unable: Unable,
     log: RoundLog,
     announcer: Arc<Announcer>,
 }
@@ -163,6 +165,8 @@ impl Controller {
             flow_sharing,
             cluster: Cluster::new(cluster),
             layer2,
+            lease_holders: Arc::default(),
+            unable: Unable::default(),
             log: RoundLog::default(),
             announcer,
             dataplane,
@@ -233,6 +237,11 @@ impl Controller {
     /// Sets whether the node has a kube-proxy, which then serves the health-check node ports.
     pub(super) fn share_node(&mut self, has_kube_proxy: bool) {
         self.node_ports.share_node(has_kube_proxy);
+    }
+
+    /// Sets the holders of the Leases of VIPs.
+    pub(super) fn set_lease_holders(&mut self, holders: Arc<LeaseHolders>) {
+        self.lease_holders = holders;
     }
 
     /// Tells the cluster writer to shut down normally.
@@ -404,6 +413,7 @@ impl Controller {
         self.dataplane.reclaim();
         let can_forward = self.state.health().ready;
         self.layer2.round(&outcome, &self.configuration.settings.labels, can_forward);
+        self.unable.log(&outcome, self.configuration.settings.layer2.mode);
         self.offer(&manifests, &outcome, &own_findings, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
         let round = Round { outcome, own_findings, unapplied, problems, manifests, drained, ended };
@@ -458,6 +468,7 @@ impl Controller {
                 hung: self.state.hung(),
             },
             source_connected: true,
+            lease_holders: Arc::clone(&self.lease_holders),
             own_findings: own_findings.to_vec(),
         });
     }

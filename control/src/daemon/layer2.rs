@@ -3,19 +3,22 @@
 //! The controller passes each round; `announce.l2.mode` decides who keeps the ownership of the dataplane. With `always`
 //! and `off` nobody does, because no VIP has an owner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context;
 use tidegate_cluster::ClusterWriter;
 use tidegate_cluster::layer2::{Keeper, LeaseTimes, Owners, Wanted};
+use tidegate_cluster::plan::LeaseHolders;
 use tidegate_core::ownership::{BootTime, Ownership};
 use tidegate_model::config::{GatewayConfig, Layer2Mode};
 use tidegate_model::objects::Labels;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Outcome, owner_groups, owner_key};
 use tidegate_source::kubernetes::Connector;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::vrrp::Vrrp;
@@ -33,6 +36,39 @@ pub(super) enum Layer2 {
     Lease(Keeper),
     /// By keepalived.
     Vrrp(Arc<Vrrp>),
+}
+
+/// The VIPs that this gateway cannot serve and so does not answer for, to log each change once.
+#[derive(Debug, Default)]
+pub(super) struct Unable(BTreeMap<IpAddr, String>);
+
+impl Unable {
+    /// Logs the changes of a round. By Leases, another gateway answers instead.
+    pub(super) fn log(&mut self, outcome: &Outcome, mode: Layer2Mode) {
+        let mut able: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut unable: BTreeMap<IpAddr, String> = BTreeMap::new();
+        for service in &outcome.services {
+            for vip in service.vips.iter().filter(|vip| vip.edge.layer2) {
+                match &vip.edge.unable {
+                    Some(why) => unable.insert(vip.address, why.clone()).is_some(),
+                    None => able.insert(vip.address),
+                };
+            }
+        }
+        // One Service that can be served is enough.
+        unable.retain(|vip, _| !able.contains(vip));
+        for (vip, reason) in unable.iter().filter(|(vip, _)| !self.0.contains_key(*vip)) {
+            let what = "this gateway cannot serve a VIP: it does not answer for it on layer 2";
+            match mode {
+                Layer2Mode::Lease => tracing::info!(%vip, reason, "{what}"),
+                _ => tracing::warn!(%vip, reason, "{what}"),
+            }
+        }
+        for vip in self.0.keys().filter(|vip| !unable.contains_key(*vip)) {
+            tracing::info!(%vip, "this gateway can serve a VIP again, or no longer has it");
+        }
+        self.0 = unable;
+    }
 }
 
 /// What other tasks read and call.
@@ -103,6 +139,14 @@ impl Layer2 {
         }
     }
 
+    /// The holders of Leases as last seen.
+    pub(super) fn holders(&self) -> watch::Receiver<Arc<LeaseHolders>> {
+        match self {
+            Self::Lease(keeper) => keeper.owners().changes(),
+            Self::None | Self::Vrrp(_) => watch::Sender::new(Arc::default()).subscribe(),
+        }
+    }
+
     /// Owns nothing from now on, and lets other gateways know.
     pub(super) async fn leave(&self) {
         match self {
@@ -140,12 +184,12 @@ impl Layer2View {
 
     /// The groups with their owners or states, for `tidegate status`.
     pub(super) fn groups(&self) -> BTreeMap<String, String> {
-        let holders = self.owners.iter().flat_map(|owners| owners.holders());
+        let holders = self.owners.as_ref().map(|owners| owners.holders()).unwrap_or_default();
         let is_old = self.owners.as_ref().is_some_and(|owners| owners.trouble().is_some());
-        let by_lease = holders.map(|(group, holder)| {
-            let holder = holder.unwrap_or_else(|| "nobody".to_owned());
-            let is_seen = is_old && !self.ownership.owns(owner_key(&group));
-            (group, if is_seen { format!("{holder} (as last seen)") } else { holder })
+        let by_lease = holders.iter().map(|(group, holder)| {
+            let holder = holder.clone().unwrap_or_else(|| "nobody".to_owned());
+            let is_seen = is_old && !self.ownership.owns(owner_key(group));
+            (group.clone(), if is_seen { format!("{holder} (as last seen)") } else { holder })
         });
         let states = self.vrrp.iter().flat_map(|vrrp| vrrp.states());
         by_lease.chain(states.map(|(group, state)| (group, state.to_owned()))).collect()

@@ -54,6 +54,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_announce::Announcer;
+use tidegate_cluster::plan::LeaseHolders;
 use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases, cpu_time};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
@@ -159,6 +160,8 @@ struct Inputs {
     /// The drain of the gateway.
     drain: watch::Receiver<GatewayDrainState>,
     kube_proxy: watch::Receiver<bool>,
+    /// The holders of the Leases of VIPs.
+    lease_holders: watch::Receiver<Arc<LeaseHolders>>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
     /// Signals that an interface has changed its state, or a worker hangs or goes on, which may affect the gateway's
@@ -328,6 +331,7 @@ impl Gateway {
         }
         let of_announcements = Arc::clone(&announcer);
         vital.add("the thread of the announcements", move || of_announcements.has_ended());
+        let lease_holders = layer2.holders();
         let mut controller = Controller::new(
             config,
             path,
@@ -354,6 +358,7 @@ impl Gateway {
             drain_annotation,
             drain: state.drain.changes(),
             kube_proxy,
+            lease_holders,
             commands,
             failures,
             changes,
@@ -581,6 +586,7 @@ impl Inputs {
         controller.set_verdicts(self.verdicts.borrow_and_update().clone());
         controller.set_peers(&self.peer_releases.borrow_and_update());
         controller.share_node(*self.kube_proxy.borrow_and_update());
+        controller.set_lease_holders(Arc::clone(&self.lease_holders.borrow_and_update()));
         controller.set_drain_annotation(&self.drain_annotation.borrow_and_update());
     }
 
@@ -615,6 +621,7 @@ impl Inputs {
             Ok(()) = self.comparisons.changed() => Wake::Compared,
             Ok(()) = self.peer_releases.changed() => Wake::Changed,
             Ok(()) = self.kube_proxy.changed() => Wake::Changed,
+            Ok(()) = self.lease_holders.changed() => Wake::Changed,
             Ok(()) = self.drain_annotation.changed() => Wake::Changed,
             Ok(()) = self.drain.changed() => Wake::Changed,
             () = due => Wake::Changed,

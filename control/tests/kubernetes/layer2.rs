@@ -53,8 +53,19 @@ fn setting(gateway: usize, hand_back: &str) -> Setting {
 impl Link {
     /// The link, and gateway 1 with this kubeconfig (`None` for the usual one), then gateway 2.
     fn new(hand_back: &str, kubeconfig: impl FnOnce(&World) -> Option<String>) -> Self {
+        let first = |world: &World| Setting { kubeconfig: kubeconfig(world), ..setting(1, hand_back) };
+        let objects = service("web") + &slice("web", &["10.244.0.1"]);
+        let mut link = Self::with_one(&objects, first);
+        link.wait_for_owner(1, Instant::now());
+        link.world.start_with("edge-2", &setting(2, hand_back));
+        link.wait_until_served(2);
+        link
+    }
+
+    /// The link with gateway 1 only.
+    fn with_one(objects: &str, first: impl FnOnce(&World) -> Setting) -> Self {
         let mut world = World::alone();
-        world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+        world.apply(objects);
         let namespace = world.namespace();
         let mut lines =
             "link add l2 type bridge mcast_snooping 0 forward_delay 0\nlink set l2 up\n".to_owned();
@@ -71,19 +82,25 @@ impl Link {
             namespace.sysctls(&[(&rp_filter, "1"), (&ipv6, "1")]).expect("sysctls");
             namespace.turn_off_offloads(&format!("e{n}")).expect("ethtool");
         }
-        let kubeconfig = kubeconfig(&world);
-        world.start_with("edge-1", &Setting { kubeconfig, ..setting(1, hand_back) });
+        let first = first(&world);
+        world.start_with("edge-1", &first);
         let vip = world.until("the address", || {
             let vips = world.gateway("edge-1").vips("web");
             vips.first().and_then(|vip| vip.parse().ok())
         });
         let asker = Ipv4Addr::new(192, 0, 2, 200);
         let watch = ArpWatch::start(world.namespace(), "l2", asker, &[vip]).expect("it watches");
-        let mut link = Self { watch, vip, world };
-        link.wait_for_owner(1, Instant::now());
-        link.world.start_with("edge-2", &setting(2, hand_back));
-        link.wait_until_served(2);
-        link
+        Self { watch, vip, world }
+    }
+
+    /// Waits until the condition `Programmed` of the Service contains this.
+    fn wait_for_message(&self, part: &str) {
+        self.world.within(SLACK, &format!("{part:?} in the condition Programmed"), || {
+            let service = self.world.api.get("v1", "Service", "shop", "web")?;
+            let conditions = service["status"]["conditions"].as_array()?;
+            let programmed = conditions.iter().find(|one| one["type"] == "tidegate.dev/Programmed")?;
+            text(&programmed["message"]).contains(part).then_some(())
+        });
     }
 
     fn wait_until_served(&self, gateway: usize) {
@@ -204,6 +221,58 @@ fn an_owner_without_the_api_server_is_silent_before_the_other_gateway_answers() 
     let status = link.world.gateway("edge-1").ask("status").expect("it answers its operator");
     assert_eq!(status["ready"], true, "it still forwards what arrives");
     cut.store(false, Ordering::Relaxed);
+}
+
+/// `web` with policy Local and an endpoint on this node.
+fn local_on(node: &str) -> String {
+    let local = "externalTrafficPolicy: Local, healthCheckNodePort: 30500, ports:";
+    let here = slice("web", &["10.244.0.1"])
+        .replace("conditions: {ready: true}", &format!("nodeName: {node}, conditions: {{ready: true}}"));
+    service("web").replace("ports:", local) + &here
+}
+
+#[test]
+fn the_vip_of_a_local_service_is_owned_by_the_gateway_with_an_endpoint() {
+    let node = |name: &str, last: u8| {
+        format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, spec: {{}}, status: {{addresses: [{{type: InternalIP, \
+             address: 10.0.0.{last}}}]}}}}\n---\n"
+        )
+    };
+    let on_node = |gateway: usize, name: &str| {
+        let setting = setting(gateway, "1s");
+        Setting { document: setting.document + &format!("\nnode: {{name: {name}}}"), ..setting }
+    };
+    let objects = node("a", 11) + &node("b", 12) + &local_on("b");
+    let mut link = Link::with_one(&objects, |_| on_node(1, "a"));
+    link.wait_for_message("no gateway answers for");
+    let shown = link.world.gateway("edge-1").service("web");
+    let unable = text(&shown["vips"][0]["edge"]["unable"]);
+    assert!(unable.starts_with("externalTrafficPolicy Local: node a has no endpoint"), "{unable}");
+    link.world.start_with("edge-2", &on_node(2, "b"));
+    link.wait_for_owner(2, Instant::now());
+    link.wait_for_message("edge-2 answers for 203.0.113.");
+    link.wait_for_message("the only gateway that can serve it");
+    assert!(link.watch.said().iter().all(|one| one.mac != mac(1)), "it answered without an endpoint");
+    let moved = Instant::now();
+    link.world.apply(&local_on("a"));
+    let (after, overlap) = link.taken_over(2, moved, Duration::from_secs(1));
+    assert_eq!(overlap, Duration::ZERO);
+    link.wait_for_message("edge-1 answers for 203.0.113.");
+    eprintln!("the only endpoint moved to the node of another gateway: it answers after {after:.2?}");
+}
+
+#[test]
+fn a_gateway_that_refuses_a_service_does_not_hold_the_lease_of_its_vip() {
+    let objects = service("web") + &slice("web", &["10.244.0.1"]);
+    let mut link = Link::with_one(&objects, |_| {
+        // This mode cannot change the port from 80 to 8080.
+        Setting { drain: "1h, forwarding: dsr-l2".into(), ..setting(1, "1h") }
+    });
+    link.world.start_with("edge-2", &setting(2, "1h"));
+    link.wait_for_owner(2, Instant::now());
+    link.wait_for_message("edge-2 answers for 203.0.113.");
+    assert!(link.watch.said().iter().all(|one| one.mac != mac(1)), "it answered for what it refuses");
 }
 
 /// The kubeconfig of a gateway whose way to the API server can be cut.

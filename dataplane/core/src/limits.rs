@@ -98,7 +98,7 @@ pub const NEXT_HOPS_MAX: usize = 65_535;
 pub const NEIGHBORS_ON_DEMAND_MAX: usize = 16_384;
 
 /// Groups of VIPs that one of several gateways owns, over the life of a process.
-pub const OWNER_KEYS_MAX: usize = 1024;
+pub const OWNER_KEYS_MAX: usize = 8192;
 
 /// Ports examined for a new FullNAT flow, over all SNAT addresses together, before it is dropped as
 /// `snat_ports_exhausted`; and for a `nat` flow whose port another flow has, before it is dropped as `nat_conflict`.

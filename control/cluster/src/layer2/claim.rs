@@ -22,6 +22,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use tidegate_core::ownership::BootTime;
 use tokio::time::Instant;
 
+use super::rank::Ranked;
+
 /// How long before the end of the Lease its holder is silent.
 pub(super) const MARGIN: Duration = Duration::from_secs(1);
 /// The time between a Lease that is free and its taking by gateways that are not the preferred one, for each rank.
@@ -29,6 +31,9 @@ pub(super) const RANK_STEP: Duration = Duration::from_secs(2);
 /// A gateway that let the Lease end, or did not take it in its turn, is the preferred one again only after this time: one
 /// that has died counts as live for up to 50 s.
 pub(super) const PASSED_OVER: Duration = Duration::from_secs(60);
+/// A gateway that serves more of a group's Services than its owner gets the Lease after this time at most: until then, what
+/// it reports may be older than a change that concerns both.
+pub(super) const SERVES_MORE_DELAY: Duration = Duration::from_secs(10);
 /// The label of our Leases.
 pub(super) const LABEL: (&str, &str) = ("tidegate.dev/layer2", "group");
 
@@ -49,7 +54,7 @@ pub(super) struct Beside<'a> {
     /// This gateway and this run of it.
     pub(super) identity: &'a str,
     /// The gateways that may own the group, the preferred one first; this gateway is one of them only if it may too.
-    pub(super) ranked: &'a [String],
+    pub(super) ranked: &'a [Ranked],
     /// The duration of Leases.
     pub(super) lasts: Duration,
     /// How long another gateway must be the preferred one before it gets the Lease.
@@ -95,7 +100,7 @@ impl Claim {
     pub(super) fn ask(&mut self, beside: &Beside<'_>, now: Instant) -> Option<Ask> {
         let (lease, since) = self.seen.clone()?;
         let own = gateway_of(beside.identity)?;
-        let is_eligible = beside.ranked.iter().any(|name| name == own);
+        let is_eligible = beside.ranked.iter().any(|one| one.name == own);
         let Some(lease) = lease else {
             if !self.is_our_turn(beside, own, None, since, now) {
                 return None;
@@ -145,8 +150,8 @@ impl Claim {
 
     /// Takes note that this gateway takes the Lease although another one may be preferred.
     fn pass_over(&mut self, beside: &Beside<'_>, own: &str, now: Instant) {
-        let first = beside.ranked.first().filter(|first| *first != own);
-        self.preferred = first.map(|first| (first.clone(), now + PASSED_OVER));
+        let first = beside.ranked.first().filter(|first| first.name != own);
+        self.preferred = first.map(|first| (first.name.clone(), now + PASSED_OVER));
     }
 
     /// When a write may be due without a change of the Lease.
@@ -190,24 +195,28 @@ impl Claim {
         since: Instant,
         now: Instant,
     ) -> bool {
-        let others =
-            beside.ranked.iter().filter(|name| Some(name.as_str()) != except || name.as_str() == own);
-        let rank = others.enumerate().find(|(_, name)| name.as_str() == own).map(|(rank, _)| rank);
+        let others = beside.ranked.iter().filter(|one| Some(one.name.as_str()) != except || one.name == own);
+        let rank = others.enumerate().find(|(_, one)| one.name == own).map(|(rank, _)| rank);
         let step = |rank: usize| RANK_STEP.saturating_mul(u32::try_from(rank).unwrap_or(u32::MAX));
         rank.is_some_and(|rank| now.duration_since(since) >= step(rank))
     }
 
     /// Whether another gateway has been the preferred one for long enough to get the Lease.
     fn is_handed_back(&mut self, beside: &Beside<'_>, own: &str, now: Instant) -> bool {
-        let Some(first) = beside.ranked.first().filter(|first| *first != own) else {
+        let Some(first) = beside.ranked.first().filter(|first| first.name != own) else {
             self.preferred = None;
             return false;
         };
+        let serves_more = beside.ranked.iter().any(|one| one.name == own && first.lacking < one.lacking);
+        let delay = match serves_more {
+            true => beside.hand_back_delay.min(SERVES_MORE_DELAY),
+            false => beside.hand_back_delay,
+        };
         match &self.preferred {
-            Some((name, since)) if name == first => now >= *since + beside.hand_back_delay,
+            Some((name, since)) if *name == first.name => now >= *since + delay,
             _ => {
-                self.preferred = Some((first.clone(), now));
-                beside.hand_back_delay.is_zero()
+                self.preferred = Some((first.name.clone(), now));
+                delay.is_zero()
             }
         }
     }
@@ -320,7 +329,12 @@ mod tests {
         fn turn(&mut self, server: &mut Server, ranked: &[&str], start: Instant, millis: u64) -> bool {
             let (now, boot) = times(start, millis);
             self.claim.look(server.lease.clone(), &self.identity, now);
-            let ranked: Vec<String> = ranked.iter().map(|name| (*name).to_owned()).collect();
+            // `edge*2` doesn't serve two of the Services.
+            let ranked = ranked.iter().map(|one| {
+                let (name, lacking) = one.split_once('*').unwrap_or((one, "0"));
+                Ranked { name: name.to_owned(), lacking: lacking.parse().expect("a number") }
+            });
+            let ranked: Vec<Ranked> = ranked.collect();
             let beside = Beside {
                 identity: &self.identity,
                 ranked: &ranked,
@@ -447,6 +461,23 @@ mod tests {
     }
 
     #[test]
+    fn a_gateway_that_serves_more_gets_the_lease_soon_and_one_that_serves_as_much_after_the_delay() {
+        let (mut server, start) = (Server::default(), Instant::now());
+        let (mut a, mut b) = (Gateway::new("a_1"), Gateway::new("b_1"));
+        assert!(b.turn(&mut server, &["b"], start, 0));
+        let ranked = ["a", "b*1"];
+        let mut taken = None;
+        for millis in (0..60_000).step_by(500) {
+            let b_owns = b.turn(&mut server, &ranked, start, millis);
+            let a_owns = a.turn(&mut server, &ranked, start, millis);
+            assert!(!(b.owns(millis) && a_owns), "two owners at {millis} ms");
+            assert!(b_owns || a_owns, "nobody owns it at {millis} ms");
+            taken = taken.or(a_owns.then_some(millis));
+        }
+        assert_eq!(taken, Some(10_000));
+    }
+
+    #[test]
     fn a_restarted_gateway_waits_for_its_own_old_lease() {
         let (mut server, start) = (Server::default(), Instant::now());
         assert!(Gateway::new("a_1").turn(&mut server, &["a"], start, 0));
@@ -463,7 +494,7 @@ mod tests {
         let (now, boot) = times(start, 0);
         a.claim.look(None, "a_1", now);
         assert!(b.turn(&mut server, &["b"], start, 0));
-        let ranked = ["a".to_owned()];
+        let ranked = [Ranked { name: "a".to_owned(), lacking: 0 }];
         let wall = "2026-01-01T00:00:00Z".parse().expect("a time");
         let beside = Beside { identity: "a_1", ranked: &ranked, lasts: LASTS, hand_back_delay: LASTS, wall };
         let ask = a.claim.ask(&beside, now).expect("it is free as far as it knows");

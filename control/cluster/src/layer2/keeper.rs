@@ -14,16 +14,17 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, ListParams, PostParams};
 use tidegate_core::ownership::{BootTime, Ownership};
-use tidegate_model::objects::{Labels, Selector};
-use tidegate_policy::reconcile::owner_key;
+use tidegate_model::objects::{Labels, ObjectKey};
+use tidegate_policy::reconcile::{OwnerGroup, owner_key};
 use tidegate_source::kubernetes::Connector;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::claim::{Ask, Beside, Claim, LABEL};
-use super::rank::ranked;
-use crate::releases::PeerReleases;
+use super::rank::{Ranked, ranked};
+use crate::plan::LeaseHolders;
+use crate::releases::{LiveGateway, PeerReleases};
 use crate::request::{RequestError, with_client};
 
 /// The pause between two looks at the Leases.
@@ -34,8 +35,9 @@ const ANSWER_MAX: Duration = Duration::from_millis(1500);
 const WRITES_MAX: usize = 16;
 /// The maximum time to give Leases back at the end.
 const LEAVE_MAX: Duration = Duration::from_millis(1500);
-/// The maximum number of groups of one gateway: 16 groups of gateways with 16 Leases each.
-const GROUPS_MAX: usize = 256;
+/// The maximum number of groups of one gateway: for each selector of pools 16, and one for each VIP of a Service with
+/// `externalTrafficPolicy: Local`.
+const GROUPS_MAX: usize = 512;
 
 /// The part of a Lease's life that is configured.
 #[derive(Debug, Clone)]
@@ -49,8 +51,8 @@ pub struct LeaseTimes {
 /// The groups of VIPs that this gateway may own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The Lease of each group, with the selector of its gateways.
-    pub groups: BTreeMap<String, Selector>,
+    /// The group of each Lease.
+    pub groups: BTreeMap<String, OwnerGroup>,
     /// The labels of this gateway.
     pub own_labels: Labels,
     /// Whether this gateway can forward and does not leave. If not, it owns nothing.
@@ -60,7 +62,7 @@ pub struct Wanted {
 /// The gateway that owns each group, as last seen, and counts.
 #[derive(Debug, Default)]
 pub struct Owners {
-    holders: watch::Sender<BTreeMap<String, Option<String>>>,
+    holders: watch::Sender<Arc<LeaseHolders>>,
     /// Why VIPs may have no owner, if so.
     trouble: watch::Sender<Option<String>>,
     /// How often this gateway has become an owner of a group.
@@ -72,8 +74,14 @@ pub struct Owners {
 impl Owners {
     /// The holder of each Lease, as last seen.
     #[must_use]
-    pub fn holders(&self) -> BTreeMap<String, Option<String>> {
-        self.holders.borrow().clone()
+    pub fn holders(&self) -> Arc<LeaseHolders> {
+        Arc::clone(&self.holders.borrow())
+    }
+
+    /// Changes with a holder.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Arc<LeaseHolders>> {
+        self.holders.subscribe()
     }
 
     /// Why VIPs may have no owner, if so.
@@ -225,7 +233,7 @@ impl Task {
         let too_many = (left_out > 0).then(|| {
             format!(
                 "{left_out} Leases are left out, and nobody answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
-                 each selector of pools"
+                 each selector of pools and one for each VIP of a Service with externalTrafficPolicy Local"
             )
         });
         if self.claims.is_empty() {
@@ -271,15 +279,8 @@ impl Task {
             .iter_mut()
             .filter_map(|(group, claim)| {
                 let own = self.identity.rsplit_once('_').map_or(self.identity.as_str(), |(name, _)| name);
-                let selector = wanted.groups.get(group);
-                let is_own = wanted.eligible.then_some((own, &wanted.own_labels));
-                let others = live
-                    .iter()
-                    .filter(|(name, _)| *name != own)
-                    .map(|(name, labels)| (name.as_str(), labels));
-                let selected =
-                    others.chain(is_own).filter(|(_, labels)| selector.is_some_and(|s| s.matches(labels)));
-                let ranked = ranked(group, selected.map(|(name, _)| name));
+                let ranked =
+                    wanted.groups.get(group).map_or_else(Vec::new, |of| order(group, of, own, wanted, &live));
                 let beside = Beside {
                     identity: &self.identity,
                     ranked: &ranked,
@@ -348,8 +349,10 @@ impl Task {
             gone.into_iter().for_each(|group| {
                 self.ownership.grant(owner_key(group), BootTime(0));
             });
-            let is_new = *before != now;
-            *before = now;
+            let is_new = **before != now;
+            if is_new {
+                *before = Arc::new(now);
+            }
             is_new
         });
     }
@@ -370,6 +373,25 @@ impl Task {
         }
         self.reported = error;
     }
+}
+
+/// The gateways that may own a group, the preferred one first; this gateway, `own`, only if it can serve one of the VIPs.
+fn order(
+    group: &str,
+    of: &OwnerGroup,
+    own: &str,
+    wanted: &Wanted,
+    live: &BTreeMap<String, LiveGateway>,
+) -> Vec<Ranked> {
+    let is_own = wanted.eligible && of.is_servable && of.selector.matches(&wanted.own_labels);
+    let others = live.iter().filter(|(name, one)| *name != own && of.selector.matches(&one.labels));
+    let others = others.map(|(name, one)| {
+        let lacks = |service: &&ObjectKey| one.lacking.contains(&service.to_string());
+        // Most gateways serve everything.
+        let lacking = if one.lacking.is_empty() { 0 } else { of.services.iter().filter(lacks).count() };
+        (name.as_str(), lacking)
+    });
+    ranked(group, others.chain(is_own.then_some((own, of.lacking.len()))))
 }
 
 async fn send(connector: &Connector, namespace: &str, group: &str, ask: Ask) -> Result<Lease, RequestError> {

@@ -1,16 +1,29 @@
-//! The order in which gateways own a group of VIPs: by rendezvous, so that a gateway that leaves moves only its own groups.
+//! The order in which gateways own a group of VIPs: those that serve more of its Services first, then by rendezvous, so that
+//! a gateway that leaves moves only its own groups.
 //!
 //! Pure. Each gateway computes the same order from the same live gateways. The hash is a protocol between gateways.
 
+use std::cmp::Reverse;
+
 use tidegate_model::fnv::{START, fnv1a};
 
-/// The gateways in the order of preference for this group.
-pub(super) fn ranked<'a>(group: &str, gateways: impl Iterator<Item = &'a str>) -> Vec<String> {
+/// A gateway that may own a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ranked {
+    pub(super) name: String,
+    /// The number of Services of the group that it doesn't serve fully.
+    pub(super) lacking: usize,
+}
+
+/// The gateways in the order of preference for this group, each with the number of Services that it lacks.
+pub(super) fn ranked<'a>(group: &str, gateways: impl Iterator<Item = (&'a str, usize)>) -> Vec<Ranked> {
     let hash = |gateway: &str| mix(fnv1a(fnv1a(fnv1a(START, gateway.bytes()), [0]), group.bytes()));
-    let mut ranked: Vec<(u64, &str)> = gateways.map(|gateway| (hash(gateway), gateway)).collect();
+    let mut ranked: Vec<_> =
+        gateways.map(|(gateway, lacking)| (lacking, Reverse((hash(gateway), gateway)))).collect();
     ranked.sort_unstable();
     ranked.dedup();
-    ranked.into_iter().rev().map(|(_, gateway)| gateway.to_owned()).collect()
+    let order = ranked.into_iter();
+    order.map(|(lacking, Reverse((_, name)))| Ranked { name: name.to_owned(), lacking }).collect()
 }
 
 /// The finalizer of MurmurHash3: the order of FNV hashes of similar names would be the same for every group.
@@ -26,7 +39,9 @@ mod tests {
 
     fn firsts(gateways: &[&str]) -> Vec<String> {
         let group = |bucket: u8| format!("tidegate-l2-all-{bucket:02}");
-        (0..16).map(|bucket| ranked(&group(bucket), gateways.iter().copied())[0].clone()).collect()
+        (0..16)
+            .map(|bucket| ranked(&group(bucket), gateways.iter().map(|name| (*name, 0)))[0].name.clone())
+            .collect()
     }
 
     #[test]
@@ -39,6 +54,16 @@ mod tests {
         let after = firsts(&["edge-3", "edge-1"]);
         for (was, is) in before.iter().zip(&after) {
             assert!(was == is || was == "edge-2", "{was} -> {is}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_that_serves_more_of_a_group_comes_first() {
+        for bucket in 0..16 {
+            let group = format!("tidegate-l2-all-{bucket:02}");
+            let all = ranked(&group, [("edge-1", 2), ("edge-2", 0), ("edge-3", 1)].into_iter());
+            let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+            assert_eq!(names, ["edge-2", "edge-3", "edge-1"]);
         }
     }
 }

@@ -53,6 +53,8 @@ pub(super) struct Circumstances<'a> {
     pub(super) waits_for: Option<&'a str>,
     /// Why no gateway announces some of its addresses.
     pub(super) lacking: Option<&'a str>,
+    /// Which gateways own its addresses on layer 2, and why; empty if none does.
+    pub(super) owners: &'a str,
 }
 
 /// All conditions of a Service that requests an address; `contested` names another writer of its status.
@@ -62,12 +64,11 @@ pub(super) fn of_service(
     contested: Option<&str>,
     beside: &Circumstances<'_>,
 ) -> Vec<NewCondition> {
-    vec![
-        allocated(of, view, beside),
-        programmed(of, view, beside),
-        healthy(view, beside.around),
-        conflicted(of, contested),
-    ]
+    let mut programmed = programmed(of, view, beside);
+    if !beside.owners.is_empty() {
+        programmed.message = format!("{}; {}", programmed.message, beside.owners);
+    }
+    vec![allocated(of, view, beside), programmed, healthy(view, beside.around), conflicted(of, contested)]
 }
 
 fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {

@@ -1,6 +1,6 @@
 //! Computes this gateway's own status for its `GatewayStatus`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, ObjectKey};
@@ -71,8 +71,10 @@ pub fn gateway_status(
             false => forwarding.version_applied.to_string(),
             true => 0.to_string(),
         },
-        not_programmed: listed(&|service| is_unserved(service, &forwarding.unapplied)),
-        without_backends: listed(&lacks_backends),
+        not_programmed: listed(&|service| {
+            service.is_refused_in_part() || forwarding.unapplied.contains(&key(service))
+        }),
+        without_backends: listed(&ServiceView::lacks_backends),
         stopped: false,
         conditions: conditions(situation, &before.conditions),
     }
@@ -101,24 +103,6 @@ fn in_shares(services: impl Iterator<Item = ObjectKey>, max: usize) -> Vec<Strin
 
 fn key(service: &ServiceView) -> ObjectKey {
     ObjectKey::new(service.namespace.as_str(), service.name.as_str())
-}
-
-/// Whether the gateway does not serve some port of the Service.
-fn is_unserved(service: &ServiceView, unapplied: &BTreeSet<ObjectKey>) -> bool {
-    service.refused.is_some()
-        || service.ports.iter().any(|port| port.refused.is_some())
-        || unapplied.contains(&key(service))
-}
-
-/// Whether some port that is served has no active backend.
-fn lacks_backends(service: &ServiceView) -> bool {
-    let served = service.ports.iter().filter(|port| port.refused.is_none());
-    // Per port, whatever its addresses.
-    let mut up: BTreeMap<(u16, _), bool> = BTreeMap::new();
-    for port in served {
-        *up.entry((port.port, port.protocol)).or_default() |= port.count(BackendViewState::Active) > 0;
-    }
-    up.values().any(|up| !up)
 }
 
 /// The conditions; `before` are the previous ones.

@@ -8,6 +8,7 @@
 //! - [`condition`]: the conditions, and since when they hold;
 //! - [`status_conflict`]: another controller writes the same status;
 //! - [`peer`]: the reports of the other gateways about a Service;
+//! - [`owner`]: which gateway answers for a Service's addresses on layer 2;
 //! - [`pool`], [`gateway`]: the status of our own kinds.
 //!
 //! They add to a [`Planner`]; only `service` calls the others. The inputs of a plan are in `situation` and `memory`,
@@ -22,6 +23,7 @@ mod condition;
 mod gateway;
 mod group;
 mod memory;
+mod owner;
 mod peer;
 mod planner;
 mod pool;
@@ -37,7 +39,7 @@ pub use compare::plan_compared;
 pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
 pub use memory::Memory;
 pub use peer::Peer;
-pub use situation::{DrainPhase, Forwarding, Identity, Observation, Situation};
+pub use situation::{DrainPhase, Forwarding, Identity, LeaseHolders, Observation, Situation};
 pub use status_conflict::StatusConflict;
 pub use write::{Plan, Write};
 
@@ -110,8 +112,9 @@ impl Planner<'_> {
         let unapplied = observation.forwarding.unapplied.contains(key);
         let changed_in = |memory: &Memory| memory.asked.get(key).map_or(0, |asked| asked.change.version);
         let version = changed_in(self.memory);
-        let around =
-            peer::fingerprint(peers, key, version) ^ self.groups.fingerprint(view.map(AsRef::as_ref));
+        let seen = view.map(AsRef::as_ref);
+        let owners = owner::fingerprint(&observation.lease_holders, seen).rotate_left(1);
+        let around = peer::fingerprint(peers, key, version) ^ self.groups.fingerprint(seen) ^ owners;
         let settled = self.memory.settled.get(key);
         if findings.is_empty()
             && !unapplied

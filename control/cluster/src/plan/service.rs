@@ -9,6 +9,7 @@ use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, Ser
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::memory::RequestState;
+use super::owner::Owners;
 use super::peer::{Around, CONFIRM_MAX, Change, Peer};
 use super::planner::Planner;
 use super::situation::{OfService, Situation};
@@ -161,14 +162,16 @@ impl Planner<'_> {
         if around.is_unconfirmed {
             self.confirm(change);
         }
-        let lacking = self.groups.lacking(view);
+        let owners = Owners::new(self.situation, view, &of_group, is_member);
+        let lacking = self.groups.lacking(view).or(owners.lacking);
         if let Some(why) = &lacking {
             self.note(of, EventType::Warning, event_reason::NO_GATEWAY, why);
         }
         let failure = self.situation.observation.forwarding.publish_failure.as_deref();
         let waits_for = self.address_waits_for(of, view);
         let (waits_for, lacking) = (waits_for.as_deref(), lacking.as_deref());
-        let circumstances = Circumstances { around: &around, failure, waits_for, lacking };
+        let owners = owners.shown.as_str();
+        let circumstances = Circumstances { around: &around, failure, waits_for, lacking, owners };
         let new = condition::of_service(of, view, contested, &circumstances);
         let held = self.situation.observation.outcome.memory.allocations.by_service.get(key);
         let conditions: Vec<Condition> = new

@@ -1,6 +1,6 @@
 //! The inputs of a plan.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -11,6 +11,9 @@ use tidegate_policy::reconcile::{Finding, Outcome};
 
 use super::peer::Peer;
 use crate::event::Regarding;
+
+/// The gateway that holds each Lease, as last seen; `None` inside if nobody does.
+pub type LeaseHolders = BTreeMap<String, Option<String>>;
 
 /// The result of one round of the controller.
 #[derive(Debug, Clone)]
@@ -38,6 +41,8 @@ pub struct Observation {
     pub forwarding: Forwarding,
     /// Whether the source has a connection to the API server.
     pub source_connected: bool,
+    /// The holders of the Leases of VIPs (`announce.l2.mode: lease`).
+    pub lease_holders: Arc<LeaseHolders>,
     /// Requests that this gateway could not fulfil, whatever the others do: health-check node ports that it cannot
     /// bind.
     pub own_findings: Vec<Finding>,

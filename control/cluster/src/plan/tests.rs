@@ -71,6 +71,7 @@ struct Cluster {
     leads: bool,
     hindrance: Option<String>,
     unapplied: Arc<BTreeSet<ObjectKey>>,
+    lease_holders: Arc<LeaseHolders>,
     peers: Vec<Peer>,
     now: Timestamp,
     /// How long ago the last poll of the other gateways began.
@@ -107,6 +108,7 @@ impl Cluster {
             leads: true,
             hindrance: None,
             unapplied: Arc::default(),
+            lease_holders: Arc::default(),
             peers: Vec::new(),
             now: Timestamp::from_second(1_000_000).expect("a time"),
             polled_before: SignedDuration::ZERO,
@@ -195,6 +197,7 @@ impl Cluster {
                 drain_message: String::new(),
             },
             source_connected: true,
+            lease_holders: Arc::clone(&self.lease_holders),
             own_findings: Vec::new(),
         }
     }

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tidegate_model::objects::Labels;
 use tidegate_source::SourceState;
 use tidegate_source::kubernetes::Connector;
 use tokio::sync::{Notify, watch};
@@ -33,10 +32,10 @@ use super::lease::LEASE;
 use super::namesake::Namesake;
 use super::own_status::{HEARTBEAT, OwnStatus, heartbeat_time};
 use super::peer_poll::PeerPoll;
-use super::plan::{Identity, Observation, Plan, Situation, Write, gateway_status};
+use super::plan::{Identity, Observation, Peer, Plan, Situation, Write, gateway_status};
 use super::queue::{Job, Next, Queue, Seen};
 use super::record::Recorder;
-use super::releases::PeerReleases;
+use super::releases::{LiveGateway, PeerReleases};
 use super::sharing_peers::SharingPeers;
 use planning::Planning;
 use requests::{Poll, Requests};
@@ -296,7 +295,10 @@ impl Writer {
         let decides_since = self.term.version().filter(|_| leads).unwrap_or(0);
         let addresses = self.peer_poll.peers.addresses();
         let live = self.peer_poll.peers.live().into_iter().filter(|peer| peer.is_ready);
-        let live: BTreeMap<String, Labels> = live.map(|peer| (peer.name, peer.labels)).collect();
+        let live = live.map(|Peer { name, labels, not_programmed, without_backends, .. }| {
+            (name, LiveGateway { labels, lacking: &not_programmed | &without_backends })
+        });
+        let live: BTreeMap<String, LiveGateway> = live.collect();
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
         self.outputs.peer_releases.send_if_modified(|published| {
             let is_progress = withdrawn > published.withdrawn;

@@ -4,24 +4,29 @@
 //! an address is from selects gateways by their labels; its `announce` says how they announce the address. An address
 //! whose pool no longer exists is announced by every gateway, as before there were selectors. A gateway that is not
 //! selected neither answers nor announces, and still forwards what arrives.
+//!
+//! A gateway that can serve no port of an address doesn't answer for it on layer 2: with `externalTrafficPolicy: Local`
+//! another gateway may have the endpoints. By Lease, such addresses have Leases of their own, so that each is owned by a
+//! gateway that can serve it. Which addresses these are follows from the Services alone, so all gateways agree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tidegate_core::ownership::{Layer2, OwnerKey};
 use tidegate_model::config::Layer2Mode;
 use tidegate_model::fnv::{START, fnv1a};
-use tidegate_model::objects::{AnnounceWays, Pool, Selector};
+use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, Selector};
 
 use super::outcome::Outcome;
 use super::settings::Settings;
-use super::view::{EdgeView, VipKind};
+use super::view::{EdgeView, ServiceView, VipKind};
 
 /// The VIPs of a group of gateways are spread over this number of Leases. A protocol between gateways.
 const BUCKETS: u64 = 16;
 
-/// The relation of this gateway to an address of a pool; `None` for a pool that no longer exists.
-pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr) -> EdgeView {
+/// The relation of this gateway to an address of a pool; `None` for a pool that no longer exists. `is_local`: whether the
+/// Service has `externalTrafficPolicy: Local`.
+pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_local: bool) -> EdgeView {
     let serves = pool.is_none_or(|pool| pool.gateway_selector.matches(&settings.labels));
     let announce = pool.map(|pool| pool.announce).unwrap_or_default();
     let AnnounceWays { l2, bgp } = if serves { announce } else { AnnounceWays::NONE };
@@ -30,23 +35,29 @@ pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr) -> Edg
     let owner = match mode {
         _ if !layer2 => None,
         Layer2Mode::Always | Layer2Mode::Off => None,
-        Layer2Mode::Lease => Some(lease_name(pool.map(|pool| &pool.gateway_selector), vip)),
+        Layer2Mode::Lease => Some(lease_name(pool.map(|pool| &pool.gateway_selector), vip, is_local)),
         Layer2Mode::Vrrp => {
             let groups = &settings.layer2.vrrp.groups;
             groups.get(usize::try_from(spread(vip, groups.len() as u64)).unwrap_or(0)).cloned()
         }
     };
-    EdgeView { outside_group: !serves, layer2, bgp, owner, owned_by: None }
+    EdgeView { outside_group: !serves, layer2, bgp, owner, ..EdgeView::default() }
 }
 
-/// The Lease of an address, in a group of gateways with this selector.
-fn lease_name(selector: Option<&Selector>, vip: IpAddr) -> String {
-    let bucket = spread(vip, BUCKETS);
-    match selector.filter(|selector| **selector != Selector::default()) {
-        None => format!("tidegate-l2-all-{bucket:02}"),
-        Some(selector) => {
-            let hash = fnv1a(START, selector.to_string().bytes());
-            format!("tidegate-l2-{hash:016x}-{bucket:02}")
+/// The Lease of an address, in a group of gateways with this selector. Of Services with `externalTrafficPolicy: Local`,
+/// each gateway serves other ones, so each of their addresses has a Lease of its own.
+fn lease_name(selector: Option<&Selector>, vip: IpAddr, is_local: bool) -> String {
+    let group = match selector.filter(|selector| **selector != Selector::default()) {
+        None => "all".to_owned(),
+        Some(selector) => format!("{:016x}", fnv1a(START, selector.to_string().bytes())),
+    };
+    match vip {
+        _ if !is_local => format!("tidegate-l2-{group}-{:02}", spread(vip, BUCKETS)),
+        IpAddr::V4(vip) => format!("tidegate-l2-{group}-{vip}"),
+        IpAddr::V6(vip) => {
+            // The name of an object ends with a letter or a digit, and has no colon.
+            let parts: Vec<String> = vip.segments().iter().map(|part| format!("{part:x}")).collect();
+            format!("tidegate-l2-{group}-{}", parts.join("-"))
         }
     }
 }
@@ -66,26 +77,63 @@ pub fn owner_key(group: &str) -> OwnerKey {
     OwnerKey::new(fnv1a(START, group.bytes()))
 }
 
-/// The groups of VIPs of which this gateway may be the owner, each with the selector of its gateways.
+/// VIPs with a common owner.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnerGroup {
+    /// The gateways that may own them.
+    pub selector: Selector,
+    /// Their Services.
+    pub services: BTreeSet<ObjectKey>,
+    /// Those of the Services of which this gateway doesn't serve every port, or has no backend for one.
+    pub lacking: BTreeSet<ObjectKey>,
+    /// Whether this gateway can serve one of the VIPs.
+    pub is_servable: bool,
+}
+
+/// The groups of VIPs of which this gateway may be the owner.
 #[must_use]
-pub fn owner_groups(outcome: &Outcome) -> BTreeMap<String, Selector> {
-    let mut groups: BTreeMap<String, Selector> = BTreeMap::new();
-    for vip in outcome.services.iter().flat_map(|service| &service.vips) {
-        let Some(owner) = &vip.edge.owner else { continue };
-        if !groups.contains_key(owner) {
-            let pool = outcome.pools.iter().find(|usage| usage.pool == vip.pool);
-            groups
-                .insert(owner.clone(), pool.map(|usage| usage.gateway_selector.clone()).unwrap_or_default());
+pub fn owner_groups(outcome: &Outcome) -> BTreeMap<String, OwnerGroup> {
+    let mut groups: BTreeMap<String, OwnerGroup> = BTreeMap::new();
+    for service in &outcome.services {
+        let is_lacking = service.is_refused_in_part() || service.lacks_backends();
+        for vip in &service.vips {
+            let Some(owner) = &vip.edge.owner else { continue };
+            let group = groups.entry(owner.clone()).or_insert_with(|| {
+                let pool = outcome.pools.iter().find(|usage| usage.pool == vip.pool);
+                let selector = pool.map(|usage| usage.gateway_selector.clone()).unwrap_or_default();
+                OwnerGroup { selector, ..OwnerGroup::default() }
+            });
+            group.is_servable |= vip.edge.unable.is_none();
+            let key = ObjectKey::new(service.namespace.as_str(), service.name.as_str());
+            if is_lacking {
+                group.lacking.insert(key.clone());
+            }
+            group.services.insert(key);
         }
     }
     groups
 }
 
-/// How the gateway answers for the link address of an address that serves a Service in this capacity.
-pub(super) fn layer2(edge: &EdgeView, kind: VipKind) -> Layer2 {
+/// Notes for each address of a Service on layer 2 why this gateway can serve none of the Service's ports there, if so.
+pub(super) fn note_unable(view: &mut ServiceView) {
+    let ServiceView { vips, ports, refused, .. } = view;
+    for vip in vips.iter_mut().filter(|vip| vip.edge.layer2) {
+        let mut whys = ports.iter().filter(|port| port.vip == vip.address).map(|port| {
+            let refused = port.refused.as_ref().map(|refusal| refusal.message.as_str());
+            refused.or(port.note.as_deref())
+        });
+        let first = whys.next().flatten().filter(|_| whys.all(|why| why.is_some()));
+        vip.edge.unable = refused.as_deref().or(first).map(str::to_owned);
+    }
+}
+
+/// How the gateway answers for the link address of an address that serves a port in this capacity. `is_elsewhere`:
+/// whether only other gateways can serve the port.
+pub(super) fn layer2(edge: &EdgeView, kind: VipKind, is_elsewhere: bool) -> Layer2 {
     match kind {
         // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         VipKind::NodePort | VipKind::ClusterIp => Layer2::Answered,
+        VipKind::LoadBalancer | VipKind::ExternalIp if is_elsewhere => Layer2::Silent,
         VipKind::LoadBalancer | VipKind::ExternalIp => match &edge.owner {
             Some(owner) => Layer2::Owned(owner_key(owner)),
             None if edge.layer2 => Layer2::Always,
@@ -124,23 +172,24 @@ mod tests {
     fn a_gateway_announces_the_addresses_of_pools_that_select_it_as_they_say() {
         let settings = settings(Layer2Mode::Always);
         let shown = |pool: Option<&Pool>| {
-            let edge = edge(&settings, pool, vip(1));
-            (edge.outside_group, edge.layer2, edge.bgp, layer2(&edge, VipKind::LoadBalancer))
+            let edge = edge(&settings, pool, vip(1), false);
+            (edge.outside_group, edge.layer2, edge.bgp, layer2(&edge, VipKind::LoadBalancer, false))
         };
         assert_eq!(shown(None), (false, true, true, Layer2::Always), "its pool is gone");
         assert_eq!(shown(Some(&pool("", true, true))), (false, true, true, Layer2::Always));
         assert_eq!(shown(Some(&pool("rack=r1", true, false))), (false, true, false, Layer2::Always));
         assert_eq!(shown(Some(&pool("rack=r1", false, true))), (false, false, true, Layer2::Silent));
         assert_eq!(shown(Some(&pool("rack=r2", true, true))), (true, false, false, Layer2::Silent));
-        let other = edge(&settings, Some(&pool("rack=r2", true, true)), vip(1));
-        assert_eq!(layer2(&other, VipKind::ClusterIp), Layer2::Answered, "it is from no pool");
+        let other = edge(&settings, Some(&pool("rack=r2", true, true)), vip(1), false);
+        assert_eq!(layer2(&other, VipKind::ClusterIp, true), Layer2::Answered, "it is from no pool");
     }
 
     #[test]
     fn the_mode_says_who_answers_for_an_address() {
         let of = |mode, pool: &Pool| {
-            let edge = edge(&settings(mode), Some(pool), vip(1));
-            (layer2(&edge, VipKind::ExternalIp), edge.owner)
+            let edge = edge(&settings(mode), Some(pool), vip(1), false);
+            assert_eq!(layer2(&edge, VipKind::ExternalIp, true), Layer2::Silent, "it can't serve the port");
+            (layer2(&edge, VipKind::ExternalIp, false), edge.owner)
         };
         let everywhere = pool("", true, true);
         assert_eq!(of(Layer2Mode::Off, &everywhere), (Layer2::Silent, None));
@@ -162,13 +211,16 @@ mod tests {
     #[test]
     fn leases_of_addresses_are_a_protocol() {
         let rack = Selector::parse("rack=r1").expect("a selector");
-        let names =
-            [vip(1), vip(2), "2001:db8:1::1".parse().expect("an address")].map(|vip| lease_name(None, vip));
+        let names = [vip(1), vip(2), "2001:db8:1::1".parse().expect("an address")]
+            .map(|vip| lease_name(None, vip, false));
         assert_eq!(names, GOLDEN);
-        assert_eq!(lease_name(Some(&rack), vip(1)), GOLDEN_OF_RACK);
+        assert_eq!(lease_name(Some(&rack), vip(1), false), GOLDEN_OF_RACK);
         let leases: std::collections::BTreeSet<String> =
-            (0..64).map(|last| lease_name(None, vip(last))).collect();
+            (0..64).map(|last| lease_name(None, vip(last), false)).collect();
         assert_eq!(leases.len(), 16, "addresses are spread over all");
+        assert_eq!(lease_name(None, vip(1), true), "tidegate-l2-all-203.0.113.1");
+        let v6 = lease_name(Some(&rack), "2001:db8:1::".parse().expect("an address"), true);
+        assert_eq!(v6, "tidegate-l2-7dbd119a8f80b8bb-2001-db8-1-0-0-0-0-0");
     }
 
     const GOLDEN: [&str; 3] = ["tidegate-l2-all-04", "tidegate-l2-all-13", "tidegate-l2-all-15"];

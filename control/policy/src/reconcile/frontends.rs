@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use tidegate_core::ownership::Layer2;
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{ObjectKey, Pool, Service, ServicePort};
+use tidegate_model::objects::{ObjectKey, Pool, Service, ServicePort, TrafficPolicy};
 
 use super::contested::{Contested, FrontendConflict};
 use super::edge;
@@ -27,6 +27,8 @@ pub(super) struct Frontends<'a> {
     cluster_ips: &'a [IpAddr],
     conflicts: &'a [FrontendConflict],
     service: &'a ObjectKey,
+    /// Whether its `externalTrafficPolicy` is Local.
+    is_local: bool,
     settings: &'a Settings,
     /// All pools.
     pools: &'a [Pool],
@@ -46,23 +48,25 @@ impl<'a> Frontends<'a> {
             cluster_ips: cluster_ips(settings, service),
             conflicts: contested.of(&service.meta.key),
             service: &service.meta.key,
+            is_local: service.external_traffic_policy == TrafficPolicy::Local,
             settings,
             pools,
         }
     }
 
-    /// How the gateway answers for the link address of a frontend's address.
-    pub(super) fn layer2(&self, frontend: &Frontend) -> Layer2 {
+    /// How the gateway answers for the link address of a frontend's address. `is_elsewhere`: whether only other gateways
+    /// can serve the port there.
+    pub(super) fn layer2(&self, frontend: &Frontend, is_elsewhere: bool) -> Layer2 {
         let all = self.granted.load_balancer.iter().chain(self.granted.external.iter().map(|(a, _)| a));
         let pool = all
             .filter(|assigned| assigned.address == frontend.vip)
             .map(|assigned| assigned.pool.as_str())
             .next();
-        edge::layer2(&self.edge_of(pool.unwrap_or_default(), frontend.vip), frontend.via)
+        edge::layer2(&self.edge_of(pool.unwrap_or_default(), frontend.vip), frontend.via, is_elsewhere)
     }
 
     fn edge_of(&self, pool: &str, vip: IpAddr) -> EdgeView {
-        edge::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip)
+        edge::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip, self.is_local)
     }
 
     /// The maximum number of addresses of a port.

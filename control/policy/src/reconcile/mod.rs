@@ -92,7 +92,7 @@ pub use compare::{Compared, Round};
 pub use demand::Demand;
 pub use drain::{DrainTarget, Drains};
 pub use dscp::{DscpConflict, DscpConflicts};
-pub use edge::{owner_groups, owner_key};
+pub use edge::{OwnerGroup, owner_groups, owner_key};
 pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;
 pub use input::{Input, Memory};

@@ -24,6 +24,7 @@ use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
 use super::checkable;
 use super::collector::{Collector, PortAt};
+use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, core_protocol};
 use super::frontends::Frontends;
@@ -59,6 +60,7 @@ pub(super) fn program(
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));
         programmed.view.refused = Some(too_large.why.clone());
+        edge::note_unable(&mut programmed.view);
         return programmed;
     }
     frontends.findings(service, &mut collector.findings);
@@ -84,7 +86,8 @@ pub(super) fn program(
                     });
                     let backends = backends::backends(collector, &at, &reached, evidence);
                     unchecked.extend(&backends.unchecked);
-                    programmed.add(collector, &at, (&admission, frontends.layer2(&frontend)), backends);
+                    let layer2 = frontends.layer2(&frontend, backends.only_elsewhere.is_some());
+                    programmed.add(collector, &at, (&admission, layer2), backends);
                 }
                 Err(refusal) if is_asked_for(plan, &frontend) => {
                     programmed.view.ports.push(port_view(plan, &at, Some(refusal), Backends::default()));
@@ -94,6 +97,7 @@ pub(super) fn program(
         }
     }
     collector.findings.extend(checkable::finding(service, &unchecked));
+    edge::note_unable(&mut programmed.view);
     programmed
 }
 

@@ -8,6 +8,7 @@
 
 mod by_name;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -90,11 +91,34 @@ pub struct EdgeView {
     /// Who owns that now, in answers of the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owned_by: Option<String>,
+    /// Why this gateway can serve no port of the Service there, so that it doesn't answer for the address on layer 2
+    /// unless another Service has the address too; absent if it can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unable: Option<String>,
 }
 
 impl EdgeView {
     fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+impl ServiceView {
+    /// Whether some port of the Service is not programmed.
+    #[must_use]
+    pub fn is_refused_in_part(&self) -> bool {
+        self.refused.is_some() || self.ports.iter().any(|port| port.refused.is_some())
+    }
+
+    /// Whether some port that is programmed has no active backend.
+    #[must_use]
+    pub fn lacks_backends(&self) -> bool {
+        // Per port, whatever its addresses.
+        let mut up: BTreeMap<(u16, _), bool> = BTreeMap::new();
+        for port in self.ports.iter().filter(|port| port.refused.is_none()) {
+            *up.entry((port.port, port.protocol)).or_default() |= port.count(BackendViewState::Active) > 0;
+        }
+        up.values().any(|up| !up)
     }
 }
 

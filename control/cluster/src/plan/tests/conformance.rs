@@ -594,6 +594,43 @@ fn peer(name: &str) -> Peer {
 }
 
 #[test]
+fn programmed_says_which_gateway_owns_a_vip_and_why() {
+    let group = "tidegate-l2-all-203.0.113.5";
+    let holds = |by: Option<&str>| {
+        let holders: LeaseHolders = [(group.to_owned(), by.map(str::to_owned))].into();
+        Arc::new(holders)
+    };
+    let local = FIVE.to_owned() + "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
+    let mut both = Both::new(&(balanced("web", "", HTTP, &local) + ENDPOINT)).with(|cluster| {
+        cluster.settings.layer2.mode = tidegate_model::config::Layer2Mode::Lease;
+        cluster.peers = vec![peer("edge-2")];
+        cluster.lease_holders = holds(Some("edge-2"));
+    });
+    both.settle();
+    let of = |both: &Both| both.condition("web", "Programmed");
+    let is = |both: &Both, owner: &str| {
+        let condition = of(both);
+        assert!(condition.starts_with("True ") && condition.ends_with(owner), "{condition}");
+    };
+    is(&both, "; edge-2 answers for 203.0.113.5, one of 2 gateways that can serve it");
+    both.both(|cluster| {
+        cluster.peers[0].without_backends = ["default/web".to_owned()].into();
+        cluster.lease_holders = holds(Some("edge-1"));
+    });
+    both.settle();
+    is(&both, "; edge-1 answers for 203.0.113.5, the only gateway that can serve it");
+    // The endpoint is on no node of a gateway.
+    both.both(|cluster| {
+        cluster.settings.node = Some("a".into());
+        cluster.lease_holders = holds(None);
+    });
+    let events = both.settle();
+    let why = "no gateway answers for 203.0.113.5, because none can serve it; edge-1: externalTrafficPolicy Local: node a has no endpoint";
+    assert!(of(&both).starts_with(&format!("False NoGateway: {why}")), "{}", of(&both));
+    assert!(notes(&events, "NoGateway")[0].starts_with(why), "{events:?}");
+}
+
+#[test]
 fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
     let listed = || std::iter::once("default/web".to_owned()).collect::<BTreeSet<_>>();
     let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| cluster.peers = vec![peer("edge-2")]);

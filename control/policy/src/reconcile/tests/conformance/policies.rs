@@ -1,7 +1,9 @@
 //! Section 3: the endpoints that traffic policies and topology select.
 
 use super::*;
+use tidegate_core::ownership::Layer2;
 use tidegate_core::snapshot::NoEndpoints;
+use tidegate_model::config::Layer2Mode;
 
 #[test]
 fn policy_local_takes_ready_ones_on_the_node_else_serving_and_terminating_ones_there_else_none() {
@@ -21,6 +23,30 @@ fn policy_local_takes_ready_ones_on_the_node_else_serving_and_terminating_ones_t
     assert_eq!(backends(&[terminating, gone, elsewhere]), ["10.1.0.2:8080 active", "10.1.0.4:8080 down"]);
     assert_eq!(backends(&[gone, elsewhere]), ["10.1.0.4:8080 down"], "it no longer answers");
     assert_eq!(backends(&[elsewhere]), [] as [String; 0]);
+}
+
+#[test]
+fn with_policy_local_a_gateway_answers_on_layer_2_for_vips_that_it_can_serve() {
+    let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
+    let of = |mode, endpoint: &str| {
+        let both = web_with(local, &[endpoint]).with(|world| {
+            world.settings.node = Some("a".into());
+            world.settings.layer2.mode = mode;
+        });
+        let outcome = both.look();
+        (only(&outcome).layer2, outcome.services[0].vips[0].edge.clone())
+    };
+    let (here, elsewhere) = ("addresses: [10.1.0.1], nodeName: a", "addresses: [10.1.0.1], nodeName: b");
+    let (layer2, edge) = of(Layer2Mode::Always, elsewhere);
+    let why = edge.unable.expect("it can serve no port");
+    assert!(why.starts_with("externalTrafficPolicy Local: node a has no endpoint"), "{why}");
+    assert_eq!((layer2, of(Layer2Mode::Always, here).0), (Layer2::Silent, Layer2::Always));
+    let nowhere = "addresses: [10.1.0.1], nodeName: b, conditions: {ready: false}";
+    assert_eq!(of(Layer2Mode::Always, nowhere).0, Layer2::Always, "it refuses connections");
+    let (layer2, edge) = of(Layer2Mode::Lease, here);
+    assert!(matches!(layer2, Layer2::Owned(_)) && edge.unable.is_none());
+    assert_eq!(edge.owner.as_deref(), Some("tidegate-l2-all-203.0.113.12"), "a Lease of its own");
+    assert_eq!(of(Layer2Mode::Lease, elsewhere).0, Layer2::Silent);
 }
 
 #[test]
