@@ -1,11 +1,11 @@
-//! Requests to the kernel by rtnetlink: one request, one answer, no state.
+//! Requests to the kernel by rtnetlink: one request, one answer or a list, no state.
 //!
 //! Kept by hand: the `rtnetlink` crate needs an async runtime, which the dataplane does not have. The messages are
 //! those of `netlink-packet-route`.
 
 use std::io;
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
@@ -49,6 +49,29 @@ impl Connection {
         }
     }
 
+    /// Requests a list of objects.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub(crate) fn dump(&mut self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+        self.send(message, NLM_F_DUMP)?;
+        let mut found = Vec::new();
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            let mut rest = &datagram[..];
+            while !rest.is_empty() {
+                let message = Self::parse(rest)?;
+                let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+                match message.payload {
+                    _ if message.header.sequence_number != self.sequence => {}
+                    NetlinkPayload::Done(_) => return Ok(found),
+                    payload => found.extend(Self::read(payload)?),
+                }
+            }
+        }
+    }
+
     fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
@@ -63,7 +86,11 @@ impl Connection {
 
     fn receive(&self) -> io::Result<NetlinkMessage<RouteNetlinkMessage>> {
         let (answer, _) = self.socket.recv_from_full()?;
-        NetlinkMessage::deserialize(&answer)
+        Self::parse(&answer)
+    }
+
+    fn parse(bytes: &[u8]) -> io::Result<NetlinkMessage<RouteNetlinkMessage>> {
+        NetlinkMessage::deserialize(bytes)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
     }
 

@@ -262,6 +262,7 @@ impl<S: FrameSource> SlowPath<S> {
                     count(taken, &self.counters.to_kernel, &self.counters.to_kernel_dropped);
                     continue;
                 }
+                self.exchange.advertisements.heard(self.clock.now(), punted.frame.bytes());
                 let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
                 let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
                 count(taken, &self.counters.to_kernel, &self.counters.to_kernel_dropped);
@@ -409,6 +410,7 @@ impl<S: FrameSource> SlowPath<S> {
                         continue;
                     }
                     self.exchange.own.note(now, frame);
+                    self.exchange.advertisements.sent(now, frame);
                     let sent = self.inject(interface, frame);
                     count(sent, &self.counters.from_kernel, &self.counters.from_kernel_dropped);
                 }

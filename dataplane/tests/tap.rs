@@ -105,7 +105,40 @@ fn inside() {
     assert!(waits.count() >= 2 && waits.sum() > 0, "{waits:?}");
     assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
     worker_pool.stop();
-    assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the worker pool");
+    the_next_process_continues_with_the_tap();
+}
+
+/// The tap stays for daemons whose sockets are bound to it. Without a reader it has no carrier, and no route counts.
+fn the_next_process_continues_with_the_tap() {
+    let index = || {
+        let said = iproute(&["link", "show", "tg-uplink"]);
+        said.split(':').next().map(str::to_owned).filter(|index| !index.is_empty())
+    };
+    let before = index().expect("the tap stays");
+    wait_until("the end of the carrier", || iproute(&["link", "show", "tg-uplink"]).contains("NO-CARRIER"));
+    let said = iproute(&["route", "get", "192.0.2.77"]);
+    assert!(!said.contains("tg-uplink"), "a route without a gateway leads to it: {said}");
+    iproute(&["address", "add", "192.0.2.99/24", "dev", "tg-uplink"]);
+    let config = TapConfig {
+        interface: "uplink".into(),
+        mac: BACKEND,
+        mtu: 1500,
+        vlan: None,
+        addresses: vec!["192.0.2.3/24".parse().unwrap()],
+    };
+    let tap = Tap::create(&config).unwrap();
+    assert_eq!((tap.name(), index()), ("tg-uplink", Some(before)));
+    let link = iproute(&["link", "show", "tg-uplink"]);
+    assert!(link.contains("LOWER_UP> mtu 1500") && link.contains(&BACKEND.to_string()), "{link}");
+    let addresses = iproute(&["address", "show", "tg-uplink"]);
+    for (wanted, is_there) in [("192.0.2.3/24", true), ("192.0.2.99/24", true), ("192.0.2.2/24", false)] {
+        assert_eq!(addresses.contains(wanted), is_there, "{wanted}: {addresses}");
+    }
+    assert!(!addresses.contains("2001:db8::2"), "{addresses}");
+    let routes = iproute(&["route"]) + &iproute(&["-6", "route"]);
+    assert!(!routes.contains("metric 4096"), "routes of the earlier process: {routes}");
+    let second = Tap::create(&config).unwrap();
+    assert_eq!(second.name(), "tg-uplink-2", "another gateway has the first one");
 }
 
 /// A packet of a host on the link reaches a socket of the kernel, and the answer returns to the host.

@@ -4,7 +4,6 @@
 
 use super::announcements;
 use super::flow_sharing::Shown;
-use super::layer2::Layer2View;
 use super::state::State;
 
 impl State {
@@ -32,7 +31,7 @@ impl State {
             .chain(neighbors.shortage())
             .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
             .chain(self.flow_sharing().iter().flat_map(Shown::troubles))
-            .chain(self.layer2().map(Layer2View::troubles).unwrap_or_default())
+            .chain(self.layer2().map(|layer2| layer2.troubles(&self.dataplane)).unwrap_or_default())
             .chain(self.turn.trouble())
             .chain(self.symptoms().of_gateway.iter().cloned())
             .chain(crate::logging::trouble())

@@ -13,6 +13,7 @@ use tidegate_cluster::ClusterWriter;
 use tidegate_cluster::layer2::{Keeper, LeaseTimes, Owners, Wanted};
 use tidegate_cluster::plan::LeaseHolders;
 use tidegate_core::ownership::{BootTime, Ownership};
+use tidegate_dataplane::gateway::Dataplane;
 use tidegate_model::config::{GatewayConfig, Layer2Mode};
 use tidegate_model::objects::Labels;
 use tidegate_policy::reconcile::view::ServiceView;
@@ -196,7 +197,7 @@ impl Layer2View {
     }
 
     /// Why VIPs may have no owner, as text for display.
-    pub(super) fn troubles(&self) -> Vec<String> {
+    pub(super) fn troubles(&self, dataplane: &Dataplane) -> Vec<String> {
         let lease = self.owners.iter().filter_map(|owners| owners.trouble());
         let lease = lease.map(|why| format!("layer 2: {why}"));
         let states = self.vrrp.iter().flat_map(|vrrp| vrrp.states());
@@ -208,7 +209,8 @@ impl Layer2View {
                  announce.l2.vrrp.heartbeatTimeout: the gateway does not answer for its VIPs"
             )
         });
-        lease.chain(vrrp).collect()
+        let faults = self.vrrp.iter().flat_map(|vrrp| vrrp.faults(&dataplane.advertised()));
+        lease.chain(vrrp).chain(faults).collect()
     }
 
     /// Counts for metrics; `None` if no VIP has an owner.

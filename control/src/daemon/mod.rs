@@ -45,6 +45,7 @@ mod symptoms;
 mod turn;
 mod vital;
 mod vrrp;
+mod vrrp_faults;
 mod watches;
 
 use std::path::Path;

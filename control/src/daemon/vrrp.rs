@@ -12,7 +12,7 @@
 //!
 //! Invariant: lines that were written before a check began are applied before that check.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -22,41 +22,32 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tidegate_core::ownership::{BootTime, Ownership};
+use tidegate_dataplane::punt::vrrp::Advertised;
 use tidegate_model::config::VrrpConfig;
 use tidegate_policy::reconcile::owner_key;
 use tokio::task::AbortHandle;
+
+use super::vrrp_faults::{GroupState, Reported, faults};
 
 /// How long checks fail while no group's state is known.
 const UNKNOWN_MAX: Duration = Duration::from_secs(5);
 /// The longest line that is read; keepalived writes less than 300 bytes.
 const LINE_MAX: usize = 1024;
+/// How a line about a `vrrp_instance` begins.
+const INSTANCE: &str = "INSTANCE ";
+/// The most instances of others that are remembered.
+const STRANGERS_MAX: usize = 16;
 /// The pause before a FIFO that cannot be opened is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// The state of a group, as keepalived names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum GroupState {
-    Unknown,
-    Master,
-    Backup,
-    Fault,
-}
-
-impl GroupState {
-    fn shown(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Master => "master",
-            Self::Backup => "backup",
-            Self::Fault => "fault",
-        }
-    }
-}
 
 /// The groups, without I/O.
 #[derive(Debug)]
 struct Groups {
     states: BTreeMap<String, GroupState>,
+    /// Since when each group has its state.
+    since: BTreeMap<String, BootTime>,
+    /// The `vrrp_instance`s that keepalived reports and that are no groups of ours; at most [`STRANGERS_MAX`].
+    strangers: BTreeSet<String>,
     timeout: Duration,
     /// The start of the newest check.
     heard: BootTime,
@@ -67,17 +58,23 @@ struct Groups {
 impl Groups {
     fn new(config: &VrrpConfig, now: BootTime) -> Self {
         let states = config.groups.iter().map(|name| (name.clone(), GroupState::Unknown)).collect();
+        let since = config.groups.iter().map(|name| (name.clone(), now)).collect();
         let (timeout, heard) = (config.heartbeat_timeout, BootTime(0));
-        Self { states, timeout, heard, unknown_since: Some(now) }
+        Self { states, since, strangers: BTreeSet::new(), timeout, heard, unknown_since: Some(now) }
     }
 
     /// Applies a line of keepalived. Returns whether it changed a group of ours.
-    fn line(&mut self, line: &str) -> bool {
+    fn line(&mut self, line: &str, now: BootTime) -> bool {
         let Some((name, state)) = parse(line) else {
             tracing::debug!(line, "a line of keepalived is not understood");
             return false;
         };
-        let Some(known) = self.states.get_mut(name) else { return false };
+        let Some(known) = self.states.get_mut(name) else {
+            if line.starts_with(INSTANCE) && self.strangers.len() < STRANGERS_MAX {
+                self.strangers.insert(name.to_owned());
+            }
+            return false;
+        };
         self.unknown_since = None;
         if *known == state {
             return false;
@@ -88,15 +85,22 @@ impl Groups {
             "keepalived has changed the state of a VRRP group"
         );
         *known = state;
+        self.since.insert(name.to_owned(), now);
         true
     }
 
     /// No process has the FIFO open: keepalived has ended, or reopens it.
     fn closed(&mut self, now: BootTime) -> bool {
         self.unknown_since.get_or_insert(now);
-        let before = self.states.clone();
-        self.states.values_mut().for_each(|state| *state = GroupState::Unknown);
-        before != self.states
+        self.strangers.clear();
+        let known = self.states.iter_mut().filter(|(_, state)| **state != GroupState::Unknown);
+        let mut any = false;
+        for (name, state) in known {
+            *state = GroupState::Unknown;
+            self.since.insert(name.clone(), now);
+            any = true;
+        }
+        any
     }
 
     /// Applies a check that keepalived began at `began`. Returns why it fails, if it does.
@@ -122,7 +126,7 @@ impl Groups {
 
 /// The name of a group and its state in a line of keepalived.
 fn parse(line: &str) -> Option<(&str, GroupState)> {
-    let rest = line.strip_prefix("INSTANCE ").or_else(|| line.strip_prefix("GROUP "))?;
+    let rest = line.strip_prefix(INSTANCE).or_else(|| line.strip_prefix("GROUP "))?;
     let (name, rest) = rest.strip_prefix('"')?.split_once('"')?;
     let state = match rest.split_whitespace().next()? {
         "MASTER" | "MASTER_RX_LOWER_PRI" => GroupState::Master,
@@ -184,6 +188,18 @@ impl Vrrp {
     pub(super) fn states(&self) -> BTreeMap<String, &'static str> {
         let guard = self.shared.lock();
         guard.0.states.iter().map(|(name, state)| (name.clone(), state.shown())).collect()
+    }
+
+    /// What is wrong with the groups, as text for display.
+    pub(super) fn faults(&self, advertised: &[Advertised]) -> Vec<String> {
+        let guard = self.shared.lock();
+        let (groups, lines) = &*guard;
+        let now = self.shared.ownership.now().unwrap_or_default();
+        let reported = groups.states.iter().map(|(group, &state)| {
+            let since = groups.since.get(group).copied().unwrap_or_default();
+            Reported { group: group.clone(), state, age: Duration::from_nanos(now.0.saturating_sub(since.0)) }
+        });
+        faults(&reported.collect::<Vec<_>>(), &groups.strangers, lines.is_closed, advertised)
     }
 
     /// The task that follows keepalived, to see whether it has ended.
@@ -273,7 +289,7 @@ fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
             }
             Ok(read) => {
                 lines.is_closed = false;
-                apply(groups, &mut lines.begun, &buffer[..read]);
+                apply(groups, &mut lines.begun, &buffer[..read], now);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -287,11 +303,11 @@ fn drain(groups: &mut Groups, lines: &mut Lines, now: BootTime) {
     }
 }
 
-fn apply(groups: &mut Groups, begun: &mut Vec<u8>, bytes: &[u8]) {
+fn apply(groups: &mut Groups, begun: &mut Vec<u8>, bytes: &[u8], now: BootTime) {
     for &byte in bytes {
         if byte == b'\n' {
             let line = std::mem::take(begun);
-            groups.line(&String::from_utf8_lossy(&line));
+            groups.line(&String::from_utf8_lossy(&line), now);
         } else if begun.len() < LINE_MAX {
             begun.push(byte);
         }
@@ -337,7 +353,10 @@ mod tests {
     #[test]
     fn the_master_of_a_group_owns_it_until_the_timeout_after_the_start_of_the_last_check() {
         let mut groups = groups();
-        assert!(groups.line("INSTANCE \"a\" MASTER 100") && groups.line("GROUP \"b\" BACKUP 90"));
+        assert!(
+            groups.line("INSTANCE \"a\" MASTER 100", BootTime(SECOND))
+                && groups.line("GROUP \"b\" BACKUP 90", BootTime(SECOND))
+        );
         assert_eq!(until(&groups, "a"), 3 * SECOND, "no check was ever made, so the time is long over");
         assert_eq!(groups.check(BootTime(100 * SECOND), BootTime(101 * SECOND), None), None);
         assert_eq!((until(&groups, "a"), until(&groups, "b")), (103 * SECOND, 0));
@@ -346,7 +365,7 @@ mod tests {
         assert_eq!(until(&groups, "a"), 105 * SECOND);
         groups.check(BootTime(u64::MAX), BootTime(201 * SECOND), None);
         assert_eq!(until(&groups, "a"), 204 * SECOND, "nor is one from the future");
-        assert!(groups.line("INSTANCE \"a\" FAULT 100"));
+        assert!(groups.line("INSTANCE \"a\" FAULT 100", BootTime(SECOND)));
         assert_eq!(until(&groups, "a"), 0);
     }
 
@@ -355,11 +374,11 @@ mod tests {
         let mut groups = groups();
         let fails = |groups: &mut Groups, at| groups.check(BootTime(at), BootTime(at), None).is_some();
         assert!(fails(&mut groups, 2 * SECOND));
-        assert!(!groups.line("INSTANCE \"other\" MASTER 1"));
+        assert!(!groups.line("INSTANCE \"other\" MASTER 1", BootTime(SECOND)));
         assert!(fails(&mut groups, 3 * SECOND), "it was about a group of others");
-        groups.line("INSTANCE \"a\" FAULT 1");
+        groups.line("INSTANCE \"a\" FAULT 1", BootTime(SECOND));
         assert!(!fails(&mut groups, 4 * SECOND));
-        groups.line("INSTANCE \"a\" MASTER 1");
+        groups.line("INSTANCE \"a\" MASTER 1", BootTime(SECOND));
         assert!(groups.closed(BootTime(5 * SECOND)), "keepalived is gone");
         assert_eq!(until(&groups, "a"), 0);
         assert!(fails(&mut groups, 6 * SECOND));
@@ -382,13 +401,13 @@ mod tests {
             assert_eq!(parse(line), expected, "{line}");
         }
         let (mut groups, mut begun) = (groups(), Vec::new());
-        apply(&mut groups, &mut begun, b"INSTANCE \"a\" MAS");
-        apply(&mut groups, &mut begun, b"TER 100\nrubbish\nINSTANCE \"b\" BACKUP 1\n");
+        apply(&mut groups, &mut begun, b"INSTANCE \"a\" MAS", BootTime(SECOND));
+        apply(&mut groups, &mut begun, b"TER 100\nrubbish\nINSTANCE \"b\" BACKUP 1\n", BootTime(SECOND));
         assert_eq!(
             groups.states.values().copied().collect::<Vec<_>>(),
             [GroupState::Master, GroupState::Backup]
         );
-        apply(&mut groups, &mut begun, &[b'x'; 100_000]);
+        apply(&mut groups, &mut begun, &[b'x'; 100_000], BootTime(SECOND));
         assert_eq!(begun.len(), LINE_MAX, "memory is bounded");
     }
 

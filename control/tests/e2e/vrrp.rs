@@ -38,6 +38,8 @@ fn mac(n: u8) -> MacAddr {
 /// One gateway with its keepalived.
 struct Edge {
     n: u8,
+    /// The line of keepalived about taking the group back from a gateway with a lower priority.
+    preempt: &'static str,
     // Declared first, so that they end before the namespace.
     keepalived: Option<LabProcess>,
     gateway: Option<LabProcess>,
@@ -46,7 +48,7 @@ struct Edge {
 }
 
 impl Edge {
-    fn new(lab: &Lab, n: u8) -> Self {
+    fn new(lab: &Lab, n: u8, preempt: &'static str) -> Self {
         let namespace = Namespace::create(&format!("{}-edge{n}", lab.id())).expect("a namespace");
         let switch = lab.switch();
         let lines = format!(
@@ -64,7 +66,7 @@ impl Edge {
         let directory = lab.directory().join(format!("edge{n}"));
         std::fs::create_dir_all(directory.join("manifests")).expect("a directory");
         put(&directory.join("manifests"), "objects.yaml", OBJECTS).expect("objects written");
-        let edge = Self { n, keepalived: None, gateway: None, namespace, directory };
+        let edge = Self { n, preempt, keepalived: None, gateway: None, namespace, directory };
         std::fs::write(edge.directory.join("gateway.yaml"), edge.gateway_yaml())
             .expect("configuration written");
         std::fs::write(edge.directory.join("keepalived.conf"), edge.keepalived_conf())
@@ -119,7 +121,7 @@ vrrp_script tidegate {{
 }}
 vrrp_instance tidegate {{
     state BACKUP
-    nopreempt
+    {preempt}
     interface tg-uplink
     virtual_router_id 51
     version 3
@@ -137,17 +139,33 @@ vrrp_instance tidegate {{
             fifo = self.directory.join("vrrp.fifo").display(),
             program = tidegate().display(),
             socket = self.directory.join("tidegate.sock").display(),
+            preempt = self.preempt,
             priority = 100 + 10 * u32::from(self.n),
         )
     }
 
     fn start(&mut self) {
+        self.start_gateway();
+        self.start_keepalived();
+    }
+
+    fn start_gateway(&mut self) {
         let config = self.directory.join("gateway.yaml").display().to_string();
         let run = ["run", "-c", &config];
         let gateway = LabProcess::start(&self.namespace, &self.directory, "gateway", tidegate(), &run);
         self.gateway = Some(gateway.expect("it starts"));
         self.wait("the gateway to be ready", |status| status["ready"] == true);
-        self.start_keepalived();
+    }
+
+    /// Restarts the gateway; its keepalived stays.
+    fn restart_gateway(&mut self, signal: Signal) {
+        let mut gateway = self.gateway.take().expect("it runs");
+        gateway.signal(signal);
+        gateway.wait(BOUND).expect("it ends");
+        self.start_gateway();
+        self.wait("the state of its group", |status| {
+            ["master", "backup"].iter().any(|state| status["layer2"]["tidegate"] == *state)
+        });
     }
 
     fn start_keepalived(&mut self) {
@@ -225,10 +243,15 @@ struct Pair {
 }
 
 impl Pair {
+    /// Two edges of which none takes the group back from the other.
     fn new() -> Self {
+        Self::with("preempt_delay 1000")
+    }
+
+    fn with(preempt: &'static str) -> Self {
         let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: tidegate() });
         let lab = lab.expect("the lab stands (needs root)");
-        let mut edges = [Edge::new(&lab, 1), Edge::new(&lab, 2)];
+        let mut edges = [1, 2].map(|n| Edge::new(&lab, n, preempt));
         let watch =
             ArpWatch::start(lab.switch(), "br0", Ipv4Addr::new(192, 0, 2, 200), &[VIP]).expect("it watches");
         edges.iter_mut().for_each(Edge::start);
@@ -332,4 +355,52 @@ fn a_gateway_whose_keepalived_hangs_or_ends_answers_no_longer_than_the_heartbeat
     assert!(answered < Duration::from_secs(1), "{answered:?}");
     pair.edges[owner].start_keepalived();
     pair.edges[owner].wait("its state to be known again", |status| status["layer2"]["tidegate"] != "unknown");
+}
+
+/// Whether a line of `DEGRADED` contains this.
+fn is_degraded(status: &serde_json::Value, part: &str) -> bool {
+    let degraded = status["degraded"].as_array().into_iter().flatten();
+    degraded.filter_map(serde_json::Value::as_str).any(|why| why.contains(part))
+}
+
+#[test]
+fn gateways_that_restart_alone_still_take_over_from_each_other() {
+    let _turn = alone();
+    let mut pair = Pair::with("preempt_delay 2");
+    for signal in [Signal::TERM, Signal::KILL] {
+        for n in [0, 1] {
+            pair.edges[n].restart_gateway(signal);
+            pair.owner();
+        }
+    }
+    // The one with the higher priority has the group back, and the other one takes it over when it dies.
+    pair.edges[1].wait_for_state("master");
+    pair.edges[0].wait_for_state("backup");
+    for edge in &pair.edges {
+        edge.wait("no fault of VRRP", |status| !is_degraded(status, "VRRP"));
+    }
+    let died = Instant::now();
+    pair.edges[1].die();
+    let (after, overlap) = pair.taken_over(1, died, Duration::from_millis(500));
+    assert_eq!(overlap, Duration::ZERO);
+    eprintln!("after both gateways were restarted alone: takeover after {after:.2?}");
+}
+
+#[test]
+fn a_backup_whose_keepalived_has_lost_its_sockets_is_degraded() {
+    let _turn = alone();
+    // What docs/layer2.md warns of.
+    let mut pair = Pair::with("nopreempt");
+    let owner = pair.owner();
+    let backup = 1 - owner;
+    pair.edges[backup].namespace.ip_batch("link del tg-uplink").expect("it was there");
+    pair.edges[backup].wait("its tap to be back", |status| status["ready"] == true);
+    pair.edges[backup].wait_for_state("backup");
+    pair.edges[owner].die();
+    let since = Instant::now();
+    pair.edges[backup].wait("the fault", |status| {
+        let is_told = is_degraded(status, "it is backup, and no other station sends VRRP advertisements");
+        is_told || status["layer2"]["tidegate"] == "master"
+    });
+    eprintln!("a backup without sockets: seen after {:.2?}", since.elapsed());
 }

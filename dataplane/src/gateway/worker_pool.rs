@@ -43,6 +43,7 @@ use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
 use crate::punt::tap::Tap;
+use crate::punt::vrrp::Advertised;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
 use crate::topology::{Idle, WorkerPlace};
 use crate::worker::rings::Rings;
@@ -447,6 +448,12 @@ impl<F> WorkerPool<F> {
         self.exchange.own.talk_to_gateways_from(port);
         let sharing = || Arc::new(Sharing::new(flows, self.exchange.mailboxes.len()));
         Arc::clone(self.exchange.sharing.get_or_init(sharing))
+    }
+
+    /// The virtual routers of which a VRRP advertisement passed the taps.
+    #[must_use]
+    pub fn advertised(&self) -> Vec<Advertised> {
+        self.exchange.advertisements.all(self.clock.now())
     }
 
     /// The oldest generation that a live worker uses.

@@ -1,11 +1,12 @@
 //! The path to the kernel and back: one tap for each interface, with its addresses and routes.
 //!
 //! [`class`] classifies frames for the kernel, with the help of [`own`]. [`tap`] is the device, [`netlink`] sets its
-//! addresses, routes and neighbours, and [`mod@routes`] and [`fixed_neighbors`] keep them up to date; the slow path moves the frames. If a port is
+//! addresses, routes and neighbours, and [`mod@routes`] and [`fixed_neighbors`] keep them up to date; the slow path moves the
+//! frames, and [`vrrp`] remembers the VRRP advertisements among them. If a port is
 //! also a kernel interface (`net_af_packet`), the kernel receives every frame there as well as on the tap. That
 //! interface must have no address, and its own ingress must be silenced, or the kernel answers twice.
 //!
-//! Invariant: everything set up here is gone when the process ends.
+//! Invariant: everything set up here is gone when the process ends, except the taps, which the next process takes over.
 
 pub mod class;
 pub mod fixed_neighbors;
@@ -14,3 +15,4 @@ pub mod own;
 pub mod routes;
 pub mod sysctl_guard;
 pub mod tap;
+pub mod vrrp;

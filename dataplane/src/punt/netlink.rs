@@ -1,14 +1,16 @@
 //! Addresses, routes and permanent neighbours of a tap, set through rtnetlink.
 //!
-//! It is called at the start and with a new forwarding state, never per packet. Addresses and routes disappear with the
-//! tap.
+//! It is called at the start and with a new forwarding state, never per packet. Addresses carry [`PROTOCOL`], by which the
+//! next process recognises those that this one has left on the tap.
 
 use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressMessage, AddressProtocol, AddressScope,
+};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourHeader, NeighbourMessage, NeighbourState,
 };
@@ -23,6 +25,9 @@ use crate::rtnetlink::Connection;
 /// Metric of routes through a tap. It is higher than the metrics that distributions use, so that the host's own routes
 /// keep precedence (its management network may have the default route).
 pub const ROUTE_METRIC: u32 = 4096;
+
+/// The protocol number of addresses that a gateway has added (`IFA_PROTO`, Linux 5.18).
+const PROTOCOL: AddressProtocol = AddressProtocol::Other(179);
 
 /// A netlink connection for addresses and routes.
 #[derive(Debug)]
@@ -53,6 +58,30 @@ impl Netlink {
     /// The error of the kernel.
     pub fn add_missing_address(&mut self, if_index: u32, net: IpNet) -> io::Result<bool> {
         was_missing(self.request(address(if_index, net), NLM_F_CREATE | NLM_F_EXCL))
+    }
+
+    /// Removes the addresses of an interface that a gateway has added, except these. Returns them.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn remove_addresses_except(&mut self, if_index: u32, kept: &[IpNet]) -> io::Result<Vec<IpNet>> {
+        let all = self.0.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        let mut removed = Vec::new();
+        for message in all {
+            let RouteNetlinkMessage::NewAddress(message) = message else { continue };
+            let is_ours = message.attributes.contains(&AddressAttribute::Protocol(PROTOCOL));
+            let ip = message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Address(ip) => Some(*ip),
+                _ => None,
+            });
+            let net = ip.and_then(|ip| IpNet::new(ip, message.header.prefix_len).ok());
+            let net = net.filter(|net| is_ours && message.header.index == if_index && !kept.contains(net));
+            if let Some(net) = net {
+                self.request(RouteNetlinkMessage::DelAddress(message), 0)?;
+                removed.push(net);
+            }
+        }
+        Ok(removed)
     }
 
     /// Adds a route like [`Self::add_route`], if there is none to this prefix with [`ROUTE_METRIC`]. Returns whether
@@ -135,6 +164,7 @@ fn address(if_index: u32, net: IpNet) -> RouteNetlinkMessage {
         AddressAttribute::Local(net.addr()),
         AddressAttribute::Address(net.addr()),
         AddressAttribute::Flags(AddressFlags::Nodad),
+        AddressAttribute::Protocol(PROTOCOL),
     ];
     RouteNetlinkMessage::NewAddress(message)
 }

@@ -4,8 +4,12 @@
 //! The tap carries untagged frames; the interface's 802.1Q tag is removed and added here. Without IFF_VNET_HDR the
 //! kernel passes complete frames: checksums are filled in, and no frame is larger than the MTU.
 //!
-//! Invariant: the tap is not persistent. The device, its addresses and routes are removed when the process ends,
-//! however it ends.
+//! The device outlives the process, so that daemons whose sockets are bound to it (BGP, VRRP) keep them during a restart.
+//! The next process continues to use a device of its name that no process reads. When the process ends, however it ends,
+//! the kernel takes the carrier away, and routes through the device no longer count
+//! (`ignore_routes_with_linkdown`).
+//!
+//! Invariant: after [`Tap::create`] a device that existed has no address or route of an earlier process that is not wanted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -93,7 +97,8 @@ fn tap_names(interface: &str) -> impl Iterator<Item = String> {
 }
 
 impl Tap {
-    /// Creates the device in this thread's network namespace, adds its addresses, and brings it up.
+    /// Creates the device in this thread's network namespace, or takes over the one that an earlier process has left, adds
+    /// its addresses, and brings it up.
     ///
     /// # Errors
     /// The operation that failed, with the error of the kernel.
@@ -111,7 +116,8 @@ impl Tap {
                         );
                     }
                     let tap = Self { device, name, config: config.clone() };
-                    relax_reverse_path(&tap.name);
+                    tap.restore_sysctls();
+                    tap.remove_stale_addresses()?;
                     tap.give_addresses()?;
                     return Ok(tap);
                 }
@@ -130,8 +136,21 @@ impl Tap {
     pub fn make_anew(&mut self) -> Result<(), TapError> {
         let failed = |source| TapError::Create { name: self.name.clone(), source };
         self.device = Self::device(&self.name, &self.config).map_err(failed)?;
-        relax_reverse_path(&self.name);
+        self.restore_sysctls();
         self.give_addresses()
+    }
+
+    /// Removes the addresses of an earlier process that are not configured any more. Those that other programs have added
+    /// stay.
+    fn remove_stale_addresses(&self) -> Result<(), TapError> {
+        let failed = |source| self.failed("remove the addresses of an earlier process".into(), source);
+        let index = self.device.if_index().map_err(failed)?;
+        let mut netlink = Netlink::open().map_err(failed)?;
+        let stale = netlink.remove_addresses_except(index, &self.config.addresses).map_err(failed)?;
+        if !stale.is_empty() {
+            tracing::info!(tap = self.name, ?stale, "removed addresses of an earlier process from the tap");
+        }
+        Ok(())
     }
 
     /// Adds the addresses of the device that it does not have.
@@ -214,17 +233,31 @@ impl Tap {
         }
     }
 
-    /// Sets the sysctls of the device again if another program has changed them. udev applies those of the host to a new
-    /// device after this process has set them, so a change is nothing to worry about.
+    /// Sets the sysctls of the device if they have other values: of a new device, or because another program has changed
+    /// them. udev applies those of the host to a new device after this process has set them, so a change is nothing to
+    /// worry about. With a read-only `/proc`, the host's settings stay.
+    ///
+    /// Clients may arrive through the tap although the route back to them uses another interface, so `rp_filter` is off;
+    /// the larger of its value and that of `conf/all` applies, and the operator controls the latter.
     pub fn restore_sysctls(&self) {
         let has_v6 = self.config.addresses.iter().any(|net| net.addr().is_ipv6());
-        let sysctls = [("ipv4", "rp_filter", true), ("ipv6", "disable_ipv6", has_v6)];
-        for (family, sysctl, _) in sysctls.into_iter().filter(|(.., is_needed)| *is_needed) {
+        let sysctls = [
+            ("ipv4", "rp_filter", "0", true),
+            ("ipv6", "disable_ipv6", "0", has_v6),
+            // Otherwise the addresses of others would go with one of ours in the same network.
+            ("ipv4", "promote_secondaries", "1", true),
+            ("ipv4", "ignore_routes_with_linkdown", "1", true),
+            ("ipv6", "ignore_routes_with_linkdown", "1", has_v6),
+        ];
+        for (family, sysctl, wanted, _) in sysctls.into_iter().filter(|(.., is_needed)| *is_needed) {
             let path = format!("/proc/sys/net/{family}/conf/{}/{sysctl}", self.name);
-            let value = std::fs::read_to_string(&path).unwrap_or_default();
-            // With a read-only /proc, the host's setting stays.
-            if !["", "0"].contains(&value.trim()) && std::fs::write(&path, "0").is_ok() {
-                tracing::info!(%path, found = value.trim(), "a sysctl of the tap was changed: restored");
+            let found = std::fs::read_to_string(&path).unwrap_or_default();
+            if ["", wanted].contains(&found.trim()) {
+                continue;
+            }
+            match std::fs::write(&path, wanted) {
+                Ok(()) => tracing::debug!(%path, found = found.trim(), wanted, "a sysctl of the tap is set"),
+                Err(error) => tracing::debug!(%path, wanted, %error, "cannot set a sysctl of the tap"),
             }
         }
     }
@@ -242,7 +275,11 @@ impl Tap {
             .mac_addr(config.mac.0)
             .mtu(config.mtu)
             .packet_information(false)
+            // While a device that exists is down, the kernel removes routes and neighbours of the process that has left it.
+            .enable(false)
             .build_sync()?;
+        device.enabled(true)?;
+        device.persist()?;
         device.set_nonblocking(true)?;
         Ok(device)
     }
@@ -318,23 +355,6 @@ fn untag(frame: &mut [u8]) -> &[u8] {
     }
     frame.copy_within(0..12, TAG);
     &frame[TAG..]
-}
-
-/// Clients may arrive through the tap although the route back to them uses another interface. The larger of this value
-/// and that of `conf/all` applies, and the operator controls the latter. If this value cannot be written (a read-only
-/// /proc), the host's setting stays.
-fn relax_reverse_path(name: &str) {
-    let path = format!("/proc/sys/net/ipv4/conf/{name}/rp_filter");
-    if let Err(error) = std::fs::write(&path, "0") {
-        tracing::warn!(%path, %error, "cannot relax the reverse path filter");
-    }
-    let strict =
-        std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok_and(|text| text.trim() == "1");
-    if strict {
-        tracing::warn!(
-            "net.ipv4.conf.all.rp_filter is 1: the kernel drops punted packets whose return route uses another interface"
-        );
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::news::News;
 use super::sharing::Sharing;
 use crate::punt::class::Punts;
 use crate::punt::own::OwnConnections;
+use crate::punt::vrrp::Advertisements;
 
 /// The data published to workers: one forwarding state, and the tallies of each worker.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub struct Exchange<F> {
     pub punts: Punts<F>,
     /// The host's own connections. The slow path writes them.
     pub own: OwnConnections,
+    /// The VRRP advertisements that pass the taps. The slow path writes them.
+    pub advertisements: Advertisements,
     /// Reports for the resolver.
     pub news: News,
     /// The queues to the thread that talks to other gateways, if flows are shared.
@@ -49,6 +52,7 @@ impl<F> Exchange<F> {
             hung: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             punts: Punts::default(),
             own: OwnConnections::default(),
+            advertisements: Advertisements::default(),
             news: News::default(),
             sharing: OnceLock::new(),
         }

@@ -2,6 +2,7 @@
 
 mod edge;
 mod flood;
+mod restart;
 
 use std::net::SocketAddr;
 use std::path::Path;
