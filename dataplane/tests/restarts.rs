@@ -6,7 +6,10 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use common::*;
@@ -237,4 +240,98 @@ fn a_gateway_whose_flows_end_with_it_says_why() {
     let second = Running::start(directory.path(), 1, 1024);
     let why = second.pool.flows_not_kept().expect("the first has the directory");
     assert!(why.contains("is in use by another process"), "{why}");
+}
+
+/// A tmpfs of 16 MiB, unmounted at its end.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn mount() -> Self {
+        let at = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs"]).arg(at.path());
+        assert!(mount.status().unwrap().success(), "mounting needs root");
+        Self(at)
+    }
+
+    /// Uses all its memory.
+    fn fill(&self) {
+        let mut file = File::create(self.0.path().join("fill")).unwrap();
+        for size in [1 << 16, 1] {
+            while file.write_all(&vec![1; size]).is_ok() {}
+        }
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        // It is removed in the end, whatever this returns.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn flows_continue_after_a_restart_on_a_full_tmpfs() {
+    let tmpfs = Tmpfs::mount();
+    let path = &tmpfs.0.path().join("flows");
+    let first = Running::start(path, 1, 1024);
+    first.publish(&services(2, 0));
+    let open = first.open();
+    drop(first);
+    tmpfs.fill();
+    let second = Running::start(path, 1, 1024);
+    second.publish(&services(2, 3));
+    second.assert_continue(&open);
+    assert_eq!(second.restored(), (open.len() as u64, [0; 9]));
+    let why = second.pool.flows_not_kept().expect("there is no room for the files of the second");
+    assert!(why.contains("No space left on device"), "{why}");
+    drop(second);
+    std::fs::remove_file(tmpfs.0.path().join("fill")).unwrap();
+    let third = Running::start(path, 1, 1024);
+    assert_eq!(third.pool.flows_not_kept(), None);
+}
+
+/// Restarts a gateway whose files were changed meanwhile. Returns what it restored, and the refused tables.
+fn restart_after(damage: impl FnOnce(&Path)) -> (u64, [u64; NotRestored::ALL.len()], u64) {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let first = Running::start(directory.path(), 1, 1024);
+    first.publish(&services(2, 0));
+    first.open();
+    drop(first);
+    damage(&directory.path().join("run-1"));
+    let second = Running::start(directory.path(), 1, 1024);
+    second.publish(&services(2, 0));
+    let (restored, not_restored) = second.restored();
+    (restored, not_restored, second.pool.restoration().unwrap().found().refused_tables)
+}
+
+#[test]
+fn flows_whose_service_or_backend_has_no_record_any_more_count_as_damaged() {
+    let all = u64::from(CONNECTIONS) * 3;
+    let change: [fn(&mut Vec<u8>); 4] = [
+        |bytes| bytes[0] ^= 0x40,
+        |bytes| bytes.truncate(0),
+        // The last record is that of a backend.
+        |bytes| bytes.truncate(bytes.len() - 5),
+        |bytes| *bytes.last_mut().unwrap() ^= 1,
+    ];
+    for (n, change) in change.into_iter().enumerate() {
+        let (restored, not_restored, _) = restart_after(|run| {
+            let mut bytes = std::fs::read(run.join("identities")).unwrap();
+            change(&mut bytes);
+            std::fs::write(run.join("identities"), bytes).unwrap();
+        });
+        let damaged = not_restored[NotRestored::Damaged as usize];
+        assert_eq!(restored + damaged, all, "change {n}: {not_restored:?}");
+        assert!(damaged >= u64::from(CONNECTIONS), "change {n}: {not_restored:?}");
+    }
+}
+
+#[test]
+fn tables_of_a_wrong_length_are_counted() {
+    let (restored, not_restored, refused) = restart_after(|run| {
+        let table = File::options().write(true).open(run.join("0-nat-v4-entries")).unwrap();
+        table.set_len(table.metadata().unwrap().len() - 64).unwrap();
+    });
+    assert_eq!((restored, not_restored, refused), (u64::from(CONNECTIONS), [0; 9], 1));
 }

@@ -105,7 +105,7 @@ pub struct RestoredStatus {
     /// The others, by the reason why not.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub not_restored: BTreeMap<String, u64>,
-    /// Processes whose tables are refused as a whole: of another version, damaged, or from before a boot.
+    /// Tables that are refused as a whole: single damaged ones, and all those of a process, counted as one.
     pub refused_tables: u64,
     /// The longest time that a worker needed, in which it forwarded nothing.
     pub milliseconds: u64,

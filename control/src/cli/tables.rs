@@ -472,7 +472,9 @@ fn restored_flows(restored: &RestoredStatus) -> String {
         text.push_str(&format!(", {count} not ({why})"));
     }
     if *refused_tables > 0 {
-        text.push_str(&format!("; tables of {refused_tables} processes are refused, see the log"));
+        text.push_str(&format!(
+            "; refused as a whole: {refused_tables} (tables, or all of a process), see the log"
+        ));
     }
     text
 }

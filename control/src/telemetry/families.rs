@@ -273,7 +273,7 @@ pub(super) fn restored(page: &mut Exposition, restored: &Restored) {
     for (why, count) in NotRestored::ALL.iter().zip(restored.counts.not_restored) {
         gauge.sample([why.as_str()], count);
     }
-    let help = "Earlier processes whose flow tables this process refused as a whole: of another version, damaged, or from before a boot.";
+    let help = "Flow tables of earlier processes that this process refused as a whole: single ones that are damaged, or all of a process, counted as one, of another version or from before a boot.";
     page.gauge("tidegate_restored_refused_tables", help, []).sample([], restored.refused_tables);
     let help = "Time in which a worker restored flows at the start, and forwarded nothing; the longest of all workers.";
     page.gauge("tidegate_restored_seconds", help, []).sample([], restored.took.as_secs_f64());

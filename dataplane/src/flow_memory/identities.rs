@@ -4,7 +4,7 @@
 //! The file is a list of records of 32 bytes. The publisher appends the new ids of a snapshot before workers get it, so no
 //! flow has an id that the file lacks, unless a write failed ([`Identities::is_whole`]). When most records are of former objects, the file is written anew.
 //!
-//! Invariant: a record that is incomplete or changed ends the list, and the flows of later ids are not restored.
+//! Invariant: a record that is incomplete or changed ends the list. Flows of later ids are not restored, and count as damaged.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -152,10 +152,13 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
-fn records(directory: &Path) -> io::Result<Vec<Record>> {
+/// The records of the file, and whether those are all.
+fn records(directory: &Path) -> io::Result<(Vec<Record>, bool)> {
     let bytes = std::fs::read(directory.join(FILE))?;
-    let (records, _) = bytes.as_chunks::<RECORD>();
-    Ok(records.iter().map_while(Record::read).collect())
+    let (chunks, rest) = bytes.as_chunks::<RECORD>();
+    let records: Vec<Record> = chunks.iter().map_while(Record::read).collect();
+    let is_whole = !records.is_empty() && records.len() == chunks.len() && rest.is_empty();
+    Ok((records, is_whole))
 }
 
 /// A service port that an earlier process forwarded.
@@ -172,7 +175,7 @@ pub struct EarlierPort {
 /// The service ports of an earlier process. A backend that left there is among them until another one has its place in the
 /// tables.
 pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
-    let records = records(directory)?;
+    let (records, _) = records(directory)?;
     let of_kind = |kind: u8| records.iter().filter(move |record| record.kind == kind);
     // A later holder of an index replaces an earlier one.
     let mut services: BTreeMap<usize, (u32, EarlierPort)> = BTreeMap::new();
@@ -197,8 +200,14 @@ pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
 
 /// The ids of an earlier process, with their successors in a snapshot.
 pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownIds> {
-    let records = records(directory)?;
-    let mut known = KnownIds::default();
+    let (records, is_whole) = records(directory)?;
+    let mut known = if is_whole { KnownIds::default() } else { KnownIds::damaged() };
+    if !is_whole {
+        tracing::warn!(
+            path = %directory.display(), records = records.len(),
+            "the record of Services and backends of an earlier process is damaged: flows of the missing ones end"
+        );
+    }
     // By index: the whole id and its successor. A later holder of an index replaces an earlier one.
     let mut services: Vec<Option<(ServiceId, ServiceId)>> = Vec::new();
     for record in records.iter().filter(|record| record.kind == SERVICE) {
@@ -209,8 +218,8 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
             services.resize(then.index() + 1, None);
         }
         services[then.index()] = now.map(|now| (then, now));
+        known.service(then, now);
     }
-    services.iter().flatten().for_each(|&(then, now)| known.service(then, now));
     for record in records.iter().filter(|record| record.kind == BACKEND) {
         let (then, of) = (BackendId::from_raw(record.id), ServiceId::from_raw(record.of));
         let service = services.get(of.index()).copied().flatten().filter(|(id, _)| *id == of);
@@ -221,10 +230,7 @@ pub(super) fn known(directory: &Path, snapshot: &Snapshot) -> io::Result<KnownId
             let at = all.binary_search_by_key(&key, |one| (one.address, one.port)).ok()?;
             Some(all[at].id)
         });
-        match found {
-            Some(now) => known.backend(then, of, now),
-            None => known.forget_backend(then),
-        }
+        known.backend(then, of, found);
     }
     Ok(known)
 }
@@ -285,9 +291,9 @@ mod tests {
             found.map(|(service, one)| (service, one.id)).expect("a backend")
         };
         let ((of, old), (service, new)) = (id(&then, "10.0.0.12"), id(&now, "10.0.0.12"));
-        assert!(shown.contains(&format!("Some(({of:?}, {service:?}))")), "{shown}");
-        assert!(shown.contains(&format!("Some(({old:?}, {of:?}, {new:?}))")), "{shown}");
-        assert_eq!(shown.matches("Some").count(), 2, "the others are gone: {shown}");
+        assert!(shown.contains(&format!("Some(({of:?}, Some({service:?})))")), "{shown}");
+        assert!(shown.contains(&format!("Some(({old:?}, {of:?}, Some({new:?})))")), "{shown}");
+        assert_eq!(shown.matches("None))").count(), 3, "a service and two backends are gone: {shown}");
     }
 
     #[test]

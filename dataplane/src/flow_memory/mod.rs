@@ -138,8 +138,10 @@ impl FlowMemory {
     }
 
     fn map(&self, worker: u8, table: TableKind, part: Part, words: usize) -> io::Result<Mapped> {
-        if let Some(store) = &self.store {
-            let file = store.file(worker, table, part, words)?;
+        if let Some(store) = &self.store
+            && let Some(file) = store.file(worker, table, part, words)
+        {
+            let file = file?;
             let (words, region) = Region::of_file(&file, words)?;
             let pages = if store.has_huge_pages() { Pages::Transparent } else { Pages::Small };
             return Ok((words, region, pages, Some(file)));
@@ -156,7 +158,7 @@ impl FlowMemory {
 
     /// The word in which a worker keeps its clock for the next process.
     pub(crate) fn clock(&self, worker: u8) -> Option<&'static mut [u32]> {
-        let clock = self.store.as_ref()?.clock(worker);
+        let clock = self.store.as_ref()?.clock(worker)?;
         clock.inspect_err(|error| tracing::warn!(worker, %error, "the ages of flows will be inexact")).ok()
     }
 
@@ -172,6 +174,12 @@ impl FlowMemory {
     #[must_use]
     pub fn lacks_records(&self) -> bool {
         self.store.as_ref().is_some_and(|store| !store.is_recorded())
+    }
+
+    /// Why this process has no directory for its tables although there is one for the gateway.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&StoreError> {
+        self.store.as_ref().and_then(Store::trouble)
     }
 
     /// The service ports of earlier processes, each with its backends. Call it before [`Self::restoration`].

@@ -26,7 +26,8 @@ use super::store::{Earlier, Shape, clock_difference, remove};
 pub struct Restored {
     /// Their flows.
     pub counts: RestoreCounts,
-    /// Processes whose tables are refused as a whole: another version's, damaged, or from before a boot.
+    /// Tables that are refused as a whole: single damaged ones, and all those of a process, counted as one, of another version
+    /// or from before a boot.
     pub refused_tables: u64,
     /// The longest time that a worker has needed, in which it forwarded nothing.
     pub took: Duration,

@@ -96,17 +96,24 @@ pub enum StoreError {
     },
 }
 
-/// The directory of this process.
+/// The directory of the gateway: that of this process, and those of earlier ones.
 #[derive(Debug)]
 pub struct Store {
-    run: PathBuf,
+    /// The directory of this process, or why there is none. The flows of earlier processes are restored without it.
+    own: Result<Own, StoreError>,
     /// Locked as long as the process lives.
     _lock: File,
-    identities: Mutex<Identities>,
     /// The tables of earlier processes, the newest first.
     pub(super) earlier: Vec<Earlier>,
-    /// Earlier processes whose tables are refused as a whole.
+    /// Tables that are refused as a whole: one by one, or all those of an earlier process.
     pub(super) refused: u64,
+}
+
+/// The directory of this process.
+#[derive(Debug)]
+struct Own {
+    run: PathBuf,
+    identities: Mutex<Identities>,
 }
 
 /// The tables of an earlier process.
@@ -115,6 +122,8 @@ pub(super) struct Earlier {
     pub(super) path: PathBuf,
     shape: About,
     workers: Vec<EarlierWorker>,
+    /// Tables that cannot be read.
+    refused: u64,
 }
 
 /// The arrays of one worker: table by table, its parts.
@@ -128,7 +137,8 @@ struct EarlierWorker {
 const PARTS: [Part; 3] = [Part::Entries, Part::Streams, Part::Splices];
 
 impl Store {
-    /// Opens the directory of a gateway and makes one for this process.
+    /// Opens the directory of a gateway and makes one for this process. If that fails, the flows of earlier processes are
+    /// still read ([`Self::trouble`]).
     ///
     /// # Errors
     /// [`StoreError`]. The tables of earlier processes that cannot be used are no error: they are logged and removed.
@@ -153,7 +163,10 @@ impl Store {
             let opened =
                 if at < RUNS_MAX { Earlier::open(&path) } else { Err("too many restarts since".to_owned()) };
             match opened {
-                Ok(Some(one)) => earlier.push(one),
+                Ok(Some(one)) => {
+                    refused += one.refused;
+                    earlier.push(one);
+                }
                 Ok(None) => remove(&path),
                 Err(why) => {
                     tracing::warn!(path = %path.display(), reason = why, "the flows of an earlier process are not restored");
@@ -163,12 +176,16 @@ impl Store {
             }
         }
         let run = directory.join(format!("run-{number}"));
-        DirBuilder::new().mode(0o700).create(&run).map_err(fault(&run))?;
-        let identities = Identities::create(&run).map_err(fault(&run))?;
-        let about = About::of(shape, now).text();
-        let (new, path) = (run.join("about.new"), run.join("about"));
-        write(&new, about.as_bytes()).and_then(|()| fs::rename(&new, &path)).map_err(fault(&path))?;
-        Ok(Self { run, _lock: lock, identities: Mutex::new(identities), earlier, refused })
+        let own = Own::create(&run, &About::of(shape, now)).map_err(|source| {
+            remove(&run);
+            StoreError::Io { path: run, source }
+        });
+        Ok(Self { own, _lock: lock, earlier, refused })
+    }
+
+    /// Why this process has no directory of its own, so that its flows end with it.
+    pub fn trouble(&self) -> Option<&StoreError> {
+        self.own.as_ref().err()
     }
 
     /// The service ports of earlier processes, each with its backends; of several processes the newest counts.
@@ -188,7 +205,8 @@ impl Store {
 
     /// Records the ids of a snapshot. Call it before workers get the snapshot.
     pub(super) fn follow(&self, snapshot: &Snapshot) {
-        let mut identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(own) = &self.own else { return };
+        let mut identities = own.identities.lock().unwrap_or_else(PoisonError::into_inner);
         let was_whole = identities.is_whole();
         match identities.follow(snapshot) {
             Err(error) if was_whole => {
@@ -201,36 +219,58 @@ impl Store {
 
     /// Whether the next process will know all Services and backends.
     pub(super) fn is_recorded(&self) -> bool {
-        self.identities.lock().unwrap_or_else(PoisonError::into_inner).is_whole()
+        let is_whole = |own: &Own| own.identities.lock().unwrap_or_else(PoisonError::into_inner).is_whole();
+        self.own.as_ref().is_ok_and(is_whole)
     }
 
-    /// A file with room for the words of an array, without pages.
-    pub(super) fn file(&self, worker: u8, table: TableKind, part: Part, words: usize) -> io::Result<File> {
-        let path = self.run.join(file_name(worker, table, part));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        file.set_len(words as u64 * 4)?;
-        Ok(file)
+    /// A file with room for the words of an array, without pages; `None` if the process has no directory.
+    pub(super) fn file(
+        &self,
+        worker: u8,
+        table: TableKind,
+        part: Part,
+        words: usize,
+    ) -> Option<io::Result<File>> {
+        let path = self.own.as_ref().ok()?.run.join(file_name(worker, table, part));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+        Some(file.and_then(|file| file.set_len(words as u64 * 4).map(|()| file)))
     }
 
-    /// The word in which a worker keeps the difference of the kernel's clock and its own.
-    pub(super) fn clock(&self, worker: u8) -> io::Result<&'static mut [u32]> {
-        let path = self.run.join(clock_name(worker));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        file.set_len(4096)?;
-        region::reserve(&file, 4096)?;
-        Ok(Region::of_file(&file, 1)?.0)
+    /// The word in which a worker keeps the difference of the kernel's clock and its own; `None` if the process has no
+    /// directory.
+    pub(super) fn clock(&self, worker: u8) -> Option<io::Result<&'static mut [u32]>> {
+        let path = self.own.as_ref().ok()?.run.join(clock_name(worker));
+        let clock = || {
+            let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+            file.set_len(4096)?;
+            region::reserve(&file, 4096)?;
+            Ok(Region::of_file(&file, 1)?.0)
+        };
+        Some(clock())
     }
 
     /// Whether the directory's file system has transparent huge pages for those who ask (`mount -o huge=advise`).
     pub(super) fn has_huge_pages(&self) -> bool {
-        let Ok(mounts) = fs::read_to_string("/proc/self/mounts") else { return false };
+        let (Ok(own), Ok(mounts)) = (&self.own, fs::read_to_string("/proc/self/mounts")) else {
+            return false;
+        };
         let of_directory = mounts.lines().filter_map(|line| {
             let mut fields = line.split(' ').skip(1);
             let (at, options) = (fields.next()?, fields.nth(1)?);
-            self.run.starts_with(at).then_some((at.len(), options))
+            own.run.starts_with(at).then_some((at.len(), options))
         });
         let options = of_directory.max_by_key(|(len, _)| *len).map_or("", |(_, options)| options);
         options.split(',').any(|option| ["huge=always", "huge=within_size", "huge=advise"].contains(&option))
+    }
+}
+
+impl Own {
+    fn create(run: &Path, about: &About) -> io::Result<Self> {
+        DirBuilder::new().mode(0o700).create(run)?;
+        let identities = Mutex::new(Identities::create(run)?);
+        let (new, path) = (run.join("about.new"), run.join("about"));
+        write(&new, about.text().as_bytes()).and_then(|()| fs::rename(&new, &path))?;
+        Ok(Self { run: run.to_owned(), identities })
     }
 }
 
@@ -252,36 +292,43 @@ impl Earlier {
     /// Opens the tables of an earlier process; `None` if it had no flows. The error is the reason why they are refused.
     fn open(path: &Path) -> Result<Option<Self>, String> {
         let text = fs::read_to_string(path.join("about"));
-        if identities::is_empty(path) {
+        if identities::is_empty(path) && !has_used_tables(path) {
             return Ok(None);
         }
         let shape = About::read(&text.map_err(|error| format!("about: {error}"))?)?;
         let wanted = StoredTables::words(shape.entries);
-        let worker = |worker: u8| {
+        let mut refused = 0;
+        let mut worker = |worker: u8| {
             let clock = File::open(path.join(clock_name(worker))).and_then(|file| Reading::of_file(&file, 1));
             // A worker that has not run has no flows.
             let clock = clock.ok().map(|words| words[0]).filter(|&clock| clock != 0).unwrap_or(shape.clock);
             let parts = TableKind::ALL.map(|table| {
                 PARTS.map(|part| {
                     let file = File::open(path.join(file_name(worker, table, part))).ok()?;
-                    let words = usize::try_from(file.metadata().ok()?.len() / 4).ok()?;
+                    let metadata = file.metadata().ok()?;
                     // A table without pages was never used.
-                    let is_used = file.metadata().is_ok_and(|file| file.blocks() > 0);
-                    let is_whole = part != Part::Entries || words == wanted[table as usize];
-                    if is_used && !is_whole {
-                        tracing::warn!(
-                            path = %path.display(), worker, table = table.as_str(), words,
-                            expected = wanted[table as usize],
-                            "the flows of a stored table are not restored: its length is wrong"
-                        );
+                    if metadata.blocks() == 0 {
+                        return None;
                     }
-                    if is_used && is_whole { Reading::of_file(&file, words).ok() } else { None }
+                    let words = usize::try_from(metadata.len() / 4).ok()?;
+                    let is_whole = part != Part::Entries || words == wanted[table as usize];
+                    let why = match Reading::of_file(&file, words) {
+                        Ok(read) if is_whole => return Some(read),
+                        Ok(_) => format!("it has {words} words instead of {}", wanted[table as usize]),
+                        Err(error) => error.to_string(),
+                    };
+                    tracing::warn!(
+                        path = %path.display(), worker, table = table.as_str(), part = part.as_str(), reason = why,
+                        "the flows of a stored table are not restored"
+                    );
+                    refused += 1;
+                    None
                 })
             });
             EarlierWorker { parts, clock }
         };
         let workers = (0..shape.workers).map(|n| worker(u8::try_from(n).unwrap_or(u8::MAX))).collect();
-        Ok(Some(Self { path: path.to_owned(), shape, workers }))
+        Ok(Some(Self { path: path.to_owned(), shape, workers, refused }))
     }
 
     /// Whether each worker receives the packets that it received there.
@@ -391,6 +438,15 @@ impl About {
 /// A number for the way in which packets find their worker.
 fn fingerprint(steering: &Steering) -> u64 {
     u64::from(crc32c::crc32c(format!("{steering:?}").as_bytes()))
+}
+
+/// Whether a table in the directory has been used. A clock has a page, too, but no table has the name of one.
+fn has_used_tables(run: &Path) -> bool {
+    let is_used = |(worker, table): (u8, TableKind)| {
+        let file = fs::metadata(run.join(file_name(worker, table, Part::Entries)));
+        file.is_ok_and(|file| file.blocks() > 0)
+    };
+    (0..=u8::MAX).any(|worker| TableKind::ALL.into_iter().any(|table| is_used((worker, table))))
 }
 
 /// The identity of the running kernel.

@@ -699,7 +699,13 @@ impl WorkerPool<MemoryFrame> {
 /// system that is not in memory that is how the gateway is meant to work.
 fn store(directory: &Path, shape: &Shape, now: Now) -> (Option<Store>, Option<String>) {
     match Store::open(directory, shape, now) {
-        Ok(store) => (Some(store), None),
+        Ok(store) => {
+            if let Some(error) = store.trouble() {
+                tracing::warn!(reason = %error, "flows end with this process");
+            }
+            let trouble = store.trouble().map(ToString::to_string);
+            (Some(store), trouble)
+        }
         Err(error) => {
             tracing::warn!(reason = %error, "flows end with this process");
             (None, Some(error.to_string()))

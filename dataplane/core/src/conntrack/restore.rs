@@ -86,7 +86,7 @@ pub struct StoredFlow {
 /// Why a stored flow is not restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotRestored {
-    /// Its entries contradict each other or lack something.
+    /// Its entries contradict each other or lack something, or the record of its service or backend is missing.
     Damaged,
     /// It has been idle for too long.
     Expired,

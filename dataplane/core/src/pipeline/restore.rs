@@ -37,35 +37,45 @@ impl RestoreCounts {
 /// The numbers of an earlier process, and those of the same objects in the present snapshot.
 #[derive(Debug, Default)]
 pub struct KnownIds {
-    /// By index: the whole id, and its successor.
-    services: Vec<Option<(ServiceId, ServiceId)>>,
-    /// By index: the whole id, its service, and its successor.
-    backends: Vec<Option<(BackendId, ServiceId, BackendId)>>,
+    /// By index: the whole id, and its successor, if there is one.
+    services: Vec<Option<(ServiceId, Option<ServiceId>)>>,
+    /// By index: the whole id, its service, and its successor, if there is one.
+    backends: Vec<Option<(BackendId, ServiceId, Option<BackendId>)>>,
+    /// Records are missing: an id without a record may be that of a present object.
+    is_damaged: bool,
 }
 
 impl KnownIds {
-    /// Records that a service of the earlier process is this one of the present snapshot.
-    pub fn service(&mut self, then: ServiceId, now: ServiceId) {
+    /// Ids of which some records are missing.
+    #[must_use]
+    pub fn damaged() -> Self {
+        Self { is_damaged: true, ..Self::default() }
+    }
+
+    /// Records that a service of the earlier process is this one of the present snapshot, or none of it.
+    pub fn service(&mut self, then: ServiceId, now: Option<ServiceId>) {
         *place(&mut self.services, then.index()) = Some((then, now));
     }
 
-    /// Records that a backend of a service of the earlier process is this one of the present snapshot.
-    pub fn backend(&mut self, then: BackendId, of: ServiceId, now: BackendId) {
+    /// Records that a backend of a service of the earlier process is this one of the present snapshot, or none of it.
+    pub fn backend(&mut self, then: BackendId, of: ServiceId, now: Option<BackendId>) {
         *place(&mut self.backends, then.index()) = Some((then, of, now));
     }
 
-    /// Records that an index has another holder, which does not exist any more.
-    pub fn forget_backend(&mut self, then: BackendId) {
-        *place(&mut self.backends, then.index()) = None;
+    fn service_now(&self, then: ServiceId) -> Result<ServiceId, NotRestored> {
+        let known = self.services.get(then.index()).copied().flatten().filter(|(id, _)| *id == then);
+        match known {
+            Some((_, now)) => now.ok_or(NotRestored::ServiceGone),
+            None => Err(if self.is_damaged { NotRestored::Damaged } else { NotRestored::ServiceGone }),
+        }
     }
 
-    fn service_now(&self, then: ServiceId) -> Option<ServiceId> {
-        self.services.get(then.index()).copied().flatten().filter(|(id, _)| *id == then).map(|(_, now)| now)
-    }
-
-    fn backend_now(&self, then: BackendId) -> Option<(ServiceId, BackendId)> {
-        let known = self.backends.get(then.index()).copied().flatten();
-        known.filter(|(id, ..)| *id == then).map(|(_, of, now)| (of, now))
+    fn backend_now(&self, then: BackendId) -> Result<(ServiceId, BackendId), NotRestored> {
+        let known = self.backends.get(then.index()).copied().flatten().filter(|(id, ..)| *id == then);
+        match known {
+            Some((_, of, now)) => now.map(|now| (of, now)).ok_or(NotRestored::BackendGone),
+            None => Err(if self.is_damaged { NotRestored::Damaged } else { NotRestored::BackendGone }),
+        }
     }
 }
 
@@ -101,9 +111,9 @@ impl Pipeline {
         ids: &KnownIds,
         now: Now,
     ) -> Result<(), NotRestored> {
-        let service = ids.service_now(flow.service).and_then(|id| snapshot.service_by_id(id));
-        let service = service.ok_or(NotRestored::ServiceGone)?;
-        let (of, backend) = ids.backend_now(flow.backend).ok_or(NotRestored::BackendGone)?;
+        let service =
+            snapshot.service_by_id(ids.service_now(flow.service)?).ok_or(NotRestored::ServiceGone)?;
+        let (of, backend) = ids.backend_now(flow.backend)?;
         let backend = snapshot.backend(backend).ok_or(NotRestored::BackendGone)?;
         if of != flow.service || backend.service != service.id {
             return Err(NotRestored::Damaged);
