@@ -205,6 +205,10 @@ pub const OPENING_FRESH_MS: u32 = 10;
 /// valuable as the new one.
 pub const EVICTION_SAMPLE: u32 = 8;
 
+/// Additional buckets that are searched for a flow of a service that has its share of a full table. With the default share,
+/// every third entry is one; with a share of 5 %, all but one of 50 such searches find one.
+pub const SHARE_SAMPLE: u32 = 64;
+
 /// A flow that only one side has closed or reset is evicted only after this idle time: a half-closed connection that
 /// still carries data has more packets.
 pub const DOUBTFUL_IDLE_MIN_MS: u32 = 1_000;

@@ -30,6 +30,7 @@ use super::key::{FlowHash, PackedKey};
 use super::table::{Place, Table, Vitality};
 use crate::limits::{
     DOUBTFUL_IDLE_MIN_MS, ESTABLISHED_IDLE_MIN_MS, EVICTION_SAMPLE, OPENING_FRESH_MS, OPENING_IDLE_MIN_MS,
+    SHARE_SAMPLE,
 };
 use crate::now::Now;
 
@@ -130,7 +131,8 @@ impl Rank {
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     /// Returns an empty slot for a new flow, and counts a failure. A service that has reached its share of a full table
     /// replaces a flow of its own, or a flow of any service that is not established. If its two buckets hold none, one
-    /// flow of a sample is evicted, and the new flow uses any slot. So a flood that fills the table with flows that are
+    /// flow of a sample is evicted, and the new flow uses any slot. It is refused if all flows of the service in the buckets
+    /// and in a larger sample are established and in use. So a flood that fills the table with flows that are
     /// not established does not turn the share against a service that has many established flows.
     #[inline(always)]
     pub(super) fn admit(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
@@ -158,12 +160,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             self.remove(place, EvictionReason::ServiceShare);
             return if is_home { Ok(place) } else { self.make_room(flow, hash, now).ok_or(NoRoom::Full) };
         }
-        let Some((_, place)) = own else {
+        if let Some((_, place)) = own {
+            self.remove(place, EvictionReason::ServiceShare);
+            return Ok(place);
+        }
+        // The two buckets have no flow of the service that can be evicted, but others do, as it has much of the table.
+        let is_own = |table: &Self, place| table.service_of(place) == flow.owner && *flow != table.key(place);
+        let Some((_, place)) = self.least_in(self.sample(hash, SHARE_SAMPLE), now, is_own) else {
             self.counters.refused += 1;
             return Err(NoRoom::Share);
         };
         self.remove(place, EvictionReason::ServiceShare);
-        Ok(place)
+        self.make_room(flow, hash, now).ok_or(NoRoom::Full)
     }
 
     /// Returns an empty slot for an entry with this hash of a new flow, or `None`, counted, if no flow there can be
@@ -267,13 +275,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         new: Newcomer,
         now: Now,
     ) -> Option<(Place, bool)> {
-        // The sample is a row of buckets that starts at one chosen by the hash.
-        let first = self.primary(FlowHash(hash.0.rotate_left(16)));
-        let sample = (0..EVICTION_SAMPLE.min(self.buckets)).map(|n| {
-            let bucket = u64::from(first) + u64::from(n);
-            // The remainder is below the number of buckets, which is a `u32`.
-            (bucket % u64::from(self.buckets)) as u32
-        });
+        let sample = self.sample(hash, EVICTION_SAMPLE);
         sample.clone().for_each(|bucket| self.prefetch_bucket(bucket));
         // If a flow is not established, at least one of its two entries shows that by itself.
         let far = self.least_in(sample, now, |table, place| {
@@ -285,6 +287,16 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         };
         let (rank, place) = if is_home { home? } else { far? };
         rank.makes_way_before_free_slots(new).then_some((place, is_home))
+    }
+
+    /// A row of buckets that starts at one chosen by the hash.
+    fn sample(&self, hash: FlowHash, count: u32) -> impl Iterator<Item = u32> + Clone + use<A, W, K, B> {
+        let (first, buckets) = (self.primary(FlowHash(hash.0.rotate_left(16))), self.buckets);
+        (0..count.min(buckets)).map(move |n| {
+            let bucket = u64::from(first) + u64::from(n);
+            // The remainder is below the number of buckets, which is a `u32`.
+            (bucket % u64::from(buckets)) as u32
+        })
     }
 
     #[inline(always)]

@@ -208,3 +208,62 @@ fn the_least_flow_makes_way_first() {
     assert!(!after.contains(&Phase::Closed), "{after:?}");
     assert_eq!(after.iter().filter(|&&phase| phase == Phase::Established).count(), established);
 }
+
+#[test]
+fn new_flow_of_a_service_with_its_share_replaces_an_idle_one_of_it_anywhere() {
+    for v4 in [true, false] {
+        let bound = 8_000;
+        let mut tables = FlowTables::new(bound, 11);
+        tables.set_service_share(25);
+        let flow = |n: u32| {
+            // Every fourth flow is one of service 1.
+            let of = if n.is_multiple_of(4) { 1 } else { 2 + n as usize % 4 };
+            let reply = FlowKey::reply(EndpointId::new(2, 0), addr(v4, n >> 16), n as u16);
+            (FlowKey::flow(service(of), addr(v4, n), 9), reply)
+        };
+        let mut used = Vec::new();
+        for n in 0.. {
+            if tables.dsr.live() >= bound && tables.nat.live() >= bound {
+                break;
+            }
+            let (key, reply) = flow(n);
+            if tables.dsr.live() < bound {
+                establish(&mut tables, &key, at(0));
+            }
+            if tables.nat.live() < bound
+                && insert_pair(&mut tables, (key, reply), Packet::Tcp(SYN), at(0)).is_ok()
+            {
+                let (a, b) = (tables.hash(&key), tables.hash(&reply));
+                tables.nat.lookup_reply(&reply, b, Packet::Tcp(SYN | ACK), at(0)).unwrap();
+                tables.nat.lookup(&key, a, Packet::Tcp(ACK), at(0)).unwrap();
+            }
+            if !n.is_multiple_of(4) {
+                used.push(key);
+            }
+        }
+        // The flows of all others are in use.
+        let late = at(600_000);
+        used.retain(|key| {
+            let hash = tables.hash(key);
+            tables.nat.lookup(key, hash, Packet::Tcp(ACK), late);
+            tables.dsr.lookup(key, hash, Packet::Tcp(ACK), late).is_some()
+        });
+        let mut refused = (0, 0);
+        for n in 0..500 {
+            let (mut key, reply) = flow(1_000_000 + 4 * n);
+            key = FlowKey::flow(service(1), key.addr(), 10);
+            refused.0 += u32::from(insert(&mut tables, &key, Packet::Tcp(SYN), late).is_err());
+            let hash = tables.hash(&key);
+            tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), late);
+            let inserted = insert_pair(&mut tables, (key, reply), Packet::Tcp(SYN), late);
+            assert_ne!(inserted, Err(PairError::Share), "flow {n}, v4 {v4}");
+            refused.1 += u32::from(inserted.is_err());
+        }
+        // The buckets of a few are full of flows in use.
+        assert!(refused.0 <= 1 && refused.1 <= 1, "{refused:?} of 500 refused, v4 {v4}");
+        for key in &used {
+            assert!(tables.dsr.peek(key, tables.hash(key), late).is_some(), "a flow in use is kept");
+        }
+        assert_whole(&tables);
+    }
+}
