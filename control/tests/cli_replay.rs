@@ -311,6 +311,7 @@ fn malformed() -> Vec<(Vec<u8>, &'static str)> {
         (raw6(proto::ROUTING, 7).build(), "ipv6_extension_truncated"),
         (tcp4().payload_len(3).fragment(1, 0, true).build(), "fragment_length"),
         (tcp4().payload_len(80).fragment(1, 65_528, false).build(), "fragment_beyond_end"),
+        (tcp4().payload_len(80).fragment(1, 8, false).build(), "fragment_in_header"),
         (raw4(proto::TCP, 19).build(), "tcp_truncated"),
         (tcp4().data_offset(4).build(), "tcp_data_offset"),
         (raw4(proto::UDP, 7).build(), "udp_truncated"),

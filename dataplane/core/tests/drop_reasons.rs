@@ -423,6 +423,7 @@ fn broken(malformed: Malformed) -> Vec<u8> {
         Malformed::Ipv6HopByHopPosition => options(1).extension(proto::HOP_BY_HOP, &[]),
         Malformed::FragmentLength => tcp4().payload_len(3).fragment(1, 0, true),
         Malformed::FragmentBeyondEnd => tcp4().payload_len(80).fragment(1, 65_528, false),
+        Malformed::FragmentInHeader => tcp4().payload_len(80).fragment(1, 8, false),
         Malformed::TcpTruncated => raw4(proto::TCP).payload_len(19),
         Malformed::TcpDataOffset => tcp4().data_offset(4),
         Malformed::UdpTruncated => raw4(proto::UDP).payload_len(7),

@@ -5,7 +5,7 @@
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum, checksum};
-use super::headers::{Family, Fragment, Headers};
+use super::headers::{Family, Fragment, Headers, proto};
 use super::malformed::Malformed;
 use super::transport::{self, Transport};
 use super::vlan::VlanId;
@@ -49,7 +49,13 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
         Fragment::None
     } else {
         let id = u32::from(u16::from_be_bytes([p[4], p[5]]));
-        fragment(id, (flags & OFFSET_MASK) * 8, flags & MORE_FRAGMENTS != 0, payload.len(), header_len)?
+        fragment(
+            (id, p[9]),
+            (flags & OFFSET_MASK) * 8,
+            flags & MORE_FRAGMENTS != 0,
+            payload.len(),
+            header_len,
+        )?
     };
     let mut t = Transport::UNKNOWN;
     if flags & OFFSET_MASK == 0 {
@@ -123,10 +129,10 @@ pub(super) fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
     sum.is_multiple_of(0xffff)
 }
 
-/// Classifies a fragment of `len` bytes at `offset`; `headers_len` bytes precede the payload once reassembled.
+/// Classifies a fragment of `len` bytes of `proto` at `offset`; `headers_len` bytes precede the payload once reassembled.
 #[cold]
 pub(crate) fn fragment(
-    id: u32,
+    (id, proto): (u32, u8),
     offset: u16,
     more: bool,
     len: usize,
@@ -138,7 +144,16 @@ pub(crate) fn fragment(
     if usize::from(offset) + len + headers_len > usize::from(u16::MAX) {
         return Err(Malformed::FragmentBeyondEnd);
     }
-    Ok(if offset == 0 { Fragment::First { id } } else { Fragment::Later { id, offset } })
+    let header = match proto {
+        proto::TCP => 20,
+        proto::SCTP => 12,
+        _ => 0,
+    };
+    match offset {
+        0 => Ok(Fragment::First { id }),
+        1.. if offset < header => Err(Malformed::FragmentInHeader),
+        _ => Ok(Fragment::Later { id, offset }),
+    }
 }
 
 /// An IPv4 header without options, to be written.

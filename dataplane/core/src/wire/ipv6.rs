@@ -182,7 +182,7 @@ fn walk_headers(mut next: u8, payload: &[u8], quoted: bool) -> Result<Walk, Malf
             if more || offset != 0 {
                 let id = u32::from_be_bytes([x[4], x[5], x[6], x[7]]);
                 let len = if quoted { 8 } else { rest.len() - len };
-                fragment = ipv4::fragment(id, offset, more, len, at)?;
+                fragment = ipv4::fragment((id, x[0]), offset, more, len, at)?;
             }
         }
         next = x[0];

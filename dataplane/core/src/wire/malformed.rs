@@ -74,6 +74,9 @@ malformed! {
     FragmentLength = "fragment_length",
     /// The fragment ends beyond byte 65,535 of the packet it belongs to.
     FragmentBeyondEnd = "fragment_beyond_end",
+    /// A fragment that is not the first begins within a TCP or SCTP header, which the first fragment has whole: it could
+    /// overwrite the flags (RFC 1858 section 3, RFC 3128).
+    FragmentInHeader = "fragment_in_header",
     /// Fewer than 20 bytes of TCP.
     TcpTruncated = "tcp_truncated",
     /// A TCP data offset below 5 words or beyond the packet.

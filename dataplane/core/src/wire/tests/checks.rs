@@ -125,9 +125,12 @@ fn routes_and_fragments() -> Vec<Case> {
             ),
         ),
         (FragmentLength, refused(&tcp4().payload_len(3).fragment(1, 0, true).build())),
-        (FragmentLength, refused(&tcp6().payload_len(3).fragment(1, 8, true).build())),
+        (FragmentLength, refused(&tcp6().payload_len(3).fragment(1, 24, true).build())),
         (FragmentBeyondEnd, refused(&tcp4().payload_len(80).fragment(1, 65_528, false).build())),
         (FragmentBeyondEnd, refused(&tcp6().payload_len(80).fragment(1, 65_528, false).build())),
+        (FragmentInHeader, refused(&tcp4().payload_len(80).fragment(1, 8, false).build())),
+        (FragmentInHeader, refused(&tcp4().payload_len(80).fragment(1, 16, true).build())),
+        (FragmentInHeader, refused(&tcp6().payload_len(80).fragment(1, 8, false).build())),
     ]
 }
 
@@ -289,7 +292,8 @@ fn first_fragment_must_hold_the_whole_transport_header() {
     let frame = Builder::tcp(C4, S4).payload_len(40).build();
     let cut = fragments(&frame, 7, 16);
     assert_eq!(refused(&cut[0]), Malformed::TcpTruncated);
-    assert_eq!(ip(&cut[1]).fragment, Fragment::Later { id: 7, offset: 16 });
+    assert_eq!(refused(&cut[1]), Malformed::FragmentInHeader);
+    assert_eq!(ip(&cut[2]).fragment, Fragment::Later { id: 7, offset: 32 });
 }
 
 #[test]
