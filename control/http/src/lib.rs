@@ -7,9 +7,10 @@
 //! May depend on: nothing of Tidegate.
 //!
 //! Invariant: connections are bounded in number and in time, and end with their server. A client that only holds
-//! connections open cannot block others: a new connection replaces the one that was unused for longest.
+//! connections open cannot block others: a new connection replaces the one that was unused for longest, and no source waits
+//! because of one that has more connections than it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -42,6 +43,9 @@ const BUFFER_MAX: usize = 16 * 1024;
 
 /// How often a full listener checks whether a connection has exceeded that time.
 const ROOM_POLL: Duration = Duration::from_millis(50);
+
+/// The maximum number of accepted connections that wait until there is room for them.
+const WAITING_MAX: usize = 64;
 
 /// The limits of one listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,21 +147,49 @@ pub async fn serve_up_to<F, Fut>(
 {
     let handler = Arc::new(handler);
     let mut connections = Connections::new(limits, connections_max);
+    let mut waiting = VecDeque::new();
     loop {
         tokio::select! {
-            accepted = listener.accept_stream() => match accepted {
-                Ok((stream, source)) => {
-                    // A source that has reached its share is refused at once, so that it does not delay others.
-                    if connections.make_room(source).await {
-                        let life = limits.life;
-                        connections.begin(source, |idle| connection(stream, life, handler.clone(), idle));
-                    }
-                }
+            accepted = listener.accept_stream(), if waiting.len() < connections.waiting_max() => match accepted {
+                Ok(new) => waiting.push_back(new),
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
             () = connections.ended(), if !connections.is_empty() => {}
+            () = tokio::time::sleep(ROOM_POLL), if !waiting.is_empty() => {}
+        }
+        for (stream, source) in std::mem::take(&mut waiting) {
+            match connections.room_for(source) {
+                Room::Free => {
+                    connections.begin(source, |idle| connection(stream, limits.life, handler.clone(), idle));
+                }
+                Room::Later => waiting.push_back((stream, source)),
+                Room::None => {}
+            }
+        }
+        if waiting.len() >= connections.waiting_max() {
+            thin_out(&mut waiting);
         }
     }
+}
+
+/// Removes the oldest connection of the source that has most of them, if it has several.
+fn thin_out<S>(waiting: &mut VecDeque<(S, Option<IpAddr>)>) {
+    let mut counts: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
+    waiting.iter().for_each(|(_, source)| *counts.entry(*source).or_default() += 1);
+    let fullest = counts.into_iter().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 1);
+    let oldest = fullest.and_then(|(of, _)| waiting.iter().position(|(_, source)| *source == of));
+    oldest.and_then(|at| waiting.remove(at));
+}
+
+/// Whether there is room for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// There is.
+    Free,
+    /// Not before another one ends, or has had its time to send a request.
+    Later,
+    /// The source has its share.
+    None,
 }
 
 /// The connections of one listener.
@@ -193,12 +225,6 @@ impl Open {
     }
 }
 
-/// The connection that was unused for longest, if one has no request in progress.
-fn least_used<'a>(open: impl Iterator<Item = &'a Open>) -> Option<&'a Open> {
-    let idle = open.filter_map(|open| Some((open.idle_since()?, open)));
-    idle.min_by_key(|(since, _)| *since).map(|(_, open)| open)
-}
-
 impl Connections {
     fn new(limits: Limits, connections_max: Arc<AtomicUsize>) -> Self {
         Self {
@@ -216,28 +242,45 @@ impl Connections {
         self.tasks.is_empty()
     }
 
-    /// Makes room for one more connection from `source`. Returns false if that is not possible.
+    /// Makes room for one more connection from `source`.
     ///
     /// A source that has reached its share loses its connection that was unused for longest, and gets no further one while
-    /// all of them have a request in progress. If the listener is full, the connection of any source that was unused for
-    /// longest ends, once it has had [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
-    async fn make_room(&mut self, source: Option<IpAddr>) -> bool {
+    /// all of them have a request in progress. If the listener is full, such a connection of the source that has most of them
+    /// ends, if it has two more than the new one's. Otherwise the connection of any source that was unused for longest ends,
+    /// once it has had [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
+    fn room_for(&mut self, source: Option<IpAddr>) -> Room {
         if self.has_its_share(source) {
-            let own = self.open.values().filter(|open| open.source == source);
-            let Some(unused) = least_used(own) else { return false };
-            unused.task.abort();
-            while self.has_its_share(source) {
-                self.ended().await;
-            }
+            let Some(age) = self.least_used(|open| open.source == source) else { return Room::None };
+            self.end(age);
         }
         while self.open.len() >= self.connections_max() {
-            let late = self.open.values().filter(|open| open.since.elapsed() >= REQUEST_BEGINS);
-            if let Some(unused) = least_used(late) {
-                unused.task.abort();
-            }
-            let _ = tokio::time::timeout(ROOM_POLL, self.ended()).await;
+            let fullest = self.by_source.iter().max_by_key(|(_, count)| **count);
+            let fullest = fullest.filter(|(_, count)| **count > self.count_of(source) + 1).map(|(of, _)| *of);
+            let unused = fullest.and_then(|fullest| self.least_used(|open| open.source == fullest));
+            let unused = unused.or_else(|| self.least_used(|open| open.since.elapsed() >= REQUEST_BEGINS));
+            let Some(age) = unused else { return Room::Later };
+            self.end(age);
         }
-        true
+        Room::Free
+    }
+
+    /// The connection that was unused for longest of those that may end, if one has no request in progress.
+    fn least_used(&self, may_end: impl Fn(&Open) -> bool) -> Option<u64> {
+        let may_end = self.open.iter().filter(|(_, open)| may_end(open));
+        let idle = may_end.filter_map(|(age, open)| Some((open.idle_since()?, *age)));
+        idle.min().map(|(_, age)| age)
+    }
+
+    fn end(&mut self, age: u64) {
+        if let Some(open) = self.open.get(&age) {
+            open.task.abort();
+        }
+        self.forget(age);
+    }
+
+    /// The number of connections that may wait. Listeners that share descriptors have few.
+    fn waiting_max(&self) -> usize {
+        WAITING_MAX.min(4 * self.connections_max())
     }
 
     fn connections_max(&self) -> usize {
@@ -245,8 +288,11 @@ impl Connections {
     }
 
     fn has_its_share(&self, source: Option<IpAddr>) -> bool {
-        let count = self.by_source.get(&source).copied().unwrap_or(0);
-        self.limits.per_source_max.is_some_and(|max| count >= max)
+        self.limits.per_source_max.is_some_and(|max| self.count_of(source) >= max)
+    }
+
+    fn count_of(&self, source: Option<IpAddr>) -> usize {
+        self.by_source.get(&source).copied().unwrap_or(0)
     }
 
     fn begin<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Idle) -> Fut)
@@ -269,7 +315,15 @@ impl Connections {
             Some(Err(error)) => error.id(),
             None => return,
         };
-        let Some(open) = self.ages.remove(&id).and_then(|age| self.open.remove(&age)) else { return };
+        // One that was ended is not known any more.
+        if let Some(age) = self.ages.remove(&id) {
+            self.forget(age);
+        }
+    }
+
+    fn forget(&mut self, age: u64) {
+        let Some(open) = self.open.remove(&age) else { return };
+        self.ages.remove(&open.task.id());
         if let Some(count) = self.by_source.get_mut(&open.source) {
             *count -= 1;
             if *count == 0 {
@@ -371,6 +425,29 @@ mod tests {
             idle.push(connect(server, &format!("127.0.0.{n}")).await);
         }
         assert!(ask(connect(server, "127.0.0.1").await).await.ends_with("fine"));
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_one_source_delay_no_other_one() {
+        for limits in [Limits::SCRAPES, Limits::PROBES] {
+            let server = server_with(limits).await;
+            let mut idle = Vec::new();
+            for _ in 0..290 {
+                let mut half_open = connect(server, "127.0.0.2").await;
+                // It may be refused already.
+                let _ = half_open.write_all(b"GET / HTTP/1.1\r\n").await;
+                idle.push(half_open);
+            }
+            // Others get their answers while most of the idle ones still wait for their end.
+            let answers = async {
+                for n in 0..32 {
+                    let answer = ask(connect(server, &format!("127.0.0.{}", 3 + n)).await).await;
+                    assert!(answer.ends_with("fine"), "{n}: {answer}");
+                }
+            };
+            let most = REQUEST_BEGINS * 4;
+            assert!(tokio::time::timeout(most, answers).await.is_ok(), "{limits:?}");
+        }
     }
 
     #[tokio::test]
