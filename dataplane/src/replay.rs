@@ -212,7 +212,7 @@ impl Replay {
         if snapshot.has_sctp() {
             pipeline.associations().prepare();
         }
-        let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentRoom::default());
+        let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentRoom::new(0));
         Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }
 

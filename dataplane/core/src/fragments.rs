@@ -16,6 +16,7 @@
 
 use std::time::Duration;
 
+use crate::hash::mix;
 use crate::ids::{BackendId, ServiceId, WorkerIndex};
 use crate::limits::{FRAGMENT_WAYS, FRAGMENTS_MAX};
 use crate::now::Now;
@@ -91,6 +92,27 @@ impl FragmentKey {
         };
         Some(Self { src: h.src, dst: h.dst, id, proto })
     }
+
+    /// A hash with a secret.
+    #[must_use]
+    pub fn hash(&self, secret: u64) -> u64 {
+        let rest = u64::from(self.id) << 8 | u64::from(self.proto);
+        let [(s0, s1), (d0, d1)] = [words(&self.src), words(&self.dst)];
+        [s0, s1, d0, d1, rest].into_iter().fold(secret, |hash, word| mix(hash ^ word))
+    }
+
+    /// A hash of the source with a secret. Of an IPv6 address only the network counts, whose host has all of its addresses.
+    #[must_use]
+    pub fn source_hash(&self, secret: u64) -> u64 {
+        let (high, low) = words(&self.src);
+        mix(mix(secret ^ high) ^ if self.src.is_v4() { low } else { 0 })
+    }
+}
+
+/// An address as two words.
+fn words(addr: &Addr) -> (u64, u64) {
+    let whole = u128::from_be_bytes(*addr.bytes());
+    ((whole >> 64) as u64, whole as u64)
 }
 
 /// A datagram whose first fragment was seen.
@@ -199,10 +221,6 @@ impl Fragments {
     }
 
     fn hash(&self, key: &FragmentKey) -> u64 {
-        let words = |addr: &Addr| {
-            let whole = u128::from_be_bytes(*addr.bytes());
-            ((whole >> 64) as u64, whole as u64)
-        };
         let ((s0, s1), (d0, d1)) = (words(&key.src), words(&key.dst));
         let rest = u64::from(key.id) << 8 | u64::from(key.proto);
         let [k0, k1, k2, k3, k4] = self.secret;

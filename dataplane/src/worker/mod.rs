@@ -13,6 +13,7 @@
 //!
 //! [`drivers::memory`]: crate::drivers::memory
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -160,7 +161,7 @@ impl<Q: PortQueue> Worker<Q> {
             sending,
             too_long: ArrayVec::new(),
             pending_neighbor: PendingNeighborQueue::default(),
-            fragments: FragmentRoom::default(),
+            fragments: FragmentRoom::new(RandomState::new().hash_one(0)),
             reported: Recent::default(),
             punt_rates,
             asked: None,
