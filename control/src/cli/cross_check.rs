@@ -56,7 +56,10 @@ fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec
     let own: BTreeSet<IpAddr> =
         network.interfaces.iter().flat_map(|i| i.addresses.iter().map(|net| net.addr())).collect();
     let of_slices = objects.endpoint_slices.values().flat_map(|slice| {
-        slice.endpoints.iter().filter_map(move |e| Some((e.address?, format!("EndpointSlice {}", slice.meta.key))))
+        slice
+            .endpoints
+            .iter()
+            .filter_map(move |e| Some((e.address?, format!("EndpointSlice {}", slice.meta.key))))
     });
     let of_legacy = objects.endpoints.values().flat_map(|endpoints| {
         let subsets = endpoints.subsets.iter();

@@ -54,8 +54,7 @@ fn health_check_node_port_turns_503_when_the_last_ready_endpoint_terminates_and_
 fn health_check_node_port_answers_the_configured_networks_and_the_loopback_alone() {
     let _turn = beside_others();
     let path: ModePath = all_paths().into_iter().find(|path| path.forwarding == "fullnat").unwrap();
-    let mut service =
-        manifests(&[1, 2]).into_iter().find(|service| service.name == path.service).unwrap();
+    let mut service = manifests(&[1, 2]).into_iter().find(|service| service.name == path.service).unwrap();
     service.health_check_node_port = Some(PORT);
     let options = GatewayOptions {
         health_port_networks: vec![plan::SERVER_PREFIX[0].to_owned()],

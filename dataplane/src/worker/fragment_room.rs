@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_room_keeps_what_a_plain_list_keeps() {
-        let (mut room, mut model) = (FragmentRoom::new(1), VecDeque::new());
+        let (mut room, mut model) = (FragmentRoom::new(1), VecDeque::<(u32, u32, Now)>::new());
         let mut random = 1_u32;
         for n in 0..60_000_u32 {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

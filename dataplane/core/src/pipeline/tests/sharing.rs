@@ -109,8 +109,10 @@ impl Gateway {
         for lab in &mut next.labs {
             let mut ids = KnownIds::default();
             for (service, info) in lab.snapshot.services() {
-                ids.service(service.id, service.id);
-                info.backends.iter().for_each(|backend| ids.backend(backend.id, service.id, backend.id));
+                ids.service(service.id, Some(service.id));
+                info.backends
+                    .iter()
+                    .for_each(|backend| ids.backend(backend.id, service.id, Some(backend.id)));
             }
             for before in &self.labs {
                 let stored = before.pipeline.flows().as_stored(ENTRIES, SEED, before.now);
