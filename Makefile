@@ -53,7 +53,7 @@ demo: setup release
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy --workspace --test e2e --test kubectl --test kubernetes --locked -- -D warnings
+	$(CARGO) clippy --workspace --test e2e --test kubernetes --locked -- -D warnings
 
 test: setup
 	@deploy/scripts/test.sh

@@ -37,9 +37,6 @@ ahead=$!
 stage "end to end, in network namespaces"
 "$cargo" test --workspace --test e2e --locked
 
-stage "kubectl against the test API server"
-"$cargo" test --workspace --test kubectl --locked
-
 # These tests mostly wait: for leases, timeouts and grace periods.
 stage "with an API server"
 "$cargo" test --workspace --test kubernetes --locked -- --test-threads 4

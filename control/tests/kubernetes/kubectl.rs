@@ -186,3 +186,32 @@ fn applies_of_users_and_gateways_conflict_only_where_both_write() {
     );
     assert_eq!(ingress(&stored(&world)), ingress(&before));
 }
+
+#[test]
+fn kubectl_waits_for_a_gateway_and_shows_ages_and_deletions() {
+    needs!(Needs::RealServer, Needs::Version(31));
+    let world = shop();
+    world.apply(
+        "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, spec: {addresses: \
+         [198.51.100.0/30, 198.51.100.9]}}",
+    );
+    // The gateway writes its status for the first time.
+    world.until("the gateway's own status", || kubectl(&world, &["get", "gatewaystatus/edge-1"]).ok());
+    said(&world, &["wait", "--for=condition=Ready", "gatewaystatus/edge-1", "--timeout=60s"]);
+    said(&world, &["wait", "--for=condition=InUse", "addresspool/public", "--timeout=60s"]);
+    let cell = |table: &str, column: &str| {
+        let found = row(table).into_iter().find(|(name, _)| name == column);
+        found.unwrap_or_else(|| panic!("no column {column}: {table}")).1
+    };
+    assert!(cell(&said(&world, &["get", "tggw"]), "AGE").ends_with(['s', 'm']));
+    let pool = world.until("the pool to be counted", || {
+        let pool = said(&world, &["get", "tgpool", "extra", "-o", "wide"]);
+        (cell(&pool, "GATEWAYS") == "edge-1").then_some(pool)
+    });
+    assert_eq!(cell(&pool, "ADDRESSES"), "198.51.100.0/30, 198.51.100.9", "{pool}");
+    assert!(!cell(&pool, "DELETING").ends_with('s'), "{pool}");
+    // A pool in use stays until its Services are gone.
+    said(&world, &["delete", "tgpool", "public", "--wait=false"]);
+    let pool = said(&world, &["get", "tgpool", "public"]);
+    assert!(cell(&pool, "DELETING").ends_with(['s', 'm']), "{pool}");
+}

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -236,53 +235,4 @@ fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
     assert!(world.log("edge-1").contains("kube-proxy serves the health-check node ports"));
     drop(proxy);
     world.until("the port to be served again", || world.http(30_501, "/"));
-}
-
-#[test]
-fn kubectl_waits_for_a_ready_gateway_and_shows_its_age_and_a_pool_that_is_being_deleted() {
-    let mut world = World::new();
-    world.apply(
-        "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, spec: {addresses: \
-         [198.51.100.0/30, 198.51.100.9]}}\n---\n",
-    );
-    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
-    world.start_with("edge-1", &Setting { document: "pools: []".into(), ..Setting::default() });
-    world.api.kubeconfig(world.directory()).expect("written");
-    let kubectl = |words: &[&str]| {
-        let output = world.enter_gateway(|| {
-            let mut command = Command::new("kubectl");
-            command.env("KUBECONFIG", world.directory().join("kubeconfig")).args(words).output()
-        });
-        let output = output.expect("kubectl runs");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    };
-    world.until("the gateway to tell of itself", || {
-        gateway_status(&world, "edge-1").is_object().then_some(())
-    });
-    kubectl(&["wait", "--for=condition=Ready", "gatewaystatus/edge-1", "--timeout=60s"]);
-    kubectl(&[
-        "wait",
-        "--for=condition=tidegate.dev/Programmed",
-        "service/web",
-        "-n",
-        "shop",
-        "--timeout=60s",
-    ]);
-    kubectl(&["wait", "--for=condition=InUse", "addresspool/extra", "--timeout=60s"]);
-    // The cell below a header.
-    let cell = |table: &str, header: &str| {
-        let (headers, row) = table.split_once('\n').expect("headers and a row");
-        let at = headers.find(header).unwrap_or_else(|| panic!("{header}: {table}"));
-        row[at.min(row.len())..].split("  ").next().unwrap_or_default().trim().to_owned()
-    };
-    assert!(cell(&kubectl(&["get", "tggw"]), "AGE").ends_with(['s', 'm']));
-    let pool = kubectl(&["get", "tgpool", "-o", "wide"]);
-    assert_eq!(cell(&pool, "ADDRESSES"), "198.51.100.0/30, 198.51.100.9", "{pool}");
-    assert_eq!(cell(&pool, "GATEWAYS"), "edge-1", "{pool}");
-    assert!(!cell(&pool, "DELETING").ends_with('s'), "{pool}");
-    kubectl(&["delete", "tgpool", "extra", "--wait=false"]);
-    let pool = kubectl(&["get", "tgpool"]);
-    assert!(cell(&pool, "DELETING").ends_with('s'), "{pool}");
 }
