@@ -9,7 +9,7 @@ use tidegate_core::snapshot::InterfaceSpec;
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
-use tidegate_model::config::{GatewayConfig, Idle, Interface, SourceConfig};
+use tidegate_model::config::{FlowSharing, GatewayConfig, Idle, Interface, SourceConfig};
 use tidegate_policy::reconcile::{Claims, Demand, Settings};
 
 /// The dataplane settings of a configuration, without callbacks.
@@ -31,6 +31,7 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         routes: dataplane.network.routes.clone(),
         taps: true,
         announce: true,
+        snat_is_released: config.flow_sharing.mode == FlowSharing::Nat,
         on_failure: None,
         on_change: None,
     }

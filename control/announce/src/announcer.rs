@@ -27,6 +27,7 @@ use crate::first_bfd::FirstBfd;
 use crate::interruption::Interruption;
 use crate::kernel::Table;
 use crate::routes::{Routes, outside_of_pools, routes};
+use crate::snat::{self, SnatRoutes};
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
 
 /// Routes that an earlier gateway has left in the kernel stay for this time while no objects are known.
@@ -82,6 +83,7 @@ pub struct Setup {
 struct Inputs {
     setup: Option<Arc<Setup>>,
     round: Option<Round>,
+    snat: Arc<SnatRoutes>,
     leaving: bool,
     stops: bool,
     /// Counts changes of the above.
@@ -130,6 +132,11 @@ impl Announcer {
     /// Uses the result of a round from now on.
     pub fn offer(&self, round: Round) {
         self.change(|inputs| inputs.round = Some(round));
+    }
+
+    /// Announces these SNAT addresses from now on.
+    pub fn announce_snat(&self, routes: SnatRoutes) {
+        self.change(|inputs| inputs.snat = Arc::new(routes));
     }
 
     /// Withdraws everything for good, and waits for that for at most `within`. Returns whether it is done.
@@ -205,9 +212,12 @@ struct Worker {
     /// When the decision changes by itself, because a VIP has waited long enough.
     decide_at: Option<Instant>,
     vips: BTreeMap<IpAddr, Vip>,
+    /// The routes for BIRD.
     routes: Routes,
     /// The aggregates that are not announced, each with its first address that no pool has.
     outside: BTreeMap<IpNet, IpAddr>,
+    /// The routes for the kernel.
+    kernel_routes: Routes,
     files: Files,
     /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
     written: Option<(Arc<Setup>, u64, BTreeSet<IpAddr>)>,
@@ -236,6 +246,7 @@ impl Worker {
             vips: BTreeMap::new(),
             routes: Routes::new(),
             outside: BTreeMap::new(),
+            kernel_routes: Routes::new(),
             files: Files::default(),
             written: None,
             first_bfd: FirstBfd::default(),
@@ -249,14 +260,15 @@ impl Worker {
     fn run(&mut self, shared: &Shared) {
         let mut seen = 0;
         loop {
-            let (setup, round, leaving, changes, stops) = {
+            let (setup, round, snat, leaving, changes, stops) = {
                 let mut inputs = lock(&shared.inputs);
                 if inputs.changes == seen {
                     let waited = shared.changed.wait_timeout(inputs, TICK);
                     inputs = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 seen = inputs.changes;
-                (inputs.setup.clone(), inputs.round.clone(), inputs.leaving, seen, inputs.stops)
+                let snat = Arc::clone(&inputs.snat);
+                (inputs.setup.clone(), inputs.round.clone(), snat, inputs.leaving, seen, inputs.stops)
             };
             if stops {
                 return self.end();
@@ -274,9 +286,10 @@ impl Worker {
                     self.announced.clear();
                     self.vips.clear();
                     self.routes.clear();
+                    self.kernel_routes.clear();
                     (self.decided, self.decide_at) = (None, None);
                 } else if let Some(round) = &round {
-                    self.decide(setup, round, gateway, changes, now);
+                    self.decide(setup, (round, &snat), gateway, changes, now);
                 }
                 // Before the first round nothing is known: a restarted daemon must not remove what it will announce
                 // again. Routes of BIRD cannot be left: they ended with the old BIRD.
@@ -309,7 +322,14 @@ impl Worker {
         self.peers.iter().any(|peer| self.interruption.keeps(peer))
     }
 
-    fn decide(&mut self, setup: &Setup, round: &Round, gateway: Gateway, changes: u64, now: Instant) {
+    fn decide(
+        &mut self,
+        setup: &Setup,
+        (round, snat): (&Round, &SnatRoutes),
+        gateway: Gateway,
+        changes: u64,
+        now: Instant,
+    ) {
         let is_due = self.decide_at.is_some_and(|at| at <= now);
         if self.decided == Some((changes, gateway)) && !is_due {
             return;
@@ -374,6 +394,9 @@ impl Worker {
             self.outside = outside;
         }
         self.routes = routes(&vips, &setup.config, &round.outcome.pools, &self.outside);
+        self.kernel_routes =
+            if setup.config.kernel_routes.is_some() { self.routes.clone() } else { Routes::new() };
+        snat::add(snat, gateway, &mut self.routes, &mut self.kernel_routes);
         self.vips = vips;
     }
 
@@ -392,7 +415,7 @@ impl Worker {
             }
             self.table = wanted.map(Table::new);
         }
-        self.table.as_mut().is_none_or(|table| table.apply(&self.routes, now))
+        self.table.as_mut().is_none_or(|table| table.apply(&self.kernel_routes, now))
     }
 
     fn apply_to_bird(&mut self, setup: &Arc<Setup>, now: Instant) -> bool {

@@ -1,7 +1,8 @@
 //! Announces the VIPs of this gateway to routers.
 //!
 //! [`decide`] says which VIPs have a reason to be announced, and why the others are withheld; [`damping`] delays VIPs
-//! that flap; [`routes`] makes prefixes of them. Two parts carry the prefixes to the network: [`bird`], a BIRD 2 that
+//! that flap; [`routes`] makes prefixes of them, and
+//! [`snat`] adds SNAT addresses. Two parts carry the prefixes to the network: [`bird`], a BIRD 2 that
 //! this crate starts and watches, and [`kernel`], routes in a table of the kernel. [`announcer`] is the thread that does
 //! all of this, and [`status`] what it shows to others.
 //!
@@ -19,6 +20,7 @@ mod interruption;
 pub mod kernel;
 mod netlink;
 pub mod routes;
+pub mod snat;
 pub mod status;
 
 pub use announcer::Announcer;

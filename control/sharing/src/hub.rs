@@ -11,11 +11,13 @@
 //! Invariant: a datagram changes nothing unless its sender has the key, and a session changes only by a proof that is newer
 //! than this gateway's present challenge.
 
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::flow_record::{BackendChange, FlowNews};
+use tidegate_core::limits::SNAT_ADDRESSES_MAX;
 use tidegate_core::pipeline::Walks;
 use tidegate_core::snapshot::ServiceKey;
 
@@ -26,7 +28,7 @@ use crate::limits::{
     FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, LEFT_MAX, OPENS_PER_SECOND, PEERS_MAX,
     QUEUE_MAX, REFRESH_EVERY, REJECTION_MAX, SEATS_MAX, SILENCE_MAX,
 };
-use crate::record::{Message, WALKS_SINCE, Walk};
+use crate::record::{Message, SnatAddress, WALKS_SINCE, Walk};
 use crate::session::{DATA, Session, Unread};
 
 /// The versions of the protocol that this program speaks, the oldest and the newest.
@@ -54,6 +56,15 @@ pub struct Seats {
     pub moved: Arc<[(ServiceKey, BackendChange)]>,
     /// When the remaining times of these were as they are here.
     pub as_of: Duration,
+}
+
+/// The SNAT addresses of a gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snat {
+    /// All of them.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Whether replies are to reach this gateway: it forwards, does not drain, and has the flows of its peers.
+    pub serves: bool,
 }
 
 /// Why a datagram was not used.
@@ -169,6 +180,10 @@ pub struct PeerStatus {
     pub under_way: usize,
     /// Why a datagram of it was rejected lately, since it has its state.
     pub last_rejection: Option<Rejection>,
+    /// The fingerprint of the key that it seals with, once it has answered.
+    pub key: Option<String>,
+    /// What it has last said of its SNAT addresses.
+    pub snat: Snat,
     /// How far it has sent what it knows.
     pub walk: PeerWalk,
 }
@@ -200,6 +215,9 @@ struct Peer {
     opens: Allowance,
     /// Since the last session began or ended: an earlier one explains nothing.
     last_rejection: Option<(Rejection, Duration)>,
+    /// The key of its last handshake message.
+    key: Option<SharedKey>,
+    snat: Snat,
 }
 
 /// See the [module](self).
@@ -209,6 +227,7 @@ pub struct Hub {
     entropy: Box<dyn Entropy>,
     peers: Vec<Peer>,
     seats: Seats,
+    snat: Snat,
     walks: Walks,
     refreshed: Duration,
     batches: Allowance,
@@ -234,6 +253,7 @@ impl Hub {
             entropy,
             peers: Vec::new(),
             seats: Seats::default(),
+            snat: Snat::default(),
             walks: Walks::default(),
             refreshed: Duration::ZERO,
             batches: Allowance::default(),
@@ -260,6 +280,8 @@ impl Hub {
                     hellos: Allowance::default(),
                     opens: Allowance::default(),
                     last_rejection: None,
+                    key: None,
+                    snat: Snat::default(),
                 });
             }
         }
@@ -269,6 +291,20 @@ impl Hub {
     /// seen them.
     pub fn set_seats(&mut self, seats: Seats) {
         self.seats = seats;
+    }
+
+    /// Sets what peers are told of the SNAT addresses of this gateway.
+    pub fn set_snat(&mut self, snat: Snat) {
+        if snat != self.snat {
+            self.snat = snat;
+            self.tell_snat();
+        }
+    }
+
+    fn tell_snat(&mut self) {
+        for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
+            self.snat.messages().for_each(|message| session.tell(&message));
+        }
     }
 
     /// Handles a datagram. Times are since any moment that stays the same.
@@ -365,7 +401,8 @@ impl Hub {
         if answers && speaks_it {
             // The challenge has served: a copy of this message finds another one.
             own.challenge = std::mem::replace(&mut peer.challenge, self.entropy.random());
-            let mut session = Session::new(&config.key, own, theirs, version, now);
+            let mut session = Session::new((own, &config.keys.own), (theirs, key), version, now);
+            self.snat.messages().for_each(|message| session.tell(&message));
             self.seats.of(now).for_each(|message| session.tell(&message));
             self.walks.complete += 1;
             session.walks.number = self.walks.complete;
@@ -508,16 +545,24 @@ impl Hub {
         if self.peers.len() > 1 {
             self.peers.rotate_left(1);
         }
-        if self.is_up() && now.saturating_sub(self.refreshed) >= REFRESH_EVERY {
+        // Without a peer too: what a walk shows is also for this gateway.
+        if now.saturating_sub(self.refreshed) >= REFRESH_EVERY {
             self.refreshed = now;
             self.walks.refreshing += 1;
+            self.tell_snat();
         }
     }
 
     /// Passes the messages of peers on, in the order of each peer, while `accept` takes them.
     pub fn pass_on(&mut self, mut accept: impl FnMut(&Message) -> bool) {
-        for session in self.peers.iter_mut().filter_map(|peer| peer.session.as_mut()) {
-            self.counts.passed_on += session.pass_on(&mut accept);
+        for Peer { session, snat, .. } in &mut self.peers {
+            let mut accept = |message: &Message| match message {
+                Message::Snat(one) => snat.learn(one),
+                other => accept(other),
+            };
+            if let Some(session) = session {
+                self.counts.passed_on += session.pass_on(&mut accept);
+            }
         }
     }
 
@@ -533,6 +578,27 @@ impl Hub {
         let mut all: Vec<PeerStatus> = self.peers.iter().map(|peer| peer.status(&self.config, now)).collect();
         all.sort_by_key(|peer| peer.address);
         all
+    }
+}
+
+impl Snat {
+    /// The messages for a peer.
+    fn messages(&self) -> impl Iterator<Item = Message> + '_ {
+        let none = self.addresses.is_empty().then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let all = self.addresses.iter().copied().chain(none).enumerate();
+        all.map(|(n, address)| Message::Snat(SnatAddress { address, is_first: n == 0, serves: self.serves }))
+    }
+
+    /// Adds what the peer says, which is always taken.
+    fn learn(&mut self, said: &SnatAddress) -> bool {
+        if said.is_first {
+            self.addresses.clear();
+        }
+        self.serves = said.serves;
+        if !said.address.is_unspecified() && self.addresses.len() < SNAT_ADDRESSES_MAX {
+            self.addresses.insert(said.address);
+        }
+        true
     }
 }
 
@@ -583,6 +649,8 @@ impl Peer {
                 Some(session) if session.walks.awaited == 0 => PeerWalk::Complete,
                 _ => PeerWalk::UnderWay,
             },
+            key: self.key.as_ref().map(SharedKey::fingerprint),
+            snat: self.snat.clone(),
         }
     }
 }

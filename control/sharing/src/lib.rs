@@ -22,5 +22,5 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use crypt::{Entropy, SharedKey, SystemEntropy};
-pub use hub::{Hub, HubConfig, HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};
+pub use crypt::{Entropy, Keys, SharedKey, SystemEntropy};
+pub use hub::{Hub, HubConfig, HubCounts, PeerState, PeerStatus, PeerWalk, Rejection, Snat};

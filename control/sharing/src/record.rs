@@ -4,7 +4,8 @@
 //! of its backend, the state of the client's side, the translation of a NAT flow, the verification tags of a flow of SCTP (zeros
 //! if they are not known), and the age. With client port 0 it is about the backend that a client has by session affinity. Numbers are in network order. An IPv4 flow takes 25 or 32 bytes, and 8 more with SCTP. One about a seat that has moved is: flags that no flow has, protocol, VIP, backend,
 //! its former weight, and how many milliseconds the change still matters. One about a backend that has left has other such
-//! flags, and the mark of its Service in place of a weight. A message about the walk itself has flags and its kind only.
+//! flags, and the mark of its Service in place of a weight. A message about the walk itself has flags and its kind only. One about a SNAT address is: flags that no flow has,
+//! 1 for the first address plus 2 if replies are to reach the gateway, and the address, or zeros if the gateway has none.
 //!
 //! Invariant: reading checks every value. What was read is what was written.
 
@@ -27,6 +28,19 @@ pub enum Message {
     Change(ServiceKey, BackendChange),
     /// About the exchange itself.
     Walk(Walk),
+    /// About a SNAT address of the gateway.
+    Snat(SnatAddress),
+}
+
+/// A SNAT address of a gateway. A gateway sends all of them, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnatAddress {
+    /// The address, or an unspecified one if the gateway has none.
+    pub address: IpAddr,
+    /// The list begins: addresses that were sent before don't count.
+    pub is_first: bool,
+    /// Whether replies are to reach this gateway: it forwards, does not drain, and has the flows of its peers.
+    pub serves: bool,
 }
 
 /// What peers say about their walks through their tables.
@@ -52,6 +66,8 @@ pub const SCTP_SINCE: u8 = 3;
 
 /// The first version of the protocol with [`BackendChange::Left`] and [`Message::Walk`].
 pub const WALKS_SINCE: u8 = 4;
+/// The first version of the protocol with [`Message::Snat`].
+pub const SNAT_SINCE: u8 = 4;
 
 impl Message {
     /// The first version of the protocol with this message. Peers of earlier versions cannot read it.
@@ -60,6 +76,7 @@ impl Message {
         match self {
             Self::Change(_, BackendChange::Moved(_)) => SEATS_SINCE,
             Self::Change(_, BackendChange::Left(_)) | Self::Walk(_) => WALKS_SINCE,
+            Self::Snat(..) => SNAT_SINCE,
             Self::Flow(news) => {
                 let name = news.name();
                 if name.service.protocol == Protocol::Sctp || name.is_affinity() { SCTP_SINCE } else { 1 }
@@ -85,6 +102,10 @@ const SEAT: u8 = GONE | RELAYED;
 const LEFT: u8 = SEAT | TRANSLATED;
 /// The flags of a message about a walk.
 const WALK: u8 = SEAT | STREAM;
+/// The flags of a SNAT address: a flow that is gone has no splice.
+const SNAT: u8 = GONE | SPLICE;
+const SNAT_IS_FIRST: u8 = 1;
+const SNAT_SERVES: u8 = 2;
 
 /// Appends a message.
 pub fn write(message: &Message, out: &mut Vec<u8>) {
@@ -92,6 +113,11 @@ pub fn write(message: &Message, out: &mut Vec<u8>) {
         Message::Flow(news) => write_flow(news, out),
         Message::Change(service, change) => write_change(service, change, out),
         Message::Walk(walk) => out.extend([WALK, *walk as u8]),
+        Message::Snat(SnatAddress { address, is_first, serves }) => {
+            let says = flag(*is_first, SNAT_IS_FIRST) | flag(*serves, SNAT_SERVES);
+            out.extend([SNAT | flag(address.is_ipv6(), VIP_V6), says]);
+            endpoint(&Endpoint { addr: (*address).into(), port: 0 }, out);
+        }
     }
 }
 
@@ -169,6 +195,13 @@ pub fn read(bytes: &mut &[u8]) -> Option<Message> {
     if flags == WALK {
         return Walk::ALL.into_iter().find(|walk| *walk as u8 == protocol).map(Message::Walk);
     }
+    if flags & !VIP_V6 == SNAT {
+        let is_valid = protocol & !(SNAT_IS_FIRST | SNAT_SERVES) == 0;
+        let Endpoint { addr, port } = read_endpoint(bytes, flags & VIP_V6 != 0)?;
+        let (is_first, serves) = (protocol & SNAT_IS_FIRST != 0, protocol & SNAT_SERVES != 0);
+        let message = Message::Snat(SnatAddress { address: addr.ip(), is_first, serves });
+        return (is_valid && port == 0).then_some(message);
+    }
     let protocol = Protocol::from_number(protocol)?;
     let vip = read_endpoint(bytes, flags & VIP_V6 != 0)?;
     let service = ServiceKey { vip: vip.addr.ip(), protocol, port: vip.port };
@@ -222,7 +255,7 @@ fn read_flow(bytes: &mut &[u8], flags: u8, protocol: Protocol, vip: Endpoint) ->
                 Some(Splice::unpacked(words)?)
             }
         };
-        Some(Translation { local, server, stream, splice })
+        Some(Translation { local, server, stream, splice, has_replies: true })
     } else if flags & (STREAM | SPLICE) != 0 {
         return None;
     } else {
@@ -332,9 +365,17 @@ mod tests {
         })
     }
 
+    fn snat() -> impl Strategy<Value = Message> {
+        any::<[bool; 3]>().prop_flat_map(|[is_v6, is_first, serves]| {
+            endpoint(is_v6).prop_map(move |endpoint| {
+                Message::Snat(SnatAddress { address: endpoint.addr.ip(), is_first, serves })
+            })
+        })
+    }
+
     fn message() -> impl Strategy<Value = Message> {
         let walk = prop::sample::select(&Walk::ALL[..]).prop_map(Message::Walk);
-        prop_oneof![8 => news().prop_map(Message::Flow), 2 => change(), 1 => walk]
+        prop_oneof![8 => news().prop_map(Message::Flow), 2 => change(), 1 => walk, 1 => snat()]
     }
 
     fn news() -> impl Strategy<Value = FlowNews> {
@@ -344,7 +385,8 @@ mod tests {
             });
             let translation = (endpoint(client), state(), stream(), splice()).prop_map(
                 move |(local, server, stream, splice)| {
-                    translated.then_some(Translation { local, server, stream, splice })
+                    let has_replies = true;
+                    translated.then_some(Translation { local, server, stream, splice, has_replies })
                 },
             );
             (

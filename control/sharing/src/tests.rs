@@ -15,7 +15,7 @@ use tidegate_core::wire::Addr;
 use tidegate_core::wire::rewrite::Endpoint;
 
 use crate::crypt::{Entropy, Random, SharedKey};
-use crate::hub::{Hub, HubConfig, PeerState, PeerWalk, Rejection, Seats, VERSIONS};
+use crate::hub::{Hub, HubConfig, PeerState, PeerWalk, Rejection, Seats, Snat, VERSIONS};
 use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SEATS_MAX, SILENCE_MAX};
 use crate::record::{Message, Walk};
 
@@ -180,6 +180,7 @@ impl World {
                         return true;
                     }
                     Message::Walk(walk) => panic!("{walk:?} is for the hub"),
+                    Message::Snat(_) => panic!("the hub keeps it"),
                 };
                 assert!(record.idle_ms >= *learnt_from, "something was said in a life before the last one");
                 *learnt_from = record.idle_ms;
@@ -526,6 +527,35 @@ fn gateway_that_is_its_own_peer_recognises_itself() {
     world.gateways[0].hub.set_peers(&[address(0)]);
     world.run(Duration::from_secs(1));
     assert_eq!(world.state(0, 0), PeerState::Itself);
+}
+
+#[test]
+fn peers_know_which_snat_addresses_a_gateway_has_and_whether_it_serves_them() {
+    let mut world = World::new(2);
+    let snat = |addresses: &[[u8; 4]], serves| Snat {
+        addresses: addresses.iter().map(|&address| address.into()).collect(),
+        serves,
+    };
+    let of_peer = |world: &World| {
+        let status = world.gateways[1].hub.status(world.now);
+        status.into_iter().find(|peer| peer.address == address(0)).expect("a peer").snat
+    };
+    let first = snat(&[[192, 0, 2, 12], [192, 0, 2, 13]], false);
+    world.gateways[0].hub.set_snat(first.clone());
+    world.run(Duration::from_secs(1));
+    assert_eq!(of_peer(&world), first);
+    for next in [snat(&[[192, 0, 2, 12]], true), snat(&[], true), snat(&[[192, 0, 2, 12]], false)] {
+        world.gateways[0].hub.set_snat(next.clone());
+        world.run(Duration::from_secs(1));
+        assert_eq!(of_peer(&world), next);
+    }
+    // It is still known of a peer that is gone.
+    world.is_cut = true;
+    world.run(Duration::from_secs(10));
+    assert_eq!(
+        (world.state(1, 0), of_peer(&world)),
+        (PeerState::Connecting, snat(&[[192, 0, 2, 12]], false))
+    );
 }
 
 #[test]

@@ -24,7 +24,7 @@ use tidegate_core::snapshot::ServiceKey;
 use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
-use tidegate_model::config::{FlowSharing, GatewayConfig};
+use tidegate_model::config::{FlowSharing, FlowSharingConfig, FlowSharingKey, GatewayConfig};
 use tidegate_sharing::hub::{Seats, VERSIONS};
 use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
 use tidegate_sharing::record::{Message, Walk};
@@ -37,6 +37,7 @@ use tokio::sync::{oneshot, watch};
 use super::catch_up::{CatchUp, Seen, Step};
 use super::found_peers::FoundPeers;
 use super::moved_seats::{Moved, MovedSeats};
+use super::snat_exchange::{SnatExchange, SnatLinks};
 use crate::telemetry::FlowSharingSample;
 
 /// The longest wait for a datagram: messages of workers wait at most this long.
@@ -79,6 +80,8 @@ pub(crate) struct Shown {
     pub(crate) catches_up: bool,
     /// Whether it has not forwarded since the state was last shown, so that it must catch up again.
     pub(super) was_interrupted: bool,
+    /// SNAT addresses of other gateways that flows use here although no reply to them arrives.
+    pub(crate) without_replies: Vec<IpAddr>,
 }
 
 impl Shown {
@@ -144,6 +147,13 @@ impl Shown {
             };
             troubles.push(format!("flow sharing: peer {}{name}: {why}", peer.address));
         }
+        let unled = self.without_replies.iter().map(|address| {
+            format!(
+                "flow sharing: connections that came from another gateway use its SNAT address {address}, and no reply to it \
+                 arrives here: announce it (announce.bgp), or route it to this gateway"
+            )
+        });
+        troubles.extend(unled);
         troubles
     }
 }
@@ -161,13 +171,15 @@ pub(super) struct FlowExchange {
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` tells whether the
     /// workers have the Services: until then, messages of peers wait. `seats` are the controller's, and `teach` gives
-    /// it those of others. `found` will have the gateways of the cluster, if peers are found there.
+    /// it those of others. `found` will have the gateways of the cluster, if peers are found there. `snat` are the connections
+    /// to what moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
         is_able: impl Fn() -> bool + Send + 'static,
         (seats, teach): (&Arc<MovedSeats>, Teach),
         found: &Arc<OnceLock<FlowPeers>>,
+        (new_keys, snat): (watch::Receiver<Option<Keys>>, SnatLinks),
     ) -> anyhow::Result<Option<Self>> {
         let settings = &config.flow_sharing;
         let (mode, flows) = match settings.mode {
@@ -203,6 +215,7 @@ impl FlowExchange {
             trouble: None,
             catches_up: true,
             was_interrupted: false,
+            without_replies: Vec::new(),
         }));
         let stop = Arc::new(AtomicBool::new(false));
         let exchange = Exchange {
@@ -223,6 +236,8 @@ impl FlowExchange {
             found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
             seats: Arc::clone(seats),
             learning: Learning { teach, learnt: Vec::new(), applied: None },
+            keys: new_keys,
+            snat: (flows == SharedFlows::Nat).then(|| SnatExchange::new(config.name.clone(), snat)),
         };
         let (alive, lives) = watch::channel(());
         let thread = std::thread::Builder::new()
@@ -296,6 +311,10 @@ struct Exchange {
     /// Changes of backends that peers are told.
     seats: Arc<MovedSeats>,
     learning: Learning,
+    /// The keys of the configuration.
+    keys: watch::Receiver<Option<Keys>>,
+    /// Who has which SNAT addresses, if NAT flows are shared.
+    snat: Option<SnatExchange>,
     socket: UdpSocket,
     is_v6: bool,
     hub: Hub,
@@ -330,9 +349,14 @@ impl Exchange {
         self.notice_interruptions();
         let is_full = self.receive(&mut trouble);
         let now = self.started.elapsed();
-        let hub = &mut self.hub;
         let walked = self.sharing.walked();
-        let is_more = self.sharing.take_told(MESSAGES_PER_TURN, |news| hub.tell(&news, now));
+        let (hub, snat) = (&mut self.hub, &mut self.snat);
+        let is_more = self.sharing.take_told(MESSAGES_PER_TURN, |news| {
+            if let Some(snat) = snat {
+                snat.note(&news, now);
+            }
+            hub.tell(&news, now);
+        });
         if !is_more {
             hub.walked(walked);
         }
@@ -340,7 +364,11 @@ impl Exchange {
         if lost != std::mem::replace(&mut self.lost, lost) {
             hub.was_told_too_little();
         }
-        self.was_able = self.was_able || (self.is_able)();
+        if !self.was_able && (self.is_able)() {
+            self.was_able = true;
+            // It shows which SNAT addresses the restored flows use.
+            hub.was_told_too_little();
+        }
         if self.was_able {
             let (sharing, learning) = (&self.sharing, &mut self.learning);
             let has_caught_up = self.catch_up.was_over();
@@ -352,6 +380,8 @@ impl Exchange {
                 Message::Change(service, change) => learning.learn(*service, *change),
                 // The hub has used it.
                 Message::Walk(_) => true,
+                // The hub keeps it.
+                Message::Snat(_) => true,
             });
             learning.pass_on();
         }
@@ -426,6 +456,7 @@ impl Exchange {
         let was_interrupted = std::mem::take(&mut self.was_interrupted);
         let catches_up =
             self.catches_up(is_known.then_some(&expected), was_interrupted || shown.was_interrupted, is_able);
+        let snat = self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, catches_up, now));
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
             if before == Some(peer.state) {
@@ -460,6 +491,7 @@ impl Exchange {
             trouble,
             catches_up,
             was_interrupted: false,
+            without_replies: snat.unwrap_or_default(),
             finds_peers: shown.finds_peers,
             absent,
             faults,

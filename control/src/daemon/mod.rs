@@ -38,6 +38,8 @@ mod refused;
 mod reload;
 mod round_log;
 mod self_check;
+mod snat_exchange;
+mod snat_owners;
 mod start;
 mod state;
 mod supervisor;
@@ -283,7 +285,8 @@ impl Gateway {
         let is_able = move || of_exchange.forwards();
         let flow_peers = Arc::default();
         let seats = (&state.moved_seats, teach(operator.clone()));
-        let flow_exchange = FlowExchange::start(&config, dataplane, is_able, seats, &flow_peers)?;
+        let links = (state.sharing_keys(), start::snat_links(dataplane, &state));
+        let flow_exchange = FlowExchange::start(&config, dataplane, is_able, seats, &flow_peers, links)?;
         if let Some(exchange) = &flow_exchange {
             state.share_flows(exchange.shown());
         }

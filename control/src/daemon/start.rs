@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use super::address_file::AddressFile;
 use super::controller::Command;
 use super::operator::Operator;
+use super::snat_exchange::SnatLinks;
 use super::state::State;
 use super::vital::Vital;
 use crate::admin::Server;
@@ -170,6 +171,16 @@ fn directory_state(
         }
     });
     shown
+}
+
+/// What moves SNAT addresses between gateways.
+pub(super) fn snat_links(dataplane: &Arc<Dataplane>, state: &Arc<State>) -> SnatLinks {
+    let (own, announce) = (Arc::clone(state), Arc::clone(state));
+    SnatLinks {
+        dataplane: Arc::clone(dataplane),
+        own: Box::new(move || own.own_snat()),
+        announce: Box::new(move |routes| announce.announce_snat(routes)),
+    }
 }
 
 /// The file with the addresses of Services, if the objects come from a directory. With an API server, the statuses of

@@ -4,12 +4,15 @@
 //! [`Arc`] and never delays a round.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+use ipnet::IpNet;
 use jiff::Timestamp;
 use tidegate_announce::Announcer;
+use tidegate_announce::snat::SnatRoutes;
 use tidegate_announce::status::Status as AnnounceStatus;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::flow_memory::Restoration;
@@ -20,10 +23,11 @@ use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
 use tidegate_policy::reconcile::{DrainTarget, Finding, Outcome};
+use tidegate_sharing::{Keys, Snat};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
-use super::flow_sharing::Shown;
+use super::flow_sharing::{self, Shown};
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::layer2::Layer2View;
 use super::moved_seats::MovedSeats;
@@ -188,6 +192,23 @@ impl State {
     pub(super) fn announce_with(&self, announcer: Arc<Announcer>) {
         // Called once, at the start.
         let _ = self.announcer.set(announcer);
+    }
+
+    /// Announces these SNAT addresses. Returns false before there is an announcer.
+    pub(super) fn announce_snat(&self, routes: SnatRoutes) -> bool {
+        self.announcer.get().map(|announcer| announcer.announce_snat(routes)).is_some()
+    }
+
+    /// The SNAT addresses that may move to another gateway, and whether replies are to reach this one. Addresses of an
+    /// interface stay, and while backends are masqueraded, all do: other gateways don't have those flows.
+    pub(super) fn own_snat(&self) -> Snat {
+        let Some(round) = self.last() else { return Snat::default() };
+        let network = &round.outcome.spec.network;
+        let of_interfaces: BTreeSet<IpAddr> = network.interface_addresses().map(IpNet::addr).collect();
+        let addresses = network.snat_addresses.iter().filter(|address| !of_interfaces.contains(address));
+        let stays = !network.gateway.masquerade.is_empty();
+        let is_serving = self.drain.phase() == GatewayDrainState::Serving;
+        Snat { addresses: addresses.copied().collect(), serves: self.can_forward() && (is_serving || stays) }
     }
 
     /// The state of the announcements, if anything announces.

@@ -62,6 +62,8 @@ pub struct Translation {
     pub stream: Option<Stream>,
     /// The translation of sequence numbers after a SYN cookie.
     pub splice: Option<Splice>,
+    /// Whether a reply has come to this gateway, if it has adopted the flow. Other gateways don't get it.
+    pub has_replies: bool,
 }
 
 /// What a gateway tells the others about its flows.

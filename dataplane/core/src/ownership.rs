@@ -6,17 +6,25 @@
 //! over is silent whatever its control plane does: a process that was stopped for longer than that is silent from its
 //! first packet on.
 //!
+//! SNAT addresses follow the same idea. A gateway answers for its own ones, unless it has released them to the other
+//! gateways that have its flows ([`Ownership::release_snat`]), and for those of gateways that are gone
+//! ([`Ownership::take_over`]), which are in no snapshot.
+//!
 //! Times are of [`BootTime`], a clock that also counts while the machine is suspended. The creator of the table passes
 //! the function that reads it, so that this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts
 //! as owned: `replay` and `explain` show what an owner does.
 //!
-//! Invariant: a key that was never granted, or whose time is over, is not owned. Readers take no lock. A key keeps its
+//! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key keeps its
 //! slot for the life of the process, so a slot never changes its meaning.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::limits::OWNER_KEYS_MAX;
+use crate::wire::Addr;
 
 /// Nanoseconds of the system's clock that includes the time of suspension (`CLOCK_BOOTTIME`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -43,6 +51,14 @@ impl OwnerKey {
     pub fn new(number: u64) -> Self {
         Self(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
     }
+
+    /// The key of a SNAT address of another gateway: a hash, as the numbers of groups are.
+    fn of_snat(address: &Addr) -> Self {
+        let bytes = address.bytes();
+        let (high, low) = bytes.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        Self::new(crate::hash::mix(word(high) ^ crate::hash::mix(word(low))))
+    }
 }
 
 /// How the link address of a VIP is answered and announced. If several service ports with one VIP differ, the smallest
@@ -65,6 +81,10 @@ pub struct Ownership {
     slots: Box<[Slot]>,
     /// `None`: every key is owned.
     clock: Option<fn() -> BootTime>,
+    /// Other gateways answer for the gateway's SNAT addresses.
+    has_released_snat: AtomicBool,
+    /// The SNAT addresses of gateways that are gone, for the announcements. Workers ask for the keys.
+    taken_over: Mutex<Arc<BTreeSet<IpAddr>>>,
 }
 
 /// A free slot has the key 0.
@@ -85,13 +105,19 @@ impl Ownership {
     /// Every key is owned.
     #[must_use]
     pub fn of_all() -> Self {
-        Self { slots: Box::default(), clock: None }
+        Self {
+            slots: Box::default(),
+            clock: None,
+            has_released_snat: AtomicBool::new(false),
+            taken_over: Mutex::default(),
+        }
     }
 
     /// No key is owned until it is granted. `clock` is read for each question.
     #[must_use]
     pub fn by(clock: fn() -> BootTime) -> Self {
-        Self { slots: (0..OWNER_KEYS_MAX).map(|_| Slot::default()).collect(), clock: Some(clock) }
+        let slots = (0..OWNER_KEYS_MAX).map(|_| Slot::default()).collect();
+        Self { slots, clock: Some(clock), ..Self::of_all() }
     }
 
     /// The time now; `None` without a clock.
@@ -160,6 +186,42 @@ impl Ownership {
             }
         }
         false
+    }
+
+    /// Sets whether other gateways answer for the SNAT addresses of this one.
+    pub fn release_snat(&self, is_released: bool) {
+        self.has_released_snat.store(is_released, Ordering::Relaxed);
+    }
+
+    /// Whether this gateway answers for its own SNAT addresses.
+    #[must_use]
+    pub fn answers_for_snat(&self) -> bool {
+        !self.has_released_snat.load(Ordering::Relaxed)
+    }
+
+    /// Answers for these SNAT addresses of other gateways until this time, and for no others.
+    pub fn take_over(&self, addresses: &Arc<BTreeSet<IpAddr>>, until: BootTime) {
+        let mut taken = self.taken_over.lock().unwrap_or_else(PoisonError::into_inner);
+        for &address in taken.difference(addresses) {
+            self.grant(OwnerKey::of_snat(&address.into()), BootTime(0));
+        }
+        for &address in addresses.iter() {
+            // Without room for the key, nobody answers, as before.
+            self.grant(OwnerKey::of_snat(&address.into()), until);
+        }
+        *taken = Arc::clone(addresses);
+    }
+
+    /// Whether this gateway answers for an address that is none of its own: a SNAT address of a gateway that is gone.
+    #[must_use]
+    pub fn has_taken_over(&self, address: &Addr) -> bool {
+        self.clock.is_some() && self.owns(OwnerKey::of_snat(address))
+    }
+
+    /// The SNAT addresses of other gateways that this one answers for.
+    #[must_use]
+    pub fn taken_over(&self) -> Arc<BTreeSet<IpAddr>> {
+        Arc::clone(&self.taken_over.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The slots in which the key may be, in the order of the search.

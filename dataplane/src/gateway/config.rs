@@ -39,6 +39,11 @@ pub struct DataplaneConfig {
     pub taps: bool,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
+    /// Other gateways answer for the SNAT addresses until [`Ownership::release_snat`] ends that: after a start, they have
+    /// the flows.
+    ///
+    /// [`Ownership::release_snat`]: tidegate_core::ownership::Ownership::release_snat
+    pub snat_is_released: bool,
     /// Called when a thread of the gateway ends unexpectedly, or a worker or the slow path hangs for good.
     pub on_failure: Option<OnFailure>,
     /// Called when what affects readiness has changed: the state of an interface or its tap, or a thread hangs or goes on.
@@ -69,6 +74,7 @@ impl Default for DataplaneConfig {
             routes: Vec::new(),
             taps: true,
             announce: true,
+            snat_is_released: false,
             on_failure: None,
             on_change: None,
         }

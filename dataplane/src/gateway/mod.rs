@@ -143,6 +143,7 @@ impl Dataplane {
             steering,
             seed: RandomState::new().hash_one(std::process::id()),
             announce: config.announce,
+            snat_is_released: config.snat_is_released,
             main_cpus: plan.main_cpus.clone(),
         };
         let first = SnapshotSpec {

@@ -77,6 +77,8 @@ pub struct WorkerPoolConfig {
     pub seed: u64,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
+    /// Other gateways answer for the SNAT addresses at first.
+    pub snat_is_released: bool,
     /// The CPUs of the slow path, which keep it off the workers' CPUs. If empty, it may run wherever its starter may.
     pub main_cpus: Vec<usize>,
 }
@@ -95,6 +97,7 @@ impl WorkerPoolConfig {
             steering: Steering::Single,
             seed: 7,
             announce: false,
+            snat_is_released: false,
             main_cpus: Vec::new(),
         }
     }
@@ -202,6 +205,7 @@ impl<F> WorkerPool<F> {
             return Err(PublishError::Interfaces { given: first.network.interfaces.len(), ports }.into());
         }
         let neighbors = NeighborTable::seeded(config.seed).with_ownership(crate::clock::boot_time);
+        neighbors.ownership().release_snat(config.snat_is_released);
         let neighbors = Arc::new(neighbors);
         let (snapshot, problems) =
             Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;

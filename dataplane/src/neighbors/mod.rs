@@ -73,6 +73,7 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
             .collect(),
         // The kernel's side of the tap answers and announces the interfaces' own addresses.
         owned: always.chain(network.snat_addresses.iter().copied()).filter(is_announced).collect(),
+        snat: network.snat_addresses.iter().copied().filter(is_announced).collect(),
         shared: shared.filter(|(address, _)| is_announced(address)).collect(),
     }
 }

@@ -1,11 +1,12 @@
-//! Which of our addresses are ours at this moment: those of a forwarding state that are always ours, and those whose key
-//! the gateway owns now.
+//! Which addresses are ours at this moment: those of a forwarding state that are always ours, those whose key the gateway
+//! owns now, its SNAT addresses unless it has released them, and those of other gateways that it has taken over.
 //!
 //! The slow path asks before each round of announcements, so a gateway whose time as an owner is over announces nothing
 //! more. Pure, except that [`Ownership`] reads its clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use tidegate_core::ownership::{OwnerKey, Ownership};
 
@@ -18,6 +19,10 @@ pub(crate) struct Owned {
     shared: BTreeMap<IpAddr, OwnerKey>,
     /// The keys of `shared`, with whether the gateway owned them at the last look.
     keys: BTreeMap<OwnerKey, bool>,
+    /// The gateway's SNAT addresses, which are among `always`.
+    snat: BTreeSet<IpAddr>,
+    has_released_snat: bool,
+    taken_over: Arc<BTreeSet<IpAddr>>,
 }
 
 impl Owned {
@@ -25,6 +30,8 @@ impl Owned {
     pub(crate) fn replace(&mut self, around: &Surroundings, ownership: &Ownership) -> BTreeSet<IpAddr> {
         self.always.clone_from(&around.owned);
         self.shared.clone_from(&around.shared);
+        self.snat.clone_from(&around.snat);
+        self.look_at_snat(ownership);
         let keys: BTreeSet<OwnerKey> = self.shared.values().copied().collect();
         let now = ownership.now();
         self.keys = keys.into_iter().map(|key| (key, ownership.owns_at(key, now))).collect();
@@ -39,13 +46,25 @@ impl Owned {
             has_turned |= *owns != is_owned;
             *owns = is_owned;
         }
+        has_turned |= self.look_at_snat(ownership);
         has_turned.then(|| self.now())
+    }
+
+    /// Returns whether the SNAT addresses that are ours have changed since the last look.
+    fn look_at_snat(&mut self, ownership: &Ownership) -> bool {
+        let (released, taken_over) = (!ownership.answers_for_snat(), ownership.taken_over());
+        let is_same = released == self.has_released_snat
+            && (Arc::ptr_eq(&taken_over, &self.taken_over) || taken_over == self.taken_over);
+        (self.has_released_snat, self.taken_over) = (released, taken_over);
+        !is_same
     }
 
     fn now(&self) -> BTreeSet<IpAddr> {
         let owns = |key: &OwnerKey| self.keys.get(key).is_some_and(|owns| *owns);
         let shared = self.shared.iter().filter(|(_, key)| owns(key)).map(|(address, _)| *address);
-        self.always.iter().copied().chain(shared).collect()
+        let is_released = |address: &IpAddr| self.has_released_snat && self.snat.contains(address);
+        let always = self.always.iter().copied().filter(|address| !is_released(address));
+        always.chain(shared).chain(self.taken_over.iter().copied()).collect()
     }
 }
 
@@ -73,5 +92,24 @@ mod tests {
         assert_eq!(owned.turned(&ownership), None, "once");
         assert!(ownership.grant(mine, BootTime(10)));
         assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![ip("10.0.0.1")]));
+    }
+
+    #[test]
+    fn snat_addresses_are_ours_unless_released_and_those_that_were_taken_over() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let ownership = Ownership::by(|| BootTime(10));
+        let (vip, snat, other) = (ip("10.0.0.1"), ip("10.0.0.2"), ip("10.0.0.3"));
+        let around =
+            Surroundings { owned: [vip, snat].into(), snat: [snat].into(), ..Surroundings::default() };
+        let mut owned = Owned::default();
+        assert_eq!(Vec::from_iter(owned.replace(&around, &ownership)), [vip, snat]);
+        ownership.release_snat(true);
+        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![vip]));
+        assert_eq!(owned.turned(&ownership), None, "once");
+        ownership.take_over(&Arc::new([other].into()), BootTime(11));
+        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![vip, other]));
+        ownership.release_snat(false);
+        ownership.take_over(&Arc::default(), BootTime(11));
+        assert_eq!(owned.turned(&ownership).map(Vec::from_iter), Some(vec![vip, snat]));
     }
 }

@@ -19,6 +19,8 @@ pub struct Surroundings {
     pub next_hops: BTreeSet<IpAddr>,
     /// SNAT addresses, and the VIPs that the gateway has now. New ones are announced.
     pub owned: BTreeSet<IpAddr>,
+    /// The SNAT addresses among them. The driver removes them while the gateway has released them.
+    pub snat: BTreeSet<IpAddr>,
     /// VIPs that backends have too (DSR): while they are in `owned`, the gateway checks that no backend answers for them.
     pub probed: BTreeSet<IpAddr>,
     /// VIPs that the gateway has while it owns their key. The driver adds them to `owned`.

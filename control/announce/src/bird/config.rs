@@ -143,7 +143,7 @@ fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &BTreeSet<IpAddr>) -> Stri
 
 fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, waits: bool) {
     let (asn, symbol) = (bgp.asn, symbol(peer.address));
-    filter(text, asn, &symbol, &peer.attributes);
+    filter(text, asn, &symbol, peer);
     let Some(local) = local_address(own, peer.address) else { return };
     let (address, port) = (peer.address, peer.port);
     push(
@@ -190,7 +190,8 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, wai
 }
 
 /// What the peer gets. What the route has comes first.
-fn filter(text: &mut String, asn: u32, symbol: &str, of_peer: &RouteAttributes) {
+fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer) {
+    let of_peer = &peer.attributes;
     push(text, format_args!("filter to_{symbol} {{\n  if source != RTS_STATIC then reject;\n"));
     let mut added = String::new();
     communities(&mut added, &of_peer.communities);
@@ -206,20 +207,28 @@ fn filter(text: &mut String, asn: u32, symbol: &str, of_peer: &RouteAttributes) 
         }
         text.push('\n');
     }
+    // A peer of the same AS refuses a path with its own number.
+    if peer.asn != asn {
+        prepends(text, asn, of_peer.prepends.unwrap_or(0));
+    }
+    text.push_str("  accept;\n}\n");
+}
+
+/// Prepends the AS number as often as the route says, otherwise `of_peer` times.
+fn prepends(text: &mut String, asn: u32, of_peer: u8) {
     // BIRD has no loops.
     text.push_str("  if defined(tg_prepends) then {\n");
     for n in 1..=PREPENDS_MAX {
         push(text, format_args!("    if tg_prepends >= {n} then bgp_path.prepend({asn});\n"));
     }
     text.push_str("  }");
-    match of_peer.prepends.unwrap_or(0) {
+    match of_peer {
         0 => text.push('\n'),
         n => push(
             text,
             format_args!(" else {{\n{}  }}\n", format!("    bgp_path.prepend({asn});\n").repeat(n.into())),
         ),
     }
-    text.push_str("  accept;\n}\n");
 }
 
 /// The address of the gateway's end of a session: the one in the peer's network, or the first of its family.

@@ -6,12 +6,12 @@
 //! (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also between gateways that stay. That is
 //! the hard case; routers with resilient hashing move fewer.
 //!
-//! The SNAT address of a gateway that is not ready leads to one that is.
+//! Nothing here moves SNAT addresses: the servers are on the link of the gateways, which answer for them.
 //!
 //! In mode `nat` the servers' default route must lead to the gateway that has their flows. So these VIPs, and the default
 //! route, are at one gateway at a time: at the first one that is ready.
 
-use super::addresses::{FleetService, HEALTHZ_PORT, SERVICES, gateway, snat};
+use super::addresses::{FleetService, HEALTHZ_PORT, SERVICES, gateway};
 use crate::netlab::namespace::{Namespace, output_of};
 use crate::netlab::poll::wait_for;
 use anyhow::Result;
@@ -55,9 +55,8 @@ impl Router {
         let (ready, threads): (Vec<_>, Vec<_>) = states.unzip();
         let of_router = router.clone();
         let probe = move || Some((1..=all).filter(|n| ready[n - 1].load(Ordering::Relaxed)).collect());
-        let set = move |ready: &[usize]| {
-            set_vips(&of_router, ready).and_then(|()| set_servers(&servers, all, ready))
-        };
+        let set =
+            move |ready: &[usize]| set_vips(&of_router, ready).and_then(|()| set_servers(&servers, ready));
         Self::run(stop, threads, probe, set)
     }
 
@@ -66,7 +65,7 @@ impl Router {
     pub fn beside_a_daemon(router: &Namespace, gateways: usize, servers: Vec<Namespace>) -> Self {
         let of_router = router.clone();
         let probe = move || next_hops(&of_router, gateways);
-        let set = move |ready: &[usize]| set_servers(&servers, gateways, ready);
+        let set = move |ready: &[usize]| set_servers(&servers, ready);
         Self::run(Arc::new(AtomicBool::new(false)), Vec::new(), probe, set)
     }
 
@@ -190,14 +189,8 @@ fn set_vips(router: &Namespace, ready: &[usize]) -> Result<()> {
     router.ip_batch(&SERVICES.iter().map(route).collect::<Vec<String>>().join("\n"))
 }
 
-/// Sets the servers' default route, for replies in mode `nat`, and their routes to the SNAT addresses: that of a gateway that
-/// is gone leads to one that is ready, which holds its flows if gateways share them.
-fn set_servers(servers: &[Namespace], gateways: usize, ready: &[usize]) -> Result<()> {
-    let owner = |n| if ready.contains(&n) { n } else { ready[0] };
-    let snat_route = |n| format!("route replace {}/32 via {}\n", snat(n), gateway(owner(n)));
-    let snats: String = (1..=gateways).map(snat_route).collect();
+/// Sets the servers' default route, for replies in mode `nat`.
+fn set_servers(servers: &[Namespace], ready: &[usize]) -> Result<()> {
     let default = gateway(ready[0]);
-    servers
-        .iter()
-        .try_for_each(|server| server.ip_batch(&format!("{snats}route replace default via {default}")))
+    servers.iter().try_for_each(|server| server.ip_batch(&format!("route replace default via {default}")))
 }

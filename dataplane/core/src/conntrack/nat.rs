@@ -52,6 +52,9 @@ pub struct NatHit {
     pub reopened: bool,
     /// The packet is a SYN that its client repeats, after [`SYN_REPEATED_MS`] or more, and that nobody has answered.
     pub repeated: bool,
+    /// The packet is a SYN, and the first one here of a flow that was adopted from another gateway. The caller may insert
+    /// another pair over this one.
+    pub adopted: bool,
 }
 
 /// The state of a reply key that a new flow needs. The variants are in the order of preference.
@@ -470,6 +473,7 @@ fn hit<const A: usize, const W: usize, const K: usize, const B: usize>(
         phase: table.phase(place),
         reopened,
         repeated: false,
+        adopted: false,
     }
 }
 
@@ -499,6 +503,7 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     // Only a SYN needs the state of the server's side, and most SYNs have a key that is not known.
     let peer = if packet.is_opening() { table.peer(place) } else { None };
     let mut repeated = false;
+    let adopted = peer.is_some_and(|peer| table.is_untouched(place) && table.is_untouched(peer));
     let reopened = match peer {
         // The server has ended the connection and the client's SYN confirms that, or both sides had ended it.
         Some(peer) => {
@@ -519,7 +524,7 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
         table.touch(place, state, now);
         set_both(table, place, packet, now);
     }
-    Some(NatHit { repeated, ..hit(table, place, reopened) })
+    Some(NatHit { repeated, adopted, ..hit(table, place, reopened) })
 }
 
 /// Whether the client has sent only SYNs, and the server nothing.

@@ -87,6 +87,8 @@ pub struct SharedReply {
     pub stream: Option<Stream>,
     /// The translation of sequence numbers after a SYN cookie.
     pub splice: Option<Splice>,
+    /// Whether a reply has come here since the flow was adopted, if it was.
+    pub has_replies: bool,
 }
 
 /// What became of the flow of another gateway.
@@ -354,6 +356,7 @@ fn shared<const A: usize, const W: usize, const K: usize, const B: usize>(
                 state: SideState(table.state(peer)?),
                 stream: table.stream(place),
                 splice: table.splice(place),
+                has_replies: !table.is_untouched(peer),
             })
         }
     };

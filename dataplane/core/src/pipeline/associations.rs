@@ -69,12 +69,12 @@ impl Pipeline {
         {
             (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
         }
-        let mut known = self.recorded(request, kind, burst.now);
+        let mut known = self.recorded(burst.view.snapshot, request, kind, burst.now);
         if known.is_none() {
             self.join(burst, request, &shown)?;
             // Its flow has the tags of the association now.
             (_, kind) = self.proved(burst, request.packet, request.flow_hash, side);
-            known = self.recorded(request, kind, burst.now);
+            known = self.recorded(burst.view.snapshot, request, kind, burst.now);
         }
         let known = known?;
         match kind {
@@ -108,14 +108,20 @@ impl Pipeline {
     }
 
     /// Looks up the flow of a request and records a packet of this kind in it.
-    fn recorded(&mut self, request: &Request<'_>, kind: Kind, now: Now) -> Option<Known> {
+    fn recorded(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        kind: Kind,
+        now: Now,
+    ) -> Option<Known> {
         let Request { key, flow_hash, service, .. } = request;
         let kind = Packet::Sctp(kind);
         if service.mode.is_dsr() {
             self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
         } else {
             let hit = self.flows.nat.lookup(key, *flow_hash, kind, now)?;
-            Some(Known::translated(&hit, service.mode, key))
+            Some(Known::translated(&hit, service.mode, key, snapshot))
         }
     }
 
@@ -178,7 +184,7 @@ impl Pipeline {
             _ => self.flows.tags.adopt(hash, association.tags, association.confirmed, now),
         }
         if association.confirmed {
-            let _ = self.recorded(request, Kind::CookieEcho, now);
+            let _ = self.recorded(burst.view.snapshot, request, Kind::CookieEcho, now);
         }
         Some(())
     }

@@ -52,24 +52,24 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     let asked = packet.operation == ArpOperation::Request && !gratuitous;
     let mac = burst.interface.mac;
     let answered = asked
-        && target.is_some_and(|kind| answers_for(burst, kind, &packet.target_ip.into()))
+        && answers_for(burst, target, &packet.target_ip.into())
         && answers::arp_reply(&mut burst.frames[at], packet, mac);
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
-/// Whether the gateway answers a request for the link address of this address of ours. It does so even for the
-/// interface's own addresses, since the kernel's side of the tap has the same link address. The kernel decides for the
-/// addresses of other interfaces. For a VIP that several gateways have, only its owner answers, and for the next hop of
-/// a route only the router.
-fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: AddressKind, address: &Addr) -> bool {
+/// Whether the gateway answers a request for the link address of this address. It does so even for the interface's own
+/// addresses, since the kernel's side of the tap has the same link address. The kernel decides for the addresses of other
+/// interfaces. For a VIP that several gateways have, only its owner answers, for a SNAT address the gateway that replies
+/// are to reach, and for the next hop of a route only the router.
+fn answers_for<F: Frame>(burst: &Burst<'_, '_, F>, kind: Option<AddressKind>, address: &Addr) -> bool {
+    let ownership = burst.view.neighbors.ownership();
     match kind {
         _ if burst.view.snapshot.is_next_hop(address) => false,
-        AddressKind::Vip => {
-            let layer2 = burst.view.snapshot.layer2(address);
-            burst.view.neighbors.ownership().answers(layer2)
-        }
-        AddressKind::Snat | AddressKind::Tunnel => true,
-        AddressKind::Own(interface) => interface == burst.arrival.interface(),
+        Some(AddressKind::Vip) => ownership.answers(burst.view.snapshot.layer2(address)),
+        Some(AddressKind::Snat) => ownership.answers_for_snat(),
+        Some(AddressKind::Tunnel) => true,
+        Some(AddressKind::Own(interface)) => interface == burst.arrival.interface(),
+        None => ownership.has_taken_over(address),
     }
 }
 
@@ -128,6 +128,9 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
         }
         Some(AddressKind::Vip | AddressKind::Tunnel) => to_vip(burst, at, h, Refusal::NoService),
         Some(AddressKind::Snat) => to_vip(burst, at, h, Refusal::NoSnatFlow),
+        None if burst.view.neighbors.ownership().has_taken_over(&h.dst) => {
+            to_vip(burst, at, h, Refusal::NoSnatFlow)
+        }
         Some(AddressKind::Own(_)) if may_answer_probe(burst, h) => Verdict::Punt(PuntReason::ProbeAnswer),
         Some(AddressKind::Own(_)) => to_own(burst, at, h),
         None if h.dst.is_multicast() => to_group(burst, at, h),
@@ -220,8 +223,7 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
         return refusal.into();
     }
     if let Ndp::Solicitation { target, .. } = *message
-        && let Some(kind) = burst.view.snapshot.address(&Addr::from(target))
-        && answers_for(burst, kind, &Addr::from(target))
+        && answers_for(burst, burst.view.snapshot.address(&Addr::from(target)), &Addr::from(target))
     {
         let mac = burst.interface.mac;
         if answers::advertisement(&mut burst.frames[at], h, target, mac) {
@@ -277,8 +279,9 @@ fn learn_neighbor<F: Frame>(
         if own {
             return Ok(());
         }
-        // The owner of the VIP, another gateway, announces it.
-        if !answers_for(burst, kind, &addr) && kind == AddressKind::Vip {
+        // The owner of the VIP, or who has taken the SNAT address over, announces it.
+        let may_be_of_another = matches!(kind, AddressKind::Vip | AddressKind::Snat);
+        if may_be_of_another && !answers_for(burst, Some(kind), &addr) {
             return Ok(());
         }
         burst.out.report_neighbor(NeighborEvent::Conflict { interface, addr, mac });

@@ -80,11 +80,19 @@ impl From<DsrHit> for Known {
 }
 
 impl Known {
-    /// The meaning of a flow entry for a packet of this client.
+    /// The meaning of a flow entry for a packet of this client. A SYN does not keep the SNAT address of another gateway,
+    /// which may be gone, if the flow has had no packet here.
     #[inline]
-    pub(super) fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
+    pub(super) fn translated(
+        hit: &NatHit,
+        mode: ForwardingMode,
+        client: &FlowKey,
+        snapshot: &Snapshot,
+    ) -> Self {
         let local = local_of(hit, mode, &client.addr(), client.port());
-        Self { backend: hit.backend, local, syn: Syn::of(hit.reopened, hit.repeated) }
+        let is_of_another = || mode == ForwardingMode::FullNat && !snapshot.is_snat_address(&hit.source);
+        let reopened = hit.reopened || hit.adopted && is_of_another();
+        Self { backend: hit.backend, local, syn: Syn::of(reopened, hit.repeated) }
     }
 }
 

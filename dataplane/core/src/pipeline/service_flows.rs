@@ -130,7 +130,8 @@ impl Pipeline {
         let Request { key, flow_hash, kind, service, .. } = request;
         match self.flows.nat.lookup_first(key, *flow_hash, *kind, burst.now) {
             First::Steady(hit) => {
-                request.found = Found::Known(Known::translated(&hit, service.mode, key));
+                let known = Known::translated(&hit, service.mode, key, burst.view.snapshot);
+                request.found = Found::Known(known);
                 Some(hit.backend)
             }
             First::There => self.known_now(burst, request),
@@ -160,7 +161,7 @@ impl Pipeline {
             self.flows.dsr.lookup(key, *flow_hash, kind, now).map(Known::from)
         } else {
             let hit = self.flows.nat.lookup(key, *flow_hash, kind, now)?;
-            Some(Known::translated(&hit, service.mode, key))
+            Some(Known::translated(&hit, service.mode, key, burst.view.snapshot))
         }
     }
 
@@ -175,7 +176,7 @@ impl Pipeline {
             self.flows.dsr.lookup_second(key, *flow_hash, kind, now).map(Known::from)
         } else {
             let hit = self.flows.nat.lookup_second(key, *flow_hash, kind, now)?;
-            Some(Known::translated(&hit, service.mode, key))
+            Some(Known::translated(&hit, service.mode, key, burst.view.snapshot))
         }
     }
 

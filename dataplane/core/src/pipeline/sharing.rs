@@ -197,6 +197,7 @@ impl Pipeline {
             state: translation.server,
             stream: translation.stream,
             splice: translation.splice,
+            has_replies: false,
         });
         let flow = SharedFlow {
             key,
@@ -326,6 +327,7 @@ fn record_of(
         server: reply.state,
         stream: reply.stream,
         splice: reply.splice,
+        has_replies: reply.has_replies,
     });
     Some(FlowRecord {
         name: FlowName { service: snapshot.service_info(service.id)?.key, client },

@@ -351,6 +351,12 @@ impl Snapshot {
         }
     }
 
+    /// Whether an address is a source address of `fullnat`.
+    #[must_use]
+    pub fn is_snat_address(&self, address: &Addr) -> bool {
+        self.snat_addresses(address.family()).binary_search(address).is_ok()
+    }
+
     /// The outer sources of tunnels whose outer header is of this family.
     #[inline]
     #[must_use]

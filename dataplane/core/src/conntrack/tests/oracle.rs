@@ -187,7 +187,7 @@ impl Pairs {
             let (reply, _) = flow.server.unwrap();
             let phase = flow.client.state.phase();
             let (source, source_port) = (reply.addr(), reply.port());
-            NatHit { backend: flow.backend, source, source_port, phase, reopened, repeated }
+            NatHit { backend: flow.backend, source, source_port, phase, reopened, repeated, adopted: false }
         });
         let hash = self.tables.hash(&key);
         prop_assert_eq!(self.tables.nat.lookup(&key, hash, packet, at(ms)), expected);

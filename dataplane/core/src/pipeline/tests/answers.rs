@@ -1,5 +1,6 @@
 //! The packets that the gateway answers itself, and those that it leaves to the kernel.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::lab::{CLIENT, Lab, ROUTER_MAC, ip, service};
@@ -193,6 +194,45 @@ fn for_the_next_hop_of_a_route_the_router_answers_whatever_uses_its_address() {
         let sighting = Sighting::Announcement { overrides: true };
         assert_eq!(lab.receive(&moved).events, [seen("10.0.0.250", CLIENT, sighting)], "{n}");
     }
+}
+
+#[test]
+fn snat_addresses_are_answered_by_the_gateway_that_replies_are_to_reach() {
+    use crate::ownership::BootTime;
+    let mut lab = Lab::new(services());
+    lab.neighbors = lab.neighbors.with_ownership(|| BootTime(100));
+    let answers = |lab: &mut Lab, v4: &str, v6: &str| {
+        let asks = arp::request(CLIENT, "10.0.0.77".parse().unwrap(), v4.parse().unwrap(), None, None);
+        let from = "fd00::77".parse().unwrap();
+        let solicits = ndp::solicitation(CLIENT, from, v6.parse().unwrap(), None, None);
+        // A neighbour that knows the link address confirms it so.
+        let known = ndp::solicitation(CLIENT, from, v6.parse().unwrap(), None, Some(GATEWAY_MAC));
+        let answered = [&asks[..], &solicits[..], &known[..]].map(|frame| {
+            use TransmitReason::{ArpReply, NeighborAdvertisement};
+            let why = lab.receive(frame).verdict;
+            matches!(why, Verdict::Transmit { why: ArpReply | NeighborAdvertisement, .. })
+        });
+        assert!(answered.iter().all(|one| *one == answered[0]), "{answered:?}");
+        answered[0]
+    };
+    let (own, other) = (["10.0.0.253", "fd00::fd"], ["10.0.0.252", "fd00::fc"]);
+    let theirs = arp::announcement(ROUTER_MAC, own[0].parse().unwrap(), None);
+    assert!(answers(&mut lab, own[0], own[1]) && !answers(&mut lab, other[0], other[1]));
+    assert_eq!(lab.receive(&theirs).refused(), Refusal::AddressConflict);
+    lab.neighbors.ownership().release_snat(true);
+    assert!(!answers(&mut lab, own[0], own[1]));
+    assert_eq!(lab.receive(&theirs).events, [], "another gateway has taken it over");
+    lab.neighbors.ownership().release_snat(false);
+    assert!(answers(&mut lab, own[0], own[1]));
+
+    let taken = Arc::new(other.iter().map(|address| address.parse().unwrap()).collect());
+    lab.neighbors.ownership().take_over(&taken, BootTime(101));
+    assert!(answers(&mut lab, other[0], other[1]));
+    lab.neighbors.ownership().take_over(&taken, BootTime(100));
+    assert!(!answers(&mut lab, other[0], other[1]), "its time is over");
+    lab.neighbors.ownership().take_over(&taken, BootTime(101));
+    lab.neighbors.ownership().take_over(&Arc::default(), BootTime(101));
+    assert!(!answers(&mut lab, other[0], other[1]), "its gateway is back");
 }
 
 fn panic_unless_punted(verdict: Verdict) -> bool {

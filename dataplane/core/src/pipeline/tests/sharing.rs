@@ -204,6 +204,58 @@ fn adopted_flow_outlives_a_restart_of_the_gateway_that_adopted_it() {
 }
 
 #[test]
+fn new_connection_does_not_keep_the_snat_address_of_another_gateway() {
+    for (sides, workers) in SIDES.into_iter().flat_map(|sides| [1, 3].map(|workers| (sides, workers))) {
+        let spec = spec_of(ForwardingMode::FullNat, sides[1], &[sides[2]]);
+        let [client, vip, backend] = sides.map(addr);
+        let own = |gateway: &Gateway, local: SocketAddr| {
+            gateway.labs[0].snapshot.is_snat_address(&local.ip().into())
+        };
+        for (packets, replies) in [(0, 0), (2, 0), (2, 2)] {
+            let (mut first, mut second) =
+                (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, workers));
+            let local = open(&mut first, sides);
+            second.adopt(&first.news());
+            second.wait(1);
+            for _ in 0..packets {
+                assert_eq!(sent(&second.send(client, vip, ACK)), (local, backend));
+            }
+            for _ in 0..replies {
+                assert_eq!(sent(&second.send(backend, local, ACK)), (vip, client));
+            }
+            let (anew, to) = sent(&second.send(client, vip, SYN));
+            assert_eq!(to, backend);
+            // A connection that is used here lives, and the SYN may be forged.
+            assert_eq!(own(&second, anew), packets == 0, "{packets} packets, {replies} replies: {anew}");
+            assert_eq!(sent(&second.send(backend, anew, SYN | ACK)), (vip, client));
+            assert_eq!(sent(&second.send(client, vip, ACK)), (anew, backend));
+        }
+    }
+}
+
+#[test]
+fn gateway_knows_whether_replies_of_adopted_flows_come_to_it() {
+    let [client, vip, backend] = SIDES[0].map(addr);
+    let spec = spec_of(ForwardingMode::FullNat, SIDES[0][1], &[SIDES[0][2]]);
+    let (mut first, mut second) = (Gateway::new(&spec, 1, SharedFlows::Nat), Gateway::second(&spec, 1));
+    let local = open(&mut first, SIDES[0]);
+    second.adopt(&first.news());
+    let has_replies = |gateway: &mut Gateway| {
+        gateway.wait(1);
+        gateway.walks.complete += 1;
+        let news = gateway.news();
+        let [FlowNews::Is(record)] = news[..] else { panic!("{news:?}") };
+        record.translation.expect("a NAT flow").has_replies
+    };
+    assert!(has_replies(&mut first), "its own flow");
+    assert!(!has_replies(&mut second));
+    second.send(client, vip, ACK);
+    assert!(!has_replies(&mut second));
+    second.send(backend, local, ACK);
+    assert!(has_replies(&mut second));
+}
+
+#[test]
 fn flow_that_is_not_established_is_not_told() {
     let [client, vip, backend] = SIDES[0].map(addr);
     let mut gateway =

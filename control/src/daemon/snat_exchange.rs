@@ -1,0 +1,165 @@
+//! Moves SNAT addresses between the gateways that share flows: collects what [`SnatOwners`] decides by, and applies the
+//! decision to the announcements and to the answers on the links.
+//!
+//! The thread that shares flows calls it. Addresses of other gateways come from these gateways, and from flows that this
+//! gateway has adopted: after a restart, a gateway still has the flows of one that is gone.
+//!
+//! Invariant: nothing here waits. If the thread stops, the answers for addresses of others end after [`GRANT`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_announce::snat::SnatRoutes;
+use tidegate_core::flow_record::FlowNews;
+use tidegate_dataplane::gateway::Dataplane;
+use tidegate_sharing::{Hub, PeerStatus, Snat};
+
+use super::snat_owners::{Input, SnatOwners, serves};
+
+/// The links are answered for addresses of others for this time after each decision.
+const GRANT: Duration = Duration::from_secs(2);
+/// Peers that live have answered by this time after the start.
+const STARTING: Duration = Duration::from_secs(1);
+/// A gateway that begins to drain keeps its addresses for this time: routers send it new connections until they have the
+/// withdrawal, and others don't know flows that are not established.
+const LEAVING: Duration = Duration::from_secs(2);
+/// An address that no flow was told to use for this time is not used any more: walks are more frequent.
+const USED_MAX: Duration = Duration::from_secs(60);
+/// Replies that have not come after this time do not come. It is more than the time between two walks: another worker may
+/// have the replies of a flow.
+const REPLIES_AFTER: Duration = Duration::from_secs(30);
+
+/// The connections to the rest of the daemon.
+pub(super) struct SnatLinks {
+    pub(super) dataplane: Arc<Dataplane>,
+    /// The SNAT addresses of this gateway, and whether it forwards and does not drain.
+    pub(super) own: Box<dyn Fn() -> Snat + Send>,
+    /// Announces routes. Returns false before there is an announcer.
+    pub(super) announce: Box<dyn Fn(SnatRoutes) -> bool + Send>,
+}
+
+impl fmt::Debug for SnatLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SnatLinks").finish_non_exhaustive()
+    }
+}
+
+/// How flows here use a SNAT address of another gateway.
+#[derive(Debug, Default)]
+struct Use {
+    last: Duration,
+    /// Since when all flows that were told have packets of their clients here and no replies.
+    without_replies: Option<Duration>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct SnatExchange {
+    name: String,
+    links: SnatLinks,
+    own: Snat,
+    /// When the gateway last forwarded and did not drain.
+    served: Option<Duration>,
+    used: BTreeMap<IpAddr, Use>,
+    owners: SnatOwners,
+    /// Whether the announcer has the routes of `owners`.
+    is_announced: bool,
+    taken_over: Arc<BTreeSet<IpAddr>>,
+}
+
+impl SnatExchange {
+    pub(super) fn new(name: String, links: SnatLinks) -> Self {
+        Self {
+            name,
+            links,
+            own: Snat::default(),
+            served: None,
+            used: BTreeMap::new(),
+            owners: SnatOwners::default(),
+            is_announced: false,
+            taken_over: Arc::default(),
+        }
+    }
+
+    /// Notes which SNAT address a flow has that is used here.
+    pub(super) fn note(&mut self, news: &FlowNews, now: Duration) {
+        let FlowNews::Is(record) = news else { return };
+        let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
+        let address = translation.local.addr;
+        // With mode `nat`, the source is the client.
+        if address == record.name.client.addr || self.own.addresses.contains(&address.ip()) {
+            return;
+        }
+        let used = self.used.entry(address.ip()).or_default();
+        used.last = now;
+        if translation.has_replies {
+            used.without_replies = None;
+        } else if record.client.is_established() {
+            used.without_replies.get_or_insert(now);
+        }
+    }
+
+    /// Decides anew, and applies the decision. Returns the addresses of others that flows use although no reply comes.
+    pub(super) fn look(
+        &mut self,
+        hub: &mut Hub,
+        peers: &[PeerStatus],
+        catches_up: bool,
+        now: Duration,
+    ) -> Vec<IpAddr> {
+        let own = (self.links.own)();
+        // Later than at the start, it still has the flows of its own addresses while it catches up.
+        let serves = own.serves && (!catches_up || self.served.is_some());
+        if serves {
+            self.served = Some(now);
+        }
+        let has_just_served = self.served.is_some_and(|last| now.saturating_sub(last) < LEAVING);
+        self.own = Snat { serves: serves || has_just_served, ..own };
+        hub.set_snat(self.own.clone());
+        self.used.retain(|address, used| {
+            now.saturating_sub(used.last) < USED_MAX && !self.own.addresses.contains(address)
+        });
+        let used: BTreeSet<IpAddr> = self.used.keys().copied().collect();
+        let (name, own, is_starting) = (self.name.as_str(), &self.own, now < STARTING);
+        let owners = SnatOwners::decide(&Input { name, own, peers, used: &used, is_starting });
+        if owners != self.owners {
+            self.log(&owners);
+            self.is_announced &= owners.routes == self.owners.routes;
+            self.taken_over = Arc::new(owners.taken_over.clone());
+            self.owners = owners;
+        }
+        self.is_announced = self.is_announced || (self.links.announce)(self.owners.routes.clone());
+        let ownership = self.links.dataplane.neighbors().ownership();
+        ownership.release_snat(self.owners.is_released);
+        if let Some(now) = ownership.now() {
+            ownership.take_over(&self.taken_over, now.plus(GRANT));
+        }
+        self.without_replies(peers, now)
+    }
+
+    fn without_replies(&self, peers: &[PeerStatus], now: Duration) -> Vec<IpAddr> {
+        let is_left_to =
+            |address: &IpAddr| peers.iter().any(|peer| serves(peer) && peer.snat.addresses.contains(address));
+        let lacks =
+            |used: &Use| used.without_replies.is_some_and(|since| now.saturating_sub(since) >= REPLIES_AFTER);
+        let unled = self.used.iter().filter(|(address, used)| lacks(used) && !is_left_to(address));
+        unled.map(|(&address, _)| address).collect()
+    }
+
+    fn log(&self, owners: &SnatOwners) {
+        for address in owners.taken_over.difference(&self.owners.taken_over) {
+            tracing::info!(%address, "answering for the SNAT address of a gateway that is gone or drains");
+        }
+        for address in self.owners.taken_over.difference(&owners.taken_over) {
+            tracing::info!(%address, "no longer answering for a SNAT address of another gateway");
+        }
+        if owners.is_released != self.owners.is_released {
+            let why =
+                if owners.is_released { "released to another gateway" } else { "served by this gateway" };
+            tracing::info!(state = why, "SNAT addresses of this gateway changed their owner");
+        }
+    }
+}

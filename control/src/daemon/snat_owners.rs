@@ -1,0 +1,155 @@
+//! Which gateway replies to a SNAT address are to reach, if gateways share flows: a pure function of what they say.
+//!
+//! Each gateway serves its own SNAT addresses, unless it drains or has not got the flows of its peers yet. Then, and when it
+//! is gone, one of the others serves them: all have its flows. Routers are told by preferences ([`SnatRoutes`]). On a link, a
+//! gateway releases its addresses only to one that has taken them over, and of several gateways the one whose name comes
+//! first takes them over.
+//!
+//! Invariant: nothing here reads a clock.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use tidegate_announce::snat::{Preference, SnatRoute, SnatRoutes};
+use tidegate_sharing::{PeerState, PeerStatus, Snat};
+
+/// What the decision follows from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Input<'a> {
+    /// `metadata.name`.
+    pub(super) name: &'a str,
+    /// This gateway.
+    pub(super) own: &'a Snat,
+    /// All peers, whether they answer or not.
+    pub(super) peers: &'a [PeerStatus],
+    /// SNAT addresses of other gateways that flows here use.
+    pub(super) used: &'a BTreeSet<IpAddr>,
+    /// The gateway has just started, and peers may not have answered yet.
+    pub(super) is_starting: bool,
+}
+
+/// The decision.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct SnatOwners {
+    /// The routes to announce.
+    pub(super) routes: SnatRoutes,
+    /// Another gateway answers for this gateway's addresses on its links.
+    pub(super) is_released: bool,
+    /// Addresses of others that this gateway answers for on its links.
+    pub(super) taken_over: BTreeSet<IpAddr>,
+}
+
+impl SnatOwners {
+    pub(super) fn decide(input: &Input<'_>) -> Self {
+        let Input { name, own, peers, used, is_starting } = *input;
+        let serving: Vec<&PeerStatus> = peers.iter().filter(|peer| serves(peer)).collect();
+        let is_released = !own.serves && (is_starting || !serving.is_empty());
+        let preference = if own.serves { Preference::Own } else { Preference::Last };
+        let route = |preference, is_best| SnatRoute { preference, is_best };
+        let mut owners = Self { is_released, ..Self::default() };
+        owners.routes = own.addresses.iter().map(|&ip| (ip, route(preference, !is_released))).collect();
+        if !own.serves {
+            return owners;
+        }
+        let of_peers = peers.iter().flat_map(|peer| &peer.snat.addresses);
+        let is_first = serving.iter().all(|peer| peer.name.as_deref().is_none_or(|other| name < other));
+        for &address in of_peers.chain(used).filter(|address| !own.addresses.contains(address)) {
+            let is_served = serving.iter().any(|peer| peer.snat.addresses.contains(&address));
+            owners.routes.insert(address, route(Preference::Reserve, !is_served));
+            if !is_served && is_first {
+                owners.taken_over.insert(address);
+            }
+        }
+        owners
+    }
+}
+
+/// Whether replies to the addresses of this peer are to reach it, and it can take over those of others.
+pub(super) fn serves(peer: &PeerStatus) -> bool {
+    matches!(peer.state, PeerState::Up | PeerState::Behind) && peer.snat.serves
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_sharing::PeerWalk;
+
+    use super::*;
+
+    fn ip(n: u8) -> IpAddr {
+        [192, 0, 2, n].into()
+    }
+
+    fn snat(n: u8, serves: bool) -> Snat {
+        Snat { addresses: [ip(n)].into(), serves }
+    }
+
+    /// The peer with this number, which is in its name and its SNAT address.
+    fn peer(n: u8, state: PeerState, serves: bool) -> PeerStatus {
+        PeerStatus {
+            address: (ip(100 + n), 1).into(),
+            name: Some(format!("edge-{n}")),
+            state,
+            heard_ago: None,
+            waiting: 0,
+            under_way: 0,
+            last_rejection: None,
+            key: None,
+            snat: snat(n, serves),
+            walk: PeerWalk::Complete,
+        }
+    }
+
+    fn decide(n: u8, serves: bool, peers: &[PeerStatus], used: &[u8], is_starting: bool) -> SnatOwners {
+        let used = used.iter().map(|&n| ip(n)).collect();
+        let (name, own) = (format!("edge-{n}"), snat(n, serves));
+        SnatOwners::decide(&Input { name: &name, own: &own, peers, used: &used, is_starting })
+    }
+
+    fn routes(owners: &SnatOwners) -> Vec<(IpAddr, Preference, bool)> {
+        owners.routes.iter().map(|(&ip, route)| (ip, route.preference, route.is_best)).collect()
+    }
+
+    use PeerState::{Connecting, Up};
+    use Preference::{Last, Own, Reserve};
+
+    #[test]
+    fn the_addresses_of_a_live_peer_are_announced_in_reserve() {
+        let owners = decide(1, true, &[peer(2, Up, true)], &[2], false);
+        assert_eq!(routes(&owners), [(ip(1), Own, true), (ip(2), Reserve, false)]);
+        assert!(!owners.is_released && owners.taken_over.is_empty());
+    }
+
+    #[test]
+    fn of_the_gateways_that_serve_one_takes_the_addresses_of_a_dead_peer_over() {
+        let dead = peer(3, Connecting, true);
+        let first = decide(1, true, &[peer(2, Up, true), dead.clone()], &[], false);
+        let second = decide(2, true, &[peer(1, Up, true), dead.clone()], &[], false);
+        assert_eq!((first.taken_over, second.taken_over.len()), ([ip(3)].into(), 0));
+        assert_eq!(routes(&second), [(ip(1), Reserve, false), (ip(2), Own, true), (ip(3), Reserve, true)]);
+        let alone = decide(2, true, &[peer(1, Up, false), dead], &[], false);
+        assert_eq!(alone.taken_over, [ip(1), ip(3)].into(), "the other one drains");
+    }
+
+    #[test]
+    fn addresses_of_flows_stay_although_no_peer_is_known_to_have_them() {
+        let owners = decide(1, true, &[peer(2, Connecting, false)], &[1, 2, 9], false);
+        assert_eq!(owners.taken_over, [ip(2), ip(9)].into());
+        assert_eq!(routes(&owners)[2], (ip(9), Reserve, true));
+    }
+
+    #[test]
+    fn a_gateway_that_drains_or_starts_releases_its_addresses_if_another_one_serves() {
+        let owners = decide(1, false, &[peer(2, Up, true), peer(3, Connecting, true)], &[2, 3], false);
+        assert!(owners.is_released && owners.taken_over.is_empty());
+        assert_eq!(routes(&owners), [(ip(1), Last, false)]);
+        for peers in [vec![], vec![peer(2, Up, false)], vec![peer(2, Connecting, true)]] {
+            let owners = decide(1, false, &peers, &[], false);
+            assert_eq!(
+                (owners.is_released, routes(&owners)),
+                (false, vec![(ip(1), Last, true)]),
+                "{peers:?}"
+            );
+            assert!(decide(1, false, &peers, &[], true).is_released, "they may not have answered yet");
+        }
+    }
+}
