@@ -26,7 +26,7 @@ use crate::crypt::{Entropy, Random, SharedKey, Side};
 use crate::handshake::{HELLO, Hello, MAGIC};
 use crate::limits::{
     FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, LEFT_MAX, OPENS_PER_SECOND, PEERS_MAX,
-    QUEUE_MAX, REFRESH_EVERY, REJECTION_MAX, SEATS_MAX, SILENCE_MAX,
+    QUEUE_MAX, REFRESH_EVERY, REJECTION_MAX, SEATS_MAX, SILENCE_MAX, STRANGER_HEARD, STRANGERS_MAX,
 };
 use crate::record::{Message, SnatAddress, WALKS_SINCE, Walk};
 use crate::session::{DATA, Session, Unread};
@@ -47,6 +47,8 @@ pub struct HubConfig {
     pub rate_max: u32,
     /// The versions to speak: [`VERSIONS`], except in tests.
     pub versions: (u8, u8),
+    /// Whether an address is one of this host.
+    pub is_own: fn(IpAddr) -> bool,
 }
 
 /// The recent changes of the backends, for peers that have not seen them.
@@ -257,6 +259,8 @@ impl Hub {
             walks: Walks::default(),
             refreshed: Duration::ZERO,
             batches: Allowance::default(),
+            strangers: BTreeMap::new(),
+            stranger_hellos: Allowance::default(),
             counts: HubCounts::default(),
         }
     }
@@ -265,6 +269,7 @@ impl Hub {
     pub fn set_peers(&mut self, addresses: &[SocketAddr]) {
         let wanted = &addresses[..addresses.len().min(PEERS_MAX)];
         self.peers.retain(|peer| wanted.contains(&peer.address));
+        self.strangers.retain(|address, _| !wanted.contains(address));
         for &address in wanted {
             if self.peers.iter().all(|peer| peer.address != address) {
                 self.peers.push(Peer {
@@ -316,6 +321,7 @@ impl Hub {
         mut send: impl FnMut(SocketAddr, &[u8]),
     ) {
         let Some(at) = self.peers.iter().position(|peer| peer.address == from) else {
+            self.note_stranger(from, datagram, now);
             return self.reject(None, Rejection::Stranger, now);
         };
         let read = match (datagram.first_chunk() == Some(&MAGIC), datagram.get(4)) {
@@ -367,8 +373,8 @@ impl Hub {
         let hello = Hello::open(&config.key, datagram).ok_or(Rejection::Unauthentic)?;
         if hello.epoch == self.epoch {
             // Our own message: the address is ours, or somebody sends it back. A peer with a session is somebody else.
-            peer.is_itself = peer.session.is_none();
-            return Ok(());
+            peer.is_itself = peer.session.is_none() && (config.is_own)(peer.address.ip());
+            return if peer.is_itself { Ok(()) } else { Err(Rejection::Replayed) };
         }
         (peer.is_itself, peer.name) = (false, Some(hello.name.clone()));
         let answers = hello.echo == peer.challenge;

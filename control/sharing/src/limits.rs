@@ -25,6 +25,10 @@ pub const HELLO_SLOWLY_EVERY: Duration = Duration::from_secs(2);
 pub const REJECTION_MAX: Duration = Duration::from_secs(10);
 /// Handshake messages of one peer that are opened in a second.
 pub const HELLOS_PER_SECOND: u32 = 20;
+/// Gateways that are no peers and are remembered, for people.
+pub const STRANGERS_MAX: usize = 16;
+/// One that was not heard for this time is forgotten.
+pub const STRANGER_HEARD: Duration = Duration::from_secs(10);
 /// Datagrams of a session that are opened in a second: more than any peer sends.
 pub const OPENS_PER_SECOND: u32 = 100_000;
 /// Something is sent at least this often in a session.

@@ -2,7 +2,7 @@
 //! ever sent; gateways restart; the network is cut. It is the real protocol with a clock and random numbers of the test.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -78,6 +78,7 @@ struct World {
     lives: u64,
     versions: Vec<(u8, u8)>,
     keys: Vec<SharedKey>,
+    is_own: fn(IpAddr) -> bool,
 }
 
 impl World {
@@ -90,6 +91,7 @@ impl World {
             is_cut: false,
             lives: 0,
             versions: vec![VERSIONS; gateways],
+            is_own: |_| false,
             keys: vec![SharedKey::new([7; 32]); gateways],
         };
         for n in 0..gateways {
@@ -106,6 +108,7 @@ impl World {
             key: self.keys[n].clone(),
             rate_max: 20_000,
             versions: self.versions[n],
+            is_own: self.is_own,
         };
         let mut hub = Hub::new(config, Box::new(Counted(self.lives << 32)));
         hub.set_peers(&(0..gateways).filter(|&other| other != n).map(address).collect::<Vec<_>>());
@@ -524,9 +527,54 @@ fn a_peer_of_an_earlier_version_is_told_of_no_sctp_and_no_affinity_and_of_all_el
 #[test]
 fn gateway_that_is_its_own_peer_recognises_itself() {
     let mut world = World::new(1);
+    world.is_own = |_| true;
+    world.restart(0);
     world.gateways[0].hub.set_peers(&[address(0)]);
     world.run(Duration::from_secs(1));
     assert_eq!(world.state(0, 0), PeerState::Itself);
+}
+
+#[test]
+fn dead_peer_whose_network_reflects_datagrams_is_not_taken_for_the_gateway_itself() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.state(0, 1), PeerState::Up);
+    // Everything that is sent to gateway 1 comes back from its address.
+    world.gateways[1].hub.set_peers(&[]);
+    world.gateways[1] = world.gateway(1, 2);
+    world.gateways[1].hub.set_peers(&[]);
+    for _ in 0..100 {
+        let before = world.sent.len();
+        world.run(Duration::from_millis(100));
+        let to_peer = world.sent[before..].iter().filter(|(from, to, _)| (*from, *to) == (0, 1));
+        let reflected: Vec<_> = to_peer.map(|(_, _, datagram)| datagram.clone()).collect();
+        for datagram in reflected {
+            world.network.push((world.now, 1, 0, datagram));
+        }
+    }
+    assert_eq!(world.state(0, 1), PeerState::Connecting);
+    assert!(world.rejected(0, Rejection::Replayed) > 0);
+}
+
+#[test]
+fn gateway_with_the_key_that_is_no_peer_is_named() {
+    let mut world = World::new(2);
+    world.gateways[0].hub.set_peers(&[]);
+    world.run(Duration::from_secs(1));
+    let strangers = |world: &World| -> Vec<(SocketAddr, String)> {
+        let all = world.gateways[0].hub.strangers();
+        all.map(|(address, name)| (address, name.to_owned())).collect()
+    };
+    assert_eq!(strangers(&world), [(address(1), "edge-1".to_owned())]);
+    assert_eq!(world.state(1, 0), PeerState::Connecting);
+    world.gateways[0].hub.set_peers(&[address(1)]);
+    assert_eq!(strangers(&world), []);
+    // Without the key, an address proves nothing.
+    world.gateways[0].hub.set_peers(&[]);
+    world.keys[1] = SharedKey::new([8; 32]);
+    world.restart(1);
+    world.run(Duration::from_secs(20));
+    assert_eq!(strangers(&world), []);
 }
 
 #[test]

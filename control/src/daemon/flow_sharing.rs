@@ -197,6 +197,7 @@ impl FlowExchange {
             key: key.clone(),
             rate_max: settings.rate_max,
             versions: VERSIONS,
+            is_own,
         };
         let mut hub = Hub::new(hub_config, Box::new(SystemEntropy::new()));
         hub.set_peers(&settings.peers);
@@ -446,7 +447,12 @@ impl Exchange {
         let peers = self.hub.status(now);
         let (is_known, absent, faults) = match &self.found {
             Some(found) => (found.is_known(), found.absent(), found.faults()),
-            None => (true, BTreeSet::new(), Vec::new()),
+            None => {
+                let faults = self.hub.strangers().map(|(address, name)| {
+                    format!("gateway {name} sends from {address}, which is not in flowSharing.peers")
+                });
+                (true, BTreeSet::new(), faults.collect())
+            }
         };
         let expected: Vec<PeerStatus> =
             peers.iter().filter(|peer| !absent.contains(&peer.address)).cloned().collect();
