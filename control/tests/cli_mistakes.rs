@@ -379,7 +379,7 @@ fn a_directory_without_manifests_and_files_that_are_not_read_are_warned_about() 
     let [_, (_, web), (_, slice)] = sound();
     let site = Site::new(
         GATEWAY,
-        &[("web.yaml", &web), ("slice.yaml", &slice), ("more.txt", &web), ("notes.md", "text")],
+        &[("web.yaml", &web), ("slice.yaml", &slice), ("more.txt", &web), ("README.md", "text")],
     );
     let ran = site.check();
     assert_eq!(ran.code, 0, "{}", ran.out);

@@ -39,6 +39,9 @@ impl Cluster {
         for (_, definition) in crd::manifests() {
             server.apply(&definition).expect("our definitions are legal");
         }
+        // The namespace of the Lease.
+        let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: tidegate-system}}";
+        server.apply(namespace).expect("legal");
         let cluster = Self { server, directory: tempfile::tempdir().expect("a directory") };
         cluster.server.kubeconfig(cluster.directory.path()).expect("a file");
         cluster

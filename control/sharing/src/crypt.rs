@@ -89,14 +89,18 @@ impl SharedKey {
         self.sealer(salt, &[b"hello"])
     }
 
-    /// The identity of a session and the sealers of both directions. Each side gives its own epoch and challenge first.
-    pub(crate) fn of_session(&self, own: &Side, peer: &Side) -> SessionKeys {
-        let (low, high) = if own < peer { (own, peer) } else { (peer, own) };
+    /// The identity of a session and the sealers of both directions. Each side gives its own epoch, challenge and key first,
+    /// and seals with its key.
+    pub(crate) fn of_session(
+        (own, own_key): (&Side, &Self),
+        (peer, peer_key): (&Side, &Self),
+    ) -> SessionKeys {
+        let (low, high, key) = if own < peer { (own, peer, own_key) } else { (peer, own, peer_key) };
         let salt = [low.epoch, low.challenge, high.epoch, high.challenge].concat();
         let mut id = [0; 8];
-        self.expand(&salt, &[b"session"], &mut id);
-        let from = |side: &Side| self.sealer(&salt, &[b"from", &side.epoch, &side.challenge]);
-        SessionKeys { id: u64::from_be_bytes(id), seal: from(own), open: from(peer) }
+        key.expand(&salt, &[b"session"], &mut id);
+        let from = |side: &Side, key: &Self| key.sealer(&salt, &[b"from", &side.epoch, &side.challenge]);
+        SessionKeys { id: u64::from_be_bytes(id), seal: from(own, own_key), open: from(peer, peer_key) }
     }
 
     fn sealer(&self, salt: &[u8], purpose: &[&[u8]]) -> Sealer {
@@ -113,6 +117,22 @@ impl SharedKey {
         let expanded =
             extracted.expand(&info, Length(out.len())).expect("fewer bytes than HKDF can expand to");
         expanded.fill(out).expect("as many bytes as were asked for");
+    }
+}
+
+/// The keys of a gateway. With two of them, the key of a fleet can be changed one gateway after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// What the gateway seals with.
+    pub own: SharedKey,
+    /// Another key that its peers may seal with.
+    pub accepted: Option<SharedKey>,
+}
+
+impl Keys {
+    /// Both of them, the own one first.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &SharedKey> {
+        [&self.own].into_iter().chain(&self.accepted)
     }
 }
 
@@ -181,15 +201,17 @@ mod tests {
     #[test]
     fn what_one_side_seals_the_other_one_opens_and_nobody_else() {
         let (key, other) = (SharedKey::new([7; 32]), SharedKey::new([8; 32]));
-        let (a, b) = (key.of_session(&side(1), &side(5)), key.of_session(&side(5), &side(1)));
+        let session =
+            |key: &SharedKey, own, peer| SharedKey::of_session((&side(own), key), (&side(peer), key));
+        let (a, b) = (session(&key, 1, 5), session(&key, 5, 1));
         assert_eq!(a.id, b.id);
         let mut datagram = b"head body".to_vec();
         a.seal.seal(3, &mut datagram, 4);
         assert_eq!(b.open.open(3, &mut datagram.clone(), 4).as_deref(), Some(&b" body"[..]));
         assert_eq!(b.open.open(4, &mut datagram.clone(), 4), None, "another number");
         assert_eq!(a.open.open(3, &mut datagram.clone(), 4), None, "a reflected datagram");
-        assert_eq!(key.of_session(&side(5), &side(2)).open.open(3, &mut datagram.clone(), 4), None);
-        assert_eq!(other.of_session(&side(5), &side(1)).open.open(3, &mut datagram.clone(), 4), None);
+        assert_eq!(session(&key, 5, 2).open.open(3, &mut datagram.clone(), 4), None);
+        assert_eq!(session(&other, 5, 1).open.open(3, &mut datagram.clone(), 4), None);
         for at in 0..datagram.len() {
             let mut changed = datagram.clone();
             changed[at] ^= 1;

@@ -8,7 +8,7 @@
 //!
 //! Invariant: nothing is decided here; `hub` compares challenges.
 
-use crate::crypt::{Random, SharedKey};
+use crate::crypt::{Keys, Random, SharedKey};
 use crate::limits::NAME_MAX;
 use crate::record::take;
 
@@ -50,6 +50,12 @@ impl Hello {
         datagram.extend(&name[..name.len().min(NAME_MAX)]);
         key.of_hello(salt).seal(0, &mut datagram, HEADER);
         datagram
+    }
+
+    /// The content of a datagram that begins like a handshake message, and its key; `None` if it was made with none of these.
+    pub(crate) fn open_with<'k>(keys: &'k Keys, datagram: &[u8]) -> Option<(Self, &'k SharedKey)> {
+        // A failure leaves anything in its copy.
+        keys.each().find_map(|key| Some((Self::open(key, &mut datagram.to_vec())?, key)))
     }
 
     /// The content of a datagram that begins like a handshake message; `None` if it was not made with this key.

@@ -22,7 +22,7 @@ use tidegate_core::pipeline::Walks;
 use tidegate_core::snapshot::ServiceKey;
 
 use crate::allowance::Allowance;
-use crate::crypt::{Entropy, Random, SharedKey, Side};
+use crate::crypt::{Entropy, Keys, Random, SharedKey, Side};
 use crate::handshake::{HELLO, Hello, MAGIC};
 use crate::limits::{
     FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, LEFT_MAX, OPENS_PER_SECOND, PEERS_MAX,
@@ -41,8 +41,8 @@ const YOUNG: Duration = Duration::from_secs(60);
 pub struct HubConfig {
     /// The name of this gateway, for people.
     pub name: String,
-    /// The secret of the fleet.
-    pub key: SharedKey,
+    /// The secrets of the fleet.
+    pub keys: Keys,
     /// Datagrams with messages in a second, to all peers together.
     pub rate_max: u32,
     /// The versions to speak: [`VERSIONS`], except in tests.
@@ -233,6 +233,9 @@ pub struct Hub {
     walks: Walks,
     refreshed: Duration,
     batches: Allowance,
+    /// Gateways with the key that are no peers, with their names and when they were last heard.
+    strangers: BTreeMap<SocketAddr, (String, Duration)>,
+    stranger_hellos: Allowance,
     counts: HubCounts,
 }
 
@@ -292,6 +295,18 @@ impl Hub {
         }
     }
 
+    /// Uses other keys from now on. The sessions begin anew, as after a restart of the gateway.
+    pub fn set_keys(&mut self, keys: Keys) {
+        if keys == self.config.keys {
+            return;
+        }
+        self.config.keys = keys;
+        self.epoch = self.entropy.random();
+        for peer in &mut self.peers {
+            (peer.session, peer.hello_sent, peer.challenge) = (None, None, self.entropy.random());
+        }
+    }
+
     /// Sets what a peer is told of changes of weights when a session with it begins: it may have just started, and not have
     /// seen them.
     pub fn set_seats(&mut self, seats: Seats) {
@@ -335,6 +350,25 @@ impl Hub {
         }
     }
 
+    /// Notes a gateway that has this one in its list of peers, and is not in this one's.
+    fn note_stranger(&mut self, from: SocketAddr, datagram: &mut [u8], now: Duration) {
+        self.strangers.retain(|_, (_, heard)| now.saturating_sub(*heard) < STRANGER_HEARD);
+        let is_hello = datagram.first_chunk() == Some(&MAGIC) && datagram.get(4) == Some(&HELLO);
+        let has_room = self.strangers.len() < STRANGERS_MAX || self.strangers.contains_key(&from);
+        if !is_hello || !has_room || !self.stranger_hellos.take(HELLOS_PER_SECOND, now) {
+            return;
+        }
+        let opened = Hello::open_with(&self.config.keys, datagram);
+        if let Some((hello, _)) = opened.filter(|(hello, _)| hello.epoch != self.epoch) {
+            self.strangers.insert(from, (hello.name, now));
+        }
+    }
+
+    /// Gateways with the key that send to this one as a peer and are no peers of it, with their names.
+    pub fn strangers(&self) -> impl Iterator<Item = (SocketAddr, &str)> {
+        self.strangers.iter().map(|(address, (name, _))| (*address, name.as_str()))
+    }
+
     fn reject(&mut self, peer: Option<usize>, why: Rejection, now: Duration) {
         self.counts.rejected[why as usize] += 1;
         if let Some(peer) = peer {
@@ -370,13 +404,13 @@ impl Hub {
         if !peer.hellos.take(HELLOS_PER_SECOND, now) {
             return Err(Rejection::RateLimited);
         }
-        let hello = Hello::open(&config.key, datagram).ok_or(Rejection::Unauthentic)?;
+        let (hello, key) = Hello::open_with(&config.keys, datagram).ok_or(Rejection::Unauthentic)?;
         if hello.epoch == self.epoch {
             // Our own message: the address is ours, or somebody sends it back. A peer with a session is somebody else.
             peer.is_itself = peer.session.is_none() && (config.is_own)(peer.address.ip());
             return if peer.is_itself { Ok(()) } else { Err(Rejection::Replayed) };
         }
-        (peer.is_itself, peer.name) = (false, Some(hello.name.clone()));
+        (peer.is_itself, peer.name, peer.key) = (false, Some(hello.name.clone()), Some(key.clone()));
         let answers = hello.echo == peer.challenge;
         if let Some(session) = &mut peer.session {
             let theirs = Side { epoch: hello.epoch, challenge: hello.challenge };
@@ -389,7 +423,7 @@ impl Hub {
                     let (versions, name) = (config.versions, config.name.clone());
                     let (challenge, echo) = (session.own.challenge, theirs.challenge);
                     let reply = Hello { versions, epoch: self.epoch, challenge, echo, name };
-                    send(peer.address, &reply.seal(&config.key, &self.entropy.random()));
+                    send(peer.address, &reply.seal(&config.keys.own, &self.entropy.random()));
                 }
                 return Ok(());
             }
@@ -427,7 +461,7 @@ impl Hub {
         };
         let is_needed = !answers || speaks_it;
         if is_needed {
-            send(peer.address, &reply.seal(&config.key, &self.entropy.random()));
+            send(peer.address, &reply.seal(&config.keys.own, &self.entropy.random()));
         }
         if speaks_it { Ok(()) } else { Err(Rejection::Version) }
     }
@@ -518,7 +552,7 @@ impl Hub {
                 };
                 let (versions, name) = (self.config.versions, self.config.name.clone());
                 let hello = Hello { versions, epoch: self.epoch, challenge, echo, name };
-                send(peer.address, &hello.seal(&self.config.key, &self.entropy.random()));
+                send(peer.address, &hello.seal(&self.config.keys.own, &self.entropy.random()));
             }
             let Some(session) = &mut peer.session else { continue };
             if std::mem::take(&mut session.walks.is_asked) {

@@ -84,11 +84,16 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(key: &SharedKey, own: Side, peer: Side, version: u8, now: Duration) -> Self {
+    pub(crate) fn new(
+        (own, own_key): (Side, &SharedKey),
+        (peer, peer_key): (Side, &SharedKey),
+        version: u8,
+        now: Duration,
+    ) -> Self {
         Self {
             own,
             peer,
-            keys: key.of_session(&own, &peer),
+            keys: SharedKey::of_session((&own, own_key), (&peer, peer_key)),
             version,
             is_confirmed: false,
             began: now,

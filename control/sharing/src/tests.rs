@@ -14,6 +14,7 @@ use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::wire::Addr;
 use tidegate_core::wire::rewrite::Endpoint;
 
+use crate::crypt::Keys;
 use crate::crypt::{Entropy, Random, SharedKey};
 use crate::hub::{Hub, HubConfig, PeerState, PeerWalk, Rejection, Seats, Snat, VERSIONS};
 use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SEATS_MAX, SILENCE_MAX};
@@ -105,7 +106,7 @@ impl World {
         self.lives += 1;
         let config = HubConfig {
             name: format!("edge-{n}"),
-            key: self.keys[n].clone(),
+            keys: Keys { own: self.keys[n].clone(), accepted: None },
             rate_max: 20_000,
             versions: self.versions[n],
             is_own: self.is_own,
@@ -604,6 +605,37 @@ fn peers_know_which_snat_addresses_a_gateway_has_and_whether_it_serves_them() {
         (world.state(1, 0), of_peer(&world)),
         (PeerState::Connecting, snat(&[[192, 0, 2, 12]], false))
     );
+}
+
+#[test]
+fn key_is_changed_one_gateway_after_the_other_and_each_shares_with_all_the_time() {
+    let mut world = World::new(2);
+    let [old, new] = [7, 9].map(|n| SharedKey::new([n; 32]));
+    let keys = |own: &SharedKey, accepted: Option<&SharedKey>| Keys {
+        own: own.clone(),
+        accepted: accepted.cloned(),
+    };
+    let steps = [keys(&old, Some(&new)), keys(&new, Some(&old)), keys(&new, None)];
+    world.run(Duration::from_secs(1));
+    let mut flow = 0;
+    for step in steps {
+        for n in 0..2 {
+            world.gateways[n].hub.set_keys(step.clone());
+            world.run(Duration::from_secs(1));
+            for from in 0..2 {
+                flow += 1;
+                world.tell(from, flow, 1);
+                world.run(Duration::from_millis(500));
+                let knows = |gateway: &Gateway| {
+                    gateway.learnt.contains_key(&flow) || gateway.flows.contains_key(&flow)
+                };
+                assert!(world.gateways.iter().all(knows), "flow {flow} of gateway {from}, after gateway {n}");
+            }
+            let used = world.gateways[1 - n].hub.status(world.now);
+            let of_changed = used.into_iter().find(|peer| peer.address == address(n)).expect("a peer");
+            assert_eq!(of_changed.key, Some(step.own.fingerprint()));
+        }
+    }
 }
 
 #[test]

@@ -119,6 +119,9 @@ pub struct FlowSharingStatus {
     pub mode: String,
     /// The fingerprint of `flowSharing.key`.
     pub key: String,
+    /// The fingerprint of `flowSharing.acceptKey`; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted_key: Option<String>,
     /// Whether the other gateways are found by their `GatewayStatus`, and not configured.
     #[serde(default)]
     pub finds_peers: bool,
@@ -145,6 +148,9 @@ pub struct FlowPeerStatus {
     pub waiting: usize,
     /// Batches of messages that it has not acknowledged.
     pub unacknowledged: usize,
+    /// The fingerprint of the key that it uses, once it has answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// The source of objects and its state.

@@ -400,9 +400,10 @@ fn facts(status: &Status) -> String {
         fact(
             "Sharing",
             format!(
-                "flows of mode {}, by the key with the fingerprint {}{}",
+                "flows of mode {}, by the key with the fingerprint {}{}{}",
                 sharing.mode,
                 sharing.key,
+                sharing.accepted_key.as_ref().map(|key| format!(", or {key} of others")).unwrap_or_default(),
                 if sharing.finds_peers { ", with the gateways that have a GatewayStatus" } else { "" }
             ),
         );
@@ -412,7 +413,9 @@ fn facts(status: &Status) -> String {
                 peer.heard_ago_milliseconds.map(|ms| format!(", heard {ms} ms ago")).unwrap_or_default();
             let waiting =
                 format!("{} messages wait, {} batches unacknowledged", peer.waiting, peer.unacknowledged);
-            fact("Peer", format!("{}{name} {}{heard}, {waiting}", peer.address, peer.state));
+            let key = peer.key.as_ref().filter(|key| **key != sharing.key);
+            let key = key.map(|key| format!(", by the key {key}")).unwrap_or_default();
+            fact("Peer", format!("{}{name} {}{heard}, {waiting}{key}", peer.address, peer.state));
         }
     }
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;

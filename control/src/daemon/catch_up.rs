@@ -34,6 +34,8 @@ pub(super) struct CatchUp {
     absent: Duration,
     /// When the gateway could first use the flows of peers.
     began: Option<Duration>,
+    /// Since when it waits, over all interruptions in which it forwarded.
+    since: Option<Duration>,
     /// Messages that had reached the workers at the last look.
     passed_on: u64,
     /// Messages that had been refused when peers were last asked, when that was, and how often it was repeated.
@@ -87,6 +89,7 @@ impl CatchUp {
         Self {
             absent,
             began: None,
+            since: None,
             passed_on: 0,
             refused: 0,
             asked: Duration::ZERO,
@@ -111,23 +114,25 @@ impl CatchUp {
         let arrived = seen.passed_on - std::mem::replace(&mut self.passed_on, seen.passed_on);
         if !seen.is_able {
             self.interrupt();
+            self.since = None;
             return Step::Waits;
         }
         if self.is_over {
             return Step::IsOver;
         }
+        let since = *self.since.get_or_insert(now);
         let Some(began) = self.began else {
             (self.began, self.asked, self.repeated) = (Some(now), now, 0);
             self.refused = if self.was_over { seen.refused } else { 0 };
             return if self.was_over { Step::SeeksAndChecks } else { Step::Seeks };
         };
-        let waited = now.saturating_sub(began);
-        if waited < WAIT_MAX && !self.has_all(seen, arrived, waited) {
+        let (waited, is_late) = (now.saturating_sub(began), now.saturating_sub(since) >= WAIT_MAX);
+        if !is_late && !self.has_all(seen, arrived, waited) {
             return Step::Waits;
         }
         // What was refused because this gateway was behind may be known by now.
         let (most, pause) = ASKED_AGAIN;
-        if seen.refused != self.refused && self.repeated < most && waited < WAIT_MAX {
+        if seen.refused != self.refused && self.repeated < most && !is_late {
             if now.saturating_sub(self.asked) < pause {
                 return Step::Waits;
             }
@@ -139,7 +144,7 @@ impl CatchUp {
             messages = seen.passed_on,
             "the flows of other gateways are known, as far as they answer"
         );
-        (self.is_over, self.was_over, self.absent) = (true, true, ABSENT);
+        (self.is_over, self.was_over, self.absent, self.since) = (true, true, ABSENT, None);
         Step::IsOver
     }
 
@@ -259,6 +264,17 @@ mod tests {
         assert_eq!(look(&mut catch_up, &[WALKS], true, 0), Step::Seeks);
         assert_eq!(look(&mut catch_up, &[WALKS], true, 14_900), Step::Waits);
         assert_eq!(look(&mut catch_up, &[WALKS], true, 15_000), Step::IsOver);
+    }
+
+    #[test]
+    fn pauses_that_follow_each_other_do_not_keep_it_waiting() {
+        let mut catch_up = CatchUp::new(false, false);
+        for n in 0..14 {
+            catch_up.interrupt();
+            assert_eq!(look(&mut catch_up, &[DOWN], true, n * 1_000), Step::Seeks);
+            assert_eq!(look(&mut catch_up, &[DOWN], true, n * 1_000 + 900), Step::Waits);
+        }
+        assert_eq!(look(&mut catch_up, &[DOWN], true, 15_000), Step::IsOver);
     }
 
     #[test]

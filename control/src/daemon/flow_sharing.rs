@@ -29,7 +29,7 @@ use tidegate_sharing::hub::{Seats, VERSIONS};
 use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
 use tidegate_sharing::record::{Message, Walk};
 use tidegate_sharing::{
-    Hub, HubConfig, HubCounts, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
+    Hub, HubConfig, HubCounts, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
 use tokio::sync::{oneshot, watch};
@@ -60,6 +60,8 @@ pub(crate) struct Shown {
     pub(crate) mode: &'static str,
     /// The fingerprint of `flowSharing.key`.
     pub(crate) key: String,
+    /// The fingerprint of `flowSharing.acceptKey`.
+    pub(crate) accepted_key: Option<String>,
     /// All peers.
     pub(crate) peers: Vec<PeerStatus>,
     /// Whether the peers are found by their `GatewayStatus`.
@@ -187,14 +189,13 @@ impl FlowExchange {
             FlowSharing::InFlux => ("in-flux", SharedFlows::InFlux),
             FlowSharing::Nat => ("nat", SharedFlows::Nat),
         };
-        let key = settings.key.as_ref().context("flowSharing.key: there is none")?;
-        let key = SharedKey::new(key.0);
+        let keys = keys(settings).context("flowSharing.key: there is none")?;
         let (listen, finds_peers) = (config.flow_sharing_socket(), config.finds_flow_peers());
         let socket =
             open(listen).with_context(|| format!("flowSharing.listen: cannot listen on {listen}"))?;
         let hub_config = HubConfig {
             name: config.name.clone(),
-            key: key.clone(),
+            keys: keys.clone(),
             rate_max: settings.rate_max,
             versions: VERSIONS,
             is_own,
@@ -205,7 +206,8 @@ impl FlowExchange {
         let keeps_flows = dataplane.restoration().is_some_and(|earlier| !Restoration::is_done(earlier));
         let shown = Arc::new(Mutex::new(Shown {
             mode,
-            key: key.fingerprint(),
+            key: keys.own.fingerprint(),
+            accepted_key: keys.accepted.as_ref().map(SharedKey::fingerprint),
             peers: hub.status(Duration::ZERO),
             finds_peers,
             absent: BTreeSet::new(),
@@ -278,6 +280,17 @@ impl Drop for FlowExchange {
             let _ = thread.join();
         }
     }
+}
+
+/// The keys of a configuration; `None` without one.
+pub(super) fn keys(config: &FlowSharingConfig) -> Option<Keys> {
+    let key = |key: &FlowSharingKey| SharedKey::new(key.0);
+    Some(Keys { own: config.key.as_ref().map(key)?, accepted: config.accept_key.as_ref().map(key) })
+}
+
+/// Whether an address is one of this host: the kernel lets a socket have it.
+fn is_own(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
 }
 
 fn open(listen: SocketAddr) -> std::io::Result<UdpSocket> {
@@ -437,6 +450,14 @@ impl Exchange {
     /// Shows the state, and logs peers that have changed.
     fn show(&mut self) {
         let now = self.started.elapsed();
+        let keys = self.keys.borrow_and_update().clone();
+        let (key, accepted_key) = match &keys {
+            Some(keys) => (keys.own.fingerprint(), keys.accepted.as_ref().map(SharedKey::fingerprint)),
+            None => Default::default(),
+        };
+        if let Some(keys) = keys {
+            self.hub.set_keys(keys);
+        }
         if let Some((moved, at)) = self.seats.take() {
             let as_of = at.saturating_duration_since(self.started);
             self.hub.set_seats(Seats { moved: moved.into(), as_of });
@@ -502,7 +523,8 @@ impl Exchange {
             absent,
             faults,
             mode: shown.mode,
-            key: std::mem::take(&mut shown.key),
+            key,
+            accepted_key,
         };
     }
 }

@@ -493,10 +493,12 @@ fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
         heard_ago_milliseconds: peer.heard_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
         waiting: peer.waiting,
         unacknowledged: peer.under_way,
+        key: peer.key.clone(),
     };
     api::FlowSharingStatus {
         mode: shown.mode.to_owned(),
         key: shown.key.clone(),
+        accepted_key: shown.accepted_key.clone(),
         finds_peers: shown.finds_peers,
         peers: shown.peers.iter().map(peer).collect(),
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
-use tidegate_model::config::{DataplaneConfig, GatewayConfig};
+use tidegate_model::config::{DataplaneConfig, FlowSharingConfig, GatewayConfig};
 
 /// The keys of the configuration that differ and cannot change while the gateway runs.
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
@@ -29,7 +29,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ),
         ("source", now.source != new.source),
         ("announce.l2", now.announce.l2 != new.announce.l2),
-        ("flowSharing", now.flow_sharing != new.flow_sharing),
+        ("flowSharing", sharing(now) != sharing(new)),
         ("admin", listeners(now) != listeners(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -39,6 +39,11 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
 fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8, Option<&Path>) {
     let directory = dataplane.flow_directory.as_deref();
     (dataplane.flow_entries_per_core, dataplane.flow_service_percent, directory)
+}
+
+/// The settings of the exchange of flows, without its keys.
+fn sharing(config: &GatewayConfig) -> FlowSharingConfig {
+    FlowSharingConfig { key: None, accept_key: None, ..config.flow_sharing.clone() }
 }
 
 /// The listeners that are opened only once.
@@ -85,8 +90,14 @@ mod tests {
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
     }
 
-    /// Everything else in `admin` is opened at the start.
-    const RELOADED_OF_ADMIN: &str = "admin.metricsPerBackend";
+    /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new socket.
+    const RELOADED: [&str; 5] = [
+        "admin.metricsPerBackend",
+        "flowSharing.key.value",
+        "flowSharing.key.file",
+        "flowSharing.acceptKey.value",
+        "flowSharing.acceptKey.file",
+    ];
 
     #[test]
     fn the_table_of_keys_says_restart_for_what_a_reload_refuses_and_reload_for_the_rest() {
@@ -98,7 +109,7 @@ mod tests {
             let is_below = |part: &&str| {
                 key.path.strip_prefix(*part).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
             };
-            let is_fixed = parts.iter().any(is_below) && key.path != RELOADED_OF_ADMIN;
+            let is_fixed = parts.iter().any(is_below) && !RELOADED.contains(&key.path);
             assert_eq!(key.change == Change::Restart, is_fixed, "{}", key.path);
         }
     }

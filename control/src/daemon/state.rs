@@ -111,6 +111,7 @@ pub(super) struct State {
     flow_sharing: OnceLock<Arc<Mutex<Shown>>>,
     /// What traffic shows of misconfigurations.
     symptoms: OnceLock<watch::Receiver<Arc<Symptoms>>>,
+    sharing_keys: watch::Sender<Option<Keys>>,
 }
 
 /// The state of the cluster writer.
@@ -153,6 +154,7 @@ impl State {
             layer2: OnceLock::new(),
             flow_sharing: OnceLock::new(),
             symptoms: OnceLock::new(),
+            sharing_keys: watch::Sender::new(None),
         }
     }
 
@@ -383,6 +385,12 @@ impl State {
     pub(super) fn configure(&self, config: &GatewayConfig) {
         self.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
         self.drain.configure(&config.drain);
+        self.sharing_keys.send_replace(flow_sharing::keys(&config.flow_sharing));
+    }
+
+    /// The keys of `flowSharing`, also after a reload.
+    pub(super) fn sharing_keys(&self) -> watch::Receiver<Option<Keys>> {
+        self.sharing_keys.subscribe()
     }
 
     /// Sets whether `by` requests a drain of the gateway.

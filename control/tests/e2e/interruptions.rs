@@ -74,7 +74,10 @@ impl Interrupted {
         self.fleet.launch(1)?;
         self.fleet.gateway_mut(1).wait_until_ready()?;
         self.announces(1)?;
-        println!("gateway 1 announces again {:?} after its start, although a peer is dead", begun.elapsed());
+        println!(
+            "the router has the routes of gateway 1 {:?} after its start (BFD: up to 5 s)",
+            begun.elapsed()
+        );
         self.used(&[1, 2])?;
         self.end_step("gateway 1, which has adopted flows, is killed and starts again")?;
 

@@ -31,6 +31,8 @@ pub struct FlowSharingConfig {
     pub peers: Vec<SocketAddr>,
     /// `key`: 32 bytes that all gateways of the fleet have. Always there if the mode is not none.
     pub key: Option<FlowSharingKey>,
+    /// `acceptKey`: another key that other gateways may use.
+    pub accept_key: Option<FlowSharingKey>,
     /// `rateMax`: datagrams with flows in a second, to all peers together. Default 20000.
     pub rate_max: u32,
 }
@@ -42,6 +44,7 @@ impl Default for FlowSharingConfig {
             listen: SocketAddr::from(([0, 0, 0, 0], PORT)),
             peers: Vec::new(),
             key: None,
+            accept_key: None,
             rate_max: 20_000,
         }
     }
@@ -97,6 +100,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfi
             is_given = key.get("value").is_some() || key.get("file").is_some();
             decode_key(key, files)
         });
+        config.accept_key = secret_section(fields, "acceptKey", |key| decode_key(key, files));
         if let Some(mode) = mode.filter(|_| config.mode != FlowSharing::None && !is_given) {
             mode.error("there is no flowSharing.key", "none, or another mode together with a key");
         }

@@ -398,10 +398,13 @@ pub const KEYS: &[Key] = &[
     key("flowSharing.peers", "list of addresses and ports", Value("[]"), "[\"192.0.2.3:10358\"]", Restart,
         "The sockets of the other gateways. The list may contain this gateway, so that all gateways can have the same one. Messages from \
          other addresses are dropped. With `source.kubernetes` and an empty list, the gateways find each other by their `GatewayStatus`."),
-    key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Restart,
+    key("flowSharing.key.value", "64 hexadecimal digits", Words("none"), "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", Reload,
         "The secret by which messages are encrypted and authenticated. All gateways of a fleet need the same one."),
-    fixed("flowSharing.key.file", "path, relative to this file", Words("none"),
-        "A file that contains the secret instead, such as a mounted Secret."),
+    of_file("flowSharing.key.file", "path, relative to this file", "A file that contains the secret instead, such as a mounted Secret."),
+    key("flowSharing.acceptKey.value", "64 hexadecimal digits", Words("none"), "1f1e1d1c1b1a191817161514131211100f0e0d0c0b0a09080706050403020100", Reload,
+        "Another secret that other gateways may use, so that the secret of a fleet can be changed \
+         ([flow-sharing.md](flow-sharing.md#change-the-key))."),
+    of_file("flowSharing.acceptKey.file", "path, relative to this file", "A file that contains it instead."),
     key("flowSharing.rateMax", "100 to 1000000", Value("20000"), "5000", Restart,
         "Datagrams with flows that are sent in a second, to all peers together. A datagram has at most 1200 bytes: some 30 flows."),
 

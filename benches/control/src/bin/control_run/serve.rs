@@ -49,8 +49,7 @@ pub(crate) fn admin_kubeconfig(directory: &Path) -> PathBuf {
 
 fn installed() -> Result<Vec<PathBuf>> {
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes");
-    let mut files =
-        ["namespace", "rbac", "lease"].map(|name| deploy.join(format!("base/{name}.yaml"))).to_vec();
+    let mut files = ["namespace", "rbac"].map(|name| deploy.join(format!("base/{name}.yaml"))).to_vec();
     for entry in std::fs::read_dir(deploy.join("crds"))? {
         let path = entry?.path();
         if !path.ends_with("kustomization.yaml") {

@@ -531,7 +531,7 @@ fn a_gateway_that_has_just_started_takes_the_former_weights_of_one_that_has_seen
 }
 
 #[test]
-fn a_gateway_that_has_just_started_keeps_the_backends_that_another_one_keeps() {
+fn a_new_gateway_keeps_the_backends_that_its_peers_keep() {
     let service = annotated_web(&[(key::DRAIN_TIMEOUT, "60s")]);
     let joined = service.replace("10.0.1.1", "10.0.1.2");
     let mut old = Both::new(&service);
