@@ -245,7 +245,7 @@ const MISTAKES: &[Mistake] = &[
         (WEB, "loadBalancerClass"),
         &["Service default/web gets no address here", "example.com/other", "tidegate.dev/gateway"],
     ),
-    refused(
+    warned(
         "an annotation that is misspelt",
         &[(WEB, "tidegate.dev/forwarding", "tidegate.dev/forwardign")],
         (WEB, "forwardign"),

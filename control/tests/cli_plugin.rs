@@ -33,6 +33,8 @@ fn server() -> TestApiServer {
     for file in ["tidegate.dev_addresspools.yaml", "tidegate.dev_gatewaystatuses.yaml"] {
         server.apply(&std::fs::read_to_string(crds.join(file)).expect("readable")).expect("legal");
     }
+    // The namespace of the Lease.
+    server.apply("{apiVersion: v1, kind: Namespace, metadata: {name: tidegate-system}}").expect("legal");
     server
 }
 
