@@ -359,9 +359,9 @@ fn a_service_that_returns_has_its_address_back_while_others_withdraw_it() {
 
 #[test]
 fn a_service_that_left_a_shared_address_has_it_back_only_when_it_is_free() {
-    let (web, db) = (service("default", "web"), service("default", "db"));
-    let mut db = db;
-    db.ports = vec![service_port(81, Protocol::Tcp)];
+    let web = service("default", "web");
+    let ports = vec![service_port(81, Protocol::Tcp)];
+    let db = Service { ports, ..service("default", "db") };
     let sharing = |service| Applicant { sharing_key: Some("k".into()), ..applicant(service) };
     let pools = [pool("one", &["203.0.113.6/32"])];
     let step = |applicants: &[Applicant<'_>], previous: &Allocations, authority: &Authority| {
