@@ -75,6 +75,7 @@ fn inside() {
         steering: Steering::Single,
         seed: 7,
         announce: false,
+        snat_is_released: false,
         main_cpus: Vec::new(),
     };
     let mut first = spec(1);
