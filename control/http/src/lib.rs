@@ -396,7 +396,8 @@ mod tests {
     }
 
     async fn ask(mut stream: TcpStream) -> String {
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("a living connection");
+        let request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        stream.write_all(request).await.expect("a living connection");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.expect("an answer");
         answer
@@ -473,7 +474,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_is_for_one_request() {
         let server = server().await;
-        let answer = ask(connect(server, "127.0.0.1").await).await;
+        let answer = ask_again(&mut connect(server, "127.0.0.1").await).await.expect("an answer");
         assert!(answer.contains("Connection: close"), "{answer}");
     }
 
