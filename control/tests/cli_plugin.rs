@@ -190,7 +190,7 @@ fn uninstall_without_a_terminal_needs_yes() {
     let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
     let is_held = || {
         let pool = server.get("tidegate.dev/v1alpha1", "AddressPool", "", "one").expect("it is there");
-        pool["metadata"]["finalizers"].is_array()
+        pool["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
     };
     let (code, _, err) = ask(&kubeconfig, &["uninstall"]);
     assert!(code == Some(1) && err.contains("not a terminal; accepted: --yes"), "{err}");
