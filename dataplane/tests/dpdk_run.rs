@@ -34,6 +34,7 @@ fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
         steering: Steering::Single,
         seed: 7,
         announce: false,
+        snat_is_released: false,
         main_cpus: Vec::new(),
     };
     let enter = |_: &WorkerPlace| dpdk::Lcore::register(testing::eal()).map_err(|error| error.to_string());

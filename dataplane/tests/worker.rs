@@ -447,6 +447,7 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
         steering: if workers == 1 { Steering::Single } else { Steering::Partition },
         seed: 7,
         announce: false,
+        snat_is_released: false,
         main_cpus: Vec::new(),
     };
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
