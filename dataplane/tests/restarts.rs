@@ -69,19 +69,20 @@ impl Running {
         assert!(self.pool.wait_applied(spec.generation, Duration::from_secs(30)), "workers take it");
     }
 
-    /// Sends a frame through the gateway, and returns what leaves it.
+    /// Sends a frame through the gateway, and returns what leaves it. The gateway also asks for its fixed neighbours.
     fn pass(&self, frame: &[u8]) -> (Headers, Vec<u8>) {
         assert!(self.wire.offer(0, frame));
         let mut sent = None;
         wait_until("the frame is forwarded", || {
-            sent = (0..usize::from(self.workers)).find_map(|queue| self.wire.take(queue));
+            let frames = (0..usize::from(self.workers)).filter_map(|queue| self.wire.take(queue));
+            sent = frames.map(|frame| frame.bytes().to_vec()).find_map(|frame| match parse(&frame) {
+                Ok(Parsed::Ip(headers)) => Some((headers, frame)),
+                Ok(Parsed::Arp(_)) => None,
+                other => panic!("{other:?}"),
+            });
             sent.is_some()
         });
-        let sent = sent.unwrap().bytes().to_vec();
-        match parse(&sent) {
-            Ok(Parsed::Ip(headers)) => (headers, sent),
-            other => panic!("{other:?}"),
-        }
+        sent.expect("it was waited for")
     }
 
     /// What a client's packet becomes: its source and destination on the way to the backend.

@@ -227,8 +227,10 @@ fn new_flow_of_a_service_with_its_share_replaces_an_idle_one_of_it_anywhere() {
                 break;
             }
             let (key, reply) = flow(n);
-            if tables.dsr.live() < bound {
-                establish(&mut tables, &key, at(0));
+            // Near the bound, a few find no place.
+            if tables.dsr.live() < bound && insert(&mut tables, &key, Packet::Tcp(SYN), at(0)).is_ok() {
+                let hash = tables.hash(&key);
+                tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(0)).unwrap();
             }
             if tables.nat.live() < bound
                 && insert_pair(&mut tables, (key, reply), Packet::Tcp(SYN), at(0)).is_ok()
@@ -259,8 +261,8 @@ fn new_flow_of_a_service_with_its_share_replaces_an_idle_one_of_it_anywhere() {
             assert_ne!(inserted, Err(PairError::Share), "flow {n}, v4 {v4}");
             refused.1 += u32::from(inserted.is_err());
         }
-        // The buckets of a few are full of flows in use.
-        assert!(refused.0 <= 1 && refused.1 <= 1, "{refused:?} of 500 refused, v4 {v4}");
+        // The buckets of a few are full of flows in use. Without the search, every fourth was refused.
+        assert!(refused.0 <= 5 && refused.1 <= 5, "{refused:?} of 500 refused, v4 {v4}");
         for key in &used {
             assert!(tables.dsr.peek(key, tables.hash(key), late).is_some(), "a flow in use is kept");
         }
