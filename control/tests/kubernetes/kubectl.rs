@@ -192,8 +192,8 @@ fn kubectl_waits_for_a_gateway_and_shows_ages_and_deletions() {
     needs!(Needs::RealServer, Needs::Version(31));
     let world = shop();
     world.apply(
-        "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, spec: {addresses: \
-         [198.51.100.0/30, 198.51.100.9]}}",
+        "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, spec: {autoAssign: \
+         false, addresses: [198.51.100.0/30, 198.51.100.9]}}",
     );
     // The gateway writes its status for the first time.
     world.until("the gateway's own status", || kubectl(&world, &["get", "gatewaystatus/edge-1"]).ok());
