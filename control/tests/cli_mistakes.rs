@@ -59,8 +59,9 @@ const MISTAKES: &[Mistake] = &[
     refused(
         "an indentation that ends a section",
         &[(GATEWAY_FILE, "  snatAddresses", "snatAddresses")],
-        (GATEWAY_FILE, "snatAddresses"),
-        &["snatAddresses"],
+        // The first line that no longer fits.
+        (GATEWAY_FILE, "tunnelSource"),
+        &["not YAML"],
     ),
     warned(
         "no SNAT address for the default mode",
@@ -218,7 +219,7 @@ const MISTAKES: &[Mistake] = &[
     warned(
         "a slice without the label of its Service",
         &[(SLICE, "  labels: {kubernetes.io/service-name: web}\n", "")],
-        (SLICE, "metadata"),
+        (SLICE, "apiVersion"),
         &["EndpointSlice default/web-v4", "belongs to no Service"],
     ),
     warned(

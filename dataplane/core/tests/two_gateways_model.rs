@@ -204,7 +204,9 @@ impl Model {
             (true, false) => {
                 let remembers = in_flux && segment != Segment::Rst;
                 let note = if remembers { FlowNote::Known } else { FlowNote::None };
-                (owners.former.or(owners.present), note, remembers.then_some(Side::Opening))
+                // The connections of a backend that is no longer in the spec are lost anyway.
+                let former = owners.former.filter(|n| known.backends.contains_key(n));
+                (former.or(owners.present), note, remembers.then_some(Side::Opening))
             }
             (false, true) => (owners.present, FlowNote::New, Some(Side::Opening)),
             (false, false) => {
@@ -318,11 +320,8 @@ impl Run {
         }
         let known = &self.known;
         let present = |n: u8| (n, known.weight(n));
-        // A backend that is no longer in the spec has no seats: its connections are lost anyway.
-        let former = |n: u8| match known.former.get(&n).filter(|_| known.backends.contains_key(&n)) {
-            Some((weight, _)) => (n, *weight),
-            None => present(n),
-        };
+        // A backend that is no longer in the spec keeps its former seats, as at gateways that still know it.
+        let former = |n: u8| known.former.get(&n).map_or_else(|| present(n), |(weight, _)| (n, *weight));
         self.seats = [seats(mode, (1..6).map(present)), seats(mode, (1..6).map(former))];
     }
 

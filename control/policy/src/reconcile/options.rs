@@ -304,7 +304,9 @@ impl Reader<'_> {
             let unless_ours = |ours: &str| !annotations.contains_key(ours);
             let meanings = match alias.read(value, annotations) {
                 // One warning is enough.
-                AliasValue::Several(all) if !enabled => all.into_iter().take(1).collect(),
+                AliasValue::Several(all) if !enabled => {
+                    all.into_iter().find(|one| !matches!(one, AliasValue::Nothing)).into_iter().collect()
+                }
                 AliasValue::Several(all) => all,
                 one => vec![one],
             };

@@ -128,7 +128,7 @@ fn a_key_twice_in_an_object_that_is_not_read_costs_no_other_object() {
     write(&path, &format!("{deployment}---\n{}", service("web", 80)));
     let (objects, report) = DirectorySource::load(dir.path());
     assert_eq!((names(&objects), report.has_errors()), (vec!["web"], false), "{report}");
-    let said = format!("{}:3:22: warning: duplicate key \"name\"; accepted: each key once", path.display());
+    let said = format!("{}:3:21: warning: duplicate key \"name\"; accepted: each key once", path.display());
     assert!(report.iter().any(|fault| fault.to_string() == said), "{report}");
 
     let item = |text: &str| format!("- {}", text.trim_end().replace('\n', "\n  "));

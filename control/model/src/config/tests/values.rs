@@ -351,11 +351,11 @@ fn line_ends_of_a_bgp_password_do_not_count_and_blanks_do_with_a_warning() {
     let peer = "{address: 10.0.0.9, asn: 2, ebgpMultihop: 2, passwordFile: password}";
     let text = format!("{BASE}announce: {{bgp: {{asn: 1, peers: [{peer}]}}}}\n");
     for (contents, password, is_warned) in [
-        ("secret", "secret", false),
-        ("secret\r\n", "secret", false),
-        ("se cret\n", "se cret", false),
-        ("secret \n", "secret ", true),
-        (" secret\n", " secret", true),
+        ("hunter2", "hunter2", false),
+        ("hunter2\r\n", "hunter2", false),
+        ("hunt er2\n", "hunt er2", false),
+        ("hunter2 \n", "hunter2 ", true),
+        (" hunter2\n", " hunter2", true),
     ] {
         std::fs::write(directory.path().join("password"), contents).unwrap();
         let loaded = parse(&text, "gateway.yaml", directory.path(), 2);
@@ -365,7 +365,7 @@ fn line_ends_of_a_bgp_password_do_not_count_and_blanks_do_with_a_warning() {
         let read = bgp.peers[0].password.as_ref().map(|secret| secret.reveal().to_owned());
         assert_eq!(read.as_deref(), Some(password), "{contents:?}");
         assert_eq!(report.contains("begins or ends with a blank"), is_warned, "{contents:?}\n{report}");
-        assert!(!report.contains("secret"), "{report}");
+        assert!(!report.contains("hunter2"), "{report}");
     }
 }
 

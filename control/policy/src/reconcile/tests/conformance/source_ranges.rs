@@ -139,8 +139,11 @@ fn ranges_of_one_family_only_deny_the_other_on_a_dual_stack_vip_with_a_warning_o
         let outcome = both.look();
         let kept = ranges_on(&outcome, closed_vip).expect("ranges that hold nobody of the family");
         assert!(kept.iter().all(|range| range.addr().is_ipv4() != ip(closed_vip).is_ipv4()));
-        let [finding] = &outcome.findings[..] else { panic!("{:?}", messages(&outcome)) };
-        assert_eq!(finding.reason, Reason::SourceRangesOtherFamily);
+        let of_family = |outcome: &Outcome| -> Vec<Finding> {
+            let findings = outcome.findings.iter();
+            findings.filter(|finding| finding.reason == Reason::SourceRangesOtherFamily).cloned().collect()
+        };
+        let [finding] = &of_family(&outcome)[..] else { panic!("{:?}", messages(&outcome)) };
         assert_eq!(finding.diagnostic.severity, Severity::Warning);
         assert!(finding.diagnostic.accepted.as_deref().is_some_and(|a| a.contains(everyone)));
         let mut gateways = Gateways::new(both);
@@ -152,7 +155,7 @@ fn ranges_of_one_family_only_deny_the_other_on_a_dual_stack_vip_with_a_warning_o
         let allowing = everywhere(&[range])
             .with(|world| world.settings.services.source_ranges_other_family = OtherFamily::Allow);
         let outcome = allowing.look();
-        assert_eq!((ranges_on(&outcome, closed_vip), outcome.findings.len()), (None, 0));
+        assert_eq!((ranges_on(&outcome, closed_vip), of_family(&outcome).len()), (None, 0));
     }
 }
 
@@ -184,7 +187,7 @@ fn external_ips_beside_source_ranges_are_warned_about_because_everyone_reaches_t
         format!("{vip}{ranges}  externalIPs: [203.0.113.5]\n"),
         format!("{vip}  externalIPs: [203.0.113.6]\n"),
         format!("{vip}{ranges}"),
-        format!("{vip}{ranges}  externalIPs: [198.51.100.6]\n"),
+        format!("{vip}{ranges}  externalIPs: [192.0.2.99]\n"),
     ] {
         assert_eq!(look(&harmless), None, "{harmless}");
     }
