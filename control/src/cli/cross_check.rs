@@ -54,7 +54,7 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
 fn backends_with_own_addresses(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let network = &config.dataplane.network;
     let own: BTreeSet<IpAddr> =
-        network.interfaces.iter().flat_map(|i| i.addresses.iter().map(|net| net.addr())).collect();
+        network.interfaces.iter().flat_map(|i| i.addresses.iter().map(ipnet::IpNet::addr)).collect();
     let of_slices = objects.endpoint_slices.values().flat_map(|slice| {
         slice
             .endpoints

@@ -50,8 +50,9 @@ fn look(state: &State, memory: &mut Memory) -> Symptoms {
     let names: Vec<&str> = dataplane.interfaces().iter().map(|one| one.name.as_str()).collect();
     let last = state.last();
     let snat = dataplane.with_snapshot(|snapshot| {
-        [Family::V4, Family::V6]
-            .map(|family| snapshot.snat_addresses(family).iter().map(|one| one.ip()).collect::<Vec<_>>())
+        [Family::V4, Family::V6].map(|family| {
+            snapshot.snat_addresses(family).iter().map(tidegate_core::wire::Addr::ip).collect::<Vec<_>>()
+        })
     });
     let sharing = state.flow_sharing();
     let sharing = sharing.map(|shown| shown.peers).unwrap_or_default();

@@ -308,6 +308,10 @@ fn condition(kind: &str, status: &str) -> Value {
     json!({"type": kind, "status": status, "reason": "Story", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
+/// What is written, by whom, to which object (API version, kind and name) and subresource, the change, and the policy that
+/// refuses it.
+type Write<'a> = (&'a str, &'a User, (&'a str, &'a str, String), &'a str, Value, Option<&'a str>);
+
 #[test]
 fn accounts_of_gateways_can_write_only_what_is_theirs() {
     needs!(Needs::RealServer, Needs::Version(31));
@@ -334,7 +338,7 @@ fn accounts_of_gateways_can_write_only_what_is_theirs() {
     let service = |name: &str| ("v1", "Service", name.to_owned());
     let (pool, gateway) = (("AddressPool", "p"), |name: &str| (API, "GatewayStatus", name.to_owned()));
     let pool = || (API, pool.0, pool.1.to_owned());
-    let cases: Vec<(&str, &User, (&str, &str, String), &str, Value, Option<&str>)> = vec![
+    let cases: Vec<Write<'_>> = vec![
         ("the finalizer", ours, service("stored"), "", both.clone(), None),
         ("the finalizer off", ours, service("held"), "", finalizers(&["example.com/theirs"]), None),
         ("the finalizer of others off", ours, service("stored"), "", finalizers(&[]), Some(FINALIZERS)),

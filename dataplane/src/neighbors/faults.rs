@@ -57,10 +57,11 @@ impl Faults {
     /// Records the answer of a neighbour whose link address is configured.
     pub(super) fn answered(&mut self, now: Now, key: Key, configured: Option<MacAddr>, mac: Option<MacAddr>) {
         match mac {
-            Some(mac) if configured != Some(mac) => {
-                if self.other_macs.len() < FAULTS_MAX || self.other_macs.contains_key(&key) {
-                    self.other_macs.insert(key, (mac, now));
-                }
+            Some(mac)
+                if configured != Some(mac)
+                    && (self.other_macs.len() < FAULTS_MAX || self.other_macs.contains_key(&key)) =>
+            {
+                self.other_macs.insert(key, (mac, now));
             }
             Some(_) => drop(self.other_macs.remove(&key)),
             None => {}

@@ -343,7 +343,7 @@ impl Reader<'_> {
                     }
                     AliasValue::Invalid(accepted) => self.invalid(annotation, value, &accepted),
                     AliasValue::InvalidPort(accepted) => {
-                        self.invalid_port(options, annotation, value, &accepted)
+                        self.invalid_port(options, annotation, value, &accepted);
                     }
                     AliasValue::InvalidAddress(accepted) => {
                         options.addresses.invalid(self, annotation, value, &accepted);

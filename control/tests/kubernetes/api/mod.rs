@@ -256,7 +256,7 @@ impl Api {
         used(Needs::NewAuthority);
         match &self.0 {
             Server::Test(server, _) => server.renew_certificate().expect("the port is still free"),
-            Server::Real(real) => real.stopped(|plane| plane.restart_with_new_authority()),
+            Server::Real(real) => real.stopped(ControlPlane::restart_with_new_authority),
         }
     }
 

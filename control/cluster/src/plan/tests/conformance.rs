@@ -751,14 +751,15 @@ fn a_ready_gateway_that_does_not_confirm_a_change_within_5_s_is_lagging() {
 
 #[test]
 fn only_a_live_and_ready_gateway_that_says_what_it_has_applied_is_lagging() {
-    let cases: [(&str, fn(&mut Peer)); 4] = [
+    type Change = fn(&mut Peer);
+    let cases: [(&str, Change); 4] = [
         ("not ready, or draining", |peer| peer.is_ready = false),
         ("back after a pause", |peer| peer.live = Duration::from_secs(4)),
         ("keeps lost Services, so that it has no version", |peer| peer.applied = 0),
         ("up to date", |peer| peer.applied = 5),
     ];
-    for (what, how) in cases {
-        let mut both = behind(how);
+    for (what, change) in cases {
+        let mut both = behind(change);
         both.settle();
         pass(&mut both, 60);
         assert!(both.condition("web", "Programmed").starts_with("True"), "{what}");
