@@ -154,6 +154,8 @@ impl Cluster {
         // and the kernel.
         let options = Options { listen: (Ipv4Addr::UNSPECIFIED, API_PORT).into(), ..Options::default() };
         let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("the port is free");
+        // The namespace of the Lease.
+        api.apply("{apiVersion: v1, kind: Namespace, metadata: {name: tidegate-system}}").expect("legal");
         let services: Vec<Manifest> =
             (0..).zip(modes).flat_map(|(n, mode)| services(family, mode, n)).collect();
         api.apply(&nodes::node_objects(NODES)).expect("legal Nodes");

@@ -68,6 +68,8 @@ impl Scene {
     fn start() -> Self {
         let lab = lab(2);
         let api = lab.gateway().enter(|| TestApiServer::start(Options::default())).expect("a free port");
+        // The namespace of the Lease.
+        api.apply("{apiVersion: v1, kind: Namespace, metadata: {name: tidegate-system}}").expect("legal");
         let kubeconfig = api.kubeconfig(lab.directory()).expect("kubeconfig written");
         // The attacker was here first: the older object does not get a frontend that another Service has.
         api.put(load_balancer("older", Some(&plan::routed_vip(Family::V4, OLDER_VIP).to_string())))
