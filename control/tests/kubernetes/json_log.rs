@@ -50,7 +50,7 @@ dataplane:
   cores: [1]
   memory: {hugepages: false, sizeMiB: 64}
   flowTable: {entriesPerCore: 4096, directory: ""}
-  interfaces: [{name: uplink, device: "net_af_packet,iface=tgnosuch0", addresses: ["192.0.2.2/24"]}]
+  interfaces: [{name: uplink, device: "net_pcap,rx_pcap=nosuch.pcap,tx_pcap=nosuch/out.pcap", addresses: ["192.0.2.2/24"]}]
   snatAddresses: ["192.0.2.3"]
 source: {directory: {path: manifests}}
 "#;
