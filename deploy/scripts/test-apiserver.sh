@@ -48,7 +48,8 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 code=0
-"$cargo" test --workspace --test kubernetes --locked -- ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
+# They mostly wait, so more of them than cores run at a time.
+"$cargo" test --workspace --test kubernetes --locked -- --test-threads 4 ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
 # cargo counts a skipped test as passed, because it has no notion of it.
 skipped=$(grep -c '^skipped: ' "$log" || true)
 passed=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | tail -n 1)

@@ -156,7 +156,7 @@ fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
             writes(&format!("apply {}", path.display()));
         }
         for path in order {
-            let deleted = kubectl_on(&world, &["delete", "--ignore-not-found", "--timeout=20s", "-k"], path);
+            let deleted = kubectl_on(&world, &["delete", "--ignore-not-found", "--timeout=120s", "-k"], path);
             deleted.unwrap_or_else(|error| panic!("delete {}: {error}", path.display()));
             writes(&format!("delete {}", path.display()));
         }
