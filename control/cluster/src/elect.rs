@@ -228,7 +228,7 @@ async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Le
         Err(error) if matches!(error.code(), Some(403 | 404)) && matches!(ask, Ask::Create(_)) => {
             let why = format!(
                 "it does not exist, and the gateway cannot create it; accepted: the rights of \
-                 deploy/kubernetes/base, or an existing Lease: {error}"
+                 deploy/kubernetes/base, or a Lease that you create: {error}"
             );
             Err(Refused::Other(why))
         }

@@ -142,7 +142,7 @@ impl CatchUp {
         tracing::info!(
             ?waited,
             messages = seen.passed_on,
-            "the flows of other gateways are known, as far as they answer"
+            "caught up: every peer that answers has sent its flows"
         );
         (self.is_over, self.was_over, self.absent, self.since) = (true, true, ABSENT, None);
         Step::IsOver

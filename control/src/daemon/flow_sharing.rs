@@ -417,7 +417,7 @@ impl Exchange {
         let was_up = std::mem::replace(&mut self.was_up, self.hub.is_up());
         let lost_all = was_up && !self.was_up;
         if paused > PAUSE {
-            tracing::warn!(?paused, "the process was paused: it gets the flows of other gateways again");
+            tracing::warn!(?paused, "the process was paused: importing the flows of other gateways again");
         }
         self.was_interrupted |= paused > PAUSE || lost_all;
     }

@@ -159,7 +159,7 @@ impl SnatExchange {
         if owners.is_released != self.owners.is_released {
             let why =
                 if owners.is_released { "released to another gateway" } else { "served by this gateway" };
-            tracing::info!(state = why, "SNAT addresses of this gateway changed their owner");
+            tracing::info!(state = why, "the SNAT addresses of this gateway have a new owner");
         }
     }
 }

@@ -229,7 +229,7 @@ fn no_replies(stats: &ServiceStats, seen: &Seen<'_>, partial: Option<&str>) -> F
     let (cause, accepted) = likely_cause(stats, seen);
     let partial = partial.map(|names| format!(", or the partial checksums from {names}")).unwrap_or_default();
     let what = format!(
-        "{port}: requests are forwarded to backends, and no reply comes back ({}); likely cause: {cause}{partial}",
+        "{port}: requests are forwarded to backends, but no replies come back ({}); likely cause: {cause}{partial}",
         stats.mode
     );
     Finding::observed(service, Reason::NoReplies, Diagnostic::warning(what).accepting(accepted))

@@ -54,10 +54,9 @@ fn sighup_reloads_and_sigterm_ends_cleanly() {
     assert!(ended.success(), "SIGTERM: {ended}");
     assert!(!world.lab.directory().join("tidegate.sock").exists(), "the admin socket is removed");
     // Daemons that are bound to the tap keep their sockets. Without a gateway, nothing comes in or goes out there.
-    let tap = tidegate::netlab::namespace::output_of(
-        world.lab.gateway().command("ip").args(["-o", "link", "show", "tg-uplink"]),
-    );
-    let tap = tap.unwrap();
+    let show_tap = ["-o", "link", "show", "tg-uplink"];
+    let tap = tidegate::netlab::namespace::output_of(world.lab.gateway().command("ip").args(show_tap));
+    let tap = tap.expect("the tap stays");
     assert!(tap.contains("NO-CARRIER"), "{tap}");
 }
 

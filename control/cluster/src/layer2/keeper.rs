@@ -232,7 +232,7 @@ impl Task {
         let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);
         let too_many = (left_out > 0).then(|| {
             format!(
-                "{left_out} Leases are left out, and nobody answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
+                "{left_out} Leases exceed the limit, so nobody answers for their VIPs; accepted: {GROUPS_MAX} for a gateway, 16 for \
                  each selector of pools and one for each VIP of a Service with externalTrafficPolicy Local"
             )
         });

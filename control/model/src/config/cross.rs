@@ -117,7 +117,7 @@ impl Check<'_> {
             return;
         }
         if sharing.peers.is_empty() && is_directory {
-            let what = "flowSharing.peers: the list is empty, and the source is a directory, in which no gateway finds others: flows are shared with nobody";
+            let what = "flowSharing.peers: the list is empty, and the source is a directory, which has no discovery: no flows are shared";
             self.warn(
                 "flowSharing.mode",
                 what,

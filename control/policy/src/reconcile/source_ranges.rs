@@ -63,7 +63,7 @@ impl Admission {
             "external IP {first} of Service {} is open to all clients: loadBalancerSourceRanges filters LoadBalancer addresses only",
             service.meta.key
         );
-        let accepted = "no externalIPs, or protection.deny for the clients that nothing here is for";
+        let accepted = "no externalIPs, or protection.deny for clients that must not reach this gateway";
         let diagnostic = Diagnostic::warning(what).accepting(accepted);
         let reason = Reason::SourceRangesNotApplied;
         findings.push(Finding::at(&service.meta, "spec.externalIPs", reason, diagnostic));
