@@ -220,6 +220,8 @@ struct Peer {
     /// The key of its last handshake message.
     key: Option<SharedKey>,
     snat: Snat,
+    /// The list of its SNAT addresses that is arriving.
+    arriving: Snat,
 }
 
 /// See the [module](self).
@@ -290,6 +292,7 @@ impl Hub {
                     last_rejection: None,
                     key: None,
                     snat: Snat::default(),
+                    arriving: Snat::default(),
                 });
             }
         }
@@ -595,9 +598,16 @@ impl Hub {
 
     /// Passes the messages of peers on, in the order of each peer, while `accept` takes them.
     pub fn pass_on(&mut self, mut accept: impl FnMut(&Message) -> bool) {
-        for Peer { session, snat, .. } in &mut self.peers {
+        for Peer { session, snat, arriving, .. } in &mut self.peers {
             let mut accept = |message: &Message| match message {
-                Message::Snat(one) => snat.learn(one),
+                Message::Snat(one) => {
+                    arriving.add(one);
+                    // A part of the list would mean that the peer has given the other addresses up.
+                    if one.is_last {
+                        *snat = std::mem::take(arriving);
+                    }
+                    true
+                }
                 other => accept(other),
             };
             if let Some(session) = session {
@@ -625,12 +635,15 @@ impl Snat {
     /// The messages for a peer.
     fn messages(&self) -> impl Iterator<Item = Message> + '_ {
         let none = self.addresses.is_empty().then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let (last, serves) = (self.addresses.len().saturating_sub(1), self.serves);
         let all = self.addresses.iter().copied().chain(none).enumerate();
-        all.map(|(n, address)| Message::Snat(SnatAddress { address, is_first: n == 0, serves: self.serves }))
+        all.map(move |(n, address)| {
+            Message::Snat(SnatAddress { address, is_first: n == 0, is_last: n == last, serves })
+        })
     }
 
-    /// Adds what the peer says, which is always taken.
-    fn learn(&mut self, said: &SnatAddress) -> bool {
+    /// Adds an address of a list.
+    fn add(&mut self, said: &SnatAddress) {
         if said.is_first {
             self.addresses.clear();
         }
@@ -638,7 +651,6 @@ impl Snat {
         if !said.address.is_unspecified() && self.addresses.len() < SNAT_ADDRESSES_MAX {
             self.addresses.insert(said.address);
         }
-        true
     }
 }
 

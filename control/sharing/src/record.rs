@@ -39,6 +39,8 @@ pub struct SnatAddress {
     pub address: IpAddr,
     /// The list begins: addresses that were sent before don't count.
     pub is_first: bool,
+    /// The list ends, so that it counts.
+    pub is_last: bool,
     /// Whether replies are to reach this gateway: it forwards, does not drain, and has the flows of its peers.
     pub serves: bool,
 }
@@ -106,6 +108,7 @@ const WALK: u8 = SEAT | STREAM;
 const SNAT: u8 = GONE | SPLICE;
 const SNAT_IS_FIRST: u8 = 1;
 const SNAT_SERVES: u8 = 2;
+const SNAT_IS_LAST: u8 = 4;
 
 /// Appends a message.
 pub fn write(message: &Message, out: &mut Vec<u8>) {
@@ -113,8 +116,9 @@ pub fn write(message: &Message, out: &mut Vec<u8>) {
         Message::Flow(news) => write_flow(news, out),
         Message::Change(service, change) => write_change(service, change, out),
         Message::Walk(walk) => out.extend([WALK, *walk as u8]),
-        Message::Snat(SnatAddress { address, is_first, serves }) => {
-            let says = flag(*is_first, SNAT_IS_FIRST) | flag(*serves, SNAT_SERVES);
+        Message::Snat(SnatAddress { address, is_first, is_last, serves }) => {
+            let says =
+                flag(*is_first, SNAT_IS_FIRST) | flag(*is_last, SNAT_IS_LAST) | flag(*serves, SNAT_SERVES);
             out.extend([SNAT | flag(address.is_ipv6(), VIP_V6), says]);
             endpoint(&Endpoint { addr: (*address).into(), port: 0 }, out);
         }
@@ -196,10 +200,11 @@ pub fn read(bytes: &mut &[u8]) -> Option<Message> {
         return Walk::ALL.into_iter().find(|walk| *walk as u8 == protocol).map(Message::Walk);
     }
     if flags & !VIP_V6 == SNAT {
-        let is_valid = protocol & !(SNAT_IS_FIRST | SNAT_SERVES) == 0;
+        let is_valid = protocol & !(SNAT_IS_FIRST | SNAT_IS_LAST | SNAT_SERVES) == 0;
         let Endpoint { addr, port } = read_endpoint(bytes, flags & VIP_V6 != 0)?;
-        let (is_first, serves) = (protocol & SNAT_IS_FIRST != 0, protocol & SNAT_SERVES != 0);
-        let message = Message::Snat(SnatAddress { address: addr.ip(), is_first, serves });
+        let says = |flag| protocol & flag != 0;
+        let (is_first, is_last, serves) = (says(SNAT_IS_FIRST), says(SNAT_IS_LAST), says(SNAT_SERVES));
+        let message = Message::Snat(SnatAddress { address: addr.ip(), is_first, is_last, serves });
         return (is_valid && port == 0).then_some(message);
     }
     let protocol = Protocol::from_number(protocol)?;
@@ -366,9 +371,9 @@ mod tests {
     }
 
     fn snat() -> impl Strategy<Value = Message> {
-        any::<[bool; 3]>().prop_flat_map(|[is_v6, is_first, serves]| {
+        any::<[bool; 4]>().prop_flat_map(|[is_v6, is_first, is_last, serves]| {
             endpoint(is_v6).prop_map(move |endpoint| {
-                Message::Snat(SnatAddress { address: endpoint.addr.ip(), is_first, serves })
+                Message::Snat(SnatAddress { address: endpoint.addr.ip(), is_first, is_last, serves })
             })
         })
     }

@@ -233,6 +233,7 @@ impl FlowExchange {
             is_able: Box::new(is_able),
             was_able: false,
             turned: Duration::ZERO,
+            resumed: Duration::ZERO,
             was_up: false,
             was_interrupted: false,
             catch_up: CatchUp::new(finds_peers, keeps_flows),
@@ -316,6 +317,8 @@ struct Exchange {
     catch_up: CatchUp,
     /// When the last turn was.
     turned: Duration,
+    /// When the process last continued after a pause.
+    resumed: Duration,
     /// Whether there was a session with any peer in the last turn.
     was_up: bool,
     /// Whether the gateway may have missed messages since the state was last shown.
@@ -417,6 +420,7 @@ impl Exchange {
         let was_up = std::mem::replace(&mut self.was_up, self.hub.is_up());
         let lost_all = was_up && !self.was_up;
         if paused > PAUSE {
+            self.resumed = now;
             tracing::warn!(?paused, "the process was paused: importing the flows of other gateways again");
         }
         self.was_interrupted |= paused > PAUSE || lost_all;
@@ -483,7 +487,8 @@ impl Exchange {
         let was_interrupted = std::mem::take(&mut self.was_interrupted);
         let catches_up =
             self.catches_up(is_known.then_some(&expected), was_interrupted || shown.was_interrupted, is_able);
-        let snat = self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, catches_up, now));
+        let snat =
+            self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, catches_up, self.resumed, now));
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
             if before == Some(peer.state) {

@@ -21,7 +21,7 @@ use super::snat_owners::{Input, SnatOwners, serves};
 
 /// The links are answered for addresses of others for this time after each decision.
 const GRANT: Duration = Duration::from_secs(2);
-/// Peers that live have answered by this time after the start.
+/// Peers that live have answered by this time after the start, or after a pause of this process.
 const STARTING: Duration = Duration::from_secs(1);
 /// A gateway that begins to drain keeps its addresses for this time: routers send it new connections until they have the
 /// withdrawal, and others don't know flows that are not established.
@@ -35,8 +35,9 @@ const REPLIES_AFTER: Duration = Duration::from_secs(30);
 /// The connections to the rest of the daemon.
 pub(super) struct SnatLinks {
     pub(super) dataplane: Arc<Dataplane>,
-    /// The SNAT addresses of this gateway, and whether it forwards and does not drain.
-    pub(super) own: Box<dyn Fn() -> Snat + Send>,
+    /// The SNAT addresses of this gateway, and whether it forwards and does not drain; and the addresses of its interfaces,
+    /// which stay.
+    pub(super) own: Box<dyn Fn() -> (Snat, BTreeSet<IpAddr>) + Send>,
     /// Announces routes. Returns false before there is an announcer.
     pub(super) announce: Box<dyn Fn(SnatRoutes) -> bool + Send>,
 }
@@ -61,6 +62,8 @@ pub(super) struct SnatExchange {
     name: String,
     links: SnatLinks,
     own: Snat,
+    /// The addresses of the interfaces of this gateway.
+    stays: BTreeSet<IpAddr>,
     /// When the gateway last forwarded and did not drain.
     served: Option<Duration>,
     used: BTreeMap<IpAddr, Use>,
@@ -76,6 +79,7 @@ impl SnatExchange {
             name,
             links,
             own: Snat::default(),
+            stays: BTreeSet::new(),
             served: None,
             used: BTreeMap::new(),
             owners: SnatOwners::default(),
@@ -90,7 +94,7 @@ impl SnatExchange {
         let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
         let address = translation.local.addr;
         // With mode `nat`, the source is the client.
-        if address == record.name.client.addr || self.own.addresses.contains(&address.ip()) {
+        if address == record.name.client.addr || self.is_own(&address.ip()) {
             return;
         }
         let used = self.used.entry(address.ip()).or_default();
@@ -102,15 +106,21 @@ impl SnatExchange {
         }
     }
 
-    /// Decides anew, and applies the decision. Returns the addresses of others that flows use although no reply comes.
+    fn is_own(&self, address: &IpAddr) -> bool {
+        self.own.addresses.contains(address) || self.stays.contains(address)
+    }
+
+    /// Decides anew, and applies the decision. `resumed` is the end of the last pause of this process. Returns the addresses of others that flows use although no reply comes.
     pub(super) fn look(
         &mut self,
         hub: &mut Hub,
         peers: &[PeerStatus],
         catches_up: bool,
+        resumed: Duration,
         now: Duration,
     ) -> Vec<IpAddr> {
-        let own = (self.links.own)();
+        let (own, stays) = (self.links.own)();
+        self.stays = stays;
         // Later than at the start, it still has the flows of its own addresses while it catches up.
         let serves = own.serves && (!catches_up || self.served.is_some());
         if serves {
@@ -119,11 +129,13 @@ impl SnatExchange {
         let has_just_served = self.served.is_some_and(|last| now.saturating_sub(last) < LEAVING);
         self.own = Snat { serves: serves || has_just_served, ..own };
         hub.set_snat(self.own.clone());
+        let (own, stays) = (&self.own.addresses, &self.stays);
         self.used.retain(|address, used| {
-            now.saturating_sub(used.last) < USED_MAX && !self.own.addresses.contains(address)
+            now.saturating_sub(used.last) < USED_MAX && !own.contains(address) && !stays.contains(address)
         });
         let used: BTreeSet<IpAddr> = self.used.keys().copied().collect();
-        let (name, own, is_starting) = (self.name.as_str(), &self.own, now < STARTING);
+        let is_starting = now.saturating_sub(resumed) < STARTING;
+        let (name, own) = (self.name.as_str(), &self.own);
         let owners = SnatOwners::decide(&Input { name, own, peers, used: &used, is_starting });
         if owners != self.owners {
             self.log(&owners);

@@ -11,7 +11,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use tidegate_announce::snat::{Preference, SnatRoute, SnatRoutes};
-use tidegate_sharing::{PeerState, PeerStatus, Snat};
+use tidegate_core::limits::SNAT_ADDRESSES_MAX;
+use tidegate_sharing::limits::SILENCE_MAX;
+use tidegate_sharing::{PeerState, PeerStatus, PeerWalk, Snat};
 
 /// What the decision follows from.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +26,7 @@ pub(super) struct Input<'a> {
     pub(super) peers: &'a [PeerStatus],
     /// SNAT addresses of other gateways that flows here use.
     pub(super) used: &'a BTreeSet<IpAddr>,
-    /// The gateway has just started, and peers may not have answered yet.
+    /// The gateway has just started or resumed, and peers may not have answered yet.
     pub(super) is_starting: bool,
 }
 
@@ -52,11 +54,28 @@ impl SnatOwners {
             return owners;
         }
         let of_peers = peers.iter().flat_map(|peer| &peer.snat.addresses);
+        // An address that only flows name may be a live peer's: that of an interface, or of a peer whose version of the
+        // protocol doesn't say.
+        let is_up = |peer: &PeerStatus| matches!(peer.state, PeerState::Up | PeerState::Behind);
+        let some_do_not_say =
+            peers.iter().any(|peer| is_up(peer) && matches!(peer.walk, PeerWalk::Unknown(_)));
+        let none_is_gone =
+            !peers.is_empty() && peers.iter().all(|peer| is_up(peer) || peer.state == PeerState::Itself);
+        let used = used.iter().filter(|&&address| {
+            !some_do_not_say && !none_is_gone && peers.iter().all(|peer| peer.address.ip() != address)
+        });
         let is_first = serving.iter().all(|peer| peer.name.as_deref().is_none_or(|other| name < other));
         for &address in of_peers.chain(used).filter(|address| !own.addresses.contains(address)) {
-            let is_served = serving.iter().any(|peer| peer.snat.addresses.contains(&address));
+            // A peer that was heard just now, or couldn't be heard because this process was paused, will answer.
+            let returns = |peer: &PeerStatus| {
+                let is_near = is_starting || peer.heard_ago.is_some_and(|ago| ago < SILENCE_MAX);
+                peer.state == PeerState::Connecting && peer.snat.serves && is_near
+            };
+            let is_served = peers
+                .iter()
+                .any(|peer| (serves(peer) || returns(peer)) && peer.snat.addresses.contains(&address));
             owners.routes.insert(address, route(Preference::Reserve, !is_served));
-            if !is_served && is_first {
+            if !is_served && is_first && owners.taken_over.len() < SNAT_ADDRESSES_MAX {
                 owners.taken_over.insert(address);
             }
         }
@@ -71,7 +90,7 @@ pub(super) fn serves(peer: &PeerStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_sharing::PeerWalk;
+    use std::time::Duration;
 
     use super::*;
 
@@ -135,6 +154,28 @@ mod tests {
         let owners = decide(1, true, &[peer(2, Connecting, false)], &[1, 2, 9], false);
         assert_eq!(owners.taken_over, [ip(2), ip(9)].into());
         assert_eq!(routes(&owners)[2], (ip(9), Reserve, true));
+    }
+
+    #[test]
+    fn an_address_that_a_live_peer_may_have_is_not_taken_over() {
+        let live = peer(2, Up, true);
+        // Flows name the address of an interface of the peer, which it doesn't list because it never moves.
+        assert_eq!(decide(1, true, std::slice::from_ref(&live), &[102, 9], false).taken_over, [].into());
+        let old =
+            PeerStatus { snat: Snat::default(), walk: PeerWalk::Unknown(Duration::ZERO), ..live.clone() };
+        let gone = peer(3, Connecting, true);
+        assert_eq!(decide(1, true, &[old, gone.clone()], &[2], false).taken_over, [ip(3)].into());
+        assert_eq!(decide(1, true, &[live, gone], &[9], false).taken_over, [ip(3), ip(9)].into());
+    }
+
+    #[test]
+    fn a_peer_that_was_heard_just_now_keeps_its_addresses() {
+        // Its session ended because a key was changed, or because this process was paused.
+        let heard = |ago| PeerStatus { heard_ago: Some(ago), ..peer(2, Connecting, true) };
+        let just_now = heard(SILENCE_MAX / 2);
+        assert!(decide(1, true, &[just_now], &[], false).taken_over.is_empty());
+        assert!(decide(1, true, &[heard(SILENCE_MAX * 9)], &[], true).taken_over.is_empty(), "after a pause");
+        assert_eq!(decide(1, true, &[heard(SILENCE_MAX)], &[], false).taken_over, [ip(2)].into());
     }
 
     #[test]

@@ -201,16 +201,17 @@ impl State {
         self.announcer.get().map(|announcer| announcer.announce_snat(routes)).is_some()
     }
 
-    /// The SNAT addresses that may move to another gateway, and whether replies are to reach this one. Addresses of an
-    /// interface stay, and while backends are masqueraded, all do: other gateways don't have those flows.
-    pub(super) fn own_snat(&self) -> Snat {
-        let Some(round) = self.last() else { return Snat::default() };
+    /// The SNAT addresses that may move to another gateway, and whether replies are to reach this one; and the addresses of
+    /// the interfaces, which never move. While backends are masqueraded, all stay: other gateways don't have those flows.
+    pub(super) fn own_snat(&self) -> (Snat, BTreeSet<IpAddr>) {
+        let Some(round) = self.last() else { return Default::default() };
         let network = &round.outcome.spec.network;
         let of_interfaces: BTreeSet<IpAddr> = network.interface_addresses().map(IpNet::addr).collect();
         let addresses = network.snat_addresses.iter().filter(|address| !of_interfaces.contains(address));
         let stays = !network.gateway.masquerade.is_empty();
         let is_serving = self.drain.phase() == GatewayDrainState::Serving;
-        Snat { addresses: addresses.copied().collect(), serves: self.can_forward() && (is_serving || stays) }
+        let addresses = addresses.copied().collect();
+        (Snat { addresses, serves: self.can_forward() && (is_serving || stays) }, of_interfaces)
     }
 
     /// The state of the announcements, if anything announces.

@@ -30,6 +30,11 @@ impl Announcements {
         }
     }
 
+    /// Announces an address of ours once more at this time, if it is still ours then.
+    pub(super) fn later(&mut self, at: Now, interface: InterfaceIndex, address: IpAddr) {
+        self.0.entry((at, interface, address)).or_insert(1);
+    }
+
     /// Restarts all announcements on this link.
     pub(super) fn again(&mut self, now: Now, interface: InterfaceIndex, around: &Surroundings) {
         self.0.retain(|(_, on, _), _| *on != interface);

@@ -22,7 +22,7 @@ use tidegate_core::pipeline::Sighting;
 use tidegate_core::wire::MacAddr;
 
 use super::announcements::Announcements;
-use super::conflicts::{Conflicts, Logged};
+use super::conflicts::{Conflicts, DEFEND_INTERVAL, Logged};
 use super::entries::{ASKED, Entries, Entry, KEPT, PINNED, State};
 use super::faults::{Faults, NeighborFault};
 use super::shelves::{IN_USE, Shelf};
@@ -179,6 +179,10 @@ impl Resolver {
         self.faults.claimed(now, (interface, address), mac);
         let Some(logged) = self.conflicts.first(now, (interface, address), mac) else { return Vec::new() };
         let announced = self.around.owned.contains(&address);
+        // Another gateway that took a SNAT address over by mistake is silent by then, and announces nothing when it stops.
+        if announced && self.around.snat.contains(&address) {
+            self.announcements.later(now.plus(DEFEND_INTERVAL), interface, address);
+        }
         let defence = announced.then(|| self.around.announcement(interface, address)).flatten();
         let defended = defence.is_some();
         let send = defence.map(|frame| Action::Send { interface, frame });

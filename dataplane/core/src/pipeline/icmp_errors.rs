@@ -108,7 +108,8 @@ impl Pipeline {
         // If the owner of the flow changed lately, the error is about a packet of its former owner.
         let chosen = || {
             let hash = choice();
-            service.selector().former(hash).flatten().or_else(|| service.select(hash))
+            let former = service.selector().former(hash).flatten();
+            former.filter(|&id| snapshot.backend(id).is_some()).or_else(|| service.select(hash))
         };
         let backend = snapshot.backend(known.or_else(chosen)?)?;
         let flow = if known.is_some() { FlowNote::Known } else { FlowNote::None };
