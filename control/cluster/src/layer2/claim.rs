@@ -33,7 +33,7 @@ pub(super) const RANK_STEP: Duration = Duration::from_secs(2);
 pub(super) const PASSED_OVER: Duration = Duration::from_secs(60);
 /// A gateway that serves more of a group's Services than its owner gets the Lease after this time at most: until then, what
 /// it reports may be older than a change that concerns both.
-pub(super) const SERVES_MORE_DELAY: Duration = Duration::from_secs(10);
+pub(super) const SERVES_MORE_DELAY: Duration = Duration::from_secs(15);
 /// The label of our Leases.
 pub(super) const LABEL: (&str, &str) = ("tidegate.dev/layer2", "group");
 
@@ -474,7 +474,7 @@ mod tests {
             assert!(b_owns || a_owns, "nobody owns it at {millis} ms");
             taken = taken.or(a_owns.then_some(millis));
         }
-        assert_eq!(taken, Some(10_000));
+        assert_eq!(taken, Some(15_000));
     }
 
     #[test]

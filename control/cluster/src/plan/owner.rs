@@ -39,18 +39,17 @@ impl Owners {
             let Some(holder) = owner.and_then(|group| situation.observation.lease_holders.get(group)) else {
                 continue;
             };
-            let own = (is_member && vip.edge.unable.is_none()).then_some(situation.identity.name.as_str());
+            let is_able = is_member && situation.observation.forwarding.ready && vip.edge.unable.is_none();
+            let own = is_able.then_some(situation.identity.name.as_str());
             let able: BTreeSet<&str> = others.iter().copied().chain(own).collect();
             let ip = vip.address;
             match holder.as_deref() {
                 Some(by) if able.contains(by) && able.len() == 1 => {
                     shown.push(format!("{by} answers for {ip}, the only gateway that can serve it"));
                 }
+                // Without their number, which would change the status of every Service with each gateway.
                 Some(by) if able.contains(by) => {
-                    shown.push(format!(
-                        "{by} answers for {ip}, one of {} gateways that can serve it",
-                        able.len()
-                    ));
+                    shown.push(format!("{by} answers for {ip}, one of several gateways that can serve it"));
                 }
                 Some(by) => shown.push(format!("{by} holds the Lease of {ip}, and cannot serve every port")),
                 None if able.is_empty() => {

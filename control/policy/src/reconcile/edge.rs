@@ -24,9 +24,9 @@ use super::view::{EdgeView, ServiceView, VipKind};
 /// The VIPs of a group of gateways are spread over this number of Leases. A protocol between gateways.
 const BUCKETS: u64 = 16;
 
-/// The relation of this gateway to an address of a pool; `None` for a pool that no longer exists. `is_local`: whether the
+/// The relation of this gateway to an address of a pool; `None` for a pool that no longer exists. `is_alone`: whether the
 /// Service has `externalTrafficPolicy: Local`.
-pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_local: bool) -> EdgeView {
+pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_alone: bool) -> EdgeView {
     let serves = pool.is_none_or(|pool| pool.gateway_selector.matches(&settings.labels));
     let announce = pool.map(|pool| pool.announce).unwrap_or_default();
     let AnnounceWays { l2, bgp } = if serves { announce } else { AnnounceWays::NONE };
@@ -35,7 +35,7 @@ pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_loc
     let owner = match mode {
         _ if !layer2 => None,
         Layer2Mode::Always | Layer2Mode::Off => None,
-        Layer2Mode::Lease => Some(lease_name(pool.map(|pool| &pool.gateway_selector), vip, is_local)),
+        Layer2Mode::Lease => Some(lease_name(pool.map(|pool| &pool.gateway_selector), vip, is_alone)),
         Layer2Mode::Vrrp => {
             let groups = &settings.layer2.vrrp.groups;
             groups.get(usize::try_from(spread(vip, groups.len() as u64)).unwrap_or(0)).cloned()
@@ -45,14 +45,14 @@ pub(super) fn edge(settings: &Settings, pool: Option<&Pool>, vip: IpAddr, is_loc
 }
 
 /// The Lease of an address, in a group of gateways with this selector. Of Services with `externalTrafficPolicy: Local`,
-/// each gateway serves other ones, so each of their addresses has a Lease of its own.
-fn lease_name(selector: Option<&Selector>, vip: IpAddr, is_local: bool) -> String {
+/// each gateway serves other ones, so each of their addresses has a Lease of its own, and so has each that they may share.
+fn lease_name(selector: Option<&Selector>, vip: IpAddr, is_alone: bool) -> String {
     let group = match selector.filter(|selector| **selector != Selector::default()) {
         None => "all".to_owned(),
         Some(selector) => format!("{:016x}", fnv1a(START, selector.to_string().bytes())),
     };
     match vip {
-        _ if !is_local => format!("tidegate-l2-{group}-{:02}", spread(vip, BUCKETS)),
+        _ if !is_alone => format!("tidegate-l2-{group}-{:02}", spread(vip, BUCKETS)),
         IpAddr::V4(vip) => format!("tidegate-l2-{group}-{vip}"),
         IpAddr::V6(vip) => {
             // The name of an object ends with a letter or a digit, and has no colon.

@@ -15,6 +15,7 @@ use super::contested::{Contested, FrontendConflict};
 use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, cluster_ips, own_frontends};
+use super::planned::Plan;
 use super::settings::Settings;
 use super::view::{EdgeView, PortRefusal, RefusalReason, VipKind, VipView};
 use crate::pools::Granted;
@@ -27,8 +28,9 @@ pub(super) struct Frontends<'a> {
     cluster_ips: &'a [IpAddr],
     conflicts: &'a [FrontendConflict],
     service: &'a ObjectKey,
-    /// Whether its `externalTrafficPolicy` is Local.
-    is_local: bool,
+    /// Whether each of its LoadBalancer addresses has a Lease of its own: its `externalTrafficPolicy` is Local, or a Service of
+    /// that policy may share the address. Every gateway must see the same Lease for an address.
+    is_alone: bool,
     settings: &'a Settings,
     /// All pools.
     pools: &'a [Pool],
@@ -37,18 +39,20 @@ pub(super) struct Frontends<'a> {
 impl<'a> Frontends<'a> {
     pub(super) fn new(
         settings: &'a Settings,
-        service: &'a Service,
+        plan: Plan<'a>,
         granted: &'a Granted,
         contested: &'a Contested,
         pools: &'a [Pool],
     ) -> Self {
+        let service = plan.service;
         Self {
             granted,
             node_port_vips: settings.node_port_vips(),
             cluster_ips: cluster_ips(settings, service),
             conflicts: contested.of(&service.meta.key),
             service: &service.meta.key,
-            is_local: service.external_traffic_policy == TrafficPolicy::Local,
+            is_alone: service.external_traffic_policy == TrafficPolicy::Local
+                || plan.options.addresses.sharing_key.is_some(),
             settings,
             pools,
         }
@@ -66,7 +70,9 @@ impl<'a> Frontends<'a> {
     }
 
     fn edge_of(&self, pool: &str, vip: IpAddr) -> EdgeView {
-        edge::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip, self.is_local)
+        // External IPs are shared without a key.
+        let is_alone = self.is_alone || !self.load_balancer().any(|one| one == vip);
+        edge::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip, is_alone)
     }
 
     /// The maximum number of addresses of a port.

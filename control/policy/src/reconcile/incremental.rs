@@ -327,7 +327,7 @@ impl Last {
         let limits = &input.settings.limits;
         let sized = |planned: &Planned, granted: &Granted| {
             let endpoints = index.resolve(&planned.service);
-            let frontends = Frontends::new(input.settings, &planned.service, granted, contested, pools);
+            let frontends = Frontends::new(input.settings, planned.plan(), granted, contested, pools);
             let nodes = input.objects.nodes.len();
             let size = size_limits::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)

@@ -55,7 +55,7 @@ pub(super) fn program(
 ) -> Programmed {
     let (context, plan) = (collector.context, collector.plan);
     let service = plan.service;
-    let frontends = Frontends::new(context.settings(), service, granted, context.contested, context.pools);
+    let frontends = Frontends::new(context.settings(), plan, granted, context.contested, context.pools);
     let mut programmed = Programmed::without_ports(service_view(plan, &frontends, granted));
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));

@@ -612,7 +612,7 @@ fn programmed_says_which_gateway_owns_a_vip_and_why() {
         let condition = of(both);
         assert!(condition.starts_with("True ") && condition.ends_with(owner), "{condition}");
     };
-    is(&both, "; edge-2 answers for 203.0.113.5, one of 2 gateways that can serve it");
+    is(&both, "; edge-2 answers for 203.0.113.5, one of several gateways that can serve it");
     both.both(|cluster| {
         cluster.peers[0].without_backends = ["default/web".to_owned()].into();
         cluster.lease_holders = holds(Some("edge-1"));

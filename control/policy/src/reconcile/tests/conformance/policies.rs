@@ -50,6 +50,23 @@ fn with_policy_local_a_gateway_answers_on_layer_2_for_vips_that_it_can_serve() {
 }
 
 #[test]
+fn services_that_share_a_vip_have_one_lease_whatever_their_policies() {
+    let shared = |name: &str, port: u16, rest: &str| {
+        let meta = format!("name: {name}, annotations: {{tidegate.dev/allow-shared-ip: k}}");
+        let spec = format!("  loadBalancerIP: 203.0.113.5\n{rest}");
+        service_with(&meta, &spec).replace("port: 80", &format!("port: {port}"))
+    };
+    let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
+    let both = Both::new(&(shared("a", 81, local) + &shared("b", 82, "")))
+        .with(|world| world.settings.layer2.mode = Layer2Mode::Lease);
+    let outcome = both.look();
+    let owners: BTreeSet<_> =
+        outcome.services.iter().map(|service| service.vips[0].edge.owner.clone()).collect();
+    assert_eq!(outcome.services.len(), 2, "{:?}", messages(&outcome));
+    assert_eq!(owners, [Some("tidegate-l2-all-203.0.113.5".to_owned())].into());
+}
+
+#[test]
 fn off_the_cluster_policy_local_takes_the_endpoints_of_all_nodes() {
     let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
     let both = web_with(local, &["addresses: [10.1.0.1], nodeName: a", "addresses: [10.1.0.2], nodeName: b"]);
