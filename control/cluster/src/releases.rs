@@ -42,6 +42,8 @@ pub struct LiveGateway {
     pub labels: Labels,
     /// The Services of which it doesn't serve every port, or has no backend for one, as `namespace/name`.
     pub lacking: BTreeSet<String>,
+    /// Whether there may be more of them than its status lists.
+    pub lacks_more: bool,
 }
 
 /// Tracks released addresses.

@@ -29,6 +29,8 @@ use crate::request::{RequestError, with_client};
 
 /// The pause between two looks at the Leases.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Each turn lists all Leases, so renewals that are due at almost the same time share one.
+const TURNS_APART: Duration = Duration::from_millis(200);
 /// The maximum wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_millis(1500);
 /// The maximum number of writes at a time.
@@ -212,7 +214,7 @@ impl Task {
                 return;
             }
             let due = self.claims.values().filter_map(|claim| claim.due(&self.identity, self.times.lasts));
-            let soon = Instant::now() + Duration::from_millis(50);
+            let soon = Instant::now() + TURNS_APART;
             let next = due.map(|at| at.max(soon)).chain([began + LOOK_EVERY]).min();
             tokio::select! {
                 () = sleep_until(next.unwrap_or(soon)) => {}
@@ -390,8 +392,13 @@ fn order(
     let others = live.iter().filter(|(name, one)| *name != own && of.selector.matches(&one.labels));
     let others = others.map(|(name, one)| {
         let lacks = |service: &&ObjectKey| one.lacking.contains(&service.to_string());
-        // Most gateways serve everything.
-        let lacking = if one.lacking.is_empty() { 0 } else { of.services.iter().filter(lacks).count() };
+        let lacking = match one.lacking.is_empty() {
+            // One whose list is cut off may lack any.
+            _ if one.lacks_more => of.services.len(),
+            // Most gateways serve everything.
+            true => 0,
+            false => of.services.iter().filter(lacks).count(),
+        };
         (name.as_str(), lacking)
     });
     ranked(group, others.chain(is_own.then_some((own, of.lacking.len()))))

@@ -32,7 +32,7 @@ use super::lease::LEASE;
 use super::namesake::Namesake;
 use super::own_status::{HEARTBEAT, OwnStatus, heartbeat_time};
 use super::peer_poll::PeerPoll;
-use super::plan::{Identity, Observation, Peer, Plan, Situation, Write, gateway_status};
+use super::plan::{Identity, Observation, Peer, Plan, SERVICES_MAX, Situation, Write, gateway_status};
 use super::queue::{Job, Next, Queue, Seen};
 use super::record::Recorder;
 use super::releases::{LiveGateway, PeerReleases};
@@ -296,7 +296,8 @@ impl Writer {
         let addresses = self.peer_poll.peers.addresses();
         let live = self.peer_poll.peers.live().into_iter().filter(|peer| peer.is_ready);
         let live = live.map(|Peer { name, labels, not_programmed, without_backends, .. }| {
-            (name, LiveGateway { labels, lacking: &not_programmed | &without_backends })
+            let lacks_more = not_programmed.len().max(without_backends.len()) >= SERVICES_MAX;
+            (name, LiveGateway { labels, lacking: &not_programmed | &without_backends, lacks_more })
         });
         let live: BTreeMap<String, LiveGateway> = live.collect();
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
