@@ -67,6 +67,8 @@ async fn a_definition_that_is_being_deleted_is_reported_until_it_is_back() {
     let pool = ("tidegate.dev/v1alpha1", "AddressPool", "public");
     world.server.edit(pool.0, pool.1, "", pool.2, release).expect("legal");
     world.server.delete(pool.0, pool.1, "", pool.2);
+    // A pool whose deletion was missed would be kept until the definition is back.
+    until(&source, "the deletion of the pool", |u| !has_pool(u)).await;
     world.server.faults().end_watches();
     until_state(&source, "the loss", |s| lacks(s, "no longer has a definition")).await;
     define(&world);
