@@ -15,6 +15,8 @@ shift
 
 # A short path: labs have sockets in it, whose paths have at most 107 bytes.
 run=$(mktemp -d "${TMPDIR:-/tmp}/tg.XXXX")
+# Daemons of FRR run as a user of their own, and write into their lab.
+chmod 755 "$run"
 trap 'rm -rf "$run"' EXIT
 mkdir -p /run/tidegate /run/netns "$run/hugepages"
 mount -t tmpfs -o mode=0755 tidegate /run/tidegate
