@@ -16,6 +16,16 @@ fn tap(gateway: &EdgeGateway) -> String {
     text.expect("the tap").split(':').next().expect("an index").to_owned()
 }
 
+/// An edge with one backend, its router with BFD, and a gateway that only writes routes into the kernel.
+fn beside_a_daemon() -> (Edge, Frr, EdgeGateway) {
+    let edge = Edge::build(1);
+    edge.write(&edge.service(1, &[1]));
+    let router = Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &["bfd"]))
+        .expect("FRR starts");
+    let gateway = edge.gateway(1, "{kernelRoutes: {}}");
+    (edge, router, gateway)
+}
+
 /// Ends the gateway and starts it again, twice: killed, and stopped in order. Each time the router loses the VIP, and gets
 /// it again from the daemon that never ended.
 fn restart_alone(edge: &Edge, gateway: &mut EdgeGateway, router: &Frr, daemon: &str) {
@@ -52,11 +62,7 @@ fn restart_alone(edge: &Edge, gateway: &mut EdgeGateway, router: &Frr, daemon: &
 #[test]
 fn frr_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
     let _turn = alone();
-    let edge = Edge::build(1);
-    edge.write(&edge.service(1, &[1]));
-    let frr =
-        Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &["bfd"])).unwrap();
-    let mut gateway = edge.gateway(1, "{kernelRoutes: {}}");
+    let (edge, router, mut gateway) = beside_a_daemon();
     let bgpd = format!(
         "router bgp {GATEWAY_AS}\n bgp router-id 198.51.100.2\n no bgp ebgp-requires-policy\n neighbor {router} remote-as {ROUTER_AS}\n \
          neighbor {router} timers connect 1\n neighbor {router} bfd\n address-family ipv4 unicast\n  redistribute table 179\n \
@@ -65,18 +71,14 @@ fn frr_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
     );
     let local =
         Frr::start(edge.lab.directory(), &gateway.namespace, "local", "ip import-table 179", &bgpd).unwrap();
-    restart_alone(&edge, &mut gateway, &frr, "FRR");
+    restart_alone(&edge, &mut gateway, &router, "FRR");
     drop(local);
 }
 
 #[test]
 fn bird_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
     let _turn = alone();
-    let edge = Edge::build(1);
-    edge.write(&edge.service(1, &[1]));
-    let frr =
-        Frr::start(edge.lab.directory(), &edge.router, "router", "", &frr_bgpd(&[1], &["bfd"])).unwrap();
-    let mut gateway = edge.gateway(1, "{kernelRoutes: {}}");
+    let (edge, router, mut gateway) = beside_a_daemon();
     let config = format!(
         "router id 198.51.100.2;\nprotocol device {{}}\nprotocol bfd {{ interface \"tg-*\" {{ interval 300 ms; multiplier 3; }}; }}\n\
          protocol kernel {{ kernel table 179; learn; ipv4 {{ import all; export none; }}; }}\n\
@@ -85,6 +87,6 @@ fn bird_beside_a_gateway_that_restarts_alone_announces_its_vips_again() {
         ROUTER[0],
     );
     let local = BirdRouter::start(&edge.lab, &gateway.namespace, &config).unwrap();
-    restart_alone(&edge, &mut gateway, &frr, "BIRD");
+    restart_alone(&edge, &mut gateway, &router, "BIRD");
     drop(local);
 }
