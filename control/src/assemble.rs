@@ -12,7 +12,7 @@ use tidegate_dataplane::topology;
 use tidegate_model::config::{FlowSharing, GatewayConfig, Idle, Interface, SourceConfig};
 use tidegate_policy::reconcile::{Claims, Demand, Settings};
 
-/// The dataplane settings of a configuration, without callbacks.
+/// The dataplane settings of a configuration, without callbacks and without the mark of taps.
 #[must_use]
 pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
     let dataplane = &config.dataplane;
@@ -30,6 +30,7 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         interfaces: dataplane.network.interfaces.iter().map(interface_config).collect(),
         routes: dataplane.network.routes.clone(),
         taps: true,
+        tap_mark: None,
         announce: true,
         snat_is_released: config.flow_sharing.mode == FlowSharing::Nat,
         on_failure: None,

@@ -22,7 +22,7 @@ use tidegate_core::wire::arp::{ArpOperation, ArpPacket};
 use tidegate_core::wire::{MacAddr, Parsed, VlanId, ethernet, parse};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
-use tidegate_dataplane::punt::tap::{Tap, TapConfig};
+use tidegate_dataplane::punt::tap::{Tap, TapConfig, remove_left};
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 
 const INSIDE: &str = "TIDEGATE_TEST_INSIDE";
@@ -56,6 +56,7 @@ fn inside() {
         mtu: 1400,
         vlan: VlanId::new(VLAN),
         addresses: vec!["2001:db8::2/64".parse().unwrap(), "192.0.2.2/24".parse().unwrap()],
+        mark: None,
     })
     .unwrap();
     changed_settings_are_restored(&tap);
@@ -107,6 +108,41 @@ fn inside() {
     assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
     worker_pool.stop();
     the_next_process_continues_with_the_tap();
+    only_taps_that_this_gateway_has_left_are_removed();
+}
+
+fn only_taps_that_this_gateway_has_left_are_removed() {
+    let (own, other) = ("tidegate edge /run/a.sock", "tidegate edge /run/b.sock");
+    let tap = |interface: &str, mark: &str| {
+        let (interface, mark) = (interface.to_owned(), Some(mark.to_owned()));
+        let addresses = vec!["198.51.100.9/32".parse().unwrap()];
+        Tap::create(&TapConfig { interface, mac: GATEWAY, mtu: 1500, vlan: None, addresses, mark }).unwrap()
+    };
+    let (_kept, _read) = (tap("kept", own), tap("read", own));
+    drop((tap("left", own), tap("others", other)));
+    iproute(&["tuntap", "add", "tg-foreign", "mode", "tap"]);
+    iproute(&["link", "add", "tg-veth", "type", "veth", "peer", "name", "tg-peer"]);
+    iproute(&["link", "set", "tg-veth", "alias", own]);
+    // Another program has renamed it.
+    drop(tap("renamed", own));
+    iproute(&["link", "set", "tg-renamed", "down"]);
+    iproute(&["link", "set", "tg-renamed", "name", "strange0"]);
+    let mut removed = remove_left(own, &["tg-kept"]).unwrap();
+    removed.sort();
+    assert_eq!(removed, ["strange0", "tg-left"]);
+    let said = iproute(&["address"]);
+    for (name, is_there) in [
+        ("tg-kept", true),
+        ("tg-read", true),
+        ("tg-others", true),
+        ("tg-foreign", true),
+        ("tg-veth@tg-peer", true),
+        ("tg-left", false),
+        ("strange0", false),
+    ] {
+        assert_eq!(said.contains(&format!(" {name}: ")), is_there, "{name}: {said}");
+    }
+    assert_eq!(remove_left(own, &["tg-kept"]).unwrap(), Vec::<String>::new());
 }
 
 /// The tap stays for daemons whose sockets are bound to it. Without a reader it has no carrier, and no route counts.
@@ -126,6 +162,7 @@ fn the_next_process_continues_with_the_tap() {
         mtu: 1500,
         vlan: None,
         addresses: vec!["192.0.2.3/24".parse().unwrap()],
+        mark: None,
     };
     let tap = Tap::create(&config).unwrap();
     assert_eq!((tap.name(), index()), ("tg-uplink", Some(before)));

@@ -44,7 +44,10 @@ pub(super) fn dataplane(
     let on_failure = move |failure: &tidegate_dataplane::gateway::WorkerFailure| {
         failed.send_replace(Some(format!("{} failed: {}", failure.thread, failure.message)));
     };
+    // Two gateways of a host may have the default name, but not the same socket.
+    let socket = std::path::absolute(&config.admin.socket).unwrap_or_else(|_| config.admin.socket.clone());
     let config = DataplaneConfig {
+        tap_mark: Some(format!("tidegate {} {}", config.name, socket.display())),
         on_failure: Some(Arc::new(on_failure)),
         on_change: Some(Arc::new(move || changed.send_replace(()))),
         ..assemble::dataplane_config(config)

@@ -1,7 +1,9 @@
 //! The daemon is killed and restarted, reloaded, and stopped.
 
 use crate::world::{World, assert_alive, beside_others};
+use std::fs;
 use std::time::{Duration, Instant};
+use tidegate::netlab::gateway::config_of;
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, server, wait_for};
 
@@ -58,6 +60,16 @@ fn sighup_reloads_and_sigterm_ends_cleanly() {
     let tap = tidegate::netlab::namespace::output_of(world.lab.gateway().command("ip").args(show_tap));
     let tap = tap.expect("the tap stays");
     assert!(tap.contains("NO-CARRIER"), "{tap}");
+
+    let config = config_of(&world.lab);
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.contains("name: uplink"), "{text}");
+    fs::write(&config, text.replace("name: uplink", "name: wan")).unwrap();
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().unwrap();
+    let show_all = world.lab.gateway().command("ip").args(["-o", "link"]).output().unwrap();
+    let taps = String::from_utf8_lossy(&show_all.stdout);
+    assert!(taps.contains("tg-wan") && !taps.contains("tg-uplink"), "the interface has another name: {taps}");
 }
 
 #[test]

@@ -37,6 +37,9 @@ pub struct DataplaneConfig {
     pub routes: Vec<RouteSpec>,
     /// Whether the kernel gets a tap for each interface. Without taps, punted frames are dropped.
     pub taps: bool,
+    /// A text that no other gateway of the host has. Taps that an earlier process has left with it are removed if no
+    /// interface has them any more; `None`: they stay.
+    pub tap_mark: Option<String>,
     /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
     /// Other gateways answer for the SNAT addresses until [`Ownership::release_snat`] ends that: after a start, they have
@@ -73,6 +76,7 @@ impl Default for DataplaneConfig {
             interfaces: Vec::new(),
             routes: Vec::new(),
             taps: true,
+            tap_mark: None,
             announce: true,
             snat_is_released: false,
             on_failure: None,

@@ -23,7 +23,7 @@ use crate::links::lock::DeviceLock;
 use crate::links::record;
 use crate::links::{Device, Life, OtherName, PortResources, WatchThread, Watched, WatchedPort, silence};
 use crate::punt::class::PuntClass;
-use crate::punt::tap::{Tap, TapConfig};
+use crate::punt::tap::{Tap, TapConfig, remove_left};
 use crate::topology::{self, Machine, Plan, PortOffer};
 use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::INJECTED_MAX;
@@ -377,10 +377,21 @@ fn open_taps(
                 mtu: state.mtu,
                 vlan,
                 addresses: one.addresses.clone(),
+                mark: config.tap_mark.clone(),
             })?)
         } else {
             None
         });
+    }
+    if let Some(mark) = &config.tap_mark {
+        let kept: Vec<&str> = taps.iter().flatten().map(Tap::name).collect();
+        match remove_left(mark, &kept) {
+            Ok(removed) if removed.is_empty() => {}
+            Ok(removed) => {
+                tracing::info!(taps = ?removed, "removed taps of interfaces that the configuration no longer has");
+            }
+            Err(error) => tracing::warn!(%error, "cannot remove taps of an earlier process"),
+        }
     }
     Ok(taps)
 }

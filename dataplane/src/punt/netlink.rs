@@ -1,4 +1,4 @@
-//! Addresses, routes and permanent neighbours of a tap, set through rtnetlink.
+//! The alias, addresses, routes and permanent neighbours of a tap, set through rtnetlink.
 //!
 //! It is called at the start and with a new forwarding state, never per packet. Addresses carry [`PROTOCOL`], by which the
 //! next process recognises those that this one has left on the tap.
@@ -11,6 +11,7 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressMessage, AddressProtocol, AddressScope,
 };
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourHeader, NeighbourMessage, NeighbourState,
 };
@@ -84,6 +85,45 @@ impl Netlink {
         Ok(removed)
     }
 
+    /// Sets the alias of an interface: a text that the kernel keeps with it, whatever its name is.
+    ///
+    /// # Errors
+    /// The error of the kernel, also if the text is longer than 255 bytes.
+    pub fn set_alias(&mut self, if_index: u32, alias: &str) -> io::Result<()> {
+        let mut message = link(if_index);
+        message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
+        self.request(RouteNetlinkMessage::SetLink(message), 0)
+    }
+
+    /// The taps that have this alias: the index and the name of each.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn taps_with_alias(&mut self, alias: &str) -> io::Result<Vec<(u32, String)>> {
+        let all = self.0.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+        let is_tap = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkInfo(info) if info.contains(&LinkInfo::Kind(InfoKind::Tun)));
+        let found = all.into_iter().filter_map(|message| {
+            let RouteNetlinkMessage::NewLink(message) = message else { return None };
+            let attributes = &message.attributes;
+            let has_alias = attributes.contains(&LinkAttribute::IfAlias(alias.to_owned()));
+            let name = attributes.iter().find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some(name.clone()),
+                _ => None,
+            });
+            name.filter(|_| has_alias && attributes.iter().any(is_tap))
+                .map(|name| (message.header.index, name))
+        });
+        Ok(found.collect())
+    }
+
+    /// Removes an interface.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn remove_link(&mut self, if_index: u32) -> io::Result<()> {
+        self.request(RouteNetlinkMessage::DelLink(link(if_index)), 0)
+    }
+
     /// Adds a route like [`Self::add_route`], if there is none to this prefix with [`ROUTE_METRIC`]. Returns whether
     /// there was none.
     ///
@@ -139,6 +179,13 @@ impl Netlink {
             }
         }
     }
+}
+
+/// A message about an interface.
+fn link(if_index: u32) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = if_index;
+    message
 }
 
 /// A neighbour on an interface.

@@ -9,6 +9,9 @@
 //! the kernel takes the carrier away, and routes through the device no longer count
 //! (`ignore_routes_with_linkdown`).
 //!
+//! [`TapConfig::mark`] is the alias of the device in the kernel. By it a gateway recognises the taps of interfaces that its
+//! configuration doesn't have any more ([`remove_left`]): their addresses would otherwise still be the host's.
+//!
 //! Invariant: after [`Tap::create`] a device that existed has no address or route of an earlier process that is not wanted.
 
 use std::io;
@@ -37,6 +40,8 @@ pub struct TapConfig {
     pub vlan: Option<VlanId>,
     /// Its own addresses with their prefixes.
     pub addresses: Vec<IpNet>,
+    /// A text that only this gateway of the host gives its taps.
+    pub mark: Option<String>,
 }
 
 /// Why a tap could not be created.
@@ -94,6 +99,34 @@ fn tap_names(interface: &str) -> impl Iterator<Item = String> {
         })
     };
     std::iter::once(name).chain(numbered)
+}
+
+/// Removes the taps with this mark, except those of these names and those that another process reads. Returns the names.
+///
+/// # Errors
+/// The error of the kernel.
+pub fn remove_left(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
+    let mut netlink = Netlink::open()?;
+    let mut removed = Vec::new();
+    for (index, name) in netlink.taps_with_alias(mark)? {
+        if kept.contains(&name.as_str()) {
+            continue;
+        }
+        // Only one process can have it open, so no other one begins to use it meanwhile.
+        let Ok(device) = builder(&name).build_sync() else { continue };
+        // Another program may have renamed it, so that this is a new device, which ends here.
+        if device.if_index().is_ok_and(|opened| opened == index) {
+            netlink.remove_link(index)?;
+            removed.push(name);
+        }
+    }
+    Ok(removed)
+}
+
+/// A device that is not changed, if it exists: while one is down, the kernel removes the routes and neighbours of the
+/// process that has left it.
+fn builder(name: &str) -> DeviceBuilder {
+    DeviceBuilder::new().name(name).layer(Layer::L2).packet_information(false).enable(false)
 }
 
 impl Tap {
@@ -269,15 +302,13 @@ impl Tap {
     }
 
     fn device(name: &str, config: &TapConfig) -> io::Result<SyncDevice> {
-        let device = DeviceBuilder::new()
-            .name(name)
-            .layer(Layer::L2)
-            .mac_addr(config.mac.0)
-            .mtu(config.mtu)
-            .packet_information(false)
-            // While a device that exists is down, the kernel removes routes and neighbours of the process that has left it.
-            .enable(false)
-            .build_sync()?;
+        let device = builder(name).mac_addr(config.mac.0).mtu(config.mtu).build_sync()?;
+        if let Some(mark) = &config.mark {
+            let marked = Netlink::open().and_then(|mut netlink| netlink.set_alias(device.if_index()?, mark));
+            if let Err(error) = marked {
+                tracing::warn!(tap = name, %error, "cannot mark the tap: a gateway without this interface doesn't remove it");
+            }
+        }
         device.enabled(true)?;
         device.persist()?;
         device.set_nonblocking(true)?;
