@@ -20,7 +20,7 @@ use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::Outcome;
 
 use crate::bird::Bird;
-use crate::bird::config::Files;
+use crate::bird::config::{Files, Given, Waiting};
 use crate::damping::Damping;
 use crate::decide::{self, Gateway, Input, Vip, Withheld};
 use crate::first_bfd::FirstBfd;
@@ -214,13 +214,15 @@ struct Worker {
     vips: BTreeMap<IpAddr, Vip>,
     /// The routes for BIRD.
     routes: Routes,
+    /// Those of them that are the last resort.
+    last_resort: BTreeSet<IpNet>,
     /// The aggregates that are not announced, each with its first address that no pool has.
     outside: BTreeMap<IpNet, IpAddr>,
     /// The routes for the kernel.
     kernel_routes: Routes,
     files: Files,
     /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
-    written: Option<(Arc<Setup>, u64, BTreeSet<IpAddr>)>,
+    written: Option<(Arc<Setup>, u64, Waiting)>,
     first_bfd: FirstBfd,
     interruption: Interruption,
     /// Counts decisions.
@@ -245,6 +247,7 @@ impl Worker {
             decide_at: None,
             vips: BTreeMap::new(),
             routes: Routes::new(),
+            last_resort: BTreeSet::new(),
             outside: BTreeMap::new(),
             kernel_routes: Routes::new(),
             files: Files::default(),
@@ -396,8 +399,13 @@ impl Worker {
         self.routes = routes(&vips, &setup.config, &round.outcome.pools, &self.outside);
         self.kernel_routes =
             if setup.config.kernel_routes.is_some() { self.routes.clone() } else { Routes::new() };
-        snat::add(snat, gateway, &mut self.routes, &mut self.kernel_routes);
+        self.add_snat(snat, gateway);
         self.vips = vips;
+    }
+
+    fn add_snat(&mut self, snat: &SnatRoutes, gateway: Gateway) {
+        snat::add(snat, gateway, &mut self.routes, &mut self.kernel_routes);
+        self.last_resort = snat::last_resort(snat);
     }
 
     /// Lets BIRD and the kernel have the routes. Returns whether both have them.
@@ -447,7 +455,7 @@ impl Worker {
             Arc::ptr_eq(of, setup) && *decision == self.decisions && *waited == waiting
         });
         if !is_written {
-            self.files = Files::of(bgp, &setup.own, &self.routes, &waiting);
+            self.files = Files::of(bgp, &setup.own, (&self.routes, &self.last_resort), &waiting);
             self.written = Some((Arc::clone(setup), self.decisions, waiting));
         }
         let Some(bird) = &mut self.bird else { return false };
@@ -457,16 +465,19 @@ impl Worker {
         is_applied
     }
 
-    /// The peers that get no routes yet.
-    fn waiting(&self, bgp: &BgpConfig) -> BTreeSet<IpAddr> {
-        let mut waiting = self.first_bfd.waiting(bgp);
+    /// The peers that don't get all routes yet.
+    fn waiting(&self, bgp: &BgpConfig) -> Waiting {
+        let mut waiting = Waiting::new();
         if self.interruption.is_under_way() {
             let restarts =
                 |address| bgp.peers.iter().any(|peer| peer.address == address && peer.graceful_restart);
             let lost = self.peers.iter().filter(|peer| !self.interruption.keeps(peer));
             // A peer with graceful restart keeps the old routes, and an empty table would remove them.
-            waiting.extend(lost.map(|peer| peer.address).filter(|&address| !restarts(address)));
+            let lost = lost.map(|peer| peer.address).filter(|&address| !restarts(address));
+            // If no other gateway lives, replies to the own SNAT addresses have no other way.
+            waiting.extend(lost.map(|address| (address, Given::LastResort)));
         }
+        waiting.extend(self.first_bfd.waiting(bgp).into_iter().map(|address| (address, Given::Nothing)));
         waiting
     }
 
@@ -554,6 +565,7 @@ mod tests {
 
     use super::*;
     use crate::bird;
+    use crate::snat::{Preference, SnatRoute};
 
     #[test]
     fn a_directory_that_cannot_be_made_is_shown_until_it_can() {
@@ -578,5 +590,37 @@ mod tests {
         assert!(!worker.apply_to_bird(&setup, now));
         let why = told(&worker);
         assert!(why.starts_with("cannot start BIRD"), "{why}");
+    }
+    #[test]
+    fn peers_get_the_last_resort_before_the_gateway_has_caught_up_and_no_vip() {
+        let text = "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\n\
+             announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2, bfd: false}], program: /there/is/no/bird}}\n\
+             dataplane: {interfaces: [{name: up, device: net_null0, addresses: [192.0.2.2/24]}]}\n";
+        let loaded = tidegate_model::config::parse(text, "gateway.yaml", Path::new("."), 2);
+        let config = loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).announce;
+        let setup = Arc::new(Setup { config, own: vec![vec!["192.0.2.2/24".parse().unwrap()]] });
+        let at = tempfile::tempdir().unwrap();
+        let condition = || Condition { forwarding: true, draining: false, catching_up: true };
+        let mut worker = Worker::new(at.path().join("bird"), Box::new(condition));
+        let gateway = Gateway { forwarding: true, draining: false, catching_up: true, leaving: false };
+        let mut written = |preference, catching_up| {
+            let now = Instant::now();
+            let own = ("192.0.2.12".parse().unwrap(), SnatRoute { preference, is_best: true });
+            worker.interruption.observe(catching_up, now);
+            worker.routes.clear();
+            worker.add_snat(&SnatRoutes::from([own]), Gateway { catching_up, ..gateway });
+            worker.decisions += 1;
+            // The first look creates the peers, which are down.
+            for _ in 0..2 {
+                assert!(!worker.apply_to_bird(&setup, now), "there is no BIRD");
+            }
+            format!("{:?}", worker.files)
+        };
+        let before = written(Preference::Last, true);
+        assert!(before.contains("192.0.2.12/32 blackhole { tg_pref = 0; "), "{before}");
+        assert!(before.contains("tg_last_resort = 1;") && !before.contains("export none"), "{before}");
+        assert!(before.contains("if !defined(tg_last_resort) then reject;"), "{before}");
+        let after = written(Preference::Own, false);
+        assert!(after.contains("192.0.2.12/32 blackhole;") && !after.contains("!defined("), "{after}");
     }
 }

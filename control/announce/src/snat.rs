@@ -7,7 +7,7 @@
 //!
 //! The daemon decides about the preferences. Nothing is announced while the gateway cannot forward, or leaves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -69,6 +69,12 @@ pub(crate) fn add(snat: &SnatRoutes, gateway: Gateway, bgp: &mut Routes, kernel:
             kernel.entry(IpNet::from(address)).or_default();
         }
     }
+}
+
+/// The routes of the last resort among these.
+pub(crate) fn last_resort(snat: &SnatRoutes) -> BTreeSet<IpNet> {
+    let last = snat.iter().filter(|(_, route)| route.preference == Preference::Last);
+    last.map(|(&address, _)| IpNet::from(address)).collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! Invariant: nothing is written as it was read: numbers, addresses and prefixes are formatted from their types, and
 //! passwords have no character with a meaning in BIRD.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -29,6 +29,18 @@ pub const NAMES: [&str; 3] = [MAIN, ROUTES[0], ROUTES[1]];
 /// How long peers keep routes after a failure, with graceful restart.
 const RESTART_SECONDS: u32 = 120;
 
+/// What a peer gets that waits for the routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Given {
+    /// No route.
+    Nothing,
+    /// The routes of the last resort, which routers use if there is no other.
+    LastResort,
+}
+
+/// The peers that wait for the routes.
+pub type Waiting = BTreeMap<IpAddr, Given>;
+
 /// The texts of all files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
@@ -37,14 +49,19 @@ pub struct Files {
 }
 
 impl Files {
-    /// The files for these peers and routes. `own` are the addresses of the gateway's interfaces. The peers `waiting` get no
-    /// routes yet.
+    /// The files for these peers and routes, of which some are the last resort. `own` are the addresses of the gateway's
+    /// interfaces.
     #[must_use]
-    pub fn of(bgp: &BgpConfig, own: &[Vec<IpNet>], routes: &Routes, waiting: &BTreeSet<IpAddr>) -> Self {
+    pub fn of(
+        bgp: &BgpConfig,
+        own: &[Vec<IpNet>],
+        (routes, last_resort): (&Routes, &BTreeSet<IpNet>),
+        waiting: &Waiting,
+    ) -> Self {
         let of_family = |is_v4: bool| {
             let mut text = String::new();
             for (net, attributes) in routes.iter().filter(|(net, _)| net.addr().is_ipv4() == is_v4) {
-                route(&mut text, *net, attributes);
+                route(&mut text, *net, attributes, last_resort.contains(net));
             }
             text
         };
@@ -73,13 +90,14 @@ fn symbol(peer: IpAddr) -> String {
     peer.to_string().replace(['.', ':'], "_")
 }
 
-fn route(text: &mut String, net: IpNet, attributes: &RouteAttributes) {
+fn route(text: &mut String, net: IpNet, attributes: &RouteAttributes, is_last_resort: bool) {
     let mut with = String::new();
     communities(&mut with, &attributes.communities);
     for (name, value) in [
         ("tg_pref", attributes.local_pref),
         ("tg_med", attributes.med),
         ("tg_prepends", attributes.prepends.map(u32::from)),
+        ("tg_last_resort", is_last_resort.then_some(1)),
     ] {
         if let Some(value) = value {
             push(&mut with, format_args!(" {name} = {value};"));
@@ -98,7 +116,7 @@ fn communities(text: &mut String, communities: &[Community]) {
     }
 }
 
-fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &BTreeSet<IpAddr>) -> String {
+fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &Waiting) -> String {
     let id = bgp.router_id.or_else(|| {
         own.iter().flatten().find_map(|net| match net.addr() {
             IpAddr::V4(ip) => Some(ip),
@@ -114,6 +132,7 @@ fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &BTreeSet<IpAddr>) -> Stri
          attribute int tg_pref;\n\
          attribute int tg_med;\n\
          attribute int tg_prepends;\n\
+         attribute int tg_last_resort;\n\
          protocol device tg_device {{ }}\n",
         id.unwrap_or(Ipv4Addr::LOCALHOST),
     );
@@ -136,14 +155,14 @@ fn main(bgp: &BgpConfig, own: &[Vec<IpNet>], waiting: &BTreeSet<IpAddr>) -> Stri
         );
     }
     for one in &bgp.peers {
-        peer(&mut text, bgp, own, one, waiting.contains(&one.address));
+        peer(&mut text, bgp, own, one, waiting.get(&one.address).copied());
     }
     text
 }
 
-fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, waits: bool) {
+fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, given: Option<Given>) {
     let (asn, symbol) = (bgp.asn, symbol(peer.address));
-    filter(text, asn, &symbol, peer);
+    filter(text, asn, &symbol, peer, given);
     let Some(local) = local_address(own, peer.address) else { return };
     let (address, port) = (peer.address, peer.port);
     push(
@@ -174,7 +193,10 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, wai
         false => text.push_str("  graceful restart off;\n"),
     }
     // BIRD sends the routes when the filter changes, and keeps the session.
-    let export = if waits { "none".to_owned() } else { format!("filter to_{symbol}") };
+    let export = match given {
+        Some(Given::Nothing) => "none".to_owned(),
+        Some(Given::LastResort) | None => format!("filter to_{symbol}"),
+    };
     for (family, is_v4, wanted) in [(4, true, peer.families[0]), (6, false, peer.families[1])] {
         let next_hop = if local.is_ipv4() == is_v4 { Some(local) } else { first_of(own, is_v4, local) };
         if let Some(next_hop) = next_hop.filter(|_| wanted) {
@@ -190,9 +212,12 @@ fn peer(text: &mut String, bgp: &BgpConfig, own: &[Vec<IpNet>], peer: &Peer, wai
 }
 
 /// What the peer gets. What the route has comes first.
-fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer) {
+fn filter(text: &mut String, asn: u32, symbol: &str, peer: &Peer, given: Option<Given>) {
     let of_peer = &peer.attributes;
     push(text, format_args!("filter to_{symbol} {{\n  if source != RTS_STATIC then reject;\n"));
+    if given == Some(Given::LastResort) {
+        text.push_str("  if !defined(tg_last_resort) then reject;\n");
+    }
     let mut added = String::new();
     communities(&mut added, &of_peer.communities);
     if !added.is_empty() {

@@ -416,7 +416,7 @@ mod tests {
     }
 
     fn files_of(routes: &Routes) -> Files {
-        Files::of(&without_peers("bird"), &[], routes, &BTreeSet::new())
+        Files::of(&without_peers("bird"), &[], (routes, &BTreeSet::new()), &config::Waiting::new())
     }
 
     /// A BIRD that runs with these files, and its socket, at which the test answers.
