@@ -228,10 +228,9 @@ impl Task {
     async fn turn(&mut self, wanted: &Wanted) {
         // A Lease that is not ours needs no claim; one that is ours is given back first.
         self.claims.retain(|group, claim| wanted.groups.contains_key(group) || claim.until > BootTime(0));
-        // Those of many VIPs first: their names end with a number of two digits and have no address.
-        let is_of_one = |group: &&String| group.contains('.') || group.matches('-').count() > 3;
-        let (of_one, of_many): (Vec<&String>, Vec<&String>) = wanted.groups.keys().partition(is_of_one);
-        for group in of_many.into_iter().chain(of_one).take(GROUPS_MAX) {
+        // Those of many VIPs first.
+        let (of_one, of_many): (Vec<_>, Vec<_>) = wanted.groups.iter().partition(|(_, of)| of.is_of_one_vip);
+        for (group, _) in of_many.into_iter().chain(of_one).take(GROUPS_MAX) {
             self.claims.entry(group.clone()).or_default();
         }
         let left_out = wanted.groups.len().saturating_sub(GROUPS_MAX);

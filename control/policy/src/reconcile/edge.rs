@@ -88,6 +88,8 @@ pub struct OwnerGroup {
     pub lacking: BTreeSet<ObjectKey>,
     /// Whether this gateway can serve one of the VIPs.
     pub is_servable: bool,
+    /// Whether it is the Lease of one VIP, and no other VIP can join it.
+    pub is_of_one_vip: bool,
 }
 
 /// The groups of VIPs of which this gateway may be the owner.
@@ -101,7 +103,8 @@ pub fn owner_groups(outcome: &Outcome) -> BTreeMap<String, OwnerGroup> {
             let group = groups.entry(owner.clone()).or_insert_with(|| {
                 let pool = outcome.pools.iter().find(|usage| usage.pool == vip.pool);
                 let selector = pool.map(|usage| usage.gateway_selector.clone()).unwrap_or_default();
-                OwnerGroup { selector, ..OwnerGroup::default() }
+                let is_of_one_vip = *owner == lease_name(Some(&selector), vip.address, true);
+                OwnerGroup { selector, is_of_one_vip, ..OwnerGroup::default() }
             });
             group.is_servable |= vip.edge.unable.is_none();
             let key = ObjectKey::new(service.namespace.as_str(), service.name.as_str());
