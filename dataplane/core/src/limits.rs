@@ -97,7 +97,7 @@ pub const NEXT_HOPS_MAX: usize = 65_535;
 /// Next hops that only packets request: clients on a link. They have their own room in the neighbour table.
 pub const NEIGHBORS_ON_DEMAND_MAX: usize = 16_384;
 
-/// Groups of VIPs that one of several gateways owns, over the life of a process.
+/// Groups of VIPs, and SNAT addresses of other gateways, that this gateway owns at a time.
 pub const OWNER_KEYS_MAX: usize = 8192;
 
 /// Ports examined for a new FullNAT flow, over all SNAT addresses together, before it is dropped as

@@ -14,8 +14,8 @@
 //! the function that reads it, so that this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts
 //! as owned: `replay` and `explain` show what an owner does.
 //!
-//! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key keeps its
-//! slot for the life of the process, so a slot never changes its meaning.
+//! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key has a slot
+//! from a grant until its time is ended ([`BootTime`] 0); whoever reads the time of a slot looks at its key before and after.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -46,10 +46,11 @@ impl BootTime {
 pub struct OwnerKey(NonZeroU64);
 
 impl OwnerKey {
-    /// The key with this number, such as a hash of the group's name. 0 stands for 1.
+    /// The key with this number, such as a hash of the group's name. 0 stands for 1, and the largest number for the one before
+    /// it.
     #[must_use]
     pub fn new(number: u64) -> Self {
-        Self(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
+        Self(NonZeroU64::new(number.min(RELEASED - 1)).unwrap_or(NonZeroU64::MIN))
     }
 
     /// The key of a SNAT address of another gateway: a hash, as the numbers of groups are.
@@ -85,11 +86,18 @@ pub struct Ownership {
     has_released_snat: AtomicBool,
     /// The SNAT addresses of gateways that are gone, for the announcements. Workers ask for the keys.
     taken_over: Mutex<Arc<BTreeSet<IpAddr>>>,
+    /// Whoever changes the slots has it.
+    writer: Mutex<()>,
 }
 
-/// A free slot has the key 0.
+/// The key of a slot that was never used: a search ends there.
+const FREE: u64 = 0;
+/// The key of a slot that is free again: a search passes it.
+const RELEASED: u64 = u64::MAX;
+
 #[derive(Debug, Default)]
 struct Slot {
+    /// A key, [`FREE`] or [`RELEASED`].
     key: AtomicU64,
     /// The time until which the key is owned.
     until: AtomicU64,
@@ -110,6 +118,7 @@ impl Ownership {
             clock: None,
             has_released_snat: AtomicBool::new(false),
             taken_over: Mutex::default(),
+            writer: Mutex::default(),
         }
     }
 
@@ -160,13 +169,16 @@ impl Ownership {
     /// The time until which the key is owned; time 0 if it is not.
     #[must_use]
     pub fn until(&self, key: OwnerKey) -> BootTime {
-        let found = self.probe(key).map(|slot| (slot, slot.key.load(Ordering::Acquire)));
-        for (slot, found) in found {
-            if found == key.0.get() {
-                return BootTime(slot.until.load(Ordering::Acquire));
-            }
-            if found == 0 {
-                break;
+        for slot in self.probe(key).map(|at| &self.slots[at]) {
+            match slot.key.load(Ordering::Acquire) {
+                found if found == key.0.get() => {
+                    let until = slot.until.load(Ordering::Acquire);
+                    // Otherwise it may be the time of another key.
+                    let is_of_key = slot.key.load(Ordering::Acquire) == found;
+                    return if is_of_key { BootTime(until) } else { BootTime(0) };
+                }
+                FREE => break,
+                _ => {}
             }
         }
         BootTime(0)
@@ -175,17 +187,47 @@ impl Ownership {
     /// Grants the key until this time, or ends that ([`BootTime`] 0). Returns whether there was room for the key; only the
     /// control plane calls it. Without a clock there is nothing to grant.
     pub fn grant(&self, key: OwnerKey, until: BootTime) -> bool {
-        for slot in self.probe(key) {
-            let found = match slot.key.compare_exchange(0, key.0.get(), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => key.0.get(),
-                Err(found) => found,
-            };
+        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = None;
+        for at in self.probe(key) {
+            let slot = &self.slots[at];
+            let found = slot.key.load(Ordering::Relaxed);
             if found == key.0.get() {
                 slot.until.store(until.0, Ordering::Release);
+                if until == BootTime(0) {
+                    self.release(at);
+                }
                 return true;
             }
+            if [FREE, RELEASED].contains(&found) {
+                free.get_or_insert(slot);
+            }
+            if found == FREE {
+                break;
+            }
         }
-        false
+        if until == BootTime(0) {
+            return true;
+        }
+        let Some(slot) = free else { return false };
+        // Its time is 0 until the key is there.
+        slot.key.store(key.0.get(), Ordering::Release);
+        slot.until.store(until.0, Ordering::Release);
+        true
+    }
+
+    /// Frees a slot whose time is 0. If no search goes on behind it, searches end there again, and at released ones before it.
+    fn release(&self, at: usize) {
+        let len = self.slots.len();
+        let key = |at: usize| &self.slots[at].key;
+        key(at).store(RELEASED, Ordering::Release);
+        if key((at + 1) % len).load(Ordering::Relaxed) != FREE {
+            return;
+        }
+        let before = (0..len).map(|n| (at + len - n) % len);
+        for at in before.take_while(|&at| key(at).load(Ordering::Relaxed) == RELEASED) {
+            key(at).store(FREE, Ordering::Release);
+        }
     }
 
     /// Sets whether other gateways answer for the SNAT addresses of this one.
@@ -224,11 +266,11 @@ impl Ownership {
         Arc::clone(&self.taken_over.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The slots in which the key may be, in the order of the search.
-    fn probe(&self, key: OwnerKey) -> impl Iterator<Item = &Slot> {
+    /// The indexes of the slots in which the key may be, in the order of the search.
+    fn probe(&self, key: OwnerKey) -> impl Iterator<Item = usize> {
         let len = self.slots.len();
         let first = crate::hash::mix(key.0.get()) as usize;
-        (0..len).map(move |n| &self.slots[(first.wrapping_add(n)) % len])
+        (0..len).map(move |n| (first.wrapping_add(n)) % len)
     }
 }
 
@@ -266,6 +308,30 @@ mod tests {
         let further = OwnerKey::new(u64::MAX);
         assert!(!ownership.grant(further, BootTime::NEVER_OVER) && !ownership.owns(further));
         assert!(keys().all(|key| ownership.owns(key)));
+    }
+
+    #[test]
+    fn keys_that_are_ended_make_room_for_others_and_cost_no_other_key() {
+        let ownership = Ownership::by(clock);
+        let end = |number| assert!(ownership.grant(OwnerKey::new(number), BootTime(0)));
+        let owned = |number| ownership.until(OwnerKey::new(number)) > BootTime(0);
+        let mut granted = BTreeSet::new();
+        // Many more than there are slots, of which at most half are granted at a time.
+        for number in 1..=4 * OWNER_KEYS_MAX as u64 {
+            assert!(ownership.grant(OwnerKey::new(number), BootTime::NEVER_OVER), "{number}");
+            granted.insert(number);
+            if granted.len() > OWNER_KEYS_MAX / 2 {
+                // Neither the oldest nor the newest ones, so that searches pass what is free again.
+                let ended = *granted.range(crate::hash::mix(number) % number..).next().unwrap_or(&number);
+                granted.remove(&ended);
+                end(ended);
+                assert!(!owned(ended));
+            }
+        }
+        assert!(granted.iter().all(|&number| owned(number)));
+        granted.iter().for_each(|&number| end(number));
+        let is_free = |slot: &Slot| slot.key.load(Ordering::Relaxed) == FREE;
+        assert!(ownership.slots.iter().all(is_free), "no search is longer than at the start");
     }
 
     #[test]

@@ -74,6 +74,8 @@ pub(super) struct Claim {
     pub(super) until: BootTime,
     /// Another gateway that is preferred, and since when; later than now, if it was passed over.
     preferred: Option<(String, Instant)>,
+    /// Until when this gateway doesn't want the Lease, because it had no room for its VIPs.
+    refused_until: Option<Instant>,
 }
 
 impl Claim {
@@ -100,9 +102,10 @@ impl Claim {
     pub(super) fn ask(&mut self, beside: &Beside<'_>, now: Instant) -> Option<Ask> {
         let (lease, since) = self.seen.clone()?;
         let own = gateway_of(beside.identity)?;
-        let is_eligible = beside.ranked.iter().any(|one| one.name == own);
+        let is_refused = self.refused_until.is_some_and(|until| now < until);
+        let is_eligible = !is_refused && beside.ranked.iter().any(|one| one.name == own);
         let Some(lease) = lease else {
-            if !self.is_our_turn(beside, own, None, since, now) {
+            if !is_eligible || !self.is_our_turn(beside, own, None, since, now) {
                 return None;
             }
             self.pass_over(beside, own, now);
@@ -126,7 +129,7 @@ impl Claim {
                 self.takes(is_taken, &lease, beside, own, now)
             }
             None => {
-                let is_taken = self.is_our_turn(beside, own, None, since, now);
+                let is_taken = is_eligible && self.is_our_turn(beside, own, None, since, now);
                 self.takes(is_taken, &lease, beside, own, now)
             }
         }
@@ -183,6 +186,12 @@ impl Claim {
         }
         self.seen = Some((Some(lease), began));
         had <= boot && self.until > boot
+    }
+
+    /// Gives the Lease back, and leaves it to others for a while: the workers have no room for its VIPs.
+    pub(super) fn refuse(&mut self, now: Instant) {
+        self.until = BootTime(0);
+        self.refused_until = Some(now + PASSED_OVER);
     }
 
     /// Whether this gateway may take a Lease that is free since `since`. The preferred gateway takes it at once, others
@@ -458,6 +467,19 @@ mod tests {
         assert!(!a.turn(&mut server, &["b"], start, 1000), "it drains");
         assert!(b.turn(&mut server, &["b"], start, 1100), "without a wait");
         assert!(!a.turn(&mut server, &["b"], start, 30_000));
+    }
+
+    #[test]
+    fn a_gateway_without_room_for_the_vips_gives_the_lease_back_and_another_takes_it() {
+        let (mut server, start) = (Server::default(), Instant::now());
+        let (mut a, mut b) = (Gateway::new("a_1"), Gateway::new("b_1"));
+        assert!(a.turn(&mut server, &["a", "b"], start, 0));
+        a.claim.refuse(start);
+        assert!(!a.owns(10) && !a.turn(&mut server, &["a", "b"], start, 1000), "it gives it back");
+        assert!(!a.turn(&mut server, &["a"], start, 2000), "nor does it take it, being alone");
+        assert!(b.turn(&mut server, &["a", "b"], start, 3100));
+        let again = PASSED_OVER.as_millis() as u64;
+        assert!(a.turn(&mut Server::default(), &["a"], start, again), "there may be room by then");
     }
 
     #[test]

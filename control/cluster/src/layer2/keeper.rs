@@ -321,12 +321,16 @@ impl Task {
         match result {
             Ok(lease) => {
                 let claim = self.claims.get_mut(&group)?;
-                if claim.written(lease, &self.identity, began, self.times.lasts) {
+                let is_new = claim.written(lease, &self.identity, began, self.times.lasts);
+                // At once: another write may still take long.
+                if !self.ownership.grant(owner_key(&group), claim.until) {
+                    claim.refuse(Instant::now());
+                    return Some(format!("no room for the VIPs of the Lease {group}: it is given back"));
+                }
+                if is_new {
                     self.owners.taken.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(lease = group, "this gateway owns the VIPs of the Lease");
                 }
-                // At once: another write may still take long.
-                self.grant(&group);
                 None
             }
             // Another gateway was first. The next look shows it.
@@ -335,16 +339,12 @@ impl Task {
         }
     }
 
-    fn grant(&self, group: &str) {
-        let until = self.claims.get(group).map_or(BootTime(0), |claim| claim.until);
-        if !self.ownership.grant(owner_key(group), until) {
-            tracing::error!(lease = group, "too many groups of VIPs since the start: restart the gateway");
-        }
-    }
-
     /// Brings the ownership and the display up to date.
     fn publish(&self) {
-        self.claims.keys().for_each(|group| self.grant(group));
+        for (group, claim) in &self.claims {
+            // There is room: a time that isn't 0 was granted before.
+            self.ownership.grant(owner_key(group), claim.until);
+        }
         let holders =
             || self.claims.iter().map(|(group, claim)| (group.clone(), claim.holder().map(str::to_owned)));
         self.owners.holders.send_if_modified(|before| {
