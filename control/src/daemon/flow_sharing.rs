@@ -82,6 +82,9 @@ pub(crate) struct Shown {
     pub(crate) catches_up: bool,
     /// Whether it has not forwarded since the state was last shown, so that it must catch up again.
     pub(super) was_interrupted: bool,
+    /// Whether it catches up because it has started, did not forward or was paused, so that other gateways may serve its
+    /// VIPs; not if it has only lost its peers.
+    pub(super) is_cut_off: bool,
     /// SNAT addresses of other gateways that flows use here although no reply to them arrives.
     pub(crate) without_replies: Vec<IpAddr>,
 }
@@ -218,6 +221,7 @@ impl FlowExchange {
             trouble: None,
             catches_up: true,
             was_interrupted: false,
+            is_cut_off: true,
             without_replies: Vec::new(),
         }));
         let stop = Arc::new(AtomicBool::new(false));
@@ -236,6 +240,7 @@ impl FlowExchange {
             resumed: Duration::ZERO,
             was_up: false,
             was_interrupted: false,
+            was_paused: false,
             catch_up: CatchUp::new(finds_peers, keeps_flows),
             found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
             seats: Arc::clone(seats),
@@ -323,6 +328,8 @@ struct Exchange {
     was_up: bool,
     /// Whether the gateway may have missed messages since the state was last shown.
     was_interrupted: bool,
+    /// Whether the process was paused since then.
+    was_paused: bool,
     /// The gateways of the cluster, if peers are found there.
     found: Option<FoundPeers>,
     /// Changes of backends that peers are told.
@@ -423,6 +430,7 @@ impl Exchange {
             self.resumed = now;
             tracing::warn!(?paused, "the process was paused: importing the flows of other gateways again");
         }
+        self.was_paused |= paused > PAUSE;
         self.was_interrupted |= paused > PAUSE || lost_all;
     }
 
@@ -487,6 +495,8 @@ impl Exchange {
         let was_interrupted = std::mem::take(&mut self.was_interrupted);
         let catches_up =
             self.catches_up(is_known.then_some(&expected), was_interrupted || shown.was_interrupted, is_able);
+        let was_paused = std::mem::take(&mut self.was_paused);
+        let is_cut_off = catches_up && (shown.is_cut_off || was_paused || !is_able);
         let snat =
             self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, catches_up, self.resumed, now));
         for peer in &peers {
@@ -523,6 +533,7 @@ impl Exchange {
             trouble,
             catches_up,
             was_interrupted: false,
+            is_cut_off,
             without_replies: snat.unwrap_or_default(),
             finds_peers: shown.finds_peers,
             absent,

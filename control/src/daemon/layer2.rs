@@ -81,7 +81,8 @@ pub(super) struct Layer2View {
 }
 
 impl Layer2 {
-    /// Starts the keeper that the configuration asks for.
+    /// Starts the keeper that the configuration asks for. `is_cut_off`: whether other gateways may serve the VIPs and this
+    /// one has not got their flows yet.
     ///
     /// # Errors
     /// If the FIFO of keepalived cannot be created.
@@ -89,6 +90,7 @@ impl Layer2 {
         config: &GatewayConfig,
         cluster: Option<(&ClusterWriter, Arc<Connector>)>,
         ownership: &Arc<Ownership>,
+        is_cut_off: impl Fn() -> bool + Send + Sync + 'static,
     ) -> anyhow::Result<(Self, Layer2View)> {
         let l2 = &config.announce.l2;
         let mut view = Layer2View { ownership: Arc::clone(ownership), owners: None, vrrp: None };
@@ -113,6 +115,7 @@ impl Layer2 {
                     times,
                     cluster.peer_releases(),
                     Arc::clone(ownership),
+                    Box::new(is_cut_off),
                 );
                 view.owners = Some(Arc::clone(keeper.owners()));
                 Self::Lease(keeper)
@@ -160,11 +163,16 @@ impl Layer2 {
 
 impl Layer2View {
     /// Applies a check of keepalived. Returns why it fails, if it does.
-    pub(super) fn vrrp_check(&self, began: BootTime, not_ready: Option<String>) -> Result<(), String> {
+    pub(super) fn vrrp_check(
+        &self,
+        began: BootTime,
+        not_ready: Option<String>,
+        is_cut_off: bool,
+    ) -> Result<(), String> {
         let Some(vrrp) = &self.vrrp else {
             return Err("the gateway does not use VRRP; accepted: announce.l2.mode: vrrp".to_owned());
         };
-        vrrp.check(began, not_ready).map_or(Ok(()), Err)
+        vrrp.check(began, not_ready, is_cut_off).map_or(Ok(()), Err)
     }
 
     /// Adds to a Service who owns its addresses now.

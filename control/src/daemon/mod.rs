@@ -317,8 +317,11 @@ impl Gateway {
             Source::Watched(watched) => Some(watched.connector()),
             Source::Directory(..) => None,
         };
+        let of_layer2 = Arc::clone(&state);
+        let is_cut_off = move || of_layer2.is_cut_off();
+        let ownership = dataplane.neighbors().ownership();
         let (layer2, layer2_view) =
-            Layer2::start(&config, cluster.as_ref().zip(connector), dataplane.neighbors().ownership())?;
+            Layer2::start(&config, cluster.as_ref().zip(connector), ownership, is_cut_off)?;
         state.join_layer2(layer2_view);
         vital.sender("the source of the objects", source.updates());
         vital.sender("the state of the source", source.state());

@@ -99,7 +99,7 @@ impl AdminBackend for Operator {
             .state
             .layer2()
             .ok_or_else(|| AdminError::Unavailable("the gateway is starting".to_owned()))?;
-        layer2.vrrp_check(began, not_ready).map_err(AdminError::Unavailable)
+        layer2.vrrp_check(began, not_ready, self.state.is_cut_off()).map_err(AdminError::Unavailable)
     }
 
     fn status(&self) -> api::Status {

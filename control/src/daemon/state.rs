@@ -254,7 +254,7 @@ impl State {
     pub(super) fn interrupt(&self) {
         if let Some(shown) = self.flow_sharing.get() {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
-            (shown.was_interrupted, shown.catches_up) = (true, true);
+            (shown.was_interrupted, shown.catches_up, shown.is_cut_off) = (true, true, true);
         }
     }
 
@@ -262,6 +262,12 @@ impl State {
     pub(super) fn catches_up(&self) -> bool {
         let shown = self.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).catches_up)
+    }
+
+    /// Whether it catches up because other gateways may serve its VIPs since its start or the interruption.
+    pub(super) fn is_cut_off(&self) -> bool {
+        let shown = self.flow_sharing.get();
+        shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).is_cut_off)
     }
 
     /// The other gateway with the same name.

@@ -10,6 +10,9 @@
 //! keepalived tells only changes. A gateway that has just started, or whose keepalived has reopened the FIFO, does not
 //! know the states. Its checks then fail for [`UNKNOWN_MAX`], so that keepalived changes the states and tells them.
 //!
+//! A gateway that was cut off does not take a group over before it has the flows of the others: while keepalived has no
+//! group of it as master or backup, its checks fail until then. One that keepalived counts as healthy stays so.
+//!
 //! Invariant: lines that were written before a check began are applied before that check.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,7 +107,12 @@ impl Groups {
     }
 
     /// Applies a check that keepalived began at `began`. Returns why it fails, if it does.
-    fn check(&mut self, began: BootTime, now: BootTime, not_ready: Option<String>) -> Option<String> {
+    fn check(
+        &mut self,
+        (began, now): (BootTime, BootTime),
+        not_ready: Option<String>,
+        is_cut_off: bool,
+    ) -> Option<String> {
         // A later time would be an error of the caller, and an earlier one is a check that waited.
         self.heard = self.heard.max(began.min(now));
         let is_unknown = self.unknown_since.is_some_and(|since| now < since.plus(UNKNOWN_MAX));
@@ -112,7 +120,11 @@ impl Groups {
             "keepalived has not yet told the state of any VRRP group; this check fails so that it does"
                 .to_owned()
         });
-        not_ready.or(unknown)
+        let is_healthy =
+            self.states.values().any(|state| matches!(state, GroupState::Master | GroupState::Backup));
+        let behind = (is_cut_off && !is_healthy)
+            .then(|| "the gateway does not have the flows of other gateways yet".to_owned());
+        not_ready.or(behind).or(unknown)
     }
 
     /// Until when this gateway owns each group.
@@ -174,12 +186,17 @@ impl Vrrp {
     }
 
     /// Applies a check of keepalived that began at `began`. Returns why it fails, if it does.
-    pub(super) fn check(&self, began: BootTime, not_ready: Option<String>) -> Option<String> {
+    pub(super) fn check(
+        &self,
+        began: BootTime,
+        not_ready: Option<String>,
+        is_cut_off: bool,
+    ) -> Option<String> {
         let now = self.shared.ownership.now().unwrap_or_default();
         let mut guard = self.shared.lock();
         let (groups, lines) = &mut *guard;
         drain(groups, lines, now);
-        let failure = groups.check(began, now, not_ready);
+        let failure = groups.check((began, now), not_ready, is_cut_off);
         self.shared.grant(groups);
         failure
     }
@@ -358,12 +375,12 @@ mod tests {
                 && groups.line("GROUP \"b\" BACKUP 90", BootTime(SECOND))
         );
         assert_eq!(until(&groups, "a"), 3 * SECOND, "no check was ever made, so the time is long over");
-        assert_eq!(groups.check(BootTime(100 * SECOND), BootTime(101 * SECOND), None), None);
+        assert_eq!(groups.check((BootTime(100 * SECOND), BootTime(101 * SECOND)), None, false), None);
         assert_eq!((until(&groups, "a"), until(&groups, "b")), (103 * SECOND, 0));
         // A check that waited while this process was stopped is as old as it is.
-        groups.check(BootTime(102 * SECOND), BootTime(200 * SECOND), None);
+        groups.check((BootTime(102 * SECOND), BootTime(200 * SECOND)), None, false);
         assert_eq!(until(&groups, "a"), 105 * SECOND);
-        groups.check(BootTime(u64::MAX), BootTime(201 * SECOND), None);
+        groups.check((BootTime(u64::MAX), BootTime(201 * SECOND)), None, false);
         assert_eq!(until(&groups, "a"), 204 * SECOND, "nor is one from the future");
         assert!(groups.line("INSTANCE \"a\" FAULT 100", BootTime(SECOND)));
         assert_eq!(until(&groups, "a"), 0);
@@ -372,7 +389,8 @@ mod tests {
     #[test]
     fn checks_fail_until_a_state_is_known_but_not_for_ever() {
         let mut groups = groups();
-        let fails = |groups: &mut Groups, at| groups.check(BootTime(at), BootTime(at), None).is_some();
+        let fails =
+            |groups: &mut Groups, at| groups.check((BootTime(at), BootTime(at)), None, false).is_some();
         assert!(fails(&mut groups, 2 * SECOND));
         assert!(!groups.line("INSTANCE \"other\" MASTER 1", BootTime(SECOND)));
         assert!(fails(&mut groups, 3 * SECOND), "it was about a group of others");
@@ -383,8 +401,24 @@ mod tests {
         assert_eq!(until(&groups, "a"), 0);
         assert!(fails(&mut groups, 6 * SECOND));
         assert!(!fails(&mut groups, 11 * SECOND), "keepalived may have nothing to tell");
-        let why = groups.check(BootTime(12 * SECOND), BootTime(12 * SECOND), Some("not ready".into()));
+        let why =
+            groups.check((BootTime(12 * SECOND), BootTime(12 * SECOND)), Some("not ready".into()), false);
         assert_eq!(why.as_deref(), Some("not ready"));
+    }
+
+    #[test]
+    fn a_gateway_that_was_cut_off_takes_no_group_over_before_it_has_the_flows() {
+        let mut groups = groups();
+        let fails = |groups: &mut Groups, is_cut_off| {
+            let at = BootTime(100 * SECOND);
+            groups.check((at, at), None, is_cut_off).is_some()
+        };
+        assert!(fails(&mut groups, true), "it has started");
+        for (state, fails_while_behind) in [("FAULT", true), ("BACKUP", false), ("MASTER", false)] {
+            groups.line(&format!("INSTANCE \"a\" {state} 100"), BootTime(SECOND));
+            assert_eq!(fails(&mut groups, true), fails_while_behind, "{state}");
+            assert!(!fails(&mut groups, false), "{state}");
+        }
     }
 
     #[test]
@@ -424,7 +458,7 @@ mod tests {
         let ownership = Arc::new(Ownership::by(tidegate_dataplane::clock::boot_time));
         let vrrp = Vrrp::start(&config, Arc::clone(&ownership)).expect("it is created");
         let owns = || ownership.owns(owner_key("a"));
-        let check = || vrrp.check(ownership.now().expect("a clock"), None);
+        let check = || vrrp.check(ownership.now().expect("a clock"), None, false);
         let mut writer = std::fs::OpenOptions::new().write(true).open(&fifo).expect("somebody reads it");
         writeln!(writer, "INSTANCE \"a\" MASTER 100").expect("it is written");
         assert_eq!(check(), None, "the line was written before the check began");

@@ -387,6 +387,33 @@ fn gateways_that_restart_alone_still_take_over_from_each_other() {
 }
 
 #[test]
+fn a_gateway_that_starts_takes_no_group_over_before_it_has_the_flows() {
+    let _turn = alone();
+    let lab = Lab::build(&LabPlan { servers: 0, vips: Vec::new(), tidegate: tidegate() });
+    let lab = lab.expect("the lab stands (needs root)");
+    let mut edge = Edge::new(&lab, 1, "preempt_delay 1000");
+    // The peer doesn't answer, so the gateway waits for it as long as it may.
+    let sharing = format!(
+        "flowSharing: {{mode: nat, peers: [\"192.0.2.1:10358\", \"192.0.2.2:10358\"], key: {{value: \"{}\"}}}}\n",
+        "7".repeat(64)
+    );
+    std::fs::write(edge.directory.join("gateway.yaml"), edge.gateway_yaml() + &sharing).expect("written");
+    edge.start();
+    let mut reasons = Vec::new();
+    let checked = wait_for("a check that passes", BOUND, || {
+        let mut check = edge.namespace.command(tidegate());
+        let socket = edge.directory.join("tidegate.sock");
+        let checked = check.args(["vrrp-check", "--socket"]).arg(socket).output().ok()?;
+        reasons.push(String::from_utf8_lossy(&checked.stderr).into_owned());
+        checked.status.success().then_some(())
+    });
+    checked.unwrap_or_else(|error| panic!("{error:#}\n{reasons:?}\n{}", edge.logs()));
+    let waited = reasons.iter().any(|why| why.contains("does not have the flows of other gateways yet"));
+    assert!(waited, "{reasons:?}");
+    edge.wait_for_state("master");
+}
+
+#[test]
 fn a_backup_whose_keepalived_has_lost_its_sockets_is_degraded() {
     let _turn = alone();
     // What docs/layer2.md warns of.

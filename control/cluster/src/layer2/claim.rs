@@ -59,6 +59,9 @@ pub(super) struct Beside<'a> {
     pub(super) lasts: Duration,
     /// How long another gateway must be the preferred one before it gets the Lease.
     pub(super) hand_back_delay: Duration,
+    /// This gateway was cut off and does not have the flows of other gateways yet: it takes no Lease that another one may
+    /// take, and keeps those that it has.
+    pub(super) is_cut_off: bool,
     /// The wall clock, for people who read the Lease.
     pub(super) wall: Timestamp,
 }
@@ -205,6 +208,9 @@ impl Claim {
         now: Instant,
     ) -> bool {
         let others = beside.ranked.iter().filter(|one| Some(one.name.as_str()) != except || one.name == own);
+        if beside.is_cut_off && others.clone().any(|one| one.name != own) {
+            return false;
+        }
         let rank = others.enumerate().find(|(_, one)| one.name == own).map(|(rank, _)| rank);
         let step = |rank: usize| RANK_STEP.saturating_mul(u32::try_from(rank).unwrap_or(u32::MAX));
         rank.is_some_and(|rank| now.duration_since(since) >= step(rank))
@@ -327,11 +333,13 @@ mod tests {
         claim: Claim,
         identity: String,
         delay: Duration,
+        is_cut_off: bool,
     }
 
     impl Gateway {
         fn new(identity: &str) -> Self {
-            Self { claim: Claim::default(), identity: identity.to_owned(), delay: Duration::from_secs(30) }
+            let delay = Duration::from_secs(30);
+            Self { claim: Claim::default(), identity: identity.to_owned(), delay, is_cut_off: false }
         }
 
         /// One look and the resulting write. Returns whether the gateway owns the VIPs then.
@@ -349,6 +357,7 @@ mod tests {
                 ranked: &ranked,
                 lasts: LASTS,
                 hand_back_delay: self.delay,
+                is_cut_off: self.is_cut_off,
                 wall: "2026-01-01T00:00:00Z".parse().expect("a time"),
             };
             if let Some(ask) = self.claim.ask(&beside, now)
@@ -476,10 +485,30 @@ mod tests {
         assert!(a.turn(&mut server, &["a", "b"], start, 0));
         a.claim.refuse(start);
         assert!(!a.owns(10) && !a.turn(&mut server, &["a", "b"], start, 1000), "it gives it back");
+        assert!(!b.turn(&mut server, &["a", "b"], start, 1050));
         assert!(!a.turn(&mut server, &["a"], start, 2000), "nor does it take it, being alone");
         assert!(b.turn(&mut server, &["a", "b"], start, 3100));
-        let again = PASSED_OVER.as_millis() as u64;
-        assert!(a.turn(&mut Server::default(), &["a"], start, again), "there may be room by then");
+        assert!(a.turn(&mut Server::default(), &["a"], start, 60_000), "there may be room by then");
+    }
+
+    #[test]
+    fn a_gateway_that_was_cut_off_takes_no_lease_of_others_before_it_has_the_flows() {
+        let (mut server, start) = (Server::default(), Instant::now());
+        let (mut a, mut b) = (Gateway::new("a_1"), Gateway::new("b_1"));
+        a.is_cut_off = true;
+        assert!(
+            !a.turn(&mut server, &["a", "b"], start, 0) && !a.turn(&mut server, &["a", "b"], start, 30_000)
+        );
+        assert!(!b.turn(&mut server, &["a", "b"], start, 29_000), "it isn't the preferred one");
+        assert!(b.turn(&mut server, &["a", "b"], start, 31_000));
+        // It keeps what it has, and what nobody else can serve it takes.
+        b.is_cut_off = true;
+        assert!(b.turn(&mut server, &["a", "b"], start, 34_000));
+        assert!(b.turn(&mut server, &["a", "b"], start, 41_000), "it was renewed");
+        assert!(a.turn(&mut Server::default(), &["a"], start, 50_000));
+        // The holder is gone, and nobody else is there.
+        assert!(!a.turn(&mut server, &["a", "b"], start, 60_000));
+        assert!(a.turn(&mut server, &["a", "b"], start, 69_000));
     }
 
     #[test]
@@ -518,7 +547,8 @@ mod tests {
         assert!(b.turn(&mut server, &["b"], start, 0));
         let ranked = [Ranked { name: "a".to_owned(), lacking: 0 }];
         let wall = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let beside = Beside { identity: "a_1", ranked: &ranked, lasts: LASTS, hand_back_delay: LASTS, wall };
+        let (identity, hand_back_delay, is_cut_off) = ("a_1", LASTS, false);
+        let beside = Beside { identity, ranked: &ranked, lasts: LASTS, hand_back_delay, is_cut_off, wall };
         let ask = a.claim.ask(&beside, now).expect("it is free as far as it knows");
         assert_eq!(server.take(&ask), None);
         assert!(!a.owns(0) && b.owns(0) && boot == BootTime(0));

@@ -19,7 +19,7 @@ use tidegate_policy::reconcile::{OwnerGroup, owner_key};
 use tidegate_source::kubernetes::Connector;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::claim::{Ask, Beside, Claim, LABEL};
 use super::rank::{Ranked, ranked};
@@ -49,6 +49,9 @@ pub struct LeaseTimes {
     /// How long another gateway must be preferred before it gets a Lease.
     pub hand_back_delay: Duration,
 }
+
+/// Whether this gateway was cut off and does not have the flows of other gateways yet.
+type IsCutOff = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// The groups of VIPs that this gateway may own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -105,7 +108,8 @@ pub struct Keeper {
 
 impl Keeper {
     /// Begins, on the runtime of the caller. `identity` is the gateway's name, `_` and an identifier of this run; `times`
-    /// are the duration of Leases and the delay of a hand-back.
+    /// are the duration of Leases and the delay of a hand-back; `is_cut_off` says whether this gateway was cut off and does
+    /// not have the flows of other gateways yet.
     ///
     /// # Panics
     /// Outside of a Tokio runtime with time and I/O.
@@ -117,6 +121,7 @@ impl Keeper {
         times: LeaseTimes,
         peers: watch::Receiver<PeerReleases>,
         ownership: Arc<Ownership>,
+        is_cut_off: IsCutOff,
     ) -> Self {
         let (wanted, wants) = watch::channel(Wanted::default());
         let (ends, leaves) = watch::channel(false);
@@ -129,6 +134,7 @@ impl Keeper {
             times,
             peers,
             ownership,
+            is_cut_off,
             wants,
             leaves,
             owners: Arc::clone(&owners),
@@ -185,6 +191,7 @@ struct Task {
     times: LeaseTimes,
     peers: watch::Receiver<PeerReleases>,
     ownership: Arc<Ownership>,
+    is_cut_off: IsCutOff,
     wants: watch::Receiver<Wanted>,
     leaves: watch::Receiver<bool>,
     owners: Arc<Owners>,
@@ -218,6 +225,8 @@ impl Task {
             let next = due.map(|at| at.max(soon)).chain([began + LOOK_EVERY]).min();
             tokio::select! {
                 () = sleep_until(next.unwrap_or(soon)) => {}
+                // As soon as it has caught up, it takes what it left to others.
+                () = caught_up(&self.is_cut_off), if (self.is_cut_off)() => {}
                 Ok(()) = self.wants.changed() => {}
                 Ok(()) = self.leaves.changed() => {}
             }
@@ -277,7 +286,7 @@ impl Task {
     async fn write(&mut self, wanted: &Wanted) -> Option<String> {
         let mut writes: JoinSet<Written> = JoinSet::new();
         let (mut error, wall) = (None, Timestamp::now());
-        let live = Arc::clone(&self.peers.borrow().live);
+        let (live, is_cut_off) = (Arc::clone(&self.peers.borrow().live), (self.is_cut_off)());
         let asks: Vec<(String, Ask)> = self
             .claims
             .iter_mut()
@@ -290,6 +299,7 @@ impl Task {
                     ranked: &ranked,
                     lasts: self.times.lasts,
                     hand_back_delay: self.times.hand_back_delay,
+                    is_cut_off,
                     wall,
                 };
                 Some((group.clone(), claim.ask(&beside, Instant::now())?))
@@ -376,6 +386,12 @@ impl Task {
             None => tracing::info!(namespace = self.namespace, "the Leases of VIPs can be kept again"),
         }
         self.reported = error;
+    }
+}
+
+async fn caught_up(is_cut_off: &IsCutOff) {
+    while is_cut_off() {
+        sleep(TURNS_APART).await;
     }
 }
 
