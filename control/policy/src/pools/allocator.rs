@@ -3,8 +3,8 @@
 //! All Services that take part get their addresses in three passes (`allocate`). When some of them change, the passes
 //! run again only for those that the change can affect, while the others keep what they hold:
 //! - Services that changed, or whose memory differs from that of their last turn;
-//! - Services whose result depends on others: they were refused because of what another holds, or their address was
-//!   chosen freely, and others may now come before them;
+//! - Services whose result depends on others: they were refused because of what another holds, their address was chosen
+//!   freely, and others may now come before them, or they have a sharing key and share with nobody;
 //! - every Service that holds an address that one of these held or names; and, if a pool has a quota, their
 //!   namespaces.
 //!
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_model::objects::{ObjectKey, Pool};
+use tidegate_model::objects::{ObjectKey, Pool, Service};
 use tidegate_model::shared_map::SharedMap;
 
 use super::allocate::{Allocation, Footprint};
@@ -91,7 +91,7 @@ impl Allocator {
             return Vec::new();
         }
         again.extend(self.hanging.iter().cloned());
-        let again = self.with_neighbours(again, applicant);
+        let again = self.with_neighbours(again, &applicant);
         let mut before: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
         let mut turns: Vec<Turn<'a>> = Vec::with_capacity(again.len());
         let mut departed = BTreeSet::new();
@@ -112,7 +112,7 @@ impl Allocator {
         if self.allocations.departed.len() > DEPARTED_MAX {
             forget_surplus(&mut Arc::make_mut(&mut self.allocations).departed);
         }
-        self.pass_all(&mut turns);
+        self.pass_all(&mut turns, &|key| applicant(key, None).map(|applicant| applicant.service));
         let mut gained = BTreeSet::new();
         for Turn { applicant, granted, footprint } in turns {
             let key = applicant.key();
@@ -165,7 +165,7 @@ impl Allocator {
         found
     }
 
-    fn pass_all(&mut self, turns: &mut [Turn<'_>]) {
+    fn pass_all<'a>(&mut self, turns: &mut [Turn<'a>], service: &dyn Fn(&ObjectKey) -> Option<&'a Service>) {
         turns.sort_by(|a, b| {
             let [a, b] = [a, b].map(|turn| &turn.applicant.service.meta);
             a.seniority().cmp(&b.seniority())
@@ -188,6 +188,10 @@ impl Allocator {
         }
         for Turn { applicant, granted, footprint } in &mut *turns {
             self.allocation.turn(footprint, |allocation| allocation.choose(applicant, granted));
+        }
+        for Turn { applicant, granted, footprint } in turns {
+            self.allocation
+                .turn(footprint, |allocation| allocation.note_unshared(applicant, granted, service));
         }
     }
 

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::fnv::{self, fnv1a};
-use tidegate_model::objects::{IpFamily, IpFamilyPolicy, ObjectKey, number};
+use tidegate_model::objects::{IpFamily, IpFamilyPolicy, ObjectKey, Service, number};
 use tidegate_model::yaml::text;
 
 use super::allocate::{Allocation, Applicant, Granted, failed};
@@ -52,7 +52,6 @@ impl Allocation {
                 // Once the Service holds the address, it keeps it. Until then, another Service may take precedence.
                 Ok(found) => {
                     self.hangs();
-                    granted.problems.extend(self.not_shared(applicant, found.1));
                     chosen.push(found);
                 }
                 Err(why) => missing.push((family, why)),
@@ -176,19 +175,57 @@ impl Allocation {
         })
     }
 
-    /// Why a Service with a sharing key does not get the address that others with this key have.
-    fn not_shared(&self, applicant: &Applicant<'_>, chosen: IpAddr) -> Option<Problem> {
-        let key = applicant.sharing_key.as_deref()?;
-        let family = IpFamily::of(chosen);
-        let shared = self.ledger.shared_under(key).find(|ip| IpFamily::of(*ip) == family)?;
-        let pool = self.usable_pools(applicant).find(|at| self.pools[*at].contains(shared))?;
-        let taken = self.admits(pool, shared, applicant).err()?;
+    /// After pass 3: notes for each address that a Service with a sharing key has alone why it doesn't share one that a
+    /// senior Service with this key has. `service` finds a Service that takes part.
+    pub(super) fn note_unshared<'a>(
+        &self,
+        applicant: &Applicant<'a>,
+        granted: &mut Granted,
+        service: &dyn Fn(&ObjectKey) -> Option<&'a Service>,
+    ) {
+        if applicant.sharing_key.is_none() {
+            return;
+        }
+        for own in &granted.load_balancer {
+            let family = IpFamily::of(own.address);
+            let is_requested = applicant.requested.iter().any(|(ip, _)| IpFamily::of(*ip) == family);
+            let is_alone = self.ledger.holders(own.address).all(|holder| holder == applicant.key());
+            if is_alone && !is_requested {
+                // Other Services may get this key, or addresses under it.
+                self.hangs();
+                granted.problems.extend(self.not_shared(applicant, own.address, service));
+            }
+        }
+    }
+
+    /// Why a Service with a sharing key has this address, and not one that others with this key have.
+    fn not_shared<'a>(
+        &self,
+        applicant: &Applicant<'a>,
+        own: IpAddr,
+        service: &dyn Fn(&ObjectKey) -> Option<&'a Service>,
+    ) -> Option<Problem> {
+        let family = IpFamily::of(own);
+        let shared = self.ledger.shared_under(applicant.sharing_key.as_deref()?);
+        let mut refused = None;
+        for ip in shared.filter(|ip| *ip != own && IpFamily::of(*ip) == family) {
+            let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
+                continue;
+            };
+            // If it could share one now, it only keeps what it has.
+            let taken = self.admits(pool, ip, applicant).err()?;
+            let is_senior = |other: &Service| other.meta.seniority() < applicant.service.meta.seniority();
+            if service(taken.owner()).is_some_and(is_senior) {
+                refused.get_or_insert((pool, ip, taken));
+            }
+        }
+        let (pool, ip, taken) = refused?;
         Some(Problem {
             kind: ProblemKind::NotShared,
             severity: Severity::Warning,
             field: "metadata.annotations[tidegate.dev/allow-shared-ip]".to_owned(),
             what: format!(
-                "Service {} gets an address of its own, and does not share {shared}, which has the same sharing key: {taken}",
+                "Service {} has an address of its own, and does not share {ip}, which has the same sharing key: {taken}",
                 applicant.key()
             ),
             accepted: Some(taken.remedy(&self.pools[pool].name)),

@@ -89,6 +89,16 @@ impl std::fmt::Display for Taken {
 }
 
 impl Taken {
+    /// The Service that prevents the claim.
+    #[must_use]
+    pub fn owner(&self) -> &ObjectKey {
+        match self {
+            Self::Port { owner, .. } | Self::NotShared { owner, .. } | Self::OtherNamespace { owner } => {
+                owner
+            }
+        }
+    }
+
     /// What would be granted, of addresses of this pool.
     #[must_use]
     pub fn remedy(&self, pool: &str) -> String {

@@ -166,7 +166,7 @@ pub enum ProblemKind {
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
-    /// An address of its own, although other Services with the same sharing key have one.
+    /// An address of its own, although senior Services with the same sharing key have one.
     NotShared,
 }
 

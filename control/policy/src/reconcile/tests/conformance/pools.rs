@@ -375,7 +375,8 @@ fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none(
     let anywhere =
         |name: &str, port: &str| sharing(name, "k", port).replace("  loadBalancerIP: 203.0.113.5\n", "");
     let services = anywhere("a", "port: 80") + &anywhere("b", "port: 81") + &anywhere("c", "port: 80");
-    let outcome = Pooled::of("addresses: [203.0.113.0/28]", &services).step();
+    let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &services);
+    let outcome = pooled.step();
     assert_eq!(address(&outcome, "a"), address(&outcome, "b"));
     assert_ne!(address(&outcome, "a"), address(&outcome, "c"), "port 80 is taken there");
     assert!(address(&outcome, "c").is_some());
@@ -386,6 +387,15 @@ fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none(
         "{:?}",
         finding.diagnostic
     );
+    assert_eq!(pooled.step().findings, outcome.findings, "the cause stays");
+    pooled
+        .services_are(&services.replace("name: c, ", "name: c, creationTimestamp: '2026-01-01T00:00:00Z', "));
+    assert!(pooled.step().findings.is_empty(), "it is the older one now, and the others share");
+    pooled.services_are(&services);
+    assert_eq!(pooled.step().findings, outcome.findings);
+    let mended = anywhere("a", "port: 80") + &anywhere("b", "port: 81") + &anywhere("c", "port: 82");
+    pooled.services_are(&mended);
+    assert!(pooled.step().findings.is_empty(), "it could share, and keeps what it has");
 }
 
 #[test]
