@@ -7,63 +7,65 @@
 use tidegate_model::objects::Labels;
 
 use super::super::annotations::key;
-use super::value::AliasValue;
+use super::value::AliasValue::{self, Nothing, Ours, Refused};
 
 const NO_LIMIT: &str = "spec.loadBalancerSourceRanges instead of the annotation";
 const NO_TLS: &str = "backends that end TLS themselves, and no annotation";
 
+/// The meaning of one of these words. Any other word is invalid, and the accepted ones are those that are not refused.
+fn one_of<'a>(value: &str, words: &[(&'static str, AliasValue<'a>)]) -> AliasValue<'a> {
+    match words.iter().find(|(word, _)| *word == value) {
+        Some((_, meaning)) => meaning.clone(),
+        None => {
+            let accepted = words.iter().filter(|(_, meaning)| !matches!(meaning, Refused(..)));
+            let accepted: Vec<&str> = accepted.map(|(word, _)| *word).collect();
+            AliasValue::InvalidPort(accepted.join(", ").into())
+        }
+    }
+}
+
 /// Any value except none limits the clients.
 pub(super) fn limits_clients<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    if value.is_empty() { AliasValue::Nothing } else { limit() }
+    if value.is_empty() { Nothing } else { limit() }
 }
 
 fn limit() -> AliasValue<'static> {
-    AliasValue::Refused(
-        "it limits the clients of the Service in a way that the gateway does not know",
-        NO_LIMIT,
-    )
+    Refused("it limits the clients of the Service in a way that the gateway does not know", NO_LIMIT)
 }
 
 /// Cilium: whether `spec.loadBalancerSourceRanges` lists the clients that are refused.
 pub(super) fn source_ranges_policy<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    match value {
-        "allow" => AliasValue::Nothing,
-        "deny" => AliasValue::Refused(
-            "source ranges that deny are not known",
-            "allow, and the ranges of clients that are admitted in spec.loadBalancerSourceRanges",
-        ),
-        _ => AliasValue::InvalidPort("allow".into()),
-    }
+    let denies = Refused(
+        "source ranges that deny are not known",
+        "allow, and the ranges of clients that are admitted in spec.loadBalancerSourceRanges",
+    );
+    one_of(value, &[("allow", Nothing), ("deny", denies)])
 }
 
 /// Alibaba: whether a list of clients applies.
 pub(super) fn acl_status<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    match value {
-        "off" => AliasValue::Nothing,
-        "on" => limit(),
-        _ => AliasValue::InvalidPort("off".into()),
-    }
+    one_of(value, &[("off", Nothing), ("on", limit())])
 }
 
 /// A certificate with which the balancer ends TLS.
 pub(super) fn certificate<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    if value.is_empty() { AliasValue::Nothing } else { ends_tls() }
+    if value.is_empty() { Nothing } else { ends_tls() }
 }
 
 fn ends_tls() -> AliasValue<'static> {
-    AliasValue::Refused("the gateway passes TLS on to backends, which may expect plain text", NO_TLS)
+    Refused("the gateway passes TLS on to backends, which may expect plain text", NO_TLS)
 }
 
 /// AWS: what the balancer and the backends speak.
 pub(super) fn backend_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    match value {
-        "tcp" => AliasValue::Nothing,
-        "http" | "https" | "ssl" | "tls" => AliasValue::Refused(
+    let other = || {
+        Refused(
             "the gateway passes on what clients send: it adds no TLS and no header of HTTP for backends",
             "tcp",
-        ),
-        _ => AliasValue::InvalidPort("tcp".into()),
-    }
+        )
+    };
+    let others = ["http", "https", "ssl", "tls"].map(|word| (word, other()));
+    one_of(value, &[&[("tcp", Nothing)], &others[..]].concat())
 }
 
 /// Alibaba: `https:443,tcp:80`.
@@ -71,7 +73,7 @@ pub(super) fn protocol_ports<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a
     let protocols =
         || value.split(',').map(|item| item.split_once(':').map_or("", |(protocol, _)| protocol.trim()));
     if protocols().all(|protocol| matches!(protocol, "tcp" | "udp")) {
-        AliasValue::Nothing
+        Nothing
     } else if protocols().all(|protocol| matches!(protocol, "tcp" | "udp" | "http" | "https")) {
         ends_tls()
     } else {
@@ -81,33 +83,25 @@ pub(super) fn protocol_ports<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a
 
 /// OpenStack: whether backends get the client's address in a header of HTTP.
 pub(super) fn forwarded_for<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    match value {
-        "false" => AliasValue::Nothing,
-        "true" => AliasValue::Refused(
-            "the gateway adds no header of HTTP",
-            "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, and no annotation",
-        ),
-        _ => AliasValue::InvalidPort("true, false".into()),
-    }
+    let wanted = Refused(
+        "the gateway adds no header of HTTP",
+        "a forwarding mode that keeps the client's address, or tidegate.dev/proxy-protocol, and no annotation",
+    );
+    one_of(value, &[("false", Nothing), ("true", wanted)])
 }
 
 /// OpenStack: the version of the PROXY protocol; `true` is version 1.
 pub(super) fn openstack_proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    match value {
-        "false" => AliasValue::Nothing,
-        "true" | "v1" => AliasValue::Ours(key::PROXY_PROTOCOL, "v1".into()),
-        "v2" => AliasValue::Ours(key::PROXY_PROTOCOL, "v2".into()),
-        _ => AliasValue::InvalidPort("true, v1, v2, false".into()),
-    }
+    let version = |version: &'static str| Ours(key::PROXY_PROTOCOL, version.into());
+    one_of(
+        value,
+        &[("true", version("v1")), ("v1", version("v1")), ("v2", version("v2")), ("false", Nothing)],
+    )
 }
 
 /// Alibaba: version 2 of the PROXY protocol.
 pub(super) fn alibaba_proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    match value {
-        "off" => AliasValue::Nothing,
-        "on" => AliasValue::Ours(key::PROXY_PROTOCOL, "v2".into()),
-        _ => AliasValue::InvalidPort("on, off".into()),
-    }
+    one_of(value, &[("on", Ours(key::PROXY_PROTOCOL, "v2".into())), ("off", Nothing)])
 }
 
 /// IBM: features, separated by commas. Which version of the PROXY protocol its balancers send is not said there.
@@ -116,9 +110,9 @@ pub(super) fn ibm_features<'a>(value: &'a str, annotations: &'a Labels) -> Alias
     if !asks {
         AliasValue::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
     } else if annotations.contains_key(key::PROXY_PROTOCOL) {
-        AliasValue::Nothing
+        Nothing
     } else {
-        AliasValue::Refused(
+        Refused(
             "it does not say which version of the PROXY protocol",
             "tidegate.dev/proxy-protocol beside it",
         )

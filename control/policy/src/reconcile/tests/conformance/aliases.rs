@@ -506,7 +506,7 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str, Serves, &str)] = &[
     ),
     ("aws", "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "smtp", Serves::NoPort, "tcp"),
     ("openstack", "loadbalancer.openstack.org/proxy-protocol", "v3", Serves::NoPort, "true, v1, v2, false"),
-    ("openstack", "loadbalancer.openstack.org/x-forwarded-for", "1", Serves::NoPort, "true, false"),
+    ("openstack", "loadbalancer.openstack.org/x-forwarded-for", "1", Serves::NoPort, "false"),
     (
         "alibaba",
         "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol",
