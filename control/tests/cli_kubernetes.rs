@@ -85,6 +85,29 @@ fn api_server_that_cannot_be_found_or_reached_is_an_error_that_says_so() {
 }
 
 #[test]
+fn commands_that_cannot_use_the_api_server_name_the_cause() {
+    let commands: [&[&str]; 4] = [&["status"], &["services"], &["pools"], &["uninstall", "--dry-run"]];
+    let (site, server) = world("{stateDirectory: ''}");
+    let fail = |what: &str, causes: &[&str]| {
+        for command in commands {
+            let ran = site.run(&[command, &["--kubeconfig", "kubeconfig"]].concat());
+            assert_ne!(ran.code, 0, "{what}: {command:?}");
+            for cause in causes {
+                let said = ran.out.clone() + &ran.err;
+                assert!(said.contains(cause), "{what}: {command:?} does not name {cause:?}: {said}");
+            }
+        }
+    };
+    fail("no kubeconfig", &["kubeconfig", "No such file or directory"]);
+    put_kubeconfig(&site, &server, "");
+    server.renew_certificate().expect("it can be renewed");
+    let address = server.address().to_string();
+    fail("another authority", &[&address, "certificate"]);
+    drop(server);
+    fail("no server", &[&address, "Connection refused"]);
+}
+
+#[test]
 fn another_class_is_another_gateway() {
     let (site, server) =
         world("{stateDirectory: '', kubeconfig: kubeconfig, loadBalancerClass: example.com/lb}");

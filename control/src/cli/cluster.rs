@@ -75,7 +75,9 @@ impl Query<'_> {
     pub(super) async fn show<T: Shown>(mut self, out: &mut impl Write) -> Result<usize, Failure> {
         let Server { kubeconfig, context } = self.server.clone();
         let connection = Connector::with_context(kubeconfig, context).connection().await;
-        let client = connection.map_err(|error| Failure::Cluster(error.to_string()))?.client;
+        let connection = connection.map_err(|error| Failure::Cluster(error.to_string()))?;
+        let (client, server) = (connection.client, connection.server);
+        let refused = |error| refused(&server, error);
         if T::group(&()) == AddressPool::group(&()) {
             warn_of_deleted_definition(&client).await;
         }
@@ -98,7 +100,7 @@ impl Query<'_> {
                 return Ok(items.len());
             }
             out.flush()?;
-            self.follow::<T>(&client, version, table, out).await?;
+            self.follow::<T>((&client, &server), version, table, out).await?;
             self.style.no_headers = true;
         }
     }
@@ -106,11 +108,12 @@ impl Query<'_> {
     /// Prints each change after a version, until the API server no longer has what followed it.
     async fn follow<T: Shown>(
         &self,
-        client: &Client,
+        (client, server): (&Client, &str),
         mut version: String,
         mut table: Table,
         out: &mut impl Write,
     ) -> Result<(), Failure> {
+        let refused = |error| refused(server, error);
         let params =
             WatchParams { label_selector: self.selector.map(str::to_owned), ..WatchParams::default() };
         loop {
@@ -162,10 +165,11 @@ impl Query<'_> {
     }
 }
 
-fn refused(error: kube::Error) -> Failure {
+/// What the API server refuses, or why it gives no answer.
+fn refused(server: &str, error: kube::Error) -> Failure {
     Failure::Cluster(match error {
         kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
-        other => causes(&other),
+        other => format!("{server}: {}", causes(&other)),
     })
 }
 
