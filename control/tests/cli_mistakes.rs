@@ -177,6 +177,16 @@ const MISTAKES: &[Mistake] = &[
         &["0.0.0.0/0 contains the addresses of other networks"],
     ),
     refused(
+        "an aggregate outside of the pools",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"198.51.100.0/24\"]}\npools:\n",
+        )],
+        (GATEWAY_FILE, "aggregates"),
+        &["no pool has an address of 198.51.100.0/24"],
+    ),
+    warned(
         "an aggregate that is larger than the pools",
         &[(
             GATEWAY_FILE,
@@ -184,7 +194,7 @@ const MISTAKES: &[Mistake] = &[
             "announce:\n  bgp: {asn: 64512, peers: [{address: 192.0.2.1, asn: 64513}],\n    aggregates: [\"203.0.113.0/24\"]}\npools:\n",
         )],
         (GATEWAY_FILE, "aggregates"),
-        &["no pool has 203.0.113.16 of 203.0.113.0/24"],
+        &["240 of them are in no pool, such as 203.0.113.16"],
     ),
     refused(
         "a VIP outside of the pools",

@@ -216,8 +216,8 @@ struct Worker {
     routes: Routes,
     /// Those of them that are the last resort.
     last_resort: BTreeSet<IpNet>,
-    /// The aggregates that are not announced, each with its first address that no pool has.
-    outside: BTreeMap<IpNet, IpAddr>,
+    /// The aggregates that are not announced, because no pool has an address of them.
+    outside: BTreeSet<IpNet>,
     /// The routes for the kernel.
     kernel_routes: Routes,
     files: Files,
@@ -248,7 +248,7 @@ impl Worker {
             vips: BTreeMap::new(),
             routes: Routes::new(),
             last_resort: BTreeSet::new(),
-            outside: BTreeMap::new(),
+            outside: BTreeSet::new(),
             kernel_routes: Routes::new(),
             files: Files::default(),
             written: None,
@@ -391,8 +391,8 @@ impl Worker {
         self.decisions += 1;
         let outside = outside_of_pools(&setup.config, &round.outcome.pools);
         if outside != self.outside {
-            for (aggregate, address) in &outside {
-                tracing::warn!(%aggregate, %address, "the aggregate is not announced: no pool has this address of it");
+            for aggregate in &outside {
+                tracing::warn!(%aggregate, "the aggregate is not announced: no pool has an address of it");
             }
             self.outside = outside;
         }

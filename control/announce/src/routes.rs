@@ -3,7 +3,7 @@
 //! An aggregate is announced while at least one VIP in it is. It carries what its pools say, and not what Services say,
 //! so that it does not change with each Service.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -16,13 +16,16 @@ use crate::decide::Vip;
 /// Prefixes with what they carry.
 pub type Routes = BTreeMap<IpNet, RouteAttributes>;
 
-/// The aggregates of the configuration that are not announced because they have addresses that no pool has, with the
-/// first of these. The router would send their traffic, which is other hosts', to the gateway.
+/// The aggregates of the configuration that are not announced because no pool has an address of them. The router would send
+/// their traffic, which is other hosts', to the gateway.
 #[must_use]
-pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeMap<IpNet, IpAddr> {
-    let ranges = || pools.iter().flat_map(|usage| &usage.ranges);
+pub fn outside_of_pools(config: &AnnounceConfig, pools: &[PoolUsage]) -> BTreeSet<IpNet> {
+    let is_outside = |net: &&IpNet| {
+        let net = AddressRange::from(**net);
+        !pools.iter().flat_map(|usage| &usage.ranges).any(|range| range.overlaps(&net))
+    };
     let aggregates = config.bgp.iter().flat_map(|bgp| &bgp.aggregates);
-    aggregates.filter_map(|net| Some((*net, AddressRange::from(*net).first_outside(ranges())?))).collect()
+    aggregates.filter(is_outside).copied().collect()
 }
 
 /// The prefixes of the VIPs that are not withheld. VIPs in an aggregate of `outside` are announced one by one.
@@ -31,7 +34,7 @@ pub fn routes(
     vips: &BTreeMap<IpAddr, Vip>,
     config: &AnnounceConfig,
     pools: &[PoolUsage],
-    outside: &BTreeMap<IpNet, IpAddr>,
+    outside: &BTreeSet<IpNet>,
 ) -> Routes {
     let pools: BTreeMap<&str, &PoolRoutes> =
         pools.iter().map(|usage| (usage.pool.as_str(), &usage.routes)).collect();
@@ -40,7 +43,7 @@ pub fn routes(
     for (&address, vip) in vips.iter().filter(|(_, vip)| vip.withheld.is_none()) {
         let host = IpNet::from(address);
         let pool = pools.get(vip.pool.as_str());
-        let is_whole = |net: &&IpNet| net.contains(&address) && !outside.contains_key(*net);
+        let is_whole = |net: &&IpNet| net.contains(&address) && !outside.contains(*net);
         let of_config = aggregates.iter().find(is_whole).copied();
         let of_pool = || {
             let length = pool
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregate_with_addresses_of_no_pool_is_not_announced() {
+    fn an_aggregate_is_announced_if_a_pool_has_an_address_of_it() {
         let pool = |name: &str, net: &str| PoolUsage {
             pool: name.to_owned(),
             ranges: vec![net.parse::<IpNet>().unwrap().into()],
@@ -117,15 +120,16 @@ mod tests {
             let loaded = tidegate_model::config::parse(&text, "gateway.yaml", std::path::Path::new("."), 2);
             loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).announce
         };
-        for (aggregate, announced) in [
-            ("203.0.113.0/27", "203.0.113.0/27"),
-            ("203.0.113.0/29", "203.0.113.0/29"),
-            ("203.0.113.0/26", "203.0.113.1/32"),
-            ("203.0.0.0/9", "203.0.113.1/32"),
+        for (aggregate, held, announced) in [
+            ("203.0.113.0/27", "203.0.113.1", "203.0.113.0/27"),
+            ("203.0.113.0/29", "203.0.113.1", "203.0.113.0/29"),
+            ("203.0.113.0/24", "203.0.113.1", "203.0.113.0/24"),
+            // The Service has had it since before the pool was changed.
+            ("203.0.113.64/26", "203.0.113.65", "203.0.113.65/32"),
         ] {
             let config = bgp(aggregate);
             let outside = outside_of_pools(&config, &pools);
-            let found = routes(&vips(&[("203.0.113.1", None)]), &config, &pools, &outside);
+            let found = routes(&vips(&[(held, None)]), &config, &pools, &outside);
             assert_eq!(found.keys().map(ToString::to_string).collect::<Vec<_>>(), [announced], "{aggregate}");
             assert_eq!(outside.is_empty(), announced == aggregate, "{aggregate}");
         }

@@ -1,6 +1,6 @@
 //! The state of the announcements, for `tidegate status` and metrics. Plain values; the daemon gives them their form.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,8 @@ pub struct Status {
     pub unsent: usize,
     /// The VIPs that are withheld.
     pub withheld: BTreeMap<IpAddr, Withheld>,
-    /// The aggregates that are not announced, each with its first address that no pool has.
-    pub outside: BTreeMap<IpNet, IpAddr>,
+    /// The aggregates that are not announced, because no pool has an address of them.
+    pub outside: BTreeSet<IpNet>,
     /// BGP; `None` without `announce.bgp`.
     pub bgp: Option<BgpStatus>,
     /// Routes of the kernel; `None` without `announce.kernelRoutes`.

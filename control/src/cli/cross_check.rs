@@ -38,13 +38,20 @@ fn aggregates(config: &GatewayConfig, objects: &Objects) -> Vec<Diagnostic> {
     let (pools, _) = pools::merge(&config.pools, &objects.address_pools);
     let ranges = || pools.iter().flat_map(|pool| &pool.ranges);
     let outside = bgp.aggregates.iter().enumerate().filter_map(|(i, net)| {
-        let address = AddressRange::from(*net).first_outside(ranges())?;
+        let range = AddressRange::from(*net);
+        let (first, count) = range.outside(ranges())?;
         let field = format!("announce.bgp.aggregates[{i}]");
-        let what = format!(
-            "{field}: no pool has {address} of {net}, so the gateway would draw traffic of other hosts"
-        );
-        let accepted = "a prefix all of whose addresses are in pools, or pools[].bgp.aggregationLength";
-        Some(Diagnostic::error(what).accepting(accepted).at(config.origin.field(&field)))
+        let fault = if count == range.size() {
+            let what = format!("{field}: no pool has an address of {net}, so it would draw traffic of other hosts only");
+            Diagnostic::error(what).accepting("a prefix with addresses of pools")
+        } else {
+            Diagnostic::warning(format!(
+                "{field}: the gateway draws the traffic of all addresses of {net}, and {count} of them are in no pool, such as \
+                 {first}"
+            ))
+            .accepting("a prefix all of whose addresses are in pools, if other hosts have these")
+        };
+        Some(fault.at(config.origin.field(&field)))
     });
     outside.collect()
 }

@@ -363,8 +363,8 @@ pub const KEYS: &[Key] = &[
     key("announce.bgp.peers[].families", "list of `ipv4`, `ipv6`", Words("the family of the address"), "[ipv4, ipv6]", Reload,
         "The VIPs that this router learns."),
     key("announce.bgp.aggregates", "list of CIDRs, /8 to /32 and /16 to /128", Value("[]"), "[\"203.0.113.0/28\"]", Reload,
-        "Prefixes that are announced instead of the VIPs in them, as long as at least one of those VIPs is announced. Pools must have \
-         all addresses of a prefix ([bgp.md](bgp.md#aggregates))."),
+        "Prefixes that are announced instead of the VIPs in them, as long as at least one of those VIPs is announced. A pool must \
+         have an address of each prefix ([bgp.md](bgp.md#aggregates))."),
     key("announce.bgp.bfdInterval", "duration, 10ms to 1m", Value("300ms"), "100ms", Reload, "The time between two BFD packets, in each direction."),
     key("announce.bgp.bfdMultiplier", "1 to 255", Value("3"), "5", Reload, "The number of missing BFD packets after which the session is down."),
     key("announce.bgp.program", "path or name", Value("bird"), "/usr/sbin/bird", Reload,

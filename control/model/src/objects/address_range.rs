@@ -60,22 +60,28 @@ impl AddressRange {
         self.contains(other.first) || other.contains(self.first)
     }
 
-    /// The first address of this range that none of the others has.
+    /// The first address of this range that none of the others has, and the number of such addresses.
     #[must_use]
-    pub fn first_outside<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Option<IpAddr> {
+    pub fn outside<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Option<(IpAddr, u128)> {
         let mut others: Vec<&Self> = others.into_iter().filter(|other| other.overlaps(self)).collect();
         others.sort_unstable();
-        let mut next = self.first;
+        let (mut first, mut count) = (None, 0_u128);
+        let mut next = Some(self.first);
         for other in others {
-            if !other.contains(next) {
-                continue;
+            let Some(from) = next else { break };
+            if other.first > from {
+                first.get_or_insert(from);
+                count += number(other.first) - number(from);
             }
-            if other.last >= self.last {
-                return None;
+            if other.last >= from {
+                next = (other.last < self.last).then(|| successor(other.last));
             }
-            next = successor(other.last);
         }
-        Some(next)
+        if let Some(from) = next {
+            first.get_or_insert(from);
+            count = count.saturating_add(number(self.last) - number(from)).saturating_add(1);
+        }
+        Some((first?, count))
     }
 
     /// The number of addresses. The whole of IPv6 counts one less, to fit a `u128`.
@@ -125,17 +131,20 @@ mod tests {
             AddressRange::new(first.parse().unwrap(), last.parse().unwrap()).expect("in order")
         };
         let pools = [range("10.0.0.8-10.0.0.15"), range("10.0.0.0-10.0.0.7"), range("::-::f")];
-        let outside = |text: &str| range(text).first_outside(&pools).map(|ip| ip.to_string());
+        let outside = |text: &str| range(text).outside(&pools).map(|(ip, count)| format!("{ip} {count}"));
         assert_eq!(outside("10.0.0.0-10.0.0.15"), None);
         assert_eq!(outside("10.0.0.4-10.0.0.9"), None);
-        assert_eq!(outside("10.0.0.4-10.0.0.16").as_deref(), Some("10.0.0.16"));
-        assert_eq!(outside("9.255.255.255-10.0.0.1").as_deref(), Some("9.255.255.255"));
-        assert_eq!(outside("0.0.0.0-255.255.255.255").as_deref(), Some("0.0.0.0"));
-        assert_eq!(outside("192.0.2.0-192.0.2.1").as_deref(), Some("192.0.2.0"));
+        assert_eq!(outside("10.0.0.4-10.0.0.16").as_deref(), Some("10.0.0.16 1"));
+        assert_eq!(outside("9.255.255.255-10.0.0.1").as_deref(), Some("9.255.255.255 1"));
+        assert_eq!(outside("0.0.0.0-255.255.255.255").as_deref(), Some("0.0.0.0 4294967280"));
+        assert_eq!(outside("192.0.2.0-192.0.2.1").as_deref(), Some("192.0.2.0 2"));
         assert_eq!(outside("::-::f"), None);
+        let gaps = [range("10.0.0.2-10.0.0.3"), range("10.0.0.2-10.0.0.2"), range("10.0.0.6-10.0.0.9")];
+        let found = range("10.0.0.0-10.0.0.7").outside(&gaps);
+        assert_eq!(found, Some(("10.0.0.0".parse().unwrap(), 4)));
         assert_eq!(
-            range("::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").first_outside(&pools[2..]),
-            Some("::10".parse().unwrap())
+            range("::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").outside(&pools[2..]),
+            Some(("::10".parse().unwrap(), u128::MAX - 15))
         );
     }
 }

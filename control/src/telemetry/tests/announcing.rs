@@ -17,7 +17,7 @@ pub(super) fn status() -> Status {
         announced: 6,
         unsent: 0,
         withheld: BTreeMap::new(),
-        outside: BTreeMap::new(),
+        outside: BTreeSet::new(),
         bgp: Some(BgpStatus { is_running: true, restarts: 1, last_error: None, peers: vec![up, down] }),
         kernel: Some(KernelStatus { table: 179, protocol: 179, routes: 5, last_error: None }),
         at: None,

@@ -168,7 +168,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "announce: {bgp: {asn: 1, peers: [{address: 192.0.2.1, asn: 2}], aggregates: ['::/0']}}",
-        "8:78: error: announce.bgp.aggregates[0]: ::/0 contains the addresses of other networks; accepted: a prefix of /16 or longer, all of whose addresses are in pools",
+        "8:78: error: announce.bgp.aggregates[0]: ::/0 contains the addresses of other networks; accepted: a prefix of /16 or longer, with addresses of pools",
     ),
     (
         "  tunnelPeers: [192.0.2.9, 192.0.2.9]",
