@@ -14,7 +14,9 @@
 //! The version alone is not enough if a backup is a few seconds old: its server has soon written more than was lost.
 //! So after a fault the newest change that was received ([`Newest`]) is also looked for. In the same history the API
 //! server has that object at that version, or the watch reports what happened to it since. If the watch cannot resume
-//! (410, as after each restart of an API server, or after a long outage), the list must have the object.
+//! (410, as after each restart of an API server, or after a long outage), the list must have the object, or a list of the
+//! past, at the last version that was received, must have it: then it was deleted meanwhile. An API server that has discarded
+//! that past says nothing, and the object counts as lost.
 //!
 //! A history is that of all kinds ([`Epoch`]): if one of them shows that it is another one, all are listed again, and none
 //! of the objects that are missing counts as deleted. Otherwise a Service would stay without its endpoints.

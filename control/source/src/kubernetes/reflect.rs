@@ -94,6 +94,8 @@ pub(super) struct Reflector {
     /// The cluster of the listed objects.
     cluster: String,
     newest: Option<Newest>,
+    /// The version up to which the history was received; 0 if it is not known.
+    reached: u64,
     /// When the current series of failed attempts began.
     lost: Option<Instant>,
 }
@@ -147,6 +149,7 @@ impl Reflector {
             epoch,
             cluster: String::new(),
             newest: None,
+            reached: 0,
             lost: None,
         }
     }
@@ -272,8 +275,10 @@ impl Reflector {
         let budget = (self.index == SLICE).then(|| locked(&self.budget).clone());
         match list_all(&connection, self.kind, budget, self.tuning.answer).await {
             Ok((items, version)) => {
-                self.check_list(&items).map_err(|fault| End::Fault(fault, Some(serial)))?;
+                let checked = self.check_list(&connection, &items).await;
+                checked.map_err(|fault| End::Fault(fault, Some(serial)))?;
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
+                self.reached = point.version;
                 self.newest = None;
                 items.iter().for_each(|i| Newest::note(&mut self.newest, &i.key, i.version, true));
                 self.send(Event::Listed(self.index, items, point)).await?;
@@ -288,8 +293,9 @@ impl Reflector {
         }
     }
 
-    /// Checks that a list after a loss has the history that was received before, as far as it shows.
-    fn check_list(&mut self, items: &[Received]) -> Result<(), Fault> {
+    /// Checks that a list after a loss has the history that was received before, as far as it shows. If the newest object is
+    /// missing, it was deleted meanwhile if the API server had it at the version that was reached.
+    async fn check_list(&mut self, connection: &Connection, items: &[Received]) -> Result<(), Fault> {
         if self.epoch.follow() {
             return Err(Fault::OtherKind);
         }
@@ -297,7 +303,16 @@ impl Reflector {
         let newest = self.newest.as_ref().filter(|_| self.lost.is_some() && self.kind.only.is_none());
         let Some(newest) = newest else { return Ok(()) };
         let now = items.iter().find(|item| item.key == newest.key).map(|item| item.version);
-        if newest.is_missing_from_list(now) { Err(forgotten(newest)) } else { Ok(()) }
+        if !newest.is_missing_from_list(now) {
+            return Ok(());
+        }
+        if now.is_none() && self.reached != 0 {
+            let had = wire::version_at(connection, self.kind, &newest.key, self.reached, self.tuning.answer);
+            if had.await? == Some(newest.version) {
+                return Ok(());
+            }
+        }
+        Err(forgotten(newest))
     }
 
     /// Watches from `version` on, which is updated to the last received one.
@@ -412,6 +427,7 @@ impl Reflector {
             }
             if now > version_number(version) {
                 *version = now.to_string();
+                self.reached = now;
             }
             *useless = 0;
             if unexplained.as_ref().is_some_and(|newest| outcome.key() == Some(&newest.key)) {

@@ -150,6 +150,27 @@ pub(super) async fn version_of(
     Ok((version_number(&list.metadata.resource_version), object))
 }
 
+/// The version that one object had when the API server's version was `at`; `None` if it didn't exist then, or if the server
+/// doesn't say: the version may be in the future, or discarded (an API server discards what is older than 5 to 10 minutes).
+pub(super) async fn version_at(
+    connection: &Connection,
+    kind: &Kind,
+    key: &ObjectKey,
+    at: u64,
+    wait: Duration,
+) -> Result<Option<u64>, Fault> {
+    let query = [
+        ("fieldSelector", format!("metadata.name={}", key.name)),
+        ("resourceVersion", at.to_string()),
+        ("resourceVersionMatch", "Exact".to_owned()),
+    ];
+    match heads(connection, uri_in(kind, &key.namespace, &query), METADATA_LIST, wait).await {
+        Ok(list) => Ok(list.items.first().map(|item| version_number(&item.metadata.resource_version))),
+        Err(Fault::Refused { .. }) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
 /// The time of the API server when it answered, to the second; `None` if it does not say.
 pub(super) async fn time(connection: &Connection, wait: Duration) -> Result<Option<Timestamp>, Fault> {
     let response = send(connection, "/version".to_owned(), JSON, wait).await?;

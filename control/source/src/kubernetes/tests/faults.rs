@@ -389,6 +389,34 @@ async fn api_server_that_was_away_for_long_is_listed_anew() {
 }
 
 #[tokio::test]
+async fn deletions_during_a_long_loss_count_if_the_api_server_still_has_the_past() {
+    for has_past in [true, false] {
+        let world = World::new();
+        world.apply_web();
+        world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+        let source = world.start_tuned(Tuning { resume_max: Duration::ZERO, ..quick() });
+        until_state(&source, "a connection", |s| s.connected).await;
+        until(&source, "both Services", |u| service(u, "web").is_some() && service(u, "api").is_some()).await;
+        world.server.refuse_connections(true).expect("it can be told");
+        until_state(&source, "the loss", |s| !s.connected).await;
+        // The newest object of each kind.
+        world.server.delete("v1", "Service", "shop", "api");
+        world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", "api-1");
+        if !has_past {
+            world.server.compact();
+        }
+        world.server.refuse_connections(false).expect("it can be told");
+        if has_past {
+            until(&source, "the deletion", |u| service(u, "api").is_none()).await;
+            until_state(&source, "a connection", |s| s.connected && s.kept.is_empty()).await;
+        } else {
+            until_state(&source, "what is kept", |s| s.connected && !s.kept.is_empty()).await;
+            assert!(service(&source.updates().borrow(), "api").is_some(), "it may be lost");
+        }
+    }
+}
+
+#[tokio::test]
 async fn api_server_that_stays_empty_is_believed_after_the_grace_time() {
     let mut world = World::new();
     world.config.api_loss_grace = Duration::from_millis(400);
