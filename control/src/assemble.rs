@@ -85,6 +85,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         authority: tidegate_policy::pools::Authority::default(),
         limits: Demand::MAX,
         peers: bgp.chain(config.flow_sharing.peers.iter().map(SocketAddr::ip)).collect(),
+        shares_flows: config.flow_sharing.mode != FlowSharing::None,
         other_gateways: std::sync::Arc::default(),
     }
 }

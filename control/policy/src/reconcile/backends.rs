@@ -204,17 +204,17 @@ impl Backends {
         }
     }
 
-    /// Compares the weights with those of the last call, if the Service tracks flows on change, or did so until lately.
+    /// Compares the weights with those of the last call, if the Service follows its seats, or did so until lately.
     fn follow_seats(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
         let context = collector.context;
-        let on_change = collector.plan.options.flow_tracking == config::FlowTracking::OnChange;
-        if !on_change && !context.input.memory.drains.has_seats(&frontend.key()) {
+        let follows = collector.plan.options.follows_seats;
+        if !follows && !context.input.memory.drains.has_seats(&frontend.key()) {
             return;
         }
         let takers = self.specs.iter().filter(|b| b.state == BackendState::Active && b.weight > 0);
         let weights = takers.map(|b| (SocketAddr::new(b.address, b.port), b.weight)).collect();
         let (previous, now) = (&context.input.memory.drains, context.input.now);
-        let former = collector.drains.step_seats(previous, &frontend.key(), on_change, weights, now);
+        let former = collector.drains.step_seats(previous, &frontend.key(), follows, weights, now);
         let former = former.into_iter();
         self.former_weights =
             former.map(|(at, weight)| FormerWeight { address: at.ip(), port: at.port(), weight }).collect();

@@ -30,7 +30,7 @@ struct PortMemory {
     owner: Owner,
     drain_timeout: Duration,
     backends: BTreeMap<SocketAddr, Presence>,
-    /// With `flowTracking: on-change`, and for a drain timeout after it: which seats changed hands.
+    /// If the Service follows its seats, and for a drain timeout after it: which seats changed hands.
     seats: Option<Seats>,
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
@@ -63,7 +63,7 @@ impl Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seats {
     history: SeatHistory,
-    /// If the Service no longer tracks flows on change: when all its flows have entries, or are over.
+    /// If the Service no longer follows its seats: when all its flows have entries, or are over.
     until: Option<Duration>,
 }
 
@@ -136,20 +136,20 @@ impl Drains {
     /// Updates the seats of a service port that [`Self::step`] has just updated, given the weights of the backends that
     /// take new flows. Returns the former weight of each backend whose weight changed lately.
     ///
-    /// If the Service does not track flows `on_change`, but did so until lately, the seats are followed for one drain
-    /// timeout more: its flows have no entries yet.
+    /// If the Service no longer `follows` its seats, but did so until lately, they are followed for one drain timeout more:
+    /// with `on-change`, its flows have no entries yet.
     pub(super) fn step_seats(
         &mut self,
         previous: &Self,
         key: &ServiceKey,
-        on_change: bool,
+        follows: bool,
         weights: BTreeMap<SocketAddr, u16>,
         now: Duration,
     ) -> Vec<(SocketAddr, u16)> {
         let Some(memory) = self.ports.get(key) else { return Vec::new() };
         let before = previous.ports.get(key).filter(|before| before.owner == memory.owner);
         let before = before.and_then(|before| before.seats.as_ref());
-        let until = match (on_change, before) {
+        let until = match (follows, before) {
             (true, _) => None,
             (false, None) => return Vec::new(),
             (false, Some(before)) => Some(before.until.unwrap_or(now + memory.drain_timeout)),

@@ -67,6 +67,9 @@ pub(super) struct Options {
     pub(super) slow_start: Duration,
     /// Which flows are remembered; `OnChange` only if the Service can do without entries.
     pub(super) flow_tracking: config::FlowTracking,
+    /// Whether packets without an entry are to find the former owner of their flow: with `on-change`, and if other gateways
+    /// share the flows that began since.
+    pub(super) follows_seats: bool,
     /// The limit for the segment size in SYNs.
     pub(super) mss_clamp: MssClamp,
     /// When new connections are answered with SYN cookies; `None` as the configuration says for all.
@@ -157,8 +160,11 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
     options.refused.extend(tunnel_options::judge_mark(&mut read, &mut options.tunnel, options.mode));
     read.outgoing_bandwidth(&mut options, annotations);
+    let needs_entries = tracks_always(service, settings, &options);
+    options.follows_seats = needs_entries.is_none()
+        && (settings.shares_flows || options.flow_tracking == config::FlowTracking::OnChange);
     if options.flow_tracking == config::FlowTracking::OnChange
-        && let Some(why) = tracks_always(service, settings, &options)
+        && let Some(why) = needs_entries
     {
         options.flow_tracking = config::FlowTracking::Always;
         if annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
@@ -263,6 +269,7 @@ fn defaults(settings: &Settings) -> Options {
         drain_timeout: settings.services.defaults.drain_timeout,
         slow_start: settings.services.defaults.slow_start,
         flow_tracking: settings.services.defaults.flow_tracking,
+        follows_seats: false,
         mss_clamp: settings.services.defaults.mss_clamp,
         syn_cookies: None,
         idle_timeout_tcp: None,

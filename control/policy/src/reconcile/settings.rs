@@ -44,6 +44,8 @@ pub struct Settings {
     pub limits: Demand,
     /// The peers of `announce.bgp` and `flowSharing`: no Service may have their addresses.
     pub peers: BTreeSet<IpAddr>,
+    /// Whether gateways tell each other about flows in flux (`flowSharing.mode`).
+    pub shares_flows: bool,
     /// The addresses of the other gateways at the API server, with their names: no Service may have them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
 }
@@ -82,6 +84,7 @@ impl Default for Settings {
             authority: Authority::default(),
             limits: Demand::MAX,
             peers: BTreeSet::new(),
+            shares_flows: false,
             other_gateways: Arc::default(),
         }
     }

@@ -6,7 +6,7 @@
 //! Datagrams have no beginning, so they go to the present owner at once.
 //!
 //! If such a service begins to track always, its flows without an entry are remembered with their former owners for the
-//! rest of that window ([`FlowTracking::AlwaysAfter`]).
+//! rest of that window ([`FlowTracking::AlwaysAfter`]). So are those that another gateway had, if the gateways share flows.
 //!
 //! Gateways can tell each other about such flows ([`sharing`](super::sharing)).
 //!
@@ -97,8 +97,8 @@ impl<'s, F: Frame> Burst<'s, '_, F> {
     }
 }
 
-/// The backend of a packet that begins no flow, if the service tracked on change until lately and the flow has no entry
-/// for that reason; `None` if it is the usual one.
+/// The backend of a packet that begins no flow and has no entry, if the flow had another owner before a recent change; `None`
+/// if it is the usual one.
 #[cold]
 #[inline(never)]
 pub(super) fn former<'s>(snapshot: &'s Snapshot, service: &Service, hash: u64) -> Option<&'s Backend> {

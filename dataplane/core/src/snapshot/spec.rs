@@ -356,8 +356,9 @@ pub enum FlowTracking {
     Always,
     /// Those whose owner changed lately: with the backends whose weight is not what it was before, by address and port.
     OnChange(Arc<[FormerWeight]>),
-    /// All of them from now on. Until lately it was `OnChange`, so a flow that began before a recent change may have no
-    /// entry yet: the first packet of such a flow goes to its former owner.
+    /// All of them, but a flow that began before a recent change may have no entry here: the first packet of such a flow goes
+    /// to its former owner. Until lately it was `OnChange`, or the flow began at another gateway, which shares those that
+    /// began since.
     AlwaysAfter(Arc<[FormerWeight]>),
 }
 

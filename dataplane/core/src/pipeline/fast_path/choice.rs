@@ -15,6 +15,7 @@ use crate::conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
 use crate::ids::{BackendId, ServiceId};
 use crate::now::Now;
 use crate::pipeline::view::View;
+use crate::rendezvous::Rendezvous;
 use crate::selector::Selector;
 use crate::service::{Entries, Service};
 use crate::snapshot::{ForwardingMode, Snapshot};
@@ -101,6 +102,18 @@ fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Us
         && !snapshot.limits_sources()
 }
 
+/// The seats that alone decide on a packet without an entry. If something is in flux, those of new flows decide on a packet that
+/// begins one, if the service has an entry for each flow; no other packet of such a service comes here. `None` if a flow in
+/// flux may have no entry, or a backend warms up.
+#[inline(always)]
+fn deciding_seats(service: &Service) -> Option<&Rendezvous> {
+    match service.selector() {
+        Selector::Rendezvous(seats) => Some(seats),
+        Selector::InFlux(both) if !service.on_change() => Some(&both.present),
+        _ => None,
+    }
+}
+
 /// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
 /// client's. The hash of the choice takes the place of that of the flow.
 #[inline(always)]
@@ -109,8 +122,7 @@ where
     Families: Family<A>,
 {
     let packet = &item.packet;
-    // With any other selector, something is in flux or warms up.
-    let Selector::Rendezvous(seats) = service.selector() else { return };
+    let Some(seats) = deciding_seats(service) else { return };
     let (src, dst) = (addr(packet.src), addr(packet.dst));
     if snapshot.admits(service, &src) && Families::is_client_of_any(snapshot, packet.src) {
         let (from, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
@@ -165,7 +177,7 @@ pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>],
     for item in items.iter_mut().filter(|item| item.way == Way::Chosen) {
         item.way = Way::Stages;
         let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
-        let Some(Selector::Rendezvous(seats)) = service.map(Service::selector) else { continue };
+        let Some(seats) = service.and_then(deciding_seats) else { continue };
         let Some(backend) = seats.owner(item.hash) else { continue };
         if item.service >= Item::<A>::BEGINS {
             // The stages find the entry of an earlier packet of the flow.

@@ -81,7 +81,7 @@ enum Step {
     Wait(u16),
     /// The first backend of a service gets this state.
     State(u8, u8),
-    /// The first backend of a service that tracks on change had this weight before, or its own.
+    /// The first backend of a service had this weight before, or its own.
     Flux(u8, Option<u16>),
     /// The MTU of the link changes.
     Mtu(u16),
@@ -119,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         10 => focused,
         3 => prop::sample::select(vec![1u16, 10, 240, 900, 1100, 40_000]).prop_map(Step::Wait),
         1 => (0..COUNT, 0u8..3).prop_map(|(service, state)| Step::State(service, state)),
-        1 => (prop::sample::select(ON_CHANGE.to_vec()), prop_oneof![Just(None), Just(Some(0)), Just(Some(3))])
+        2 => (0..COUNT, prop_oneof![Just(None), Just(Some(0)), Just(Some(3))])
             .prop_map(|(service, weight)| Step::Flux(service, weight)),
         1 => prop::sample::select(vec![1500u16, 1500, 1300, 576, 90]).prop_map(Step::Mtu),
         1 => any::<bool>().prop_map(Step::Route),
@@ -351,7 +351,11 @@ impl Both {
                             port: first.port,
                             weight,
                         });
-                        service.flow_tracking = FlowTracking::OnChange(former.into_iter().collect());
+                        let former = former.into_iter().collect();
+                        service.flow_tracking = match service.flow_tracking {
+                            FlowTracking::OnChange(_) => FlowTracking::OnChange(former),
+                            _ => FlowTracking::AlwaysAfter(former),
+                        };
                     });
                 }
             }

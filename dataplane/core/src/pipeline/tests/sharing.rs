@@ -556,3 +556,35 @@ fn flow_that_a_service_remembers_on_change_is_told_at_once() {
         assert_eq!(fates[0], fates[1], "port {port}");
     }
 }
+
+#[test]
+fn flows_of_a_gone_gateway_keep_their_backends_whenever_they_began() {
+    let backends = ["10.0.0.1:80", "10.0.0.2:80"];
+    let before = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &backends[..1]);
+    let mut after = spec_of(ForwardingMode::DsrL2, SIDES[0][1], &backends);
+    let mut service: ServiceSpec = (*after.services[0]).clone();
+    let joined = FormerWeight { address: "10.0.0.2".parse().unwrap(), port: 80, weight: 0 };
+    service.flow_tracking = FlowTracking::AlwaysAfter([joined].into());
+    after.services = vec![service.into()];
+    let gateway = |spec| Gateway::new(spec, 1, SharedFlows::InFlux);
+    let (mut dead, mut first, mut second) = (gateway(&before), gateway(&after), gateway(&after));
+    let vip = addr(SIDES[0][1]);
+    let send = |gateway: &mut Gateway, port, flags| {
+        let client = SocketAddr::new("198.51.100.7".parse().unwrap(), port);
+        let fate = gateway.send(client, vip, flags);
+        gateway.labs[0].backend_of(&fate)
+    };
+    for port in 40_000..40_050 {
+        let began = send(&mut dead, port, SYN);
+        assert_eq!(send(&mut second, port, ACK), began, "port {port}, which began before the change");
+    }
+    assert_eq!(first.news(), [], "the first walk finds nothing");
+    let began: Vec<_> = (50_000..50_050).map(|port| (port, send(&mut first, port, SYN))).collect();
+    for (port, backend) in &began {
+        assert_eq!(send(&mut first, *port, ACK), *backend);
+    }
+    second.adopt(&first.news());
+    for (port, backend) in began {
+        assert_eq!(send(&mut second, port, ACK), backend, "port {port}, which began after the change");
+    }
+}

@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{FlowTracking, HashInput, MssClamp, Scheduler, SynCookies};
+use tidegate_core::snapshot::{FlowTracking, FormerWeight, HashInput, MssClamp, Scheduler, SynCookies};
 use tidegate_core::source_rates::SourceRate;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
@@ -494,6 +494,28 @@ fn backends_that_left_or_joined_are_known_by_their_former_weight_for_the_drain_t
     assert_eq!(former(&outcome).last(), moved.last());
     both.both(|world| world.now = begun + Duration::from_secs(80));
     assert_eq!(former(&both.step()), ["always"], "one drain timeout after the change to always");
+}
+
+#[test]
+fn gateways_that_share_flows_know_the_former_weights_of_services_that_track_always() {
+    let tracking = |mode: &str, shares_flows: bool| {
+        let service = annotated_web(&[(key::FORWARDING, mode), (key::DRAIN_TIMEOUT, "60s")]);
+        let service = service.replace("port: 80,", "port: 8080,");
+        let mut both = Both::new(&service);
+        both.both(|world| world.settings.shares_flows = shares_flows);
+        both.step();
+        both.now_is(&service.replace("10.0.1.1", "10.0.1.2"));
+        only(&both.step()).flow_tracking.clone()
+    };
+    let former = [("10.0.1.1", 1), ("10.0.1.2", 0)];
+    let former = former.map(|(address, weight)| FormerWeight {
+        address: address.parse().unwrap(),
+        port: 8080,
+        weight,
+    });
+    assert_eq!(tracking("dsr-ipip", true), FlowTracking::AlwaysAfter(former.into()));
+    assert_eq!(tracking("dsr-ipip", false), FlowTracking::Always, "flows that began since would break");
+    assert_eq!(tracking("nat", true), FlowTracking::Always, "the former owner has no use for a packet alone");
 }
 
 #[test]
