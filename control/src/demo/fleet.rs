@@ -9,7 +9,7 @@ use super::report::print_table;
 use crate::netlab::fleet::addresses::{FleetService, SERVICES};
 use crate::netlab::fleet::connections::Tally;
 use crate::netlab::fleet::holders::Holders;
-use crate::netlab::fleet::{Fleet, FleetPlan, missing_for_bgp};
+use crate::netlab::fleet::{Fleet, FleetPlan, RouterKind, missing_for_bgp};
 use crate::netlab::{cleanup, server};
 use anyhow::{Context, Result, bail, ensure};
 use procfs::Current as _;
@@ -129,7 +129,7 @@ pub fn run(options: &FleetOptions) -> Result<Outcome> {
         flow_files: false,
         tidegate: options.tidegate.clone(),
         flow_entries: u32::try_from(entries).with_context(too_many)?,
-        bgp: options.bgp,
+        router: if options.bgp { RouterKind::Frr } else { RouterKind::Lab },
         sharing: options.sharing.then_some(['a', 'a']),
     };
     // Each replaced backend adds a twentieth.
@@ -172,7 +172,7 @@ fn steps(fleet: &mut Fleet, options: &FleetOptions, processes: usize) -> Result<
     }
 
     run.fleet.take_gateway(1).kill();
-    run.fleet.router().wait_until_used(&[2])?;
+    run.fleet.wait_until_used(&[2])?;
     run.end_step("gateway 1 is killed (kill -9)")?;
     run.start_again(1)?;
     run.end_step("gateway 1 is back")?;
@@ -187,7 +187,7 @@ fn steps(fleet: &mut Fleet, options: &FleetOptions, processes: usize) -> Result<
         let ended = run.fleet.take_gateway(n).stop()?;
         ensure!(ended.success(), "gateway {n} ended with {ended}");
         stops.push(begin.elapsed());
-        run.fleet.router().wait_until_used(&[3 - n])?;
+        run.fleet.wait_until_used(&[3 - n])?;
         run.end_step(format!("gateway {n} is drained and stopped"))?;
         run.start_again(n)?;
         run.end_step(format!("gateway {n} is back, upgraded"))?;
@@ -219,7 +219,7 @@ impl Run<'_> {
     fn start_again(&mut self, n: usize) -> Result<()> {
         self.fleet.launch(n)?;
         self.fleet.gateway_mut(n).wait_until_ready()?;
-        self.fleet.router().wait_until_used(&[1, 2])
+        self.fleet.wait_until_used(&[1, 2])
     }
 
     /// Pings every connection, and records those that broke since the last step.
@@ -354,19 +354,18 @@ mod tests {
 
     #[test]
     fn ten_thousand_connections_of_each_service_fit_in_processes_with_20_000_files() {
-        let all = 4 * 12_000;
-        assert_eq!(client_processes(10_000, all, 20_000).unwrap(), 4);
-        assert_eq!(client_processes(100, 480, 20_000).unwrap(), 1);
+        assert_eq!(client_processes(10_000, SERVICES.len() * 12_000, 20_000).unwrap(), 5);
+        assert_eq!(client_processes(100, SERVICES.len() * 120, 20_000).unwrap(), 1);
     }
 
     #[test]
     fn too_many_connections_are_refused_with_the_number_that_is_accepted() {
-        let all = |connections: usize| 4 * (connections + connections / 20 * 4);
+        let all = |connections: usize| SERVICES.len() * (connections + connections / 20 * 4);
         let error = client_processes(50_000, all(50_000), 20_000).unwrap_err().to_string();
         assert!(
-            error.contains("a process may have 20000 here: accepted: at most 12600 connections"),
+            error.contains("a process may have 20000 here: accepted: at most 10100 connections"),
             "{error}"
         );
-        client_processes(12_600, all(12_600), 20_000).expect("what the message says is accepted");
+        client_processes(10_100, all(10_100), 20_000).expect("what the message says is accepted");
     }
 }

@@ -19,6 +19,7 @@ mod exclusive;
 pub mod fleet;
 pub mod flood;
 pub mod gateway;
+pub mod keepalived;
 pub mod lab;
 mod lab_plan;
 pub mod manifests;

@@ -101,3 +101,10 @@ impl Drop for LabProcess {
         self.kill();
     }
 }
+
+/// What is missing if no directory of the `PATH` has `program`, with the Debian package that has it.
+pub(super) fn missing(program: &str, package: &str) -> Option<String> {
+    let is_there = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).is_file()));
+    (!is_there).then(|| format!("there is no `{program}` in the PATH: install the Debian package {package}"))
+}

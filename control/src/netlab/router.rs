@@ -9,6 +9,8 @@ use super::namespace::output_of;
 use super::process::LabProcess;
 use super::{Lab, Namespace, wait_for};
 use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -183,11 +185,11 @@ impl GoBgp {
     ///
     /// # Errors
     /// Without the Debian package gobgpd, or when it does not start.
-    pub fn start(lab: &Lab, namespace: &Namespace, config: &str) -> Result<Self> {
-        let path = lab.directory().join("gobgp.toml");
+    pub fn start(lab: &Path, namespace: &Namespace, config: &str) -> Result<Self> {
+        let path = lab.join("gobgp.toml");
         fs::write(&path, config)?;
         let args = ["-f".to_owned(), path.display().to_string()];
-        let process = LabProcess::start(namespace, lab.directory(), "gobgpd", "gobgpd", &args)
+        let process = LabProcess::start(namespace, lab, "gobgpd", "gobgpd", &args)
             .context("gobgpd (Debian package gobgpd)")?;
         let gobgp = Self { process, namespace: namespace.clone() };
         wait_for("gobgpd to answer", ANSWER_BOUND, || gobgp.ask(&["global"]).ok())
@@ -201,6 +203,58 @@ impl GoBgp {
     /// When it fails.
     pub fn ask(&self, args: &[&str]) -> Result<String> {
         output_of(self.namespace.command("gobgp").args(args))
+    }
+
+    /// The next hops of each IPv4 prefix, sorted: those of all paths that are as good as the best one by the length of
+    /// their AS path and their MED.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn routes(&self) -> Result<BTreeMap<String, Vec<String>>> {
+        let text = self.ask(&["-j", "global", "rib"])?;
+        // `null` without a route.
+        let rib: Option<BTreeMap<String, Vec<GoBgpPath>>> =
+            serde_json::from_str(&text).with_context(|| format!("gobgp global rib: {text}"))?;
+        let hops = |paths: Vec<GoBgpPath>| {
+            let best = paths.iter().find(|path| path.best).map(GoBgpPath::cost);
+            let equal = paths.iter().filter(|path| Some(path.cost()) == best);
+            let mut hops: Vec<String> = equal.filter_map(GoBgpPath::next_hop).collect();
+            hops.sort_unstable();
+            hops
+        };
+        Ok(rib.unwrap_or_default().into_iter().map(|(prefix, paths)| (prefix, hops(paths))).collect())
+    }
+
+    /// The last `lines` lines of its output.
+    #[must_use]
+    pub fn log_tail(&self, lines: usize) -> String {
+        self.process.log_tail(lines)
+    }
+}
+
+/// A path in the answer of `gobgp -j global rib`.
+#[derive(Debug, Deserialize)]
+struct GoBgpPath {
+    #[serde(default)]
+    best: bool,
+    attrs: Vec<serde_json::Value>,
+}
+
+impl GoBgpPath {
+    /// The path attribute of a type (RFC 4271 section 4.3).
+    fn attribute(&self, number: u8) -> Option<&serde_json::Value> {
+        self.attrs.iter().find(|attribute| attribute["type"] == number)
+    }
+
+    /// The length of the AS path, and the MED.
+    fn cost(&self) -> (u64, u64) {
+        let segments = self.attribute(2).and_then(|path| path["as_paths"].as_array()).into_iter().flatten();
+        let length = segments.filter_map(|segment| segment["num"].as_u64()).sum();
+        (length, self.attribute(4).and_then(|med| med["metric"].as_u64()).unwrap_or(0))
+    }
+
+    fn next_hop(&self) -> Option<String> {
+        Some(self.attribute(3)?["nexthop"].as_str()?.to_owned())
     }
 }
 

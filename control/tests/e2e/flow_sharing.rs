@@ -10,7 +10,7 @@ use tidegate::netlab::client::Tell;
 use tidegate::netlab::fleet::addresses::{FleetService, SERVICES};
 use tidegate::netlab::fleet::connections::Tally;
 use tidegate::netlab::fleet::holders::Holders;
-use tidegate::netlab::fleet::{Fleet, FleetPlan};
+use tidegate::netlab::fleet::{Fleet, FleetPlan, RouterKind};
 use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
 use tidegate::netlab::{server, wait_for};
 
@@ -100,7 +100,7 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
         tidegate: tidegate(),
         flow_entries: 65_536,
         flow_files: false,
-        bgp: false,
+        router: RouterKind::Lab,
         sharing,
     };
     let mut fleet = Fleet::start(plan, 3).expect("the fleet stands (needs root and DPDK)");

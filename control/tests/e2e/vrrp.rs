@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tidegate::netlab::arp_watch::ArpWatch;
+use tidegate::netlab::keepalived::{Keepalived, KeepalivedPlan};
 use tidegate::netlab::manifests::put;
 use tidegate::netlab::namespace::output_of;
 use tidegate::netlab::process::LabProcess;
@@ -41,7 +42,7 @@ struct Edge {
     /// The line of keepalived about taking the group back from a gateway with a lower priority.
     preempt: &'static str,
     // Declared first, so that they end before the namespace.
-    keepalived: Option<LabProcess>,
+    keepalived: Option<Keepalived>,
     gateway: Option<LabProcess>,
     namespace: Namespace,
     directory: PathBuf,
@@ -68,8 +69,6 @@ impl Edge {
         put(&directory.join("manifests"), "objects.yaml", OBJECTS).expect("objects written");
         let edge = Self { n, preempt, keepalived: None, gateway: None, namespace, directory };
         std::fs::write(edge.directory.join("gateway.yaml"), edge.gateway_yaml())
-            .expect("configuration written");
-        std::fs::write(edge.directory.join("keepalived.conf"), edge.keepalived_conf())
             .expect("configuration written");
         edge
     }
@@ -102,48 +101,6 @@ admin: {{socket: {socket}, listen: "", healthz: ""}}
         )
     }
 
-    /// As in docs/layer2.md, with shorter times.
-    fn keepalived_conf(&self) -> String {
-        format!(
-            r#"global_defs {{
-    router_id edge-{n}
-    script_user root
-    vrrp_notify_fifo {fifo}
-    dynamic_interfaces
-}}
-vrrp_script tidegate {{
-    script "{program} vrrp-check --socket {socket}"
-    interval 1
-    timeout 1
-    fall 1
-    rise 1
-    init_fail
-}}
-vrrp_instance tidegate {{
-    state BACKUP
-    {preempt}
-    interface tg-uplink
-    virtual_router_id 51
-    version 3
-    priority {priority}
-    advert_int 0.2
-    virtual_ipaddress {{
-        169.254.51.1/32 dev lo
-    }}
-    track_script {{
-        tidegate
-    }}
-}}
-"#,
-            n = self.n,
-            fifo = self.directory.join("vrrp.fifo").display(),
-            program = tidegate().display(),
-            socket = self.directory.join("tidegate.sock").display(),
-            preempt = self.preempt,
-            priority = 100 + 10 * u32::from(self.n),
-        )
-    }
-
     fn start(&mut self) {
         self.start_gateway();
         self.start_keepalived();
@@ -169,30 +126,15 @@ vrrp_instance tidegate {{
     }
 
     fn start_keepalived(&mut self) {
-        let path = |name: &str| self.directory.join(name).display().to_string();
-        let (config, pid, vrrp_pid) = (path("keepalived.conf"), path("keepalived.pid"), path("vrrp.pid"));
-        // keepalived does not start while a process of an earlier one runs. Its child ends a moment after it.
-        if let Ok(text) = std::fs::read_to_string(&vrrp_pid) {
-            let process = format!("/proc/{}", text.trim());
-            wait_for("the end of the earlier keepalived", BOUND, || {
-                (!std::path::Path::new(&process).exists()).then_some(())
-            })
-            .expect("it was killed");
-        }
-        let words = [
-            "-f",
-            &config,
-            "-p",
-            &pid,
-            "-r",
-            &vrrp_pid,
-            "--vrrp",
-            "--dont-fork",
-            "--log-console",
-            "--log-detail",
-        ];
-        let keepalived =
-            LabProcess::start(&self.namespace, &self.directory, "keepalived", "keepalived", &words);
+        // As in docs/layer2.md, with a shorter time.
+        let plan = KeepalivedPlan {
+            priority: 100 + 10 * u32::from(self.n),
+            preempt: self.preempt,
+            advert_int: "0.2",
+            check_timeout: 1,
+            address: "169.254.51.1/32 dev lo",
+        };
+        let keepalived = Keepalived::start(&self.namespace, &self.directory, &tidegate(), &plan);
         self.keepalived = Some(keepalived.expect("keepalived starts (apt-get install keepalived)"));
     }
 
@@ -211,9 +153,9 @@ vrrp_instance tidegate {{
     }
 
     fn logs(&self) -> String {
-        let log =
-            |process: &Option<LabProcess>| process.as_ref().map_or_else(String::new, |one| one.log_tail(30));
-        format!("edge {}:\n{}\n{}", self.n, log(&self.gateway), log(&self.keepalived))
+        let gateway = self.gateway.as_ref().map_or_else(String::new, |one| one.log_tail(30));
+        let keepalived = self.keepalived.as_ref().map_or_else(String::new, |one| one.log_tail(30));
+        format!("edge {}:\n{gateway}\n{keepalived}", self.n)
     }
 
     /// Ends everything in its namespace at once, as when the machine dies.

@@ -9,7 +9,6 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::snapshot::{BackendSpec, BackendState, FormerWeight, WARM_UP_STEPS, Warming};
-use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, IpFamily, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};

@@ -8,6 +8,15 @@ pub(super) const ROUTER_FOR_CLIENTS: &str = "198.51.100.1";
 /// The router on the link of gateways and servers.
 pub(super) const ROUTER_FOR_GATEWAYS: &str = "192.0.2.1";
 
+/// The address that keepalived moves to the gateway that serves `nat`: the next hop of the router towards these VIPs, and
+/// of the servers towards clients.
+pub(super) const VIRTUAL_ROUTER: &str = "192.0.2.8";
+
+/// The AS number of the gateways.
+pub(super) const GATEWAY_AS: u32 = 64_512;
+/// The AS number of the router.
+pub(super) const ROUTER_AS: u32 = 64_513;
+
 /// The port of `/readyz` of each gateway, on the loopback of its host.
 pub(super) const HEALTHZ_PORT: u16 = 10356;
 
@@ -40,11 +49,12 @@ pub struct FleetService {
 }
 
 /// The Services, one row of the table each.
-pub const SERVICES: [FleetService; 4] = [
+pub const SERVICES: [FleetService; 5] = [
     FleetService { name: "dsr-l2", forwarding: "dsr-l2", tracking: "always", number: 1 },
     FleetService { name: "dsr-l2-on-change", forwarding: "dsr-l2", tracking: "on-change", number: 2 },
     FleetService { name: "nat", forwarding: "nat", tracking: "always", number: 3 },
     FleetService { name: "fullnat", forwarding: "fullnat", tracking: "always", number: 4 },
+    FleetService { name: "dsr-ipip", forwarding: "dsr-ipip", tracking: "always", number: 5 },
 ];
 
 impl FleetService {
@@ -60,7 +70,8 @@ impl FleetService {
         ("tidegate.dev/allow-shared-ip", self.name.to_owned())
     }
 
-    /// Whether replies pass through a gateway because it is the default route of the servers.
+    /// Whether replies pass through a gateway because it is the default route of the servers, so that one gateway at a
+    /// time must have the packets of both directions.
     #[must_use]
     pub fn is_nat(&self) -> bool {
         self.forwarding == "nat"

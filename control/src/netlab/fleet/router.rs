@@ -1,20 +1,20 @@
 //! The routes of the router in front of the gateways: equal-cost routes to the VIPs over the gateways that are in use.
 //!
-//! With BGP, FRR sets them, and a thread reads from the kernel of the router which gateways they lead to. Without, the
-//! thread stands for the routing protocol: it asks `/readyz` of each gateway, ten times a second, and sets routes over
-//! those that answer 200. The kernel spreads flows by a hash of addresses and ports, without memory
-//! (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also between gateways that stay. That is
-//! the hard case; routers with resilient hashing move fewer.
+//! With FRR, a thread reads from the kernel of the router which gateways FRR's routes lead to. With GoBGP, it copies
+//! GoBGP's routes to the kernel. With neither, it stands for the routing protocol: it asks `/readyz` of each gateway, ten
+//! times a second, and sets routes over those that answer 200. The kernel spreads flows by a hash of addresses and ports,
+//! without memory (`fib_multipath_hash_policy=1`): when a gateway comes or goes, flows move, also between gateways that
+//! stay. That is the hard case; routers with resilient hashing move fewer.
 //!
-//! Nothing here moves SNAT addresses: the servers are on the link of the gateways, which answer for them.
-//!
-//! In mode `nat` the servers' default route must lead to the gateway that has their flows. So these VIPs, and the default
-//! route, are at one gateway at a time: at the first one that is ready.
+//! In mode `nat` the servers' default route must lead to the gateway that has their flows. Without a routing daemon the
+//! thread sets both, to the first gateway that is ready. With one, they are set once, to the address that keepalived moves.
 
 use super::addresses::{FleetService, HEALTHZ_PORT, SERVICES, gateway};
 use crate::netlab::namespace::{Namespace, output_of};
 use crate::netlab::poll::wait_for;
+use crate::netlab::router::GoBgp;
 use anyhow::Result;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -60,13 +60,30 @@ impl Router {
         Self::run(stop, threads, probe, set)
     }
 
-    /// Follows the routes that a routing daemon sets in the kernel of `router`, and sets those of the `servers`.
+    /// Follows the routes that FRR sets in the kernel of `router`.
     #[must_use]
-    pub fn beside_a_daemon(router: &Namespace, gateways: usize, servers: Vec<Namespace>) -> Self {
+    pub fn of_frr(router: &Namespace, gateways: usize) -> Self {
         let of_router = router.clone();
         let probe = move || next_hops(&of_router, gateways);
-        let set = move |ready: &[usize]| set_servers(&servers, ready);
-        Self::run(Arc::new(AtomicBool::new(false)), Vec::new(), probe, set)
+        Self::run(Arc::new(AtomicBool::new(false)), Vec::new(), probe, |_| Ok(()))
+    }
+
+    /// Sets the routes of GoBGP in the kernel of `router`.
+    #[must_use]
+    pub fn of_gobgp(router: &Namespace, gobgp: Arc<GoBgp>, gateways: usize) -> Self {
+        let (router, known) = (router.clone(), Mutex::new(BTreeMap::new()));
+        let probe = move || {
+            let routes = gobgp.routes().ok()?;
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            if *known != routes {
+                let copied = router.ip_batch(&changes(&known, &routes));
+                copied.unwrap_or_else(|error| eprintln!("the routes of GoBGP: {error:#}"));
+                known.clone_from(&routes);
+            }
+            let hops = routes.get(&shared_vip()).cloned().unwrap_or_default();
+            Some((1..=gateways).filter(|n| hops.contains(&gateway(*n).to_string())).collect())
+        };
+        Self::run(Arc::new(AtomicBool::new(false)), Vec::new(), probe, |_| Ok(()))
     }
 
     /// Starts the thread that calls `probe` for the gateways in use, and `set` when they have changed.
@@ -166,10 +183,26 @@ fn status_of_readyz() -> io::Result<u16> {
     status.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no status"))
 }
 
-/// The gateways to which the router has a route for a VIP that both announce.
+/// The prefix of a VIP that all gateways announce.
+fn shared_vip() -> String {
+    format!("{}/32", SERVICES[0].vip().ip())
+}
+
+/// Lines of `ip` that turn the routes `old` into `new`: the next hops of each prefix.
+fn changes(old: &BTreeMap<String, Vec<String>>, new: &BTreeMap<String, Vec<String>>) -> String {
+    let gone = old.keys().filter(|prefix| !new.contains_key(*prefix));
+    let gone = gone.map(|prefix| format!("route del {prefix}\n"));
+    let changed = new.iter().filter(|(prefix, hops)| old.get(*prefix) != Some(hops));
+    let changed = changed.map(|(prefix, hops)| {
+        let hops: String = hops.iter().map(|hop| format!(" nexthop via {hop}")).collect();
+        format!("route replace {prefix}{hops}\n")
+    });
+    gone.chain(changed).collect()
+}
+
+/// The gateways to which the router has a route for a VIP that all announce.
 fn next_hops(router: &Namespace, gateways: usize) -> Option<Vec<usize>> {
-    let vip = format!("{}/32", SERVICES[0].vip().ip());
-    let text = output_of(router.command("ip").args(["-o", "route", "show", &vip])).ok()?;
+    let text = output_of(router.command("ip").args(["-o", "route", "show", &shared_vip()])).ok()?;
     let leads_to = |n: &usize| {
         let hop = gateway(*n).to_string();
         text.split_whitespace().zip(text.split_whitespace().skip(1)).any(|pair| pair == ("via", hop.as_str()))

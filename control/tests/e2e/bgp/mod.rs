@@ -284,7 +284,7 @@ fn gobgp_gets_what_peers_pools_and_services_say_and_aggregates_with_one_vip_out(
         router = ROUTER[0],
         peer = gateway_address(1, Family::V4),
     );
-    let gobgp = GoBgp::start(&edge.lab, &edge.router, &config).unwrap();
+    let gobgp = GoBgp::start(edge.lab.directory(), &edge.router, &config).unwrap();
     let mut gateway = edge.gateway(1, &bgp(", communities: [no-export], prepends: 1"));
     gateway.wait_until_established();
     let rib = |family: &str| gobgp.ask(&["global", "rib", "-a", family]).unwrap_or_default();

@@ -6,7 +6,7 @@ use tidegate::netlab::addresses::{
     Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, server as server_address,
 };
 use tidegate::netlab::fleet::addresses::{FleetService, SERVICES};
-use tidegate::netlab::fleet::{Fleet, FleetPlan};
+use tidegate::netlab::fleet::{Fleet, FleetPlan, RouterKind};
 use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::wait_for;
@@ -71,7 +71,7 @@ fn associations_live_when_their_gateway_is_killed_and_the_other_one_sees_their_e
         tidegate: tidegate(),
         flow_entries: 4_096,
         flow_files: false,
-        bgp: false,
+        router: RouterKind::Lab,
         sharing,
     };
     let mut fleet = Fleet::start(plan, SERVERS).expect("the fleet stands (needs root and DPDK)");
