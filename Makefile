@@ -17,7 +17,7 @@ export CARGO
   compare deny clean
 
 help:
-	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
+	@echo 'make demo     build in release, show real clients reaching real servers in every mode; DEMO_ARGS=--fleet or --keep'
 	@echo 'make test     every test: DPDK, namespaces, loom and a short fuzz run included (root)'
 	@echo 'make setup    install what is missing: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build        make release  release build'
@@ -47,8 +47,9 @@ build:
 release:
 	$(CARGO) build --release -p tidegate --locked
 
-demo: setup release
-	@deploy/scripts/hugepages.sh run 192 target/release/tidegate demo $(DEMO_ARGS)
+demo: setup
+	@$(CARGO) build --release -p tidegate -p tidegate-netlab --locked
+	@deploy/scripts/hugepages.sh run 192 target/release/tidegate-demo $(DEMO_ARGS)
 
 lint:
 	$(CARGO) fmt --all --check

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use tidegate::netlab::cleanup;
+use tidegate_netlab::cleanup;
 
 use crate::dut::{Restarted, Round, Sample, Setup};
 use crate::generator::{Job, Soak, Stream};

@@ -74,18 +74,10 @@ enum Command {
     Explain(ExplainArgs),
     #[command(flatten)]
     Ask(ask::Question),
-    /// Run a demonstration with real clients and servers in network namespaces
-    Demo(DemoArgs),
     /// Print the CustomResourceDefinitions of AddressPool and GatewayStatus, or write them to a directory
     Crds(crds::CrdsArgs),
     /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
     Uninstall(uninstall::UninstallArgs),
-    /// Run a client or server of the demo and the tests
-    #[command(hide = true)]
-    Lab {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
 }
 
 /// `-c`.
@@ -94,23 +86,6 @@ struct ConfigArg {
     /// Configuration file of the gateway
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
-}
-
-#[derive(Debug, Clone, Copy, Args)]
-struct DemoArgs {
-    /// Keep everything running after the demonstration, until Ctrl-C
-    #[arg(long)]
-    keep: bool,
-    /// Do not use hugepages, even if some are available
-    #[arg(long)]
-    no_hugepages: bool,
-    /// Show two gateways behind a router instead: all backends are replaced under live connections, a gateway is killed,
-    /// both are upgraded
-    #[arg(long, conflicts_with = "keep")]
-    fleet: bool,
-    /// With --fleet: connections of each Service
-    #[arg(long, value_name = "N", default_value_t = 1000, requires = "fleet")]
-    connections: usize,
 }
 
 /// Runs the command of the command line and returns the exit code.
@@ -167,13 +142,8 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Ask(question) => ask::run(question),
-        Command::Demo(DemoArgs { keep, no_hugepages, fleet, connections }) => {
-            let fleet = fleet.then_some(connections);
-            Ok(crate::demo::run(&crate::demo::DemoOptions { keep, no_hugepages, fleet }))
-        }
         Command::Crds(args) => crds::run(&args),
         Command::Uninstall(args) => uninstall::run(args),
-        Command::Lab { args } => crate::netlab::tools::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

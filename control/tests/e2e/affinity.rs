@@ -3,10 +3,10 @@
 
 use crate::world::{World, beside_others};
 use std::collections::{BTreeMap, BTreeSet};
-use tidegate::netlab::addresses::CLIENT_ADDRESSES;
-use tidegate::netlab::manifests::Manifest;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, server};
+use tidegate_netlab::addresses::CLIENT_ADDRESSES;
+use tidegate_netlab::manifests::Manifest;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, server};
 
 /// The clients that connect before the change. The others connect after it.
 const EARLY: u8 = CLIENT_ADDRESSES / 2;

@@ -1,18 +1,17 @@
 //! Connections go to the backend that their hash selects, by source port, and the offline tools select the same backend
 //! as the traffic.
 
-use crate::lab::checksum;
 use crate::world::{World, beside_others, tidegate};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, TELL_PORT};
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::namespace::output_of;
+use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, TELL_PORT};
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::modes::ModePath;
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::{GatewayOptions, checksum};
 
 const CONNECTIONS: u16 = 1_000;
 /// The source port of the first connection of [`replayed`]. The others follow.
@@ -39,7 +38,7 @@ fn a_thousand_connections_land_as_the_offline_tools_say() {
         ModePath { service: "weighted", forwarding: "dsr-l2", family: Family::V4, backends: Family::V4, vip };
     // Wait until every backend is used; otherwise the first connections might go to fewer backends.
     for n in 1..=3 {
-        world.wait_until_used(path, &tidegate::netlab::server::name(n));
+        world.wait_until_used(path, &tidegate_netlab::server::name(n));
     }
 
     let source = plan::client(Family::V4, 8);
@@ -56,7 +55,7 @@ fn a_thousand_connections_land_as_the_offline_tools_say() {
     let name_of: BTreeMap<String, String> = (1..=3)
         .map(|n| {
             let address = SocketAddr::new(plan::server(Family::V4, n), TELL_PORT);
-            (address.to_string(), tidegate::netlab::server::name(n))
+            (address.to_string(), tidegate_netlab::server::name(n))
         })
         .collect();
     for (n, (predicted, landed)) in predicted.iter().zip(&landed).enumerate() {

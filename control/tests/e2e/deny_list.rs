@@ -3,9 +3,9 @@
 
 use std::fs;
 
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{Family, client};
-use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{Family, client};
+use tidegate_netlab::modes::{all_paths, manifests};
 
 use crate::world::{World, beside_others, lab};
 

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidegate::netlab::gateway::manifests_of;
-use tidegate::netlab::manifests::put;
-use tidegate::netlab::{GatewayOptions, wait_for};
+use tidegate_netlab::gateway::manifests_of;
+use tidegate_netlab::manifests::put;
+use tidegate_netlab::{GatewayOptions, wait_for};
 
 use crate::world::{World, beside_others, lab};
 

@@ -3,11 +3,11 @@
 
 use crate::world::{World, beside_others};
 use std::collections::BTreeSet;
-use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::{GatewayOptions, server};
+use tidegate_netlab::addresses::{self as plan, Family};
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::{GatewayOptions, server};
 
 const NOT_ON_VIP: &str = "answers on its own address, not on the VIP";
 

@@ -3,10 +3,10 @@
 use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use tidegate::netlab::addresses::client;
-use tidegate::netlab::client::{Load, spread, udp_ask};
-use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::{Gateway, GatewayOptions, server, wait_for};
+use tidegate_netlab::addresses::client;
+use tidegate_netlab::client::{Load, spread, udp_ask};
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{Gateway, GatewayOptions, server, wait_for};
 
 /// The time that a machine with two busy cores may add to the time of the checks.
 const SLACK: Duration = Duration::from_secs(5);

@@ -3,8 +3,8 @@
 
 use crate::floods::scene::long;
 use crate::world::{alone, tidegate};
-use tidegate::demo::fleet::{FleetOptions, print, run};
-use tidegate::netlab::fleet::addresses::SERVICES;
+use tidegate_netlab::demo::fleet::{FleetOptions, print, run};
+use tidegate_netlab::fleet::addresses::SERVICES;
 
 /// In the short form 1,000 connections of each Service, in the long form 10,000.
 #[test]

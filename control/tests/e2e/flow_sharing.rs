@@ -5,14 +5,14 @@
 use std::net::SocketAddr;
 
 use crate::world::{APPLIED, alone, tidegate};
-use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, TELL_PORT, client, server as server_address};
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::fleet::addresses::{FleetService, SERVICES};
-use tidegate::netlab::fleet::connections::Tally;
-use tidegate::netlab::fleet::holders::Holders;
-use tidegate::netlab::fleet::{Fleet, FleetPlan, RouterKind};
-use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
-use tidegate::netlab::{server, wait_for};
+use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, TELL_PORT, client, server as server_address};
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::fleet::addresses::{FleetService, SERVICES};
+use tidegate_netlab::fleet::connections::Tally;
+use tidegate_netlab::fleet::holders::Holders;
+use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
+use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
+use tidegate_netlab::{server, wait_for};
 
 /// Connections to each Service.
 const CONNECTIONS: usize = 48;

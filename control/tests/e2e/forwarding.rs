@@ -3,13 +3,13 @@
 
 use crate::world::{World, beside_others, lab_with};
 use std::net::SocketAddr;
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::client;
-use tidegate::netlab::client::{Direction, curl, curl_many, iperf_tcp, iperf_udp, spread, udp_ask};
-use tidegate::netlab::modes::{
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::client;
+use tidegate_netlab::client::{Direction, curl, curl_many, iperf_tcp, iperf_udp, spread, udp_ask};
+use tidegate_netlab::modes::{
     all_paths, every_path, manifests, manifests_for_bulk, manifests_of, vips_on_servers,
 };
-use tidegate::netlab::server::LARGE_FILE_BYTES;
+use tidegate_netlab::server::LARGE_FILE_BYTES;
 
 /// A world with all paths, those of every tunnel included.
 fn world_of_every_path(servers: &[u8]) -> World {
@@ -110,7 +110,7 @@ fn iperf3_runs_over_every_mode_and_family() {
     // The control and data connections must go to the same server, so each Service has one endpoint.
     let world = World::start(1, GatewayOptions::default(), &manifests_for_bulk(&[1]));
     for path in all_paths() {
-        let to = SocketAddr::new(path.vip, tidegate::netlab::addresses::IPERF_PORT);
+        let to = SocketAddr::new(path.vip, tidegate_netlab::addresses::IPERF_PORT);
         world.wait_until_served(path);
         for direction in [Direction::Upload, Direction::Download] {
             let rate = iperf_tcp(world.lab.client(), world.lab.server(1), to, direction).unwrap();

@@ -1,16 +1,15 @@
 //! Datagrams larger than a frame arrive complete at the server and back at the client, in every mode, whatever the
 //! order of their fragments.
 
-use crate::lab::checksum;
 use crate::world::{World, beside_others};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{Family, client};
-use tidegate::netlab::client::{PATIENCE, SILENCE};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::addresses::{Family, client};
+use tidegate_netlab::client::{PATIENCE, SILENCE};
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, checksum};
 
 /// Sizes of UDP data: slightly more than a frame of 1,500 bytes, a common larger size, jumbo frames, and nearly the
 /// maximum.
@@ -115,7 +114,7 @@ pub(crate) fn exchange(
         // Skip a late answer to an earlier datagram.
         let Some(head) = answer.strip_suffix(data) else { continue };
         let head = String::from_utf8_lossy(head).into_owned();
-        let told = tidegate::netlab::client::BackendAnswer::parse(&head)?;
+        let told = tidegate_netlab::client::BackendAnswer::parse(&head)?;
         let backend = told.backend.rsplit('-').next()?.parse().ok()?;
         return Some((backend, told.client));
     }

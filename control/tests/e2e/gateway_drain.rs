@@ -4,10 +4,10 @@
 use crate::restart::{Ports, Stream};
 use crate::world::{World, beside_others};
 use std::time::Duration;
-use tidegate::netlab::addresses::{Family, client};
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, wait_for};
+use tidegate_netlab::addresses::{Family, client};
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, wait_for};
 
 /// A gateway with these keys in `drain`.
 fn world(drain: &str) -> (World, ModePath) {

@@ -2,10 +2,10 @@
 
 use crate::http::{self, Answer};
 use crate::world::{APPLIED, World, assert_alive, beside_others};
-use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::manifests::EndpointState;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, Namespace, wait_for};
+use tidegate_netlab::addresses::{self as plan, Family};
+use tidegate_netlab::manifests::EndpointState;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, Namespace, wait_for};
 
 const PORT: u16 = 31_111;
 

@@ -1,8 +1,8 @@
 //! Parses the answer of an HTTP server in a lab, for answers that are compared exactly.
 
 use std::collections::BTreeMap;
-use tidegate::netlab::Namespace;
-use tidegate::netlab::client::curl;
+use tidegate_netlab::Namespace;
+use tidegate_netlab::client::curl;
 
 /// An answer; the names of its headers are in lower case.
 pub(crate) struct Answer {

@@ -8,10 +8,10 @@ use crate::floods::scene::long;
 use crate::world::{APPLIED, alone, tidegate};
 use anyhow::{Context, Result};
 use std::time::Instant;
-use tidegate::netlab::fleet::addresses::{FleetService, GATEWAYS_MAX, SERVICES};
-use tidegate::netlab::fleet::holders::Holders;
-use tidegate::netlab::fleet::{Fleet, FleetPlan, RouterKind};
-use tidegate::netlab::wait_for;
+use tidegate_netlab::fleet::addresses::{FleetService, GATEWAYS_MAX, SERVICES};
+use tidegate_netlab::fleet::holders::Holders;
+use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
+use tidegate_netlab::wait_for;
 
 /// Servers that are ready at the same time. Each step that replaces one needs another.
 const SERVING: u8 = 4;

@@ -11,12 +11,12 @@ use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
-use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
-use tidegate::netlab::client::{BackendAnswer, Tell, udp_ask};
-use tidegate::netlab::manifests::{Manifest, PortSpec};
-use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{GatewayOptions, Lab, Namespace, wait_for};
+use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
+use tidegate_netlab::client::{BackendAnswer, Tell, udp_ask};
+use tidegate_netlab::manifests::{Manifest, PortSpec};
+use tidegate_netlab::modes::ModePath;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{GatewayOptions, Lab, Namespace, wait_for};
 
 const NODES: u8 = 3;
 /// The number of Pods on each node. The last node has none.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use tidegate::netlab::wait_for;
+use tidegate_netlab::wait_for;
 
 fn run(script: &str) -> Output {
     let leftovers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/scripts/leftovers.sh");

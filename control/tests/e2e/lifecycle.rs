@@ -3,9 +3,9 @@
 use crate::world::{World, assert_alive, beside_others};
 use std::fs;
 use std::time::{Duration, Instant};
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, server, wait_for};
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, server, wait_for};
 
 /// One second, plus the time that two busy cores and a debug build may add.
 const BACK: Duration = Duration::from_secs(15);
@@ -57,7 +57,7 @@ fn sighup_reloads_and_sigterm_ends_cleanly() {
     assert!(!world.lab.directory().join("tidegate.sock").exists(), "the admin socket is removed");
     // Daemons that are bound to the tap keep their sockets. Without a gateway, nothing comes in or goes out there.
     let show_tap = ["-o", "link", "show", "tg-uplink"];
-    let tap = tidegate::netlab::namespace::output_of(world.lab.gateway().command("ip").args(show_tap));
+    let tap = tidegate_netlab::namespace::output_of(world.lab.gateway().command("ip").args(show_tap));
     let tap = tap.expect("the tap stays");
     assert!(tap.contains("NO-CARRIER"), "{tap}");
 

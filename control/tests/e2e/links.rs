@@ -4,13 +4,13 @@ use crate::world::{World, alone, assert_alive};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tidegate::netlab::addresses::{Family, GATEWAY_FOR_SERVERS, GATEWAY_MAC, server};
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{GatewayOptions, Lab, Namespace};
 use tidegate_dataplane::links::record::DIRECTORY;
+use tidegate_netlab::addresses::{Family, GATEWAY_FOR_SERVERS, GATEWAY_MAC, server};
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{GatewayOptions, Lab, Namespace};
 
 fn world() -> World {
     World::start(2, GatewayOptions::default(), &manifests(&[1, 2]))

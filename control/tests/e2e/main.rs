@@ -24,7 +24,6 @@ mod http;
 mod hung;
 mod interruptions;
 mod kube_proxy;
-mod lab;
 mod leaving;
 mod leftovers;
 mod lifecycle;

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::world::{World, beside_others};
-use tidegate::netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TELL_PORT};
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::{Gateway, GatewayOptions};
+use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TELL_PORT};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::{Gateway, GatewayOptions};
 
 /// How long one exchange may take. It only ends a test that fails.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ fn a_backend_reaches_the_outside_with_the_snat_address_and_a_reload_turns_that_o
             let source = SocketAddr::new(plan::client(family, 2), 0);
             let to = SocketAddr::new(vip, TELL_PORT);
             let mut tell = world.wait_until("the Service", || {
-                tidegate::netlab::client::Tell::connect(world.lab.client(), source, to).ok()
+                tidegate_netlab::client::Tell::connect(world.lab.client(), source, to).ok()
             });
             tell.ping().unwrap();
         }

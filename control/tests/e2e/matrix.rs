@@ -1,6 +1,6 @@
 //! The table of the README: every protocol, family and forwarding mode with real clients and servers.
 //!
-//! `make test` fails if the table is not what this run shows. `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix`
+//! `make test` fails if the table is not what this run shows. `UPDATE_DOCS=1 cargo test --workspace --test e2e matrix`
 //! writes it.
 
 use crate::sctp::{Peers, Questions};
@@ -11,13 +11,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
-use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, client};
-use tidegate::netlab::client::{BackendAnswer, Tell, udp_ask};
-use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
-use tidegate::netlab::{GatewayOptions, Lab};
 use tidegate_model::config::FORWARDING_ACCEPTED;
+use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
+use tidegate_netlab::client::{BackendAnswer, Tell, udp_ask};
+use tidegate_netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
+use tidegate_netlab::{GatewayOptions, Lab};
 
-const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test -p tidegate --test e2e matrix` -->\n";
+const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test --workspace --test e2e matrix` -->\n";
 const END: &str = "<!-- end -->\n";
 
 /// Connections, datagrams and associations for each cell and protocol.

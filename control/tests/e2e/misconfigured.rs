@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use tidegate::netlab::addresses::{self as plan, Family, HTTP_PORT, HTTP_TARGET_PORT};
-use tidegate::netlab::gateway::{config_of, manifests_of};
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
+use tidegate_netlab::addresses::{self as plan, Family, HTTP_PORT, HTTP_TARGET_PORT};
+use tidegate_netlab::gateway::{config_of, manifests_of};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::{Gateway, GatewayOptions, Lab, wait_for};
 
 use crate::world::{beside_others, lab};
 

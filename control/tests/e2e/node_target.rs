@@ -8,11 +8,11 @@ use crate::nodes::proxy::{Policy, ProxyPort, program};
 use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
 use crate::world::{World, assert_alive, beside_others, lab_with};
 use std::net::{IpAddr, SocketAddr};
-use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
-use tidegate::netlab::client::{BackendAnswer, Tell, spread, udp_ask};
-use tidegate::netlab::manifests::{EndpointState, Manifest, PortSpec};
-use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::{GatewayOptions, Lab};
+use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
+use tidegate_netlab::client::{BackendAnswer, Tell, spread, udp_ask};
+use tidegate_netlab::manifests::{EndpointState, Manifest, PortSpec};
+use tidegate_netlab::modes::ModePath;
+use tidegate_netlab::{GatewayOptions, Lab};
 
 const NODES: u8 = 3;
 /// The number of Pods on each node. The last node has none.

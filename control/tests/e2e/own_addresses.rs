@@ -2,13 +2,13 @@
 
 use crate::world::{World, beside_others};
 use std::net::{IpAddr, SocketAddr};
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{
     self as plan, ECHO_PORT, Family, GATEWAY_FOR_CLIENTS, GATEWAY_FOR_SERVERS, HTTP_PORT, HTTP_TARGET_PORT,
     TELL_PORT,
 };
-use tidegate::netlab::client::{SILENCE, Tell, curl_many, spread, udp_ask};
-use tidegate::netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::client::{SILENCE, Tell, curl_many, spread, udp_ask};
+use tidegate_netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
 
 const HTTP_NODE_PORT: u16 = 30_080;
 const TELL_NODE_PORT: u16 = 30_700;

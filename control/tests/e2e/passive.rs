@@ -5,10 +5,10 @@ use crate::world::{World, alone};
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
-use tidegate::netlab::addresses::client;
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, server};
+use tidegate_netlab::addresses::client;
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, server};
 
 const SERVERS: u8 = 10;
 const DEAD: u8 = 3;

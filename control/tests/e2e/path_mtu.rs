@@ -1,12 +1,11 @@
 //! A router between gateway and backend has a link with a smaller MTU: its ICMP messages are shown to the operator.
 
-use crate::lab::checksum;
 use crate::world::{World, beside_others};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, Family, GATEWAY_FOR_SERVERS, TELL_PORT};
-use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_SERVERS, TELL_PORT};
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, checksum};
 
 /// "Fragmentation needed" (RFC 1191 section 4) about a packet of 1,500 bytes of the tunnel to `backend`.
 fn too_big(backend: Ipv4Addr, vip: Ipv4Addr, mtu: u16) -> Vec<u8> {
@@ -38,7 +37,7 @@ fn too_big(backend: Ipv4Addr, vip: Ipv4Addr, mtu: u16) -> Vec<u8> {
 fn a_path_mtu_that_a_router_reports_is_shown_with_the_backend_and_logged() {
     let _turn = beside_others();
     let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
-    let is_tunnel = |path: &tidegate::netlab::modes::ModePath| {
+    let is_tunnel = |path: &tidegate_netlab::modes::ModePath| {
         path.forwarding == "dsr-ipip" && path.family == Family::V4 && path.backends == Family::V4
     };
     let path = all_paths().into_iter().find(is_tunnel).expect("a tunnel of IPv4 in IPv4");

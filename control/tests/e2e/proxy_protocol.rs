@@ -15,12 +15,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
-use tidegate::netlab::addresses::{self as plan, Family, PROXY_PORT, UPSTREAM_PORT, client};
-use tidegate::netlab::client::connect_here;
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::wire::{Faults, Wire};
-use tidegate::netlab::{GatewayOptions, Lab};
+use tidegate_netlab::addresses::{self as plan, Family, PROXY_PORT, UPSTREAM_PORT, client};
+use tidegate_netlab::client::connect_here;
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::wire::{Faults, Wire};
+use tidegate_netlab::{GatewayOptions, Lab};
 
 const SERVERS: [u8; 2] = [1, 2];
 /// The ports of the Services for nginx and for HAProxy.
@@ -93,9 +93,7 @@ fn start_proxies(lab: &Lab) -> Vec<(LabProcess, LabProcess)> {
 /// A server on the port [`UPSTREAM_PORT`] of a server, which sends back what it gets.
 pub(crate) fn start_upstream(lab: &Lab, n: u8) -> LabProcess {
     let port = UPSTREAM_PORT.to_string();
-    let upstream =
-        lab.server(n).run("http-echo", &lab.plan().tidegate, &["lab", "http-echo", "--port", &port]);
-    upstream.expect("http-echo starts")
+    lab.server(n).run_tool("http-echo", &["--port", &port]).expect("http-echo starts")
 }
 
 /// Waits until every target answers.

@@ -4,12 +4,12 @@ use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
 use crate::world::{World, assert_alive, beside_others, lab_with};
 use std::fs;
 use std::net::SocketAddr;
-use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
-use tidegate::netlab::client::udp_ask;
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::manifests::{Manifest, PortSpec};
-use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::{Gateway, GatewayOptions};
+use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
+use tidegate_netlab::client::udp_ask;
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::manifests::{Manifest, PortSpec};
+use tidegate_netlab::modes::ModePath;
+use tidegate_netlab::{Gateway, GatewayOptions};
 
 /// The server with the Pod, and the two servers that are next hops to it.
 const HOME: u8 = 3;

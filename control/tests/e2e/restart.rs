@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use tidegate::netlab::addresses::{Family, client};
-use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, Namespace};
+use tidegate_netlab::addresses::{Family, client};
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, Namespace};
 
 /// Restarts of each kind. They alternate, so that load on the machine affects the printed gaps of both.
 const ROUNDS: usize = 3;

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
-use tidegate::netlab::addresses::CLIENT_ADDRESSES;
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::manifests::Manifest;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests_of, tunnel_paths};
-use tidegate::netlab::{GatewayOptions, server, wait_for};
+use tidegate_netlab::addresses::CLIENT_ADDRESSES;
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::manifests::Manifest;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests_of, tunnel_paths};
+use tidegate_netlab::{GatewayOptions, server, wait_for};
 
 /// Connections of each path.
 const CONNECTIONS: u8 = 12;

@@ -10,11 +10,11 @@ use crate::world::{World, alone, assert_alive, broken, lab_with};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, TELL_PORT, client};
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::manifests::{EndpointSpec, EndpointState, Manifest};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests, manifests_of, tunnel_paths};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, TELL_PORT, client};
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest};
+use tidegate_netlab::modes::{ModePath, all_paths, manifests, manifests_of, tunnel_paths};
 
 /// Servers 1 to 10 are the backends before the update, servers 11 to 20 after it.
 const BACKENDS: u8 = 10;

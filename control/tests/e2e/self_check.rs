@@ -2,8 +2,8 @@
 
 use crate::world::{World, beside_others};
 use std::time::Duration;
-use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::{Gateway, GatewayOptions, server};
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{Gateway, GatewayOptions, server};
 
 const LAYERS: [&str; 3] = ["reconcile", "allocation", "snapshot"];
 

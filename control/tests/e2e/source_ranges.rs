@@ -3,11 +3,11 @@
 
 use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::client::{SILENCE, Tell, udp_ask_within};
-use tidegate::netlab::manifests::Manifest;
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{self as plan, Family};
+use tidegate_netlab::client::{SILENCE, Tell, udp_ask_within};
+use tidegate_netlab::manifests::Manifest;
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 
 /// The numbers of clients that are allowed by the first ranges, by the second, by both, by none.
 const FIRST: u8 = 1;

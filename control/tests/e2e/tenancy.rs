@@ -9,11 +9,11 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 use test_apiserver::{Options, TestApiServer};
-use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT, client};
-use tidegate::netlab::client::{Load, Tell};
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, wait_for};
+use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT, client};
+use tidegate_netlab::client::{Load, Tell};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, wait_for};
 
 /// The namespace of the attacker. The victims are in the lab's own namespace.
 const HOSTILE: &str = "mallory";

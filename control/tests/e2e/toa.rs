@@ -10,10 +10,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use tidegate::netlab::addresses::{self as plan, Family, UPSTREAM_PORT};
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::wire::{Faults, Wire};
-use tidegate::netlab::{GatewayOptions, Lab};
+use tidegate_netlab::addresses::{self as plan, Family, UPSTREAM_PORT};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::wire::{Faults, Wire};
+use tidegate_netlab::{GatewayOptions, Lab};
 
 const SYN: u8 = 2;
 const RST: u8 = 4;

@@ -3,10 +3,10 @@
 use std::fs;
 use std::process::Stdio;
 
-use tidegate::netlab::addresses::{Family, client};
-use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, wait_for};
 use tidegate_core::capture::Reader;
+use tidegate_netlab::addresses::{Family, client};
+use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, wait_for};
 
 use crate::world::{APPLIED, World, beside_others, tidegate};
 

@@ -8,9 +8,9 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, GATEWAY_FOR_CLIENTS, client};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, Lab};
+use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, GATEWAY_FOR_CLIENTS, client};
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, Lab};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::world::{World, beside_others, lab};

@@ -1,7 +1,7 @@
 //! Owners of VIPs by VRRP: two gateways in namespaces of their own on one link, each with Debian's keepalived on its tap,
 //! and a station that asks all the time and records who answers.
 //!
-//! The short form kills the master twice. `TIDEGATE_FAILOVERS=20 cargo test -p tidegate --test e2e vrrp` is the form of the
+//! The short form kills the master twice. `TIDEGATE_FAILOVERS=20 cargo test --workspace --test e2e vrrp` is the form of the
 //! figures in `benches/results`.
 
 use std::net::Ipv4Addr;
@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tidegate::netlab::arp_watch::ArpWatch;
-use tidegate::netlab::keepalived::{Keepalived, KeepalivedPlan};
-use tidegate::netlab::manifests::put;
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, LabPlan, Namespace, wait_for};
+use tidegate_netlab::arp_watch::ArpWatch;
+use tidegate_netlab::keepalived::{Keepalived, KeepalivedPlan};
+use tidegate_netlab::manifests::put;
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, LabPlan, Namespace, wait_for};
 use tidegate_core::wire::MacAddr;
 
 use crate::world::{alone, tidegate};

@@ -2,10 +2,10 @@
 
 use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{IPERF_PORT, client};
-use tidegate::netlab::client::{Direction, curl_many, iperf_tcp, spread, udp_ask};
-use tidegate::netlab::modes::{all_paths, manifests, manifests_for_bulk};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{IPERF_PORT, client};
+use tidegate_netlab::client::{Direction, curl_many, iperf_tcp, spread, udp_ask};
+use tidegate_netlab::modes::{all_paths, manifests, manifests_for_bulk};
 
 #[test]
 fn two_workers_pass_every_mode() {

@@ -8,12 +8,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use tidegate::netlab::addresses::{self as plan, Family, client, on_link_vip, routed_vip};
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::gateway::manifests_of;
-use tidegate::netlab::manifests::{Manifest, put};
-use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, wait_for};
+use tidegate_netlab::addresses::{self as plan, Family, client, on_link_vip, routed_vip};
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::gateway::manifests_of;
+use tidegate_netlab::manifests::{Manifest, put};
+use tidegate_netlab::modes::ModePath;
+use tidegate_netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, wait_for};
 
 /// The number of VIPs of each kind on the servers: enough for every test.
 const ROUTED: u8 = 12;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::netlab::wait_for;
+use tidegate_netlab::wait_for;
 
 use crate::api::{Admin, Needs, Place};
 use crate::needs;

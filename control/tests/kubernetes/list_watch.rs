@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::wait_for;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::wait_for;
 
 use crate::api::{Admin, Needs, Place};
 use crate::needs;

@@ -14,8 +14,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Options;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, LabPlan, Namespace, cleanup, wait_for};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, LabPlan, Namespace, cleanup, wait_for};
 
 use crate::api::{Api, needs};
 

@@ -6,8 +6,7 @@
 //!
 //! A device belongs to a network namespace, and the file's name begins with the inode number of that namespace. When
 //! the namespace no longer exists, neither do its devices and their sysctls, and the kernel later reuses the number.
-//! [`sweep`] removes such files at each start of a gateway, and only if it is certain ([`namespaces::gone`]);
-//! [`forget`] removes the files of a namespace that the caller has removed.
+//! [`sweep`] removes such files at each start of a gateway, and only if it is certain ([`namespaces::gone`]).
 //!
 //! Invariant: nothing depends on the file existing or being correct. Without it, the current value of a sysctl counts
 //! as the original, and the kernel keeps the lock ([`super::lock`]).
@@ -103,15 +102,6 @@ impl Record {
 /// stay.
 pub fn sweep() {
     sweep_within(Path::new(DIRECTORY));
-}
-
-/// Removes the records of the network namespace with this inode number, which the caller has just removed.
-pub fn forget(namespace: u64) {
-    let directory = Path::new(DIRECTORY);
-    let found = by_namespace(directory).remove(&namespace).unwrap_or_default();
-    found.iter().for_each(remove);
-    // This fails while others have records there.
-    let _ = fs::remove_dir(directory);
 }
 
 /// A file and its inode number. A record that is written again is a different file.

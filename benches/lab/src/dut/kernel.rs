@@ -7,8 +7,8 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use ::tidegate::netlab::Lab;
 use anyhow::{Context, Result, ensure};
+use tidegate_netlab::Lab;
 
 use super::{Setup, shell};
 use crate::packets::{GENERATOR_MAC, PORT, backend, client_side, prefix, vip};

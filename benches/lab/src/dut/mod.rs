@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use ::tidegate::netlab::process::LabProcess;
-use ::tidegate::netlab::{Lab, LabPlan, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use tidegate_core::wire::MacAddr;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, LabPlan, wait_for};
 
 use crate::generator::{Job, Measured, Soak, Stream};
 use crate::packets::{BACKEND_SIDE_MAC, CLIENT_SIDE_MAC, GENERATOR_MAC};

@@ -4,8 +4,8 @@ use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
-use ::tidegate::netlab::process::LabProcess;
 use rustix::process::Signal;
+use tidegate_netlab::process::LabProcess;
 
 use super::tidegate::{Metrics, launch, start, wait_until_ready};
 use super::*;

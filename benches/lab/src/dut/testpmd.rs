@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tidegate::netlab::Lab;
-use tidegate::netlab::process::LabProcess;
+use tidegate_netlab::Lab;
+use tidegate_netlab::process::LabProcess;
 
 use super::{Setup, wait_for_line};
 

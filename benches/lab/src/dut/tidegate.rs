@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ::tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use ::tidegate::netlab::process::LabProcess;
-use ::tidegate::netlab::{Lab, wait_for};
 use anyhow::{Context, Result, ensure};
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, wait_for};
 
 use super::{Setup, last_words};
 use crate::generator::Soak;

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tidegate::netlab::addresses::{self as plan, Family, ROUTED_VIPS, TELL_PORT};
-use tidegate::netlab::gateway::manifests_of;
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, Namespace, wait_for};
+use tidegate_netlab::addresses::{self as plan, Family, ROUTED_VIPS, TELL_PORT};
+use tidegate_netlab::gateway::manifests_of;
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, Namespace, wait_for};
 
 use crate::world::{APPLIED, lab, tidegate};
 

@@ -1,9 +1,9 @@
 //! Floods at the full rate of one core do not end a BGP session, nor its BFD: neither packets of the same ports from strangers,
 //! nor anything else for the gateway or a VIP.
 
-use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT};
-use tidegate::netlab::flood::{Attacker, Kind, Limits, Target, set_priority};
-use tidegate::netlab::router::Frr;
+use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT};
+use tidegate_netlab::flood::{Attacker, Kind, Limits, Target, set_priority};
+use tidegate_netlab::router::Frr;
 
 use super::edge::{Edge, bgp, frr_bgpd, gateway_address};
 use super::{connect, prefix, wait_for_hops};

@@ -9,14 +9,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use edge::{Edge, EdgeGateway, GATEWAY_AS, ROUTER, ROUTER_AS, bgp, frr_bgpd, gateway_address};
-use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT};
-use tidegate::netlab::client::Tell;
-use tidegate::netlab::gateway::manifests_of;
-use tidegate::netlab::manifests::put;
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::router::{BirdRouter, Frr, GoBgp};
-use tidegate::netlab::wait_for;
+use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT};
+use tidegate_netlab::client::Tell;
+use tidegate_netlab::gateway::manifests_of;
+use tidegate_netlab::manifests::put;
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::router::{BirdRouter, Frr, GoBgp};
+use tidegate_netlab::wait_for;
 
 use crate::hung::StoppedThread;
 use crate::world::{APPLIED, alone};
@@ -416,7 +416,7 @@ fn an_frr_beside_the_gateway_redistributes_the_routes_of_the_kernel() {
     connect(&edge, Family::V4, 1, 0).expect("clients have a way").ping().unwrap();
     let table = |gateway: &EdgeGateway, family: &str| {
         let mut ip = gateway.namespace.command("ip");
-        let text = tidegate::netlab::namespace::output_of(ip.args([family, "route", "show", "table", "179"]));
+        let text = tidegate_netlab::namespace::output_of(ip.args([family, "route", "show", "table", "179"]));
         text.unwrap_or_default()
     };
     let v4 = table(&gateway, "-4");

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use tidegate::netlab::addresses::Family;
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::router::{BirdRouter, Frr};
+use tidegate_netlab::addresses::Family;
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::router::{BirdRouter, Frr};
 
 use super::edge::{Edge, EdgeGateway, GATEWAY_AS, ROUTER, ROUTER_AS, frr_bgpd};
 use super::{connect, hops, prefix};

@@ -5,10 +5,10 @@
 use super::scene::{Attempts, Others, Scene, attacked_paths, long, seconds, target};
 use crate::world::{APPLIED, alone};
 use std::thread;
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::CLIENT_ADDRESSES;
-use tidegate::netlab::flood::{Kind, Limits, Target};
-use tidegate::netlab::modes::{ModePath, all_paths};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::CLIENT_ADDRESSES;
+use tidegate_netlab::flood::{Kind, Limits, Target};
+use tidegate_netlab::modes::{ModePath, all_paths};
 
 const FLOODED: &str = "tidegate_services_under_syn_flood";
 
@@ -69,7 +69,7 @@ fn flooded_services_with_cookies_serve_their_own_clients_and_keep_their_connecti
     for (path, tell) in spliced {
         // A connection may have failed to open, which is counted above for others like it.
         if let Ok(mut tell) = tell {
-            tell.ping_late(tidegate::netlab::client::PATIENCE)
+            tell.ping_late(tidegate_netlab::client::PATIENCE)
                 .unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
             scene.established.push((path, tell));
             alive += 1;

@@ -9,12 +9,12 @@ use crate::fragments::{exchange, text};
 use crate::world::alone;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
-use tidegate::netlab::Namespace;
-use tidegate::netlab::addresses::{Family, client};
-use tidegate::netlab::flood::{Kind, Limits, Target};
-use tidegate::netlab::modes::{ModePath, all_paths};
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::wait_for;
+use tidegate_netlab::Namespace;
+use tidegate_netlab::addresses::{Family, client};
+use tidegate_netlab::flood::{Kind, Limits, Target};
+use tidegate_netlab::modes::{ModePath, all_paths};
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::wait_for;
 
 /// Frames of the burst. Their IPv4 half needs more than the kernel's default memory for fragments.
 const BURST: u64 = 40_000;

@@ -15,10 +15,10 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{CLIENT_ADDRESSES, Family, client};
-use tidegate::netlab::client::{PATIENCE, connect_here};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
+use tidegate_netlab::client::{PATIENCE, connect_here};
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 
 /// The requested rate of new connections per second.
 const RATE: u64 = 2_500;

@@ -6,12 +6,12 @@
 use crate::world::World;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT, client};
-use tidegate::netlab::client::{Attempt, Load, Tell};
-use tidegate::netlab::flood::{Attacker, Target, prepare_server, routes, set_priority};
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate_netlab::GatewayOptions;
+use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT, client};
+use tidegate_netlab::client::{Attempt, Load, Tell};
+use tidegate_netlab::flood::{Attacker, Target, prepare_server, routes, set_priority};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 
 /// The server that is attacked.
 const ATTACKED_SERVER: u8 = 3;

@@ -6,7 +6,7 @@
 use super::scene::{Attempts, Counters, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
 use crate::world::alone;
 use std::fmt::Write as _;
-use tidegate::netlab::flood::{Kind, Limits, Sent, Target};
+use tidegate_netlab::flood::{Kind, Limits, Sent, Target};
 
 #[test]
 fn no_flood_takes_anything_from_others() {

@@ -5,10 +5,10 @@ use super::{Pod, pod_address};
 use crate::world::{APPLIED, World};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use tidegate::netlab::addresses as plan;
-use tidegate::netlab::client::{BackendAnswer, spread};
-use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::wait_for;
+use tidegate_netlab::addresses as plan;
+use tidegate_netlab::client::{BackendAnswer, spread};
+use tidegate_netlab::modes::ModePath;
+use tidegate_netlab::wait_for;
 
 /// Waits until the gateway has these weights for these nodes, and no other node takes new flows.
 pub(crate) fn wait_until_weighted(world: &World, path: ModePath, weights: &[(u8, u64)]) {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use tidegate::netlab::Namespace;
+use tidegate_netlab::Namespace;
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

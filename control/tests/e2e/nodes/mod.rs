@@ -17,10 +17,10 @@ pub(crate) mod proxy;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
-use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::manifests::{EndpointSpec, node};
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, Namespace, wait_for};
+use tidegate_netlab::addresses::{self as plan, Family};
+use tidegate_netlab::manifests::{EndpointSpec, node};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, Namespace, binary, wait_for};
 
 /// The ports of `tcp-tell` and `udp-echo` in Pods. They differ from the Service's ports, because the node translates.
 pub(crate) const POD_TELL_PORT: u16 = 17_000;
@@ -171,11 +171,11 @@ fn start_pod(lab: &Lab, node: u8, number: u8) -> Pod {
 
     let directory = lab.directory().join(&name);
     fs::create_dir(&directory).expect("a directory for the Pod's logs");
+    let tools = binary::of_tools(&lab.plan().tidegate).expect("it is built");
     let start = |program: &str, args: &[String]| {
         let arguments =
             [&["lab".to_owned(), program.to_owned(), "--name".to_owned(), name.clone()], args].concat();
-        LabProcess::start(&namespace, &directory, program, &lab.plan().tidegate, &arguments)
-            .expect("it starts")
+        LabProcess::start(&namespace, &directory, program, &tools, &arguments).expect("it starts")
     };
     let bind = Family::BOTH.into_iter().flat_map(|family| {
         let address = SocketAddr::new(pod_address(family, node, number), POD_ECHO_PORT);

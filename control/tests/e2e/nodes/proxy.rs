@@ -9,9 +9,9 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::{Lab, Namespace};
+use tidegate_netlab::addresses::{self as plan, Family};
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::{Lab, Namespace};
 
 use super::CLUSTER_CIDR;
 

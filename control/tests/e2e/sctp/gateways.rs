@@ -2,14 +2,14 @@
 //! address each. One gateway is killed, the other one continues its associations and sees their end.
 
 use rustix::process::Signal;
-use tidegate::netlab::addresses::{
+use tidegate_netlab::addresses::{
     Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, server as server_address,
 };
-use tidegate::netlab::fleet::addresses::{FleetService, SERVICES};
-use tidegate::netlab::fleet::{Fleet, FleetPlan, RouterKind};
-use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::wait_for;
+use tidegate_netlab::fleet::addresses::{FleetService, SERVICES};
+use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
+use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::wait_for;
 
 use super::compile;
 use super::paths::{answers, begin};

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use tidegate::netlab::addresses::{Family, SCTP_PORT, SCTP_TARGET_PORT, client};
-use tidegate::netlab::client::{BackendAnswer, spread};
-use tidegate::netlab::modes::{ModePath, demo_paths, manifests_of, vips_on_servers, with_sctp};
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::wire::{Faults, Wire};
-use tidegate::netlab::{GatewayOptions, Lab, wait_for};
+use tidegate_netlab::addresses::{Family, SCTP_PORT, SCTP_TARGET_PORT, client};
+use tidegate_netlab::client::{BackendAnswer, spread};
+use tidegate_netlab::modes::{ModePath, demo_paths, manifests_of, vips_on_servers, with_sctp};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::wire::{Faults, Wire};
+use tidegate_netlab::{GatewayOptions, Lab, wait_for};
 
 /// The program, and the servers that run it.
 pub(crate) struct Peers {

@@ -11,12 +11,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tidegate::netlab::addresses::{
+use tidegate_netlab::addresses::{
     CLIENT_PREFIX, Family, SCTP_PORT, SCTP_TARGET_PORT, TELL_PORT, client, routed_vip, server,
 };
-use tidegate::netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{GatewayOptions, Lab, Namespace, wait_for};
+use tidegate_netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{GatewayOptions, Lab, Namespace, wait_for};
 
 use super::compile;
 use crate::world::{APPLIED, World, beside_others, lab_with};

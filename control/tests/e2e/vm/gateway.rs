@@ -9,9 +9,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use tidegate::netlab::gateway::config_of;
-use tidegate::netlab::namespace::output_of;
-use tidegate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::namespace::output_of;
+use tidegate_netlab::{Gateway, GatewayOptions, Lab, wait_for};
 
 /// The maximum time until the gateway is ready, or has ended, under emulation and on a busy host.
 const BOUND: Duration = Duration::from_secs(120);

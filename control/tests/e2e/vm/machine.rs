@@ -12,8 +12,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, wait_for};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, wait_for};
 
 /// The maximum time until the machine has booted, under emulation and on a busy host.
 const BOOT_BOUND: Duration = Duration::from_secs(180);

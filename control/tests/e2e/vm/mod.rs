@@ -17,11 +17,11 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate::netlab::addresses::client;
-use tidegate::netlab::client::{Tell, udp_ask};
-use tidegate::netlab::gateway::{config_of, manifests_of as directory_of};
-use tidegate::netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
-use tidegate::netlab::{Lab, wait_for};
+use tidegate_netlab::addresses::client;
+use tidegate_netlab::client::{Tell, udp_ask};
+use tidegate_netlab::gateway::{config_of, manifests_of as directory_of};
+use tidegate_netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
+use tidegate_netlab::{Lab, wait_for};
 
 /// The maximum time until a change is seen, under emulation and on a busy host.
 const BOUND: Duration = Duration::from_secs(120);

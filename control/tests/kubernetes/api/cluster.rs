@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::netlab::wait_for;
+use tidegate_netlab::wait_for;
 
 use super::objects::{Admin, Place};
 

@@ -7,7 +7,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate::netlab::Namespace;
+use tidegate_netlab::Namespace;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

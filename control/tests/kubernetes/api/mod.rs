@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use test_apiserver::{Fault, Faults, Logged, Options, Snapshot, TestApiServer, User};
-use tidegate::netlab::Lab;
+use tidegate_netlab::Lab;
 
 use mode::Mode;
 pub(crate) use needs::Needs;

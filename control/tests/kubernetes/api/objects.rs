@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::netlab::{Namespace, wait_for};
+use tidegate_netlab::{Namespace, wait_for};
 use tidegate_source::kubernetes::Connector;
 use tokio::runtime::Runtime;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kube::config::Kubeconfig;
 use serde_json::{Value, json};
-use tidegate::netlab::{Lab, Namespace, wait_for};
+use tidegate_netlab::{Lab, Namespace, wait_for};
 
 use super::ACCOUNT;
 use super::cluster::Claim;

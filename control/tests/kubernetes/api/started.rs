@@ -12,8 +12,8 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 use test_apiserver::Logged;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, Namespace, wait_for};
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, Namespace, wait_for};
 
 use super::mode::Binaries;
 use super::objects::Admin;

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use hyper::Request;
 use kube::config::Kubeconfig;
 use serde_json::Value;
-use tidegate::netlab::Lab;
 use tidegate_control_bench::cluster;
 use tidegate_control_bench::world::{self, Size};
+use tidegate_netlab::Lab;
 use tokio::task::JoinSet;
 
 use crate::figures::Quantiles;

@@ -15,9 +15,9 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use procfs::process::Process;
 use serde_json::Value;
-use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{Lab, Namespace, addresses as plan_of_lab, wait_for};
 use tidegate_control_bench::cluster;
+use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, Namespace, addresses as plan_of_lab, wait_for};
 
 use crate::figures::{Page, Quantiles};
 use crate::serve::{READY, gateway_kubeconfig};

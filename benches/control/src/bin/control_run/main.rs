@@ -24,9 +24,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::netlab::{Lab, LabPlan, cleanup};
 use tidegate_control_bench::cluster::Variant;
 use tidegate_control_bench::world::Size;
+use tidegate_netlab::{Lab, LabPlan, cleanup};
 
 use daemon::{Daemon, Memory};
 

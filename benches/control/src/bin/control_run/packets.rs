@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Socket, Type};
-use tidegate::netlab::{Lab, Namespace, addresses as plan_of_lab};
 use tidegate_control_bench::cluster::{self, PORT, TARGET_PORT};
+use tidegate_netlab::{Lab, Namespace, addresses as plan_of_lab};
 
 use crate::Plan;
 use crate::figures::Quantiles;

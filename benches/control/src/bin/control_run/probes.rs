@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tidegate::netlab::{Lab, addresses as plan_of_lab};
 use tidegate_control_bench::cluster::{self, PORT, TARGET_PORT};
 use tidegate_control_bench::world::Size;
+use tidegate_netlab::{Lab, addresses as plan_of_lab};
 
 use crate::SINGLES;
 use crate::figures::Quantiles;
