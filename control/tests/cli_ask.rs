@@ -9,10 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate::admin::api::*;
-use tidegate::admin::flows_query::FlowsQuery;
-use tidegate::admin::watch_query::WatchQuery;
-use tidegate::admin::{AdminBackend, AdminError, Server};
+use tidegate::admin::{AdminBackend, Server};
+use tidegate_admin_api::*;
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::explain::{Explanation, Packet, Step};

@@ -1,54 +1,22 @@
-//! The admin socket: the commands use it to talk to the daemon.
+//! The server of the admin socket.
 //!
-//! It serves HTTP/1.1 with JSON over a Unix socket that only its owner can open, so `curl --unix-socket` works too.
-//! [`api`] has the types of every answer, the daemon implements [`AdminBackend`], [`Server`] connects the two, and
-//! the commands use [`Client`]. This module does not compute or format answers.
-//!
-//! | Request | Answer |
-//! |---|---|
-//! | `GET /v1/status`, `services`, `backends`, `drops`, `pools` | [`api`] |
-//! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`api::FlowsAnswer`] |
-//! | `GET /v1/traffic` | [`api::TrafficAnswer`] |
-//! | `POST /v1/watch?host=A&service=S&...` | [`api::WatchAnswer`]; [`watch_query`] has the keys |
-//! | `GET /v1/watched?id=N` | [`api::WatchedAnswer`] |
-//! | `POST /v1/unwatch?id=N` | [`api::UnwatchAnswer`] |
-//! | `GET /v1/metrics` | Prometheus text |
-//! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](tidegate_policy::explain::Explanation) |
-//! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
-//! | `POST /v1/drain?gateway=true`, `POST /v1/undrain?gateway=true` | [`api::GatewayDrainAnswer`] |
-//! | `POST /v1/reload` | [`api::ReloadAnswer`] |
-//! | `POST /v1/vrrp-check?began=NANOSECONDS` | `true`, or 503 with the reason |
-//!
-//! A `POST` may have `before=NANOSECONDS`, a time of `CLOCK_BOOTTIME` from which it is refused: its sender no longer waits.
-//! The commands send it, so that a gateway that hung makes no change that its operator was told had failed.
-//!
-//! Invariant: an invalid request gets a 4xx answer with an [`api::ErrorAnswer`] that says what is accepted.
+//! `tidegate-admin-api` has the requests and the types of every answer, the daemon implements [`AdminBackend`], and
+//! [`Server`] connects the two. This module does not compute answers.
 
-mod announce_api;
-pub mod api;
-mod client;
-mod error;
-pub mod flows_query;
-mod query;
 mod server;
 mod socket;
-pub mod watch_query;
 
 #[cfg(test)]
 mod tests;
 
-pub use client::{Client, ClientError};
-pub use error::AdminError;
 pub use server::Server;
 
 use std::future::Future;
 
+use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_core::ownership::BootTime;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
-
-use flows_query::FlowsQuery;
-use watch_query::WatchQuery;
 
 /// The answers of the daemon. Queries never wait for a worker, except for `flows` and `watched`. The changes return when they
 /// are decided, not when every worker has applied them.

@@ -9,20 +9,17 @@ use std::time::Duration;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
+use tidegate_admin_api::query::{self, BEFORE};
+use tidegate_admin_api::{AdminError, ErrorAnswer, FlowsQuery, WatchQuery, boot_time};
 use tidegate_core::ownership::BootTime;
-use tidegate_dataplane::clock::boot_time;
 use tidegate_http::{Answer, Limits};
 use tidegate_policy::explain::{Packet, Transport};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
-use super::api::ErrorAnswer;
-use super::flows_query::FlowsQuery;
-use super::query::BEFORE;
+use super::AdminBackend;
 use super::socket::{self, SocketFile};
-use super::watch_query::WatchQuery;
-use super::{AdminBackend, AdminError, query};
 
 /// The paths of queries.
 const READ: &str =

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hyper::Method;
+use tidegate_admin_api::*;
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
 
-use super::api::*;
 use super::*;
 
 /// Stores the drained targets, and knows one backend.
@@ -258,12 +259,13 @@ async fn drains_are_made_and_taken_back_by_backend_and_by_node() {
 async fn a_change_that_comes_after_its_sender_gave_up_is_refused_and_not_made() {
     let lab = Lab::new();
     let client = lab.client();
-    let error = client.raw("POST", "/v1/drain?target=node-a&before=1").await.expect_err("it is late");
+    let error =
+        client.request(Method::POST, "/v1/drain?target=node-a&before=1").await.expect_err("it is late");
     assert!(matches!(error, ClientError::Refused { status: 503, .. }), "{error}");
     assert!(error.to_string().contains("it was not made"), "{error}");
     assert_eq!(client.status().await.expect("it answers").drained, [] as [&str; 0]);
     let later = format!("/v1/drain?target=node-a&before={}", u64::MAX);
-    client.raw("POST", &later).await.expect("it is in time");
+    client.request(Method::POST, &later).await.expect("it is in time");
     assert_eq!(client.status().await.expect("it answers").drained, ["node-a"]);
 }
 
@@ -327,7 +329,7 @@ async fn faults_of_a_request_say_what_is_accepted() {
         ("GET", "/v1/explain?proto=icmp&src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: tcp, udp, sctp"),
         ("GET", "/v1/explain?proto=tcp&src=1.2.3.4&dst=1.2.3.4:5", 400, "accepted: 192.0.2.1:80"),
     ] {
-        let error = client.raw(method, uri).await.expect_err("it is refused");
+        let error = client.request(method.parse().expect("a method"), uri).await.expect_err("it is refused");
         let ClientError::Refused { status: told, message } = error else { panic!("{error}") };
         assert_eq!(told, status, "{method} {uri}");
         assert!(message.contains(accepted), "{message}");

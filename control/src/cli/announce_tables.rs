@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use tidegate_admin_api::{AnnounceStatus, BgpPeerStatus};
+
 use super::output::{Table, age};
-use crate::admin::api::{AnnounceStatus, BgpPeerStatus};
 
 /// How many withheld VIPs are named for each reason. The data formats name all.
 const NAMED: usize = 5;

@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::Service;
+use tidegate_admin_api::{
+    BackendName, BackendRow, Client, ClientError, FlowsQuery, GatewayDrainState, Limit, ServiceName,
+    ServiceView,
+};
 use tidegate_cluster::crd::{AddressPool, GatewayStatus};
 use tidegate_policy::explain::Packet;
 use tidegate_policy::reconcile::DrainTarget;
@@ -23,9 +27,6 @@ use super::failure::Failure;
 use super::invocation::plugin_name;
 use super::output::Style;
 use super::{tables, top, watch};
-use crate::admin::api::{BackendRow, GatewayDrainState, ServiceView};
-use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
-use crate::admin::{Client, ClientError};
 
 /// Exit code of `drain --gateway` if packets still come at the timeout.
 const NOT_DRAINED: u8 = 3;
@@ -288,7 +289,7 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
             Question::VrrpCheck(socket) => {
                 socket.of_gateway("VRRP groups")?;
                 // The time of the start of this process: it may wait for a gateway that is stopped.
-                let began = tidegate_dataplane::clock::boot_time();
+                let began = tidegate_admin_api::boot_time();
                 let checked = tokio::time::timeout(VRRP_CHECK_MAX, client(&socket).vrrp_check(began)).await;
                 let late = || ClientError::Timeout { path: socket.socket.clone() };
                 checked.map_err(|_| late())??;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::admin::ClientError;
+use tidegate_admin_api::ClientError;
 
 /// The reason why a question was not answered completely.
 #[derive(Debug)]

@@ -8,17 +8,17 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
+use tidegate_admin_api::{
+    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FindingView, FlowRow, FlowRowKind, FlowsAnswer,
+    GatewayDrainState, GatewayDrainStatus, HealthState, HealthView, InterfaceStatus, LatencyStatus,
+    NeighborsStatus, PoolView, PortView, RestoredStatus, ServiceView, SourceStatus, Status, WorkerStatus,
+};
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_policy::reconcile::view::{EdgeView, VipView};
 
 use super::announce_tables;
 use super::output::{Format, Style, Table, age};
-use crate::admin::api::{
-    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FindingView, FlowRow, FlowRowKind, FlowsAnswer,
-    GatewayDrainState, GatewayDrainStatus, HealthState, HealthView, InterfaceStatus, LatencyStatus,
-    NeighborsStatus, PoolView, PortView, RestoredStatus, ServiceView, SourceStatus, Status, WorkerStatus,
-};
 
 /// The table of `services`. Ages are counted up to `now`.
 pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {

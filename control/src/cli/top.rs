@@ -14,11 +14,10 @@ use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, queue};
 use serde::Serialize;
+use tidegate_admin_api::{Client, DropsAnswer, ServiceTraffic, Status, TrafficAnswer};
 
 use super::failure::Failure;
 use super::output::{Format, Style, Table, age};
-use crate::admin::Client;
-use crate::admin::api::{DropsAnswer, ServiceTraffic, Status, TrafficAnswer};
 
 /// What is shown, and how often.
 #[derive(Debug, Args)]
@@ -400,7 +399,7 @@ impl Drop for Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::api::{InterfaceStatus, LinkStatus, PortStatus, ReasonCount};
+    use tidegate_admin_api::{InterfaceStatus, LinkStatus, PortStatus, ReasonCount};
 
     fn reading(at: Instant, packets: u64) -> Reading {
         let service = |name: &str, packets| ServiceTraffic {

@@ -10,15 +10,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tidegate_admin_api::{
+    BackendName, Client, SNAP_MAX, ServiceName, Snap, VerdictName, WatchAnswer, WatchQuery, WatchedFrame,
+    WatchedRow,
+};
 use tidegate_core::capture::{Captured, Direction, PcapngWriter};
 use tidegate_policy::explain::Transport;
 
 use super::failure::Failure;
 use super::output::{Format, Style};
-use crate::admin::Client;
-use crate::admin::api::{WatchAnswer, WatchedFrame, WatchedRow};
-use crate::admin::flows_query::{BackendName, ServiceName};
-use crate::admin::watch_query::{SNAP_MAX, Snap, VerdictName, WatchQuery};
 
 /// Which packets, and how many.
 #[derive(Debug, Args)]
@@ -309,7 +309,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::api::SentFrame;
+    use tidegate_admin_api::SentFrame;
 
     fn row() -> WatchedRow {
         WatchedRow {

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tidegate_admin_api::{self as api, GatewayDrainState};
 use tidegate_announce::Announcer;
 use tidegate_announce::announcer::{Condition, Round, Setup, directory_beside};
 use tidegate_announce::status::{BgpStatus, KernelStatus, PeerStatus, Status};
 use tidegate_model::config::GatewayConfig;
 
 use super::state::{self, State};
-use crate::admin::api::{self, GatewayDrainState};
 
 /// The longest wait for the withdrawal at the end. BIRD needs some 20 ms for 10,000 routes.
 const WITHDRAW_MAX: Duration = Duration::from_millis(800);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use tidegate_admin_api::ReloadAnswer;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_model::config::{self, GatewayConfig, Loaded};
 use tidegate_model::diagnostic::{Diagnostic, Severity};
@@ -14,7 +15,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::list_copies::ListCopies;
 use super::reload::fixed_parts_that_differ;
-use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::logging;
 

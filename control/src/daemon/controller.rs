@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
+use tidegate_admin_api::{DrainRequester, GatewayDrainState, ReloadAnswer};
 use tidegate_announce::Announcer;
 use tidegate_cluster::plan::{DrainPhase, Forwarding, LeaseHolders, Observation};
 use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases};
@@ -44,7 +45,6 @@ use super::publisher::Publisher;
 use super::round_log::RoundLog;
 use super::self_check::Layer;
 use super::state::{Round, State};
-use crate::admin::api::{DrainRequester, GatewayDrainState, ReloadAnswer};
 
 /// A request of the operator or of another thread that changes the desired state. The answer is sent when it is decided.
 #[derive(Debug)]

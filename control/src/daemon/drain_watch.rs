@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_admin_api::GatewayDrainState as Phase;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::gateway_drain::Counted;
 use super::state::State;
-use crate::admin::api::GatewayDrainState as Phase;
 
 /// The interval of the counts.
 const INTERVAL: Duration = Duration::from_millis(500);

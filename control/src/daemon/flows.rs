@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_admin_api::{AdminError, BackendName, FlowRow, FlowRowKind, FlowsQuery, ServiceName};
 use tidegate_core::conntrack::{FlowKind, FlowView};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::limits::WORKERS_MAX;
@@ -17,10 +18,6 @@ use tidegate_core::wire::{Addr, proto};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
 use tidegate_policy::explain::{KnownFlow, Packet};
-
-use crate::admin::AdminError;
-use crate::admin::api::{FlowRow, FlowRowKind};
-use crate::admin::flows_query::{BackendName, FlowsQuery, ServiceName};
 
 /// The maximum wait for the workers. For a table of a million flows, a worker needs a tenth of it.
 const LISTING_MAX: Duration = Duration::from_secs(2);

@@ -14,13 +14,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_admin_api::{DrainRequester, GatewayDrainState as Phase, GatewayDrainStatus};
 use tidegate_core::verdict::TransmitReason;
 use tidegate_dataplane::gateway::Stats;
 use tidegate_model::config::DrainConfig;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-use crate::admin::api::{DrainRequester, GatewayDrainState as Phase, GatewayDrainStatus};
 
 /// A count that is this long after the last one is late because the process or its machine was paused. Packets that come
 /// meanwhile are lost before they are counted, so the time is no silence.

@@ -56,6 +56,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use configuration::Read;
+use controller::{Command, Controller};
+use drain_watch::DrainWatch;
+use flow_sharing::{FlowExchange, Teach};
+use layer2::Layer2;
+use list_copies::Lists;
+use start::{Listeners, Source};
+use state::State;
+use supervisor::Supervisor;
+use symptoms::Symptoms;
+use tidegate_admin_api::{DrainRequester, GatewayDrainState};
 use tidegate_announce::Announcer;
 use tidegate_cluster::plan::LeaseHolders;
 use tidegate_cluster::{ClusterWriter, DrainAnnotation, PeerReleases, cpu_time};
@@ -68,18 +79,6 @@ use tidegate_source::{SourceState, SourceUpdate};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
-
-use crate::admin::api::{DrainRequester, GatewayDrainState};
-use configuration::Read;
-use controller::{Command, Controller};
-use drain_watch::DrainWatch;
-use flow_sharing::{FlowExchange, Teach};
-use layer2::Layer2;
-use list_copies::Lists;
-use start::{Listeners, Source};
-use state::State;
-use supervisor::Supervisor;
-use symptoms::Symptoms;
 use vital::Vital;
 
 /// Exit code for a configuration that is refused.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_cluster::DRAIN_ANNOTATION;
 use tidegate_core::conntrack::NotRestored;
 use tidegate_core::ownership::BootTime;
@@ -33,9 +34,7 @@ use super::layer2::Layer2View;
 use super::refused;
 use super::state::{Round, State, timestamp};
 use super::watches::Watches;
-use crate::admin::flows_query::FlowsQuery;
-use crate::admin::watch_query::WatchQuery;
-use crate::admin::{AdminBackend, AdminError, api};
+use crate::admin::AdminBackend;
 use crate::telemetry::Latency;
 
 /// The maximum time that a listing waits for a worker.

@@ -1,9 +1,8 @@
 //! Adds refused objects to the answers of `services`, so that every object that an operator wrote appears there.
 
+use tidegate_admin_api as api;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_source::RefusedObject;
-
-use crate::admin::api;
 
 /// `services` with the refused Services, sorted by namespace and name. Other refused objects of a Service, such as
 /// EndpointSlices, are in its warnings.

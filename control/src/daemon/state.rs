@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use jiff::Timestamp;
+use tidegate_admin_api::{DrainRequester, GatewayDrainState};
 use tidegate_announce::Announcer;
 use tidegate_announce::snat::SnatRoutes;
 use tidegate_announce::status::Status as AnnounceStatus;
@@ -36,7 +37,6 @@ use super::readiness::Readiness;
 use super::self_check::Comparisons;
 use super::symptoms::Symptoms;
 use super::turn::{Progress, Turn};
-use crate::admin::api::{DrainRequester, GatewayDrainState};
 use crate::telemetry::{
     self, CheckSample, DataplaneSample, Generations, Latencies, Process, PublicationSample, RoundSample,
     Sample, Timings,

@@ -11,6 +11,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tidegate_admin_api::{
+    AdminError, SentFrame, UnwatchAnswer, VerdictName, WatchAnswer, WatchQuery, WatchedAnswer, WatchedFrame,
+    WatchedRow,
+};
 use tidegate_core::pipeline::FlowNote;
 use tidegate_core::snapshot::{ForwardingMode, Snapshot};
 use tidegate_core::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
@@ -22,9 +26,6 @@ use tidegate_dataplane::worker::watch::{
 use tokio::time::Instant;
 
 use super::flows::{backend_ids, service_ids};
-use crate::admin::AdminError;
-use crate::admin::api::{SentFrame, UnwatchAnswer, WatchAnswer, WatchedAnswer, WatchedFrame, WatchedRow};
-use crate::admin::watch_query::{VerdictName, WatchQuery};
 
 /// Bytes of packets that a watch holds at each worker.
 const MEMORY: usize = 4 << 20;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
 use jiff::Timestamp;
+use tidegate_admin_api::GatewayDrainState;
 use tidegate_core::conntrack::NotRestored;
 use tidegate_core::counters::{Direction, Traffic};
 use tidegate_core::ids::BackendId;
@@ -29,7 +30,6 @@ use super::exposition::Exposition;
 use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
 use super::process::Process;
 use super::sample::{FlowSharingSample, Layer2Counts, Sample};
-use crate::admin::api::GatewayDrainState;
 
 /// Build information.
 pub(super) fn build(page: &mut Exposition, version: &str) {

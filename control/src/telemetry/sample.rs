@@ -1,5 +1,6 @@
 //! The inputs of one page, as plain values.
 
+use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
 use tidegate_core::service_limits::LimitedService;
 use tidegate_dataplane::gateway::{InterfaceLink, PortReport, ServiceStats, SnatPortStats, Stats};
@@ -12,7 +13,6 @@ use tidegate_source::{SourceState, StaleFile};
 use super::latency::Latencies;
 use super::process::Process;
 use super::timings::Timings;
-use crate::admin::api::GatewayDrainState;
 
 /// The inputs of one page.
 #[derive(Debug, Clone, Copy)]

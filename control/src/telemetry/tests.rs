@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use jiff::Timestamp;
+use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
 use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::counters::Traffic;
@@ -35,7 +36,6 @@ use tidegate_policy::reconcile::{Finding, ObjectKind, Reason};
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;
-use crate::admin::api::GatewayDrainState;
 
 /// A parsed page.
 #[derive(Debug, Default)]

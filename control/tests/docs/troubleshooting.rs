@@ -4,8 +4,7 @@
 //! Enums without a list of their own are listed by `every!`, which does not compile if a variant is missing.
 
 use std::collections::BTreeSet;
-
-use tidegate::admin::api::{BackendWhy, CONFIGURATION_REFUSED};
+use tidegate_admin_api::{BackendWhy, CONFIGURATION_REFUSED};
 use tidegate_cluster::words::{ConditionReason, ConditionType, EventReason, PortError};
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason};

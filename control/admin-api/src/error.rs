@@ -1,5 +1,7 @@
 //! Why the daemon refuses a request, by HTTP status.
 
+use serde::{Deserialize, Serialize};
+
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
@@ -18,4 +20,11 @@ pub enum AdminError {
     /// 503: the request cannot be answered now.
     #[error("{0}")]
     Unavailable(String),
+}
+
+/// The body of every answer with a status other than 200.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorAnswer {
+    /// The fault, and what would be accepted.
+    pub error: String,
 }

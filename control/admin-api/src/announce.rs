@@ -1,4 +1,4 @@
-//! The part of `status` about announcements. The rules of [`super::api`] apply.
+//! The part of `status` about announcements.
 
 use std::net::IpAddr;
 

@@ -4,15 +4,17 @@ use form_urlencoded::Serializer;
 
 /// The key of every change: the time, in nanoseconds of `CLOCK_BOOTTIME`, from which its sender no longer waits. A change
 /// without it is always made, so that `curl` needs no clock.
-pub(super) const BEFORE: &str = "before";
+pub const BEFORE: &str = "before";
 
 /// Builds a query from pairs.
-pub(super) fn encode(pairs: &[(&str, &str)]) -> String {
+#[must_use]
+pub fn encode(pairs: &[(&str, &str)]) -> String {
     Serializer::new(String::new()).extend_pairs(pairs).finish()
 }
 
 /// The decoded value of `key`; `None` if it is absent.
-pub(super) fn value(query: &str, key: &str) -> Option<String> {
+#[must_use]
+pub fn value(query: &str, key: &str) -> Option<String> {
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     pairs.find(|(name, _)| name == key).map(|(_, value)| value.into_owned())
 }

@@ -83,7 +83,7 @@ impl WatchQuery {
     ///
     /// # Errors
     /// An invalid value.
-    pub(super) fn parse(text: &str) -> Result<Self, AdminError> {
+    pub fn parse(text: &str) -> Result<Self, AdminError> {
         fn one<T: FromStr<Err = String>>(text: &str, key: &str) -> Result<Option<T>, AdminError> {
             let value = query::value(text, key).map(|value| value.parse());
             value.transpose().map_err(|why| AdminError::BadRequest(format!("{key}: {why}")))

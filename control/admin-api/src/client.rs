@@ -12,17 +12,22 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tidegate_core::ownership::BootTime;
-use tidegate_dataplane::clock::boot_time;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixStream;
 
-use super::api::{
-    BackendsAnswer, DrainAnswer, DropsAnswer, ErrorAnswer, FlowsAnswer, GatewayDrainAnswer, PoolsAnswer,
-    ReloadAnswer, ServicesAnswer, Status, TrafficAnswer, UnwatchAnswer, WatchAnswer, WatchedAnswer,
-};
+use super::clock::boot_time;
+use super::drain::{DrainAnswer, GatewayDrainAnswer};
+use super::error::ErrorAnswer;
+use super::flows::FlowsAnswer;
 use super::flows_query::FlowsQuery;
+use super::pools::PoolsAnswer;
 use super::query::{self, BEFORE};
+use super::reload::ReloadAnswer;
+use super::services::{BackendsAnswer, ServicesAnswer};
+use super::status::Status;
+use super::traffic::{DropsAnswer, TrafficAnswer};
+use super::watch::{UnwatchAnswer, WatchAnswer, WatchedAnswer};
 use super::watch_query::WatchQuery;
 
 /// The maximum wait for an answer: a reload reads all manifests.
@@ -270,7 +275,11 @@ impl Client {
         }
     }
 
-    async fn request(&self, method: Method, uri: &str) -> Result<Bytes, ClientError> {
+    /// Sends any request, as `curl --unix-socket` does, and returns the body of the answer.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn request(&self, method: Method, uri: &str) -> Result<Bytes, ClientError> {
         let stream = UnixStream::connect(&self.path)
             .await
             .map_err(|source| ClientError::Connect { path: self.path.clone(), source })?;
@@ -295,14 +304,6 @@ impl Client {
         let message = serde_json::from_slice::<ErrorAnswer>(&body)
             .map_or_else(|_| String::from_utf8_lossy(&body).into_owned(), |e| e.error);
         Err(ClientError::Refused { status: status.as_u16(), message })
-    }
-}
-
-#[cfg(test)]
-impl Client {
-    /// Sends a request that the other methods would not send.
-    pub(super) async fn raw(&self, method: &str, uri: &str) -> Result<Bytes, ClientError> {
-        self.request(method.parse().expect("a method"), uri).await
     }
 }
 

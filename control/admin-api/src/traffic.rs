@@ -1,0 +1,54 @@
+//! What Services forwarded, and what was dropped or handed to the kernel.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1/traffic`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrafficAnswer {
+    /// The service ports, with what they forwarded since the start.
+    pub services: Vec<ServiceTraffic>,
+}
+
+/// What one service port forwarded since the daemon's start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceTraffic {
+    /// Namespace of the Service.
+    pub namespace: String,
+    /// Name of the Service.
+    pub service: String,
+    /// Name of the port, or its number.
+    pub port_name: String,
+    /// The VIP, with the service port.
+    pub vip: SocketAddr,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// New flows that were sent to backends.
+    pub connections: u64,
+}
+
+/// A count for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    /// The reason, as in metrics.
+    pub reason: String,
+    /// The number of occurrences.
+    pub count: u64,
+}
+
+/// `GET /v1/drops`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DropsAnswer {
+    /// Every reason, including those with a count of 0.
+    pub drops: Vec<ReasonCount>,
+    /// Frames handed to the kernel, by reason.
+    pub punts: Vec<ReasonCount>,
+}
