@@ -52,8 +52,10 @@ code=0
 "$cargo" test --workspace --test kubernetes --locked -- --test-threads 4 ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
 # cargo counts a skipped test as passed, because it has no notion of it.
 skipped=$(grep -c '^skipped: ' "$log" || true)
-passed=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | tail -n 1)
-failed=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | tail -n 1)
+# Of the gateway's stories and of the plugin's tests.
+count() { sed -n "s/^test result: .* \\([0-9]*\\) $1; .*/\\1/p" "$log" | awk '{ sum += $1 } END { print sum }'; }
+passed=$(count passed)
+failed=$(count failed)
 if [[ -n $passed ]]; then
   printf '\ntest-apiserver: %d passed, %d failed, %d skipped:\n' "$((passed - skipped))" "$failed" "$skipped"
   sed -n 's/^skipped: /  /p' "$log" | sort

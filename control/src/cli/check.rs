@@ -7,9 +7,9 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use tidegate_cli::REFUSED;
 use tidegate_model::diagnostic::Report;
 
-use super::invocation::REFUSED;
 use super::load;
 
 pub(super) fn run(config: &Path) -> anyhow::Result<ExitCode> {

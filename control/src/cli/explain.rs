@@ -3,23 +3,34 @@
 //! The exit code is 0 whatever the decision is. With `-c`, faults of manifests go to standard error, and the answer
 //! shows their effect.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::Args;
+use tidegate_cli::output::print_answer;
+use tidegate_cli::{ExplainArgs, REFUSED};
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::snapshot::Snapshot;
-use tidegate_policy::explain::{Circumstances, Packet, explain, refusal};
+use tidegate_policy::explain::{Circumstances, explain, refusal};
 
-use super::args::ExplainArgs;
-use super::invocation::REFUSED;
-use super::output::print_answer;
-use super::{ask, load};
+use super::load;
 
-pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let packet = Packet::new(args.proto, args.src, args.dst);
-    let Some(config) = &args.config else {
-        return ask::explain(args, &packet);
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub(super) struct ExplainCommand {
+    /// Use this configuration and its manifests instead of a running gateway; all backends count as healthy
+    #[arg(short, long, value_name = "FILE", conflicts_with = "socket")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    of_gateway: ExplainArgs,
+}
+
+pub(super) fn run(args: &ExplainCommand) -> anyhow::Result<ExitCode> {
+    let ExplainCommand { config: Some(config), of_gateway } = args else {
+        return args.of_gateway.run();
     };
+    let packet = of_gateway.packet();
     let files = load::offline(config);
     eprint!("{}", files.report);
     let Some(outcome) = files.outcome else { return Ok(ExitCode::from(REFUSED)) };
@@ -28,6 +39,6 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let refused = refusal(&outcome.services, &packet);
     let (refused, now) = (refused.as_deref(), Now::default());
     let about = Circumstances::of_files(&neighbors, now, refused);
-    print_answer(args.output.style(), &explain(&snapshot, about, &packet))?;
+    print_answer(of_gateway.output.style(), &explain(&snapshot, about, &packet))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::Serialize;
+use tidegate_cli::REFUSED;
 use tidegate_core::capture::{Reader, Writer};
 use tidegate_core::pipeline::FlowNote;
 use tidegate_core::snapshot::SnapshotSpec;
@@ -23,7 +24,6 @@ use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::replay::{FlowTable, Replayed, Summary, replay};
 use tidegate_model::config::GatewayConfig;
 
-use super::invocation::REFUSED;
 use super::load;
 
 /// The arguments.

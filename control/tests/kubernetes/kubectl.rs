@@ -215,3 +215,26 @@ fn kubectl_waits_for_a_gateway_and_shows_ages_and_deletions() {
     let pool = said(&world, &["get", "tgpool", "public"]);
     assert!(cell(&pool, "DELETING").ends_with(['s', 'm']), "{pool}");
 }
+
+#[test]
+fn kubectl_tidegate_asks_the_api_server_from_a_workstation() {
+    needs!(Needs::RealServer, Needs::Version(31));
+    let world = shop();
+    let columns = |arguments: &[&str]| {
+        let table = kubectl(&world, &[&["tidegate"], arguments].concat()).ok()?;
+        (table.lines().count() == 2).then(|| row(&table))
+    };
+    for (arguments, expected) in [
+        (&["status"][..], [("NAME", "edge-1"), ("READY", "True")]),
+        (&["services", "-n", "shop"], [("NAME", "web"), ("PROGRAMMED", "True")]),
+        (&["pools"], [("NAME", "public"), ("USED", "1")]),
+    ] {
+        world.until(&format!("{expected:?}"), || {
+            let row = columns(arguments)?;
+            let has = |(column, value): &(&str, &str)| row.iter().any(|(c, v)| c == column && v == value);
+            expected.iter().all(has).then_some(())
+        });
+    }
+    let flows = kubectl(&world, &["tidegate", "flows"]).expect_err("a workstation has no gateway");
+    assert!(flows.contains("only a gateway has flows"), "{flows}");
+}

@@ -1,7 +1,7 @@
 //! Owners of VIPs by Leases: two gateways on one link, and a station on it that asks all the time and records who
 //! answers.
 //!
-//! The short form kills the owner twice. `TIDEGATE_FAILOVERS=20 cargo test -p tidegate --test kubernetes layer2` is the
+//! The short form kills the owner twice. `TIDEGATE_FAILOVERS=20 cargo test --workspace --test kubernetes layer2` is the
 //! form of the figures in `benches/results`.
 
 use std::io;

@@ -17,6 +17,13 @@ pub(crate) fn program() -> PathBuf {
     named.or_else(beside).unwrap_or_else(|| "kubectl".into())
 }
 
+/// The plugin, beside the gateway's binary.
+pub(crate) fn plugin() -> PathBuf {
+    let plugin = Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("kubectl-tidegate");
+    assert!(plugin.is_file(), "no {}: cargo build -p kubectl-tidegate", plugin.display());
+    plugin
+}
+
 /// A call of kubectl with the kubeconfig in a directory, which is its home.
 pub(crate) fn command(home: &Path) -> Command {
     let mut command = Command::new(program());
@@ -39,5 +46,10 @@ pub(crate) fn kubectl(world: &World, arguments: &[&str]) -> Result<String, Strin
     let home = world.directory().join("admin");
     std::fs::create_dir_all(&home).expect("a directory of the story");
     world.api.kubeconfig(&home).expect("written");
-    world.enter_gateway(|| run(command(&home).args(arguments)))
+    // kubectl finds the plugin in the PATH.
+    let plugins = plugin().parent().expect("a directory").to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([plugins].into_iter().chain(std::env::split_paths(&path)));
+    let path = path.expect("directories without colons");
+    world.enter_gateway(|| run(command(&home).env("PATH", path).args(arguments)))
 }

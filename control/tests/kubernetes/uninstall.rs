@@ -10,7 +10,7 @@ use test_apiserver::Fault;
 
 use crate::api::Needs;
 use crate::needs;
-use crate::tool::program;
+use crate::tool::{plugin, program};
 use crate::world::{SEEN, Setting, World, deploy, service, slice, text};
 
 const API: &str = "tidegate.dev/v1alpha1";
@@ -193,7 +193,7 @@ impl Workstation {
         let home = tempfile::tempdir().expect("a temporary directory");
         symlink(deploy().canonicalize().expect("it is there"), home.path().join("deploy")).expect("a link");
         std::fs::create_dir(home.path().join("bin")).expect("a directory");
-        symlink(env!("CARGO_BIN_EXE_tidegate"), home.path().join("bin/kubectl-tidegate")).expect("a link");
+        symlink(plugin(), home.path().join("bin/kubectl-tidegate")).expect("a link");
         if program().is_absolute() {
             symlink(program(), home.path().join("bin/kubectl")).expect("a link");
         }

@@ -18,15 +18,14 @@ use tidegate_admin_api::{
     ServiceView,
 };
 use tidegate_cluster::crd::{AddressPool, GatewayStatus};
-use tidegate_policy::explain::Packet;
 use tidegate_policy::reconcile::DrainTarget;
 
-use super::args::{ClusterArgs, ExplainArgs, OutputArgs, SOCKET};
+use super::args::{ClusterArgs, OutputArgs, SOCKET};
 use super::cluster::{Query, Server};
 use super::failure::Failure;
 use super::invocation::plugin_name;
 use super::output::Style;
-use super::{tables, top, watch};
+use super::{status_tables, tables, top, watch};
 
 /// Exit code of `drain --gateway` if packets still come at the timeout.
 const NOT_DRAINED: u8 = 3;
@@ -37,7 +36,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub(super) enum Question {
+pub enum Question {
     /// Show the gateway's status: workers, interfaces, source, refused requests
     Status(Named),
     /// List the Services that request an address, with their VIPs and ports
@@ -69,7 +68,7 @@ pub(super) enum Question {
 
 /// `--socket`.
 #[derive(Debug, Args)]
-pub(super) struct SocketArg {
+pub struct SocketArg {
     /// Admin socket of the gateway (admin.socket)
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
@@ -110,7 +109,7 @@ impl SocketArg {
 
 /// Options of every query.
 #[derive(Debug, Args)]
-pub(super) struct Common {
+pub struct Common {
     #[command(flatten)]
     socket: SocketArg,
     #[command(flatten)]
@@ -119,7 +118,7 @@ pub(super) struct Common {
 
 /// Options of lists of objects without a namespace.
 #[derive(Debug, Args)]
-pub(super) struct Named {
+pub struct Named {
     /// Names of the objects; all if omitted
     names: Vec<String>,
     #[command(flatten)]
@@ -130,7 +129,7 @@ pub(super) struct Named {
 
 /// Options of `services`.
 #[derive(Debug, Args)]
-pub(super) struct Services {
+pub struct Services {
     #[command(flatten)]
     listing: Listing,
     #[command(flatten)]
@@ -139,7 +138,7 @@ pub(super) struct Services {
 
 /// Options of lists of namespaced objects.
 #[derive(Debug, Args)]
-pub(super) struct Listing {
+pub struct Listing {
     /// Names of Services; all if omitted
     names: Vec<String>,
     /// Show only this namespace
@@ -154,7 +153,7 @@ pub(super) struct Listing {
 
 /// Options of `flows`.
 #[derive(Debug, Args)]
-pub(super) struct Flows {
+pub struct Flows {
     /// Show flows of this Service: NAME or NAMESPACE/NAME, optionally with :PORT
     #[arg(long, value_name = "SERVICE")]
     service: Option<ServiceName>,
@@ -176,7 +175,7 @@ pub(super) struct Flows {
 
 /// Arguments of `drain` and `undrain`.
 #[derive(Debug, Args)]
-pub(super) struct Target {
+pub struct Target {
     /// ADDRESS:PORT, ADDRESS for all its ports, or the name of a node
     #[arg(required_unless_present = "gateway")]
     target: Option<DrainTarget>,
@@ -189,7 +188,7 @@ pub(super) struct Target {
 
 /// Arguments of `drain`.
 #[derive(Debug, Args)]
-pub(super) struct DrainArgs {
+pub struct DrainArgs {
     #[command(flatten)]
     target: Target,
     /// With --gateway: how long to wait until the gateway is drained (1h, 5m, 300s). The drain goes on after it; the exit
@@ -205,7 +204,7 @@ fn wait(text: &str) -> Result<Duration, String> {
 
 /// Options of `trace`.
 #[derive(Debug, Args)]
-pub(super) struct Trace {
+pub struct Trace {
     #[command(flatten)]
     selection: watch::Selection,
     #[command(flatten)]
@@ -214,7 +213,7 @@ pub(super) struct Trace {
 
 /// Options of `capture`.
 #[derive(Debug, Args)]
-pub(super) struct Capture {
+pub struct Capture {
     #[command(flatten)]
     file: watch::FileArgs,
     #[command(flatten)]
@@ -225,7 +224,7 @@ pub(super) struct Capture {
 
 /// Options of `top`.
 #[derive(Debug, Args)]
-pub(super) struct Top {
+pub struct Top {
     #[command(flatten)]
     view: top::View,
     #[command(flatten)]
@@ -333,7 +332,11 @@ async fn drain_gateway(
             }
         }
         if begun.elapsed() >= report_at {
-            eprintln!("gateway/{} draining: {}", answer.gateway, tables::drain_progress(&answer.drain));
+            eprintln!(
+                "gateway/{} draining: {}",
+                answer.gateway,
+                status_tables::drain_progress(&answer.drain)
+            );
             report_at = begun.elapsed() + REPORT_INTERVAL;
         }
         tokio::time::sleep(POLL_INTERVAL.min(timeout.saturating_sub(begun.elapsed()))).await;
@@ -342,23 +345,19 @@ async fn drain_gateway(
     let done = match is_drained {
         true => format!("gateway/{} drained", answer.gateway),
         false => {
-            format!("gateway/{} still draining: {}", answer.gateway, tables::drain_progress(&answer.drain))
+            format!(
+                "gateway/{} still draining: {}",
+                answer.gateway,
+                status_tables::drain_progress(&answer.drain)
+            )
         }
     };
     print_change(style, out, &answer, &done)?;
     if is_drained { Ok(()) } else { Err(Failure::NotDrained) }
 }
 
-/// Runs `explain --socket`.
-pub(super) fn explain(args: &ExplainArgs, packet: &Packet) -> anyhow::Result<ExitCode> {
-    answered(async {
-        let explanation = Client::new(&args.socket).explain(packet).await?;
-        Ok(super::output::print_answer(args.output.style(), &explanation)?)
-    })
-}
-
 /// Runs a question to completion. Prints a refusal of the daemon in the wording of kubectl.
-fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Result<ExitCode> {
+pub(super) fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -417,7 +416,7 @@ async fn status(named: &Named, out: &mut impl Write) -> Result<(), Failure> {
     if names.is_empty() || names.contains(&status.name) {
         match style.is_data() {
             true => style.print_data(out, &status)?,
-            false => out.write_all(tables::status(&status, style).as_bytes())?,
+            false => out.write_all(status_tables::status(&status, style).as_bytes())?,
         }
     }
     found_all("gateways", names, [status.name.as_str()])

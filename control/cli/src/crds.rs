@@ -8,8 +8,9 @@ use anyhow::Context;
 use clap::Args;
 use tidegate_cluster::crd;
 
+/// Options of `crds`.
 #[derive(Debug, Args)]
-pub(super) struct CrdsArgs {
+pub struct CrdsArgs {
     /// Write one file per kind to this directory instead of printing
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,

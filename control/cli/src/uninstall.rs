@@ -15,8 +15,9 @@ use tidegate_cluster::uninstall::{Options, Uninstalled, uninstall};
 use tidegate_model::config::{self, KubernetesConfig, SourceConfig};
 use tidegate_source::kubernetes::Connector;
 
+/// Options of `uninstall`.
 #[derive(Debug, Args)]
-pub(super) struct UninstallArgs {
+pub struct UninstallArgs {
     /// Change nothing; print what would be released and what the API server would refuse
     #[arg(long)]
     dry_run: bool,

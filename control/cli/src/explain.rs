@@ -1,0 +1,52 @@
+//! `explain` of a running gateway.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tidegate_admin_api::Client;
+use tidegate_policy::explain::{Packet, Transport};
+
+use super::args::{OutputArgs, SOCKET};
+use super::ask::answered;
+use super::output::print_answer;
+
+/// The packet, and the gateway that decides on it.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Admin socket of the running gateway (admin.socket)
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    socket: PathBuf,
+    /// Protocol: tcp, udp or sctp
+    #[arg(long)]
+    proto: Transport,
+    /// Source address and port, such as 198.51.100.7:40000 or [2001:db8::7]:40000
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    src: SocketAddr,
+    /// Destination address and port, in the same format
+    #[arg(long, value_name = "VIP:PORT")]
+    dst: SocketAddr,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl ExplainArgs {
+    /// The packet.
+    #[must_use]
+    pub fn packet(&self) -> Packet {
+        Packet::new(self.proto, self.src, self.dst)
+    }
+
+    /// Asks the gateway, and prints its answer.
+    ///
+    /// # Errors
+    /// The answer could not be printed. A refusal of the gateway is an exit code.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        answered(async {
+            let explanation = Client::new(&self.socket).explain(&self.packet()).await?;
+            Ok(print_answer(self.output.style(), &explanation)?)
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! The commands that query a gateway or a cluster, and change what they control: everything that an operator does from a
+//! workstation.
+//!
+//! `tidegate` and the kubectl plugin `kubectl-tidegate` offer [`Command`]; each adds its own. A command has a file: it
+//! takes its parsed arguments and returns an exit code or an error. Commands make no decisions about packets or manifests:
+//! they ask, and print the answer ([`output`]).
+//!
+//! May depend on: `tidegate-admin-api` (the admin socket), `tidegate-cluster` (our kinds, and what gateways wrote),
+//! `tidegate-source` (the connection to the API server), `tidegate-policy`, `tidegate-model`, `tidegate-core` (pcapng
+//! files). May not: DPDK, the dataplane, the daemon.
+//!
+//! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong; 3 packets
+//! still came to a gateway at the timeout of `drain --gateway`.
+
+mod announce_tables;
+mod args;
+mod ask;
+mod cluster;
+mod cluster_tables;
+mod crds;
+mod explain;
+mod failure;
+mod invocation;
+pub mod output;
+mod status_tables;
+mod tables;
+mod top;
+mod uninstall;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+pub use explain::ExplainArgs;
+pub use invocation::{REFUSED, exit_code, parse};
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Questions to a gateway or an API server.
+    #[command(flatten)]
+    Ask(ask::Question),
+    /// Print the CustomResourceDefinitions of AddressPool and GatewayStatus, or write them to a directory
+    Crds(crds::CrdsArgs),
+    /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
+    Uninstall(uninstall::UninstallArgs),
+}
+
+impl Command {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Why it failed, if it has not printed that itself.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Ask(question) => ask::run(question),
+            Self::Crds(args) => crds::run(&args),
+            Self::Uninstall(args) => uninstall::run(args),
+        }
+    }
+}

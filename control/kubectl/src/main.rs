@@ -1,0 +1,37 @@
+//! The kubectl plugin `kubectl tidegate`: the commands of [`tidegate_cli`], without the daemon and without DPDK.
+//!
+//! kubectl finds it as `kubectl-tidegate` in the `PATH`.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tidegate_cli::ExplainArgs;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl-tidegate",
+    version,
+    about = "Query and control Tidegate, from a workstation or on a gateway",
+    max_term_width = 110
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Explain step by step what the gateway on this machine does with a packet
+    Explain(ExplainArgs),
+    #[command(flatten)]
+    Other(tidegate_cli::Command),
+}
+
+fn main() -> ExitCode {
+    let Cli { command } = tidegate_cli::parse();
+    let result = match command {
+        Command::Explain(args) => args.run(),
+        Command::Other(command) => command.run(),
+    };
+    tidegate_cli::exit_code(result, |text| eprintln!("error: {text}"))
+}
