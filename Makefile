@@ -13,7 +13,7 @@ FLOODS ?=
 SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup tools build release demo lint test test-apiserver vm-test floods kube-proxy fuzz bench perf soak instructions \
+.PHONY: help setup tools build release demo lint test test-apiserver without-dpdk vm-test floods kube-proxy fuzz bench perf soak instructions \
   compare deny clean
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make kube-proxy  target node against the real kube-proxy (root, network the first time, minutes)'
 	@echo 'make test-apiserver  the stories of the gateway with a real API server (root, network the first time, 10 min)'
+	@echo 'make without-dpdk  the kubectl plugin and cargo test in a root without libdpdk (root, network, minutes)'
 	@echo 'make tools    build that API server: kube-apiserver, kube-controller-manager, etcd and kubectl (network, minutes)'
 	@echo 'make vm-test  emulated PCI NICs by their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
@@ -68,6 +69,9 @@ vm-test: setup
 floods: setup
 	TIDEGATE_FLOODS=long $(CARGO) test --release --workspace --test e2e --locked -- --nocapture \
 	  $(or $(FLOODS:%=%::),floods:: rolling:: bgp::flood::)
+
+without-dpdk:
+	@deploy/scripts/without-dpdk.sh
 
 kube-proxy: setup
 	@deploy/scripts/kube-proxy.sh

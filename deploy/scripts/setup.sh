@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
-# `make setup`, and with the argument `vm` by `make vm-test`, which needs more. It never starts a service: an nginx or
+# `make setup`, with the argument `vm` by `make vm-test`, which needs more, and with `without-dpdk` by
+# `make without-dpdk`, which needs only a few. It never starts a service: an nginx or
 # HAProxy that it installs does not start, and an existing one is not changed.
 set -euo pipefail
 
@@ -18,10 +19,15 @@ packages=(
   prometheus                          # promtool, which tests the alerts; the server itself isn't started
 )
 
-if [[ ${1:-} == vm ]]; then
-  # The emulator; what its machine starts with; dpdk-devbind.py and lspci, which it calls; strip.
-  packages+=(qemu-system-x86 busybox-static cpio kmod dpdk pciutils binutils)
-fi
+case ${1:-} in
+  vm)
+    # The emulator; what its machine starts with; dpdk-devbind.py and lspci, which it calls; strip.
+    packages+=(qemu-system-x86 busybox-static cpio kmod dpdk pciutils binutils)
+    ;;
+  without-dpdk)
+    packages=(mmdebstrap util-linux)
+    ;;
+esac
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -73,6 +79,7 @@ install_missing() {
 }
 
 if ((${#missing[@]})); then install_missing; fi
+if [[ ${1:-} == without-dpdk ]]; then exit; fi
 
 # The drivers are plugins that EAL loads from this directory. The demo and the tests use the virtual ones.
 pkg-config --exists 'libdpdk >= 22.11' || die "pkg-config finds no libdpdk of 22.11 or newer"
