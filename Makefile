@@ -20,7 +20,8 @@ help:
 	@echo 'make demo     build in release, show real clients reaching real servers in every mode; DEMO_ARGS=--fleet or --keep'
 	@echo 'make test     every test: DPDK, namespaces, loom and a short fuzz run included (root)'
 	@echo 'make setup    install what is missing: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
-	@echo 'make build    debug build        make release  release build'
+	@echo 'make build    debug build'
+	@echo 'make release  the gateway and the kubectl plugin in target/install, with their debug symbols apart'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make kube-proxy  target node against the real kube-proxy (root, network the first time, minutes)'
 	@echo 'make test-apiserver  the stories of the gateway with a real API server (root, network the first time, 10 min)'
@@ -46,7 +47,7 @@ build:
 	$(CARGO) build --workspace --locked
 
 release:
-	$(CARGO) build --release -p tidegate --locked
+	@deploy/scripts/release.sh
 
 demo: setup
 	@$(CARGO) build --release -p tidegate -p tidegate-netlab --locked

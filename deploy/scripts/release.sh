@@ -1,0 +1,19 @@
+#!/bin/bash
+# Builds what an operator installs, the gateway and the kubectl plugin, into target/install. Their debug symbols are in
+# files of their own beside them, `NAME.debug`. The programs keep the names of their functions, so that a backtrace shows
+# these; with the symbols beside it, it has files and lines too. Called by `make release` and by the Dockerfile.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cargo=${CARGO:-cargo}
+target=${CARGO_TARGET_DIR:-$PWD/target}
+
+"$cargo" build --release --locked -p tidegate -p kubectl-tidegate
+mkdir -p "$target/install"
+cd "$target/install"
+for program in tidegate kubectl-tidegate; do
+  objcopy --only-keep-debug --compress-debug-sections=zlib "../release/$program" "$program.debug"
+  chmod 644 "$program.debug"
+  strip --strip-debug -o "$program" "../release/$program"
+  objcopy --add-gnu-debuglink="$program.debug" "$program"
+done
+du -h --apparent-size "$PWD"/*
