@@ -239,7 +239,11 @@ impl ControlPlane {
             let is_there = |path: &str| admin.request("GET", path, None).is_ok();
             let all = ["kube-system", "default"].map(|name| is_there(&format!("/api/v1/namespaces/{name}")));
             let roles = is_there("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:discovery");
-            (roles && all.iter().all(|is_there| *is_there)).then_some(true)
+            // For a while after a start, it refuses Services because the allocator of cluster IPs is not ready.
+            let service = json!({"metadata": {"name": "probe"}, "spec": {"ports": [{"port": 80}]}});
+            let path = "/api/v1/namespaces/default/services?dryRun=All";
+            let allocates = || admin.request("POST", path, Some(("application/json", &service))).is_ok();
+            (roles && all.iter().all(|is_there| *is_there) && allocates()).then_some(true)
         });
         if !matches!(ready, Ok(true)) {
             let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
