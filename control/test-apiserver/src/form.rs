@@ -41,7 +41,8 @@ impl Form {
             }),
             Self::Metadata => json!({
                 "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
-                "items": items.iter().map(metadata_of).collect::<Vec<_>>(),
+                // Null if there are none, as kube-apiserver writes it here, though not in the other formats.
+                "items": (!items.is_empty()).then(|| items.iter().map(metadata_of).collect::<Vec<_>>()),
             }),
         }
     }
