@@ -203,6 +203,27 @@ const MISTAKES: &[Mistake] = &[
         &["203.0.114.1", "it is in no pool", "public (203.0.113.0-203.0.113.15"],
     ),
     refused(
+        "a VIP that another gateway has",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "flowSharing: {mode: nat, listen: \"192.0.2.2:10358\", peers: [\"192.0.2.2:10358\", \"203.0.113.1:10358\"],\n  \
+             key: {value: 0f0e0d0c0b0a090807060504030201000f0e0d0c0b0a09080706050403020100}}\npools:\n",
+        )],
+        (WEB, "load-balancer-ips"),
+        &["203.0.113.1", "an address of a peer"],
+    ),
+    refused(
+        "a VIP that a BGP router has",
+        &[(
+            GATEWAY_FILE,
+            BGP,
+            "announce: {bgp: {asn: 64512, peers: [{address: 203.0.113.1, asn: 64513}]}}\npools:\n",
+        )],
+        (WEB, "load-balancer-ips"),
+        &["203.0.113.1", "an address of a peer"],
+    ),
+    refused(
         "a VIP that another Service has",
         &[(WEB, "apiVersion: v1", "OTHER---\napiVersion: v1")],
         (WEB, "load-balancer-ips"),

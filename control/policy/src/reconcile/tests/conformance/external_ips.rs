@@ -96,11 +96,13 @@ fn never_a_gateways_own_address_a_nodes_or_an_api_servers() {
         ("10.0.2.4", "an address of the API server"),
         ("10.0.0.254", "an address of a router or a fixed neighbour of the gateway"),
         ("10.0.0.253", "an address of a router or a fixed neighbour of the gateway"),
+        ("10.0.0.252", "an address of a peer in announce.bgp, flowSharing or dataplane.tunnelPeers"),
     ] {
         let both = Both::new(&(external(address, "") + cluster)).with(|world| {
             everything_authorised(world);
             // By which the gateway itself reaches one.
             world.objects.api_servers.insert(ip("10.0.2.4"));
+            world.settings.peers.insert(ip("10.0.0.252"));
             let network = &mut world.settings.network;
             let to = "0.0.0.0/0".parse().expect("a network");
             network.routes.push(RouteSpec { to, via: ip("10.0.0.254") });

@@ -110,6 +110,20 @@ fn auto_assign_says_whether_services_that_name_no_pool_get_addresses() {
 }
 
 #[test]
+fn no_service_gets_the_address_of_a_peer() {
+    let services = named("web", "  loadBalancerIP: 203.0.113.5\n") + &named("other", "");
+    let mut pooled = Pooled::of("addresses: [203.0.113.5-203.0.113.6]", &services);
+    for both in [&mut pooled.by_objects, &mut pooled.by_config] {
+        both.both(|world| world.settings.peers = [ip("203.0.113.5")].into());
+    }
+    let outcome = pooled.step();
+    assert_eq!((address(&outcome, "web"), address(&outcome, "other")), (None, Some(ip("203.0.113.6"))));
+    let (reason, text, _) = finding(&outcome);
+    assert_eq!(reason, Reason::AllocationFailed);
+    assert!(text.contains("203.0.113.5") && text.contains("an address of a peer"), "{text}");
+}
+
+#[test]
 fn what_routes_carry_is_said_by_the_pool_and_a_change_of_it_alone_arrives() {
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
     assert!(pooled.step().pools[0].routes.attributes.is_empty());
