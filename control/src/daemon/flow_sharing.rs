@@ -90,6 +90,26 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
+    fn at_start(mode: &'static str, keys: &Keys, peers: Vec<PeerStatus>, finds_peers: bool) -> Self {
+        Self {
+            mode,
+            key: keys.own.fingerprint(),
+            accepted_key: keys.accepted.as_ref().map(SharedKey::fingerprint),
+            peers,
+            finds_peers,
+            absent: BTreeSet::new(),
+            faults: Vec::new(),
+            counts: HubCounts::default(),
+            lost_at_workers: 0,
+            outcomes: [0; Learned::COUNT],
+            trouble: None,
+            catches_up: true,
+            was_interrupted: false,
+            is_cut_off: true,
+            without_replies: Vec::new(),
+        }
+    }
+
     /// The same for metrics.
     pub(crate) fn sample(&self) -> FlowSharingSample {
         let others = self.expected();
@@ -207,23 +227,8 @@ impl FlowExchange {
         hub.set_peers(&settings.peers);
         let sharing = dataplane.share_flows(flows, listen.port());
         let keeps_flows = dataplane.restoration().is_some_and(|earlier| !Restoration::is_done(earlier));
-        let shown = Arc::new(Mutex::new(Shown {
-            mode,
-            key: keys.own.fingerprint(),
-            accepted_key: keys.accepted.as_ref().map(SharedKey::fingerprint),
-            peers: hub.status(Duration::ZERO),
-            finds_peers,
-            absent: BTreeSet::new(),
-            faults: Vec::new(),
-            counts: HubCounts::default(),
-            lost_at_workers: 0,
-            outcomes: [0; Learned::COUNT],
-            trouble: None,
-            catches_up: true,
-            was_interrupted: false,
-            is_cut_off: true,
-            without_replies: Vec::new(),
-        }));
+        let shown = Shown::at_start(mode, &keys, hub.status(Duration::ZERO), finds_peers);
+        let shown = Arc::new(Mutex::new(shown));
         let stop = Arc::new(AtomicBool::new(false));
         let exchange = Exchange {
             socket,
@@ -636,5 +641,21 @@ fn send(socket: &UdpSocket, is_v6: bool, to: SocketAddr, datagram: &[u8], troubl
         Ok(_) => {}
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
         Err(error) => *trouble = Some(format!("cannot send to {to}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::snat_owners::tests::peer;
+
+    #[test]
+    fn an_address_without_replies_is_degraded_with_its_remedy() {
+        let keys = Keys { own: SharedKey::new([7; 32]), accepted: None };
+        let mut shown = Shown::at_start("nat", &keys, vec![peer(2, PeerState::Up, true)], false);
+        assert!(shown.troubles().is_empty());
+        shown.without_replies = vec![[192, 0, 2, 3].into()];
+        let [trouble] = &shown.troubles()[..] else { panic!("one trouble") };
+        assert!(trouble.contains("192.0.2.3") && trouble.contains("announce it (announce.bgp)"), "{trouble}");
     }
 }

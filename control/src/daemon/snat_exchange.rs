@@ -56,6 +56,39 @@ struct Use {
     without_replies: Option<Duration>,
 }
 
+/// The SNAT addresses of other gateways that flows use here.
+#[derive(Debug, Default)]
+struct Uses(BTreeMap<IpAddr, Use>);
+
+impl Uses {
+    fn note(&mut self, news: &FlowNews, now: Duration, is_own: impl FnOnce(&IpAddr) -> bool) {
+        let FlowNews::Is(record) = news else { return };
+        let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
+        let address = translation.local.addr;
+        // With mode `nat`, the source is the client.
+        if address == record.name.client.addr || is_own(&address.ip()) {
+            return;
+        }
+        let used = self.0.entry(address.ip()).or_default();
+        used.last = now;
+        if translation.has_replies {
+            used.without_replies = None;
+        } else if record.client.is_established() {
+            used.without_replies.get_or_insert(now);
+        }
+    }
+
+    /// The addresses that have had no reply for [`REPLIES_AFTER`], and that no serving peer has.
+    fn without_replies(&self, peers: &[PeerStatus], now: Duration) -> Vec<IpAddr> {
+        let is_left_to =
+            |address: &IpAddr| peers.iter().any(|peer| serves(peer) && peer.snat.addresses.contains(address));
+        let lacks =
+            |used: &Use| used.without_replies.is_some_and(|since| now.saturating_sub(since) >= REPLIES_AFTER);
+        let unled = self.0.iter().filter(|(address, used)| lacks(used) && !is_left_to(address));
+        unled.map(|(&address, _)| address).collect()
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct SnatExchange {
@@ -66,7 +99,7 @@ pub(super) struct SnatExchange {
     stays: BTreeSet<IpAddr>,
     /// When the gateway last forwarded and did not drain.
     served: Option<Duration>,
-    used: BTreeMap<IpAddr, Use>,
+    uses: Uses,
     owners: SnatOwners,
     /// Whether the announcer has the routes of `owners`.
     is_announced: bool,
@@ -81,7 +114,7 @@ impl SnatExchange {
             own: Snat::default(),
             stays: BTreeSet::new(),
             served: None,
-            used: BTreeMap::new(),
+            uses: Uses::default(),
             owners: SnatOwners::default(),
             is_announced: false,
             taken_over: Arc::default(),
@@ -90,24 +123,8 @@ impl SnatExchange {
 
     /// Notes which SNAT address a flow has that is used here.
     pub(super) fn note(&mut self, news: &FlowNews, now: Duration) {
-        let FlowNews::Is(record) = news else { return };
-        let Some(translation) = record.translation.filter(|_| !record.is_relayed) else { return };
-        let address = translation.local.addr;
-        // With mode `nat`, the source is the client.
-        if address == record.name.client.addr || self.is_own(&address.ip()) {
-            return;
-        }
-        let used = self.used.entry(address.ip()).or_default();
-        used.last = now;
-        if translation.has_replies {
-            used.without_replies = None;
-        } else if record.client.is_established() {
-            used.without_replies.get_or_insert(now);
-        }
-    }
-
-    fn is_own(&self, address: &IpAddr) -> bool {
-        self.own.addresses.contains(address) || self.stays.contains(address)
+        let (own, stays) = (&self.own.addresses, &self.stays);
+        self.uses.note(news, now, |address| own.contains(address) || stays.contains(address));
     }
 
     /// Decides anew, and applies the decision. `resumed` is the end of the last pause of this process. Returns the addresses of others that flows use although no reply comes.
@@ -130,10 +147,10 @@ impl SnatExchange {
         self.own = Snat { serves: serves || has_just_served, ..own };
         hub.set_snat(self.own.clone());
         let (own, stays) = (&self.own.addresses, &self.stays);
-        self.used.retain(|address, used| {
+        self.uses.0.retain(|address, used| {
             now.saturating_sub(used.last) < USED_MAX && !own.contains(address) && !stays.contains(address)
         });
-        let used: BTreeSet<IpAddr> = self.used.keys().copied().collect();
+        let used: BTreeSet<IpAddr> = self.uses.0.keys().copied().collect();
         let is_starting = now.saturating_sub(resumed) < STARTING;
         let (name, own) = (self.name.as_str(), &self.own);
         let owners = SnatOwners::decide(&Input { name, own, peers, used: &used, is_starting });
@@ -149,16 +166,7 @@ impl SnatExchange {
         if let Some(now) = ownership.now() {
             ownership.take_over(&self.taken_over, now.plus(GRANT));
         }
-        self.without_replies(peers, now)
-    }
-
-    fn without_replies(&self, peers: &[PeerStatus], now: Duration) -> Vec<IpAddr> {
-        let is_left_to =
-            |address: &IpAddr| peers.iter().any(|peer| serves(peer) && peer.snat.addresses.contains(address));
-        let lacks =
-            |used: &Use| used.without_replies.is_some_and(|since| now.saturating_sub(since) >= REPLIES_AFTER);
-        let unled = self.used.iter().filter(|(address, used)| lacks(used) && !is_left_to(address));
-        unled.map(|(&address, _)| address).collect()
+        self.uses.without_replies(peers, now)
     }
 
     fn log(&self, owners: &SnatOwners) {
@@ -173,5 +181,60 @@ impl SnatExchange {
                 if owners.is_released { "released to another gateway" } else { "served by this gateway" };
             tracing::info!(state = why, "the SNAT addresses of this gateway have a new owner");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::conntrack::SideState;
+    use tidegate_core::flow_record::{FlowName, FlowRecord, Translation};
+    use tidegate_core::snapshot::{Protocol, ServiceKey};
+    use tidegate_core::wire::Addr;
+    use tidegate_core::wire::rewrite::Endpoint;
+
+    use super::*;
+    use crate::daemon::snat_owners::tests::peer;
+
+    /// An established flow that uses the SNAT address of gateway 2.
+    fn flow(has_replies: bool) -> FlowNews {
+        let endpoint = |addr| Endpoint { addr: Addr::v4(addr), port: 40_000 };
+        let established = SideState::from_number(2).filter(|state| state.is_established());
+        let established = established.expect("a state of TCP");
+        let service = ServiceKey { vip: [203, 0, 113, 1].into(), protocol: Protocol::Tcp, port: 80 };
+        FlowNews::Is(FlowRecord {
+            name: FlowName { service, client: endpoint([198, 51, 100, 7]) },
+            backend: endpoint([10, 0, 0, 1]),
+            client: established,
+            translation: Some(Translation {
+                local: endpoint([192, 0, 2, 2]),
+                server: established,
+                stream: None,
+                splice: None,
+                has_replies,
+            }),
+            tags: None,
+            idle_ms: 0,
+            is_relayed: false,
+        })
+    }
+
+    #[test]
+    fn a_snat_address_without_replies_is_named_until_a_gateway_serves_it() {
+        let second = Duration::from_secs(1);
+        let mut uses = Uses::default();
+        let unled: Vec<IpAddr> = vec![[192, 0, 2, 2].into()];
+        let gone = [peer(2, PeerState::Connecting, true)];
+        uses.note(&flow(false), second, |_| false);
+        uses.note(&flow(false), REPLIES_AFTER, |_| false);
+        assert!(uses.without_replies(&gone, REPLIES_AFTER).is_empty(), "replies may still come");
+        let now = REPLIES_AFTER + second;
+        assert_eq!(uses.without_replies(&gone, now), unled);
+        assert_eq!(uses.without_replies(&[peer(2, PeerState::Up, false)], now), unled, "it drains");
+        assert!(uses.without_replies(&[peer(2, PeerState::Up, true)], now).is_empty(), "it is back");
+        uses.note(&flow(true), now, |_| false);
+        assert!(uses.without_replies(&gone, now).is_empty(), "a reply has come");
+        let mut uses = Uses::default();
+        uses.note(&flow(false), second, |address| unled.contains(address));
+        assert!(uses.without_replies(&[], now).is_empty(), "it is an address of this gateway");
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn serves(peer: &PeerStatus) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Duration;
 
     use super::*;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     /// The peer with this number, which is in its name and its SNAT address.
-    fn peer(n: u8, state: PeerState, serves: bool) -> PeerStatus {
+    pub(in crate::daemon) fn peer(n: u8, state: PeerState, serves: bool) -> PeerStatus {
         PeerStatus {
             address: (ip(100 + n), 1).into(),
             name: Some(format!("edge-{n}")),
