@@ -2,9 +2,10 @@
 //! connections over. With `flowSharing` they live, and clients with session affinity keep their backends; with keys that
 //! differ, which is as without it, they break.
 
+use std::fs;
 use std::net::SocketAddr;
 
-use crate::world::{APPLIED, alone, tidegate};
+use crate::world::{APPLIED, alone, beside_others, tidegate};
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, TELL_PORT, client, server as server_address};
 use tidegate_netlab::client::Tell;
 use tidegate_netlab::fleet::addresses::{FleetService, SERVICES};
@@ -89,6 +90,18 @@ fn sticky_backends(fleet: &Fleet) -> Vec<String> {
     (0..CLIENT_ADDRESSES).map(connect).collect()
 }
 
+/// What a gateway says of itself.
+fn status(fleet: &mut Fleet, n: usize) -> serde_json::Value {
+    let answer = fleet.gateway_mut(n).ask(&["status", "-o", "json"]).expect("a status");
+    serde_json::from_str(&answer).expect("JSON")
+}
+
+/// The other gateway, in the status of one.
+fn peer(status: &serde_json::Value) -> serde_json::Value {
+    let peers = status["flowSharing"]["peers"].as_array().cloned().unwrap_or_default();
+    peers.into_iter().find(|peer| peer["state"] != "itself").unwrap_or_default()
+}
+
 /// Opens connections through both gateways, replaces a backend so that flows are in flux, and kills the first gateway.
 /// Returns what became of the connections, and how many clients with session affinity have another backend than before,
 /// although theirs is there. `in_flux` is the number of those of which gateway 2 must be told.
@@ -115,14 +128,6 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
     let before = connections.tally(SERVICES.len()).expect("the clients answer");
     assert!(before.iter().all(|tally| tally.broken == 0), "{before:?}\n{}", fleet.log_tails(20));
 
-    let status = |fleet: &mut Fleet, n: usize| -> serde_json::Value {
-        let answer = fleet.gateway_mut(n).ask(&["status", "-o", "json"]).expect("a status");
-        serde_json::from_str(&answer).expect("JSON")
-    };
-    let peer = |status: &serde_json::Value| {
-        let peers = status["flowSharing"]["peers"].as_array().cloned().unwrap_or_default();
-        peers.into_iter().find(|peer| peer["state"] != "itself").unwrap_or_default()
-    };
     if is_shared {
         let is_told = wait_for("gateway 1 to tell gateway 2 of its flows", APPLIED, || {
             let peer = peer(&status(&mut fleet, 1));
@@ -161,4 +166,66 @@ fn kill_a_gateway(is_shared: bool, in_flux: usize) -> (Vec<Tally>, usize) {
     let now = sticky_backends(&fleet);
     let moved = homes.iter().zip(&now).filter(|(home, now)| stays(home) && home != now).count();
     (tallies, moved)
+}
+
+#[test]
+fn the_key_of_a_fleet_is_changed_by_reloads_and_sessions_return_each_time() {
+    let _turn = beside_others();
+    let plan = FleetPlan {
+        gateways: 2,
+        servers: 1,
+        tidegate: tidegate(),
+        flow_entries: 4_096,
+        flow_files: false,
+        router: RouterKind::Lab,
+        sharing: Some(['a', 'a']),
+    };
+    let mut fleet = Fleet::start(plan, 1).expect("the fleet stands (needs root and DPDK)");
+    let processes = [1, 2].map(|n| fleet.gateway_mut(n).pid());
+    let (old, none) = keys(&status(&mut fleet, 1));
+    assert_eq!(none, None);
+    // As docs/flow-sharing.md says: each step on one gateway after the other.
+    let [accepted, changed, forgotten] =
+        [('a', Some('b')), ('b', Some('a')), ('b', None)].map(|(own, accepted)| {
+            let [first, second] = [1, 2].map(|n| change_keys(&mut fleet, n, own, accepted));
+            assert_eq!(first, second);
+            first
+        });
+    let new = accepted.1.clone().expect("the accepted key is shown");
+    assert_ne!(new, old);
+    assert_eq!(accepted, (old.clone(), Some(new.clone())));
+    assert_eq!(changed, (new.clone(), Some(old)));
+    assert_eq!(forgotten, (new, None));
+    assert_eq!([1, 2].map(|n| fleet.gateway_mut(n).pid()), processes);
+    assert!([1, 2].into_iter().all(|n| fleet.gateway_mut(n).runs()));
+}
+
+/// The fingerprints of the key of a gateway, and of the one that it accepts besides.
+fn keys(status: &serde_json::Value) -> (String, Option<String>) {
+    let text = |name: &str| status["flowSharing"][name].as_str().map(str::to_owned);
+    (text("key").expect("it shares flows"), text("acceptedKey"))
+}
+
+/// Gives a gateway other keys, each of one hexadecimal digit, by a reload. Waits until it uses them in a new session, and the
+/// other gateway names its key. Returns their fingerprints.
+fn change_keys(fleet: &mut Fleet, n: usize, own: char, accepted: Option<char>) -> (String, Option<String>) {
+    let before = keys(&status(fleet, n));
+    let path = fleet.directory().join(format!("gateway-{n}/gateway.yaml"));
+    let text = fs::read_to_string(&path).expect("the configuration");
+    let (rest, _) = text.split_once(", key: ").expect("it ends with the keys");
+    let key = |digit: char| format!("{{value: \"{}\"}}", digit.to_string().repeat(64));
+    let accepted = accepted.map(|digit| format!(", acceptKey: {}", key(digit))).unwrap_or_default();
+    fs::write(&path, format!("{rest}, key: {}{accepted}}}\n", key(own))).expect("written");
+    fleet.gateway_mut(n).reload();
+    let changed = wait_for(&format!("a session by the new keys of gateway {n}"), APPLIED, || {
+        let [here, there] = [n, 3 - n].map(|n| status(fleet, n));
+        let now = keys(&here);
+        let is_up = [&here, &there].map(|status| peer(status)["state"] == "up") == [true; 2];
+        let is_named = peer(&there)["key"] == now.0.as_str();
+        // People see the key of a peer if it is another one.
+        let shown = fleet.gateway_mut(3 - n).ask(&["status"]).ok()?;
+        let is_shown = keys(&there).0 == now.0 || shown.contains(&format!(", by the key {}", now.0));
+        (now != before && is_up && is_named && is_shown).then_some(now)
+    });
+    changed.unwrap_or_else(|error| panic!("{error:#}\n{}", fleet.condition()))
 }
