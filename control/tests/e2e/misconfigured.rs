@@ -1,9 +1,10 @@
 //! Mistakes that operators make with hosts and networks around a gateway that is configured correctly: where, and how soon, the
 //! gateway names each of them.
 //!
-//! Each test makes one mistake on purpose, lets real clients try, and expects the name of the mistake in the place where people
-//! look first: `tidegate status`, or the error with which the gateway doesn't start. [`MISTAKES`] lists them with what each
-//! reaches: 2 points if it is named there within a minute, 1 if it takes another command to find it.
+//! Each test makes one mistake or a few on purpose, lets real clients try, and expects the name of the mistake within a minute where
+//! people look first: in `tidegate status`, in the error with which the gateway doesn't start, or in `backends` or `drops` of traffic
+//! that fails. By the scale of `cli_mistakes`, that is 2 points; a missing default route, whose drops could be meant, is 1. So the
+//! 17 mistakes of these tests reach 33 of 34 points while all tests pass.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -25,27 +26,6 @@ use crate::world::{beside_others, lab};
 const NAMED: Duration = Duration::from_secs(60);
 /// A neighbour that doesn't exist, on the servers' link.
 const NOBODY: &str = "192.0.2.250";
-
-/// The mistakes, and the points that each reaches.
-const MISTAKES: [(&str, u8); 17] = [
-    ("a core that the machine doesn't have", 2),
-    ("an interface whose device doesn't exist", 2),
-    ("a PCI device that doesn't exist", 2),
-    ("an MTU that the device doesn't take", 2),
-    ("a limit of locked memory that is too small", 2),
-    ("no default route", 1),
-    ("a DSR backend without the VIP", 2),
-    ("a DSR backend that answers ARP for the VIP", 2),
-    ("a wrong MAC address of a static neighbour", 2),
-    ("nat whose backends' default route leads elsewhere", 2),
-    ("fullnat whose SNAT address is not routed back", 2),
-    ("a sender that leaves checksums to its NIC", 2),
-    ("another VLAN than the switch has", 2),
-    ("a flow directory that is not on tmpfs", 2),
-    ("a tap that another program deletes", 2),
-    ("BIRD that is not installed", 2),
-    ("an interface that is down", 2),
-];
 
 /// A gateway in a lab with one server, and one Service.
 struct Scene {
@@ -158,14 +138,6 @@ fn start_names(edit: impl FnOnce(String) -> String, words: &[&str]) {
     let error = Gateway::start(&lab).map(|_| ()).expect_err("it cannot start");
     let said = format!("{error:#}");
     assert!(words.iter().all(|word| said.contains(word)), "{words:?} in: {said}");
-}
-
-#[test]
-fn most_mistakes_are_named_where_people_look_first() {
-    let points: usize = MISTAKES.iter().map(|(_, points)| usize::from(*points)).sum();
-    let all = MISTAKES.len() * 2;
-    println!("{points} of {all} points");
-    assert!(points * 37 >= all * 35, "{points} of {all}");
 }
 
 #[test]
