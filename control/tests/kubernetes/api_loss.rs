@@ -244,6 +244,7 @@ fn comes_back_a_little_older_and_a_service_stays_with_its_endpoints() {
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{number}\"}}}}"
         ));
     }
+    world.api.lose_history();
     let kept = || gateway.source()["kept"].to_string();
     world.until("both to be kept", || {
         let kept = kept();

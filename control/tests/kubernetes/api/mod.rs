@@ -329,6 +329,13 @@ impl Api {
         }
     }
 
+    /// Discards the history of the test API server. A real one loses it by a restart.
+    pub(crate) fn lose_history(&self) {
+        if let Server::Test(server, _) = &self.0 {
+            server.compact();
+        }
+    }
+
     fn test(&self, need: Needs) -> &TestApiServer {
         used(need);
         match &self.0 {
