@@ -145,6 +145,12 @@ fn older_and_newer_definitions_change_no_address_and_cost_only_their_fields() {
     world.apply(&(service("later") + &slice("later", &["10.244.0.2"])));
     let later = world.until("another address", || address(&world, "later"));
     assert!(later.starts_with("203.0.113."), "{later}");
+    // The status is written without the field that the definition lacks.
+    let used = |world: &World| {
+        let pool = world.api.get(API, "AddressPool", "", "public").unwrap_or_default();
+        pool["status"]["used"].as_u64()
+    };
+    world.until("the status of the pool", || (used(&world) == Some(2)).then_some(()));
     assert_eq!(address(&world, "web").as_ref(), Some(&had));
     assert_eq!(world.gateway("edge-1").vips("web"), std::slice::from_ref(&had));
 
