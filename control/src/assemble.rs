@@ -5,12 +5,12 @@
 
 use std::net::SocketAddr;
 
-use tidegate_core::snapshot::InterfaceSpec;
-use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
 use tidegate_model::config::{FlowSharing, GatewayConfig, Idle, Interface, SourceConfig};
 use tidegate_policy::reconcile::{Claims, Demand, Settings};
+use tidegate_spec::InterfaceSpec;
+use tidegate_wire::MacAddr;
 
 /// The dataplane settings of a configuration, without callbacks and without the mark of taps.
 #[must_use]

@@ -49,7 +49,7 @@ const TARGETS: [&str; 15] = [
     "tidegate",
     "tidegate_announce",
     "tidegate_cluster",
-    "tidegate_core",
+    "tidegate_pipeline",
     "tidegate_dataplane",
     "tidegate_health",
     "tidegate_http",

@@ -11,10 +11,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::admin::{AdminBackend, Server};
 use tidegate_admin_api::*;
-use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::explain::{Explanation, Packet, Step};
 use tidegate_policy::reconcile::DrainTarget;
+use tidegate_spec::{ForwardingMode, Protocol};
 
 #[derive(Default)]
 struct Daemon {
@@ -592,7 +592,7 @@ fn capture_writes_what_came_and_what_left_with_the_verdict_as_a_comment() {
     let (code, _, err) = lab.ask(&format!("capture --count 2 -w {}", file.display()));
     assert_eq!(code, 0, "{err}");
     let bytes = std::fs::read(&file).expect("it is written");
-    let mut reader = tidegate_core::capture::Reader::new(&bytes[..]).expect("a capture");
+    let mut reader = tidegate_capture::Reader::new(&bytes[..]).expect("a capture");
     let mut packets = Vec::new();
     while let Some(packet) = reader.next_packet().expect("whole packets") {
         packets.push((packet.interface, packet.timestamp_ns, packet.data));

@@ -6,9 +6,9 @@ mod cli_support;
 use std::net::{IpAddr, SocketAddr};
 
 use cli_support::{GATEWAY, Replay, Site, service, slice};
-use tidegate_core::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
-use tidegate_core::wire::tcp::flags;
-use tidegate_core::wire::{MacAddr, proto};
+use tidegate_pipeline::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
+use tidegate_wire::tcp::flags;
+use tidegate_wire::{MacAddr, proto};
 
 const V4: [&str; 3] = ["192.0.2.11", "192.0.2.12", "192.0.2.13"];
 const V6: [&str; 3] = ["2001:db8::11", "2001:db8::12", "2001:db8::13"];

@@ -7,8 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate_core::now::Now;
-use tidegate_core::ownership::BootTime;
+use tidegate_spec::now::Now;
+use tidegate_spec::ownership::BootTime;
 
 /// Converts cycles to nanoseconds since the clock was created.
 #[derive(Debug, Clone, Copy)]

@@ -2,9 +2,9 @@
 //!
 //! Callers: the control plane, through [`gateway`]; `tidegate replay`, through [`replay`]. Not allowed here:
 //! Kubernetes, configuration files, `unsafe` (which belongs to crate `dpdk`), decisions about packets (which belong
-//! to `tidegate_core`). Read [`worker`] first: it is the loop that everything else serves.
+//! to `tidegate_pipeline`). Read [`worker`] first: it is the loop that everything else serves.
 //!
-//! May depend on: `tidegate-core` (decisions on packets), `tidegate-probe` (connections of health checks), `dpdk`. May
+//! May depend on: `tidegate-pipeline` (decisions on packets), `tidegate-probe` (connections of health checks), `dpdk`. May
 //! not: the control plane.
 //!
 //! Invariant: workers share nothing except bounded queues; a worker's loop takes no lock and allocates nothing, and

@@ -1,6 +1,6 @@
 //! Logs the path MTUs of tunnels that were learnt or have expired.
 //!
-//! Workers learn them ([`tidegate_core::path_mtu`]) and write no log. The slow path compares the table with its last
+//! Workers learn them ([`tidegate_snapshot::path_mtu`]) and write no log. The slow path compares the table with its last
 //! state, at once after a change, and then not again for [`PAUSE`], so that routers, or an attacker who forges their
 //! errors, cannot fill the log. Changes that are undone within a pause are not logged.
 
@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidegate_core::now::Now;
-use tidegate_core::path_mtu::PathMtus;
+use tidegate_snapshot::path_mtu::PathMtus;
+use tidegate_spec::now::Now;
 
 /// The minimum time between two reports.
 pub const PAUSE: Duration = Duration::from_secs(10);
@@ -98,8 +98,8 @@ impl PathMtuLog {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::path_mtu::LIFETIME;
-    use tidegate_core::wire::Addr;
+    use tidegate_snapshot::path_mtu::LIFETIME;
+    use tidegate_wire::Addr;
 
     use super::*;
 

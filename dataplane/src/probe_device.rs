@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ipnet::IpNet;
-use tidegate_core::wire::Family;
-use tidegate_core::wire::ethernet::{HEADER_LEN, ether_type};
 use tidegate_probe::Ends;
+use tidegate_wire::Family;
+use tidegate_wire::ethernet::{HEADER_LEN, ether_type};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::punt::netlink::Netlink;

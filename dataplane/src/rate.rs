@@ -5,12 +5,12 @@
 //! Invariant: in any time t no more than `burst + t * per_second` pass; if one call takes more than the burst, its tokens
 //! count instead of the burst.
 
-use tidegate_core::now::Now;
+use tidegate_spec::now::Now;
 
 /// A token bucket.
 ///
 /// ```
-/// use tidegate_core::now::Now;
+/// use tidegate_spec::now::Now;
 /// use tidegate_dataplane::rate::Bucket;
 ///
 /// let mut bucket = Bucket::new(10, 2);

@@ -12,19 +12,20 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use tidegate_core::capture::{PcapError, Reader, Writer};
-use tidegate_core::counters::Tallies;
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{
+use tidegate_capture::{PcapError, Reader, Writer};
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::pipeline::{
     Arrival, BurstOutput, FlowNote, Note, Oversized, Pipeline, PipelineConfig, View,
 };
-use tidegate_core::snapshot::{CompileError, ForwardingMode, Problem, Snapshot, SnapshotSpec};
-use tidegate_core::verdict::Verdict;
-use tidegate_core::wire::cut::Cut;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::Tallies;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::Verdict;
+use tidegate_spec::{CompileError, ForwardingMode, Problem, SnapshotSpec};
+use tidegate_wire::cut::Cut;
 
 use crate::worker::fragment_room::FragmentRoom;
 
@@ -281,7 +282,7 @@ impl Replay {
             n,
             interface,
             verdict,
-            service: service.map(tidegate_core::service::ServiceInfo::label),
+            service: service.map(tidegate_snapshot::service::ServiceInfo::label),
             vip: service.map(|service| service.key.vip),
             backend: backend.map(|backend| SocketAddr::new(backend.address.ip(), backend.port)),
             mode: service.map(|service| service.mode),

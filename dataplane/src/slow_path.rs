@@ -17,19 +17,19 @@ use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidegate_core::counters::Counter;
-use tidegate_core::frame::Frame;
-use tidegate_core::hash::{key_hash, scale};
-use tidegate_core::histogram::Recorder;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::NeighborEvent;
-use tidegate_core::snapshot::{Problem, SnapshotSpec};
-use tidegate_core::wire::arp::{self, ArpOperation};
-use tidegate_core::wire::ndp::{self, Ndp};
-use tidegate_core::wire::{Addr, Parsed, SmallFrame, parse};
+use tidegate_pipeline::frame::Frame;
+use tidegate_pipeline::pipeline::NeighborEvent;
 use tidegate_probe::Probes;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
+use tidegate_spec::{Problem, SnapshotSpec};
+use tidegate_structures::counter::Counter;
+use tidegate_structures::hash::{key_hash, scale};
+use tidegate_structures::histogram::Recorder;
+use tidegate_wire::arp::{self, ArpOperation};
+use tidegate_wire::ndp::{self, Ndp};
+use tidegate_wire::{Addr, Parsed, SmallFrame, parse};
 
 use crate::clock::Clock;
 use crate::drivers::FrameSource;
@@ -429,7 +429,7 @@ impl<S: FrameSource> SlowPath<S> {
     /// sent on the wire, where a flood could cause its loss or that of the answer, and health checks would fail.
     fn answer_kernel(&self, interface: InterfaceIndex, frame: &[u8]) -> Option<SmallFrame> {
         let mac_of = |target: Addr| self.table.resolve(interface, &target);
-        match tidegate_core::wire::parse(frame).ok()? {
+        match tidegate_wire::parse(frame).ok()? {
             // A request without a sender address looks for another station with the same address (RFC 5227).
             Parsed::Arp(asked)
                 if asked.operation == ArpOperation::Request && !asked.sender_ip.is_unspecified() =>

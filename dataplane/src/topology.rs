@@ -9,8 +9,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tidegate_core::ids::WorkerIndex;
-use tidegate_core::limits::WORKERS_MAX;
+use tidegate_spec::ids::WorkerIndex;
+use tidegate_spec::limits::WORKERS_MAX;
 
 /// The properties of a machine that the placement of workers depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -15,8 +15,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::*;
-use tidegate_core::snapshot::{ForwardingMode, NetworkSpec, Protocol, ServiceKey, ServiceSpec, SnapshotSpec};
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig, InterfaceConfig, interface_specs};
+use tidegate_spec::{ForwardingMode, NetworkSpec, Protocol, ServiceKey, ServiceSpec, SnapshotSpec};
 
 const ROLE: &str = "TIDEGATE_TEST_ROLE";
 const TEST: &str = "two_workers_on_two_queues_serve_real_tcp_and_the_kernel_answers_once";

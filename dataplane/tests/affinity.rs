@@ -7,14 +7,14 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::Frame;
-use tidegate_core::snapshot::{BackendSpec, BackendState, NeighborSpec, SnapshotSpec};
-use tidegate_core::testing::Builder;
-use tidegate_core::wire::{MacAddr, ethernet, tcp};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 use tidegate_dataplane::topology::WorkerPlace;
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::frame::Frame;
+use tidegate_pipeline::testing::Builder;
+use tidegate_spec::{BackendSpec, BackendState, NeighborSpec, SnapshotSpec};
+use tidegate_wire::{MacAddr, ethernet, tcp};
 
 /// A gateway with one Service with affinity and these backends.
 fn sticky(generation: u64, backends: std::ops::RangeInclusive<u8>) -> SnapshotSpec {
@@ -24,7 +24,7 @@ fn sticky(generation: u64, backends: std::ops::RangeInclusive<u8>) -> SnapshotSp
     spec.services.truncate(1);
     let service = &mut spec.services[0];
     service.affinity = Some(Duration::from_secs(10_800));
-    service.scheduler = tidegate_core::snapshot::Scheduler::Rendezvous;
+    service.scheduler = tidegate_spec::Scheduler::Rendezvous;
     let backend = |n: u8| BackendSpec {
         address: ip(&format!("192.0.2.{n}")),
         port: 80,

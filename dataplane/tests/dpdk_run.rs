@@ -7,14 +7,14 @@ mod common;
 use common::*;
 use dpdk::testing::{self, Level};
 use dpdk::{Burst, PktPool, PoolConfig, Port, PortConfig, RxQueue};
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{MacAddr, ethernet};
 use tidegate_dataplane::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource};
 use tidegate_dataplane::gateway::{
     Dataplane, DataplaneConfig, InterfaceConfig, StartError, WorkerPool, WorkerPoolConfig, interface_specs,
 };
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_wire::{MacAddr, ethernet};
 
 fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
     let queues = port.start(&PortConfig::default(), pool).unwrap();

@@ -8,17 +8,17 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::now::Now;
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, SnapshotSpec};
-use tidegate_core::testing::Builder;
-use tidegate_core::testing::builder::fragments;
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{Fragment, Headers, Parsed, parse};
 use tidegate_dataplane::drivers::memory::{MemoryPort, MemoryQueue};
 use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::worker::fragment_room::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
 use tidegate_dataplane::worker::{Forwarding, Worker};
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::testing::Builder;
+use tidegate_pipeline::testing::builder::fragments;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_spec::{ForwardingMode, Protocol, ServiceKey, SnapshotSpec};
+use tidegate_wire::{Fragment, Headers, Parsed, parse};
 
 /// Workers that the test runs step by step, and their time.
 struct Bench {
@@ -33,7 +33,7 @@ impl Bench {
         let udp = |vip, name, mode| {
             let tcp = service(vip, name, mode);
             let key = ServiceKey { protocol: Protocol::Udp, ..tcp.key };
-            tidegate_core::snapshot::ServiceSpec { key, ..tcp }
+            tidegate_spec::ServiceSpec { key, ..tcp }
         };
         let services = vec![
             udp(VIP_L2, "direct", ForwardingMode::DsrL2).into(),
@@ -169,7 +169,7 @@ fn fragments_that_arrive_at_several_workers_leave_by_one_snat_port_and_one_backe
             }
             let mut offsets: Vec<u16> = sent.iter().map(offset).collect();
             offsets.sort_unstable();
-            let drops: Vec<_> = tidegate_core::verdict::DropReason::all()
+            let drops: Vec<_> = tidegate_spec::verdict::DropReason::all()
                 .filter(|&why| bench.workers.iter().any(|worker| worker.shared().counters.drops(why) > 0))
                 .collect();
             assert_eq!((offsets, drops), (vec![0, 1480, 2960, 4440], Vec::new()), "{vip} {port}");

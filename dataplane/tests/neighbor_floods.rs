@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 use common::*;
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{NeighborEvent, Sighting};
-use tidegate_core::snapshot::Snapshot;
-use tidegate_core::wire::{Addr, MacAddr, Parsed, parse};
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::Heap;
 use tidegate_dataplane::links::Links;
 use tidegate_dataplane::slow_path::{Memory, Outside, SlowPath};
 use tidegate_dataplane::worker::Exchange;
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::pipeline::{NeighborEvent, Sighting};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::now::Now;
+use tidegate_wire::{Addr, MacAddr, Parsed, parse};
 
 const ATTACKER: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x66]);
 

@@ -7,17 +7,17 @@ mod common;
 use std::num::NonZeroU32;
 
 use common::*;
-use tidegate_core::capture::{Reader, Writer};
-use tidegate_core::loads::LoadRule;
-use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::{
+use tidegate_capture::{Reader, Writer};
+use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, replay};
+use tidegate_pipeline::pipeline::FlowNote;
+use tidegate_pipeline::testing::Builder;
+use tidegate_pipeline::testing::builder::fragments;
+use tidegate_spec::LoadRule;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_spec::{
     BackendSpec, BackendState, ForwardingMode, NeighborSpec, Protocol, Scheduler, ServiceLimits, ServiceSpec,
     SnapshotSpec,
 };
-use tidegate_core::testing::Builder;
-use tidegate_core::testing::builder::fragments;
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, replay};
 
 const VIP_WEIGHTED: &str = "192.0.2.102";
 
@@ -114,8 +114,8 @@ fn time_does_not_go_back_with_the_capture() {
 fn fragments_before_their_first_are_told_in_their_turn_and_sent_when_it_comes() {
     let udp = |name, mode| {
         let tcp = service(VIP_L2, name, mode);
-        let key = tidegate_core::snapshot::ServiceKey { protocol: Protocol::Udp, ..tcp.key };
-        tidegate_core::snapshot::ServiceSpec { key, ..tcp }
+        let key = tidegate_spec::ServiceKey { protocol: Protocol::Udp, ..tcp.key };
+        tidegate_spec::ServiceSpec { key, ..tcp }
     };
     let spec = SnapshotSpec { services: vec![udp("direct", ForwardingMode::DsrL2).into()], ..spec(1) };
     let (from, to) = (format!("{CLIENT_IP}:4000"), format!("{VIP_L2}:80"));

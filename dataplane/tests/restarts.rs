@@ -13,16 +13,16 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::*;
-use tidegate_core::conntrack::NotRestored;
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::snapshot::{ForwardingMode, SnapshotSpec};
-use tidegate_core::testing::Builder;
-use tidegate_core::wire::{Headers, Parsed, parse, tcp};
+use tidegate_conntrack::NotRestored;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 use tidegate_dataplane::topology::WorkerPlace;
 use tidegate_dataplane::worker::FlowFilter;
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::testing::Builder;
+use tidegate_spec::{ForwardingMode, SnapshotSpec};
+use tidegate_wire::{Headers, Parsed, parse, tcp};
 
 /// Connections of each mode.
 const CONNECTIONS: u16 = 100;

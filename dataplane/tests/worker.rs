@@ -12,15 +12,7 @@ use std::time::Duration;
 
 use common::bench::Bench;
 use common::*;
-use tidegate_core::conntrack::Phase;
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::NeighborEvent;
-use tidegate_core::snapshot::{BackendState, NeighborSpec, SnapshotSpec};
-use tidegate_core::testing::Builder;
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{MacAddr, Parsed, arp, ethernet, parse, tcp};
+use tidegate_conntrack::Phase;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
 use tidegate_dataplane::gateway::{OnFailure, OnHang, WorkerPool, WorkerPoolConfig, WorkerState};
@@ -30,6 +22,14 @@ use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
 use tidegate_dataplane::worker::rings::HANDED_OVER_MAX;
 use tidegate_dataplane::worker::watch::{VerdictKind, WATCHES_MAX, Watch, WatchFilter, WatchedPacket};
 use tidegate_dataplane::worker::{FlowFilter, Question};
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::pipeline::NeighborEvent;
+use tidegate_pipeline::testing::Builder;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_spec::{BackendState, NeighborSpec, SnapshotSpec};
+use tidegate_wire::{MacAddr, Parsed, arp, ethernet, parse, tcp};
 
 fn bench(workers: u8, depth: usize) -> Bench {
     Bench::of(&spec(1), workers, depth)

@@ -3,7 +3,7 @@
 # guides it by coverage, like `cargo fuzz run --sanitizer none`, but with the stable compiler and without that tool.
 # Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS [PROCESSES], or fuzz.sh --build
 # It begins with the inputs in fuzz/seeds/ (fuzz-seeds.sh writes them) and keeps inputs that reach new code in
-# fuzz/corpus/. A failing input ends the run with an error and is saved in dataplane/core/tests/regressions/, from where
+# fuzz/corpus/. A failing input ends the run with an error and is saved in dataplane/pipeline/tests/regressions/, from where
 # the tests replay it.
 set -euo pipefail
 cd "$(dirname "$0")/../../fuzz"
@@ -30,11 +30,11 @@ run() { # TARGET SECONDS
     for _ in $(seq "$processes"); do
         "target/$host/release/$1" -max_total_time="$2" -max_len=4096 -len_control=20 -timeout=10 -rss_limit_mb=2048 \
             -print_final_stats=1 -verbosity=0 -reload=1 \
-            -artifact_prefix="../dataplane/core/tests/regressions/$1-" "corpus/$1" &
+            -artifact_prefix="../dataplane/pipeline/tests/regressions/$1-" "corpus/$1" &
         started+=($!)
     done
     for process in "${started[@]}"; do wait "$process" || failed=1; done
-    ((failed == 0)) || { echo "fuzz: $1 failed; the input is in dataplane/core/tests/regressions/" >&2; exit 1; }
+    ((failed == 0)) || { echo "fuzz: $1 failed; the input is in dataplane/pipeline/tests/regressions/" >&2; exit 1; }
     echo "fuzz: $1 held for $2 s in $processes processes, $(find "corpus/$1" -type f | wc -l) inputs in its corpus"
 }
 

@@ -1,8 +1,8 @@
-//! libFuzzer target for the pipeline. Every input is one run of `tidegate_core::testing::fuzz::pipeline`, which defines
+//! libFuzzer target for the pipeline. Every input is one run of `tidegate_pipeline::testing::fuzz::pipeline`, which defines
 //! the input format and the invariants. `make fuzz` builds and runs it; failing inputs go to
-//! `dataplane/core/tests/regressions/`.
+//! `dataplane/pipeline/tests/regressions/`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    tidegate_core::testing::fuzz::pipeline(input);
+    tidegate_pipeline::testing::fuzz::pipeline(input);
 });

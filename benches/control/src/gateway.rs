@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tidegate_core::frame::MemoryFrame;
-use tidegate_core::snapshot::{ServiceKey, SnapshotSpec};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 use tidegate_dataplane::topology::WorkerPlace;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
+use tidegate_pipeline::frame::MemoryFrame;
 use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
+use tidegate_spec::{ServiceKey, SnapshotSpec};
 
 use crate::world;
 

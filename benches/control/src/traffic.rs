@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tidegate_core::snapshot::{Protocol, ServiceKey};
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::wire::MacAddr;
-use tidegate_core::wire::tcp::flags;
 use tidegate_dataplane::drivers::memory::MemoryPort;
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_spec::{Protocol, ServiceKey};
+use tidegate_wire::MacAddr;
+use tidegate_wire::tcp::flags;
 
 use crate::world::GATEWAY_MAC;
 

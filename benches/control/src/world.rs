@@ -9,14 +9,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, NetworkSpec, RouteSpec};
-use tidegate_core::wire::MacAddr;
 use tidegate_model::objects::{
     AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, Namespace, Node, ObjectKey,
     ObjectRef, Objects, Pool, Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType,
     TargetPort,
 };
 use tidegate_policy::reconcile::Settings;
+use tidegate_spec::{InterfaceSpec, NeighborSpec, NetworkSpec, RouteSpec};
+use tidegate_wire::MacAddr;
 
 /// The maximum number of endpoints in a slice: the default of the endpoint slice controller.
 const SLICE_MAX: usize = 100;

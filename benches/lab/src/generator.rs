@@ -20,7 +20,7 @@ use dpdk::{
 };
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use tidegate_core::wire::tcp::flags;
+use tidegate_wire::tcp::flags;
 
 use crate::packets::{Random, Replies, Requests, Seen, read_mark};
 use crate::scenario::{Direction, Scenario};

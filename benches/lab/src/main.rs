@@ -1,7 +1,7 @@
 //! `tidegate-bench`, the perf lab: throughput and latency of Tidegate in each mode, of a DPDK program that does nothing,
 //! and of the Linux kernel, over the same virtual wires in the same run.
 //!
-//! May depend on: `dpdk`, the namespaces of `tidegate`, and `tidegate-core`'s packet builder. Called by people, and by
+//! May depend on: `dpdk`, the namespaces of `tidegate`, and `tidegate-pipeline`'s packet builder. Called by people, and by
 //! `make perf`; benches/README.md explains what the figures mean.
 
 mod dut;

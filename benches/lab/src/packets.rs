@@ -10,8 +10,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::wire::{Headers, MacAddr, Parsed, parse};
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_wire::{Headers, MacAddr, Parsed, parse};
 
 use crate::scenario::{Family, Protocol, Scenario};
 
@@ -330,7 +330,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::wire::Family as WireFamily;
+    use tidegate_wire::Family as WireFamily;
 
     fn scenarios() -> impl Iterator<Item = Scenario> {
         ["v4", "v6"].into_iter().flat_map(|family| {

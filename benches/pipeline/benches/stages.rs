@@ -7,15 +7,15 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tidegate_core::conntrack::{First, FlowHash, FlowKey, FlowTables, IdleTimeout, Packet};
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::limits::BURST;
-use tidegate_core::maglev::{Member, build};
-use tidegate_core::now::Now;
-use tidegate_core::snapshot::Snapshot;
-use tidegate_core::testing::Builder;
-use tidegate_core::wire::{Addr, parse, tcp::flags};
+use tidegate_conntrack::{First, FlowHash, FlowKey, FlowTables, IdleTimeout, Packet};
+use tidegate_pipeline::testing::Builder;
 use tidegate_pipeline_bench::traffic::{self, Random};
+use tidegate_select::maglev::{Member, build};
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_wire::{Addr, parse, tcp::flags};
 
 fn header_checks(c: &mut Criterion) {
     let (v4, v6) = (("192.0.2.1:40000", "203.0.113.5:443"), ("[2001:db8::1]:40000", "[2001:db8:1::5]:443"));
@@ -40,7 +40,7 @@ fn header_checks(c: &mut Criterion) {
 }
 
 fn service_look_up(c: &mut Criterion) {
-    use tidegate_core::neighbors::NeighborTable;
+    use tidegate_snapshot::neighbors::NeighborTable;
     let scenario = "dsr-l2/known-1".parse().expect("a scenario");
     let spec = tidegate_pipeline_bench::lab::spec(&scenario);
     let (snapshot, _) =

@@ -11,21 +11,22 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use tidegate_core::counters::{Tallies, WorkerCounters};
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::limits::BURST;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
-use tidegate_core::snapshot::{
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
+use tidegate_pipeline::testing::builder::GATEWAY_MAC;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::{Tallies, WorkerCounters};
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{TransmitReason, Verdict};
+use tidegate_spec::{
     BackendSpec, BackendState, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp,
     NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey,
-    ServiceLimits, ServiceSpec, Snapshot, SnapshotSpec, TunnelOptions,
+    ServiceLimits, ServiceSpec, SnapshotSpec, TunnelOptions,
 };
-use tidegate_core::testing::builder::GATEWAY_MAC;
-use tidegate_core::verdict::{TransmitReason, Verdict};
-use tidegate_core::wire::MacAddr;
+use tidegate_wire::MacAddr;
 
 use crate::scenario::{Flows, Path, Scenario};
 use crate::traffic::{self, DATA, FIRST, ROUTER_MAC, Random, Tuple, Wire};
@@ -381,7 +382,7 @@ fn sent_tuple(bytes: &[u8], v6: bool) -> Tuple {
         (v4(26), v4(30), 34, bytes[23])
     };
     let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-    let tcp = proto == tidegate_core::wire::proto::TCP;
+    let tcp = proto == tidegate_wire::proto::TCP;
     Tuple { src: SocketAddr::new(src, port(l4)), dst: SocketAddr::new(dst, port(l4 + 2)), tcp }
 }
 
@@ -466,18 +467,18 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
-        proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+        proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        layer2: tidegate_core::ownership::Layer2::Always,
+        layer2: tidegate_spec::ownership::Layer2::Always,
         backends: backends.collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::snapshot::ForwardingMode;
+    use tidegate_spec::ForwardingMode;
 
     use super::*;
 

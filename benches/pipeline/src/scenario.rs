@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
-use tidegate_core::snapshot::ForwardingMode;
+use tidegate_spec::ForwardingMode;
 
 /// The processing of the frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

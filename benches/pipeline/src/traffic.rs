@@ -7,10 +7,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::testing::{Builder, builder::GATEWAY_MAC};
-use tidegate_core::wire::checksum::{Sum, checksum};
-use tidegate_core::wire::{Addr, Family, MacAddr, proto, tcp::flags};
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::testing::{Builder, builder::GATEWAY_MAC};
+use tidegate_wire::checksum::{Sum, checksum};
+use tidegate_wire::{Addr, Family, MacAddr, proto, tcp::flags};
 
 /// The router that all packets come from and that is the next hop of all replies.
 pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
@@ -154,7 +154,7 @@ pub const FIRST: u8 = flags::SYN;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::wire::{Parsed, parse};
+    use tidegate_wire::{Parsed, parse};
 
     #[test]
     fn frames_are_as_the_builder_would_make_them() {

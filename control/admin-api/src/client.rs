@@ -11,9 +11,9 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use tidegate_core::ownership::BootTime;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
+use tidegate_spec::ownership::BootTime;
 use tokio::net::UnixStream;
 
 use super::clock::boot_time;

@@ -1,6 +1,6 @@
 //! The clock of the times in requests.
 
-use tidegate_core::ownership::BootTime;
+use tidegate_spec::ownership::BootTime;
 
 /// The time of the kernel's clock that also counts while the machine is suspended.
 #[must_use]

@@ -14,7 +14,7 @@ use tidegate_admin_api::{
     BackendName, Client, SNAP_MAX, ServiceName, Snap, VerdictName, WatchAnswer, WatchQuery, WatchedFrame,
     WatchedRow,
 };
-use tidegate_core::capture::{Captured, Direction, PcapngWriter};
+use tidegate_capture::{Captured, Direction, PcapngWriter};
 use tidegate_policy::explain::Transport;
 
 use super::failure::Failure;

@@ -12,8 +12,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, PostParams};
 use rustix::time::{ClockId, clock_gettime};
-use tidegate_core::ownership::BootTime;
 use tidegate_source::kubernetes::Connector;
+use tidegate_spec::ownership::BootTime;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 

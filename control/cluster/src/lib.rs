@@ -10,7 +10,7 @@
 //! [`uninstall`] removes everything that was written.
 //!
 //! May depend on: `tidegate-model`, `tidegate-source` (the connection, and the state of the source),
-//! `tidegate-policy` (the results to write), `tidegate-core` (the text of a difference). May not: health checks, the
+//! `tidegate-policy` (the results to write), `tidegate-pipeline` (the text of a difference). May not: health checks, the
 //! dataplane.
 //!
 //! Invariant: forwarding never waits for anything here, whatever the API server does. Invariant: only the leader

@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tidegate_core::wire::proto;
-use tidegate_core::wire::sctp::{self, Kind, chunk};
+use tidegate_wire::proto;
+use tidegate_wire::sctp::{self, Kind, chunk};
 use tokio::net::UdpSocket;
 
 /// The first local port. The kernel assigns none for raw sockets, so checks take the ports from here on in turn: two

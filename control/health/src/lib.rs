@@ -6,7 +6,7 @@
 //! clock or a socket. Checks use the host's kernel, like any connection of this host. Checks of DSR backends go
 //! through the dataplane to the VIP, as clients' packets do.
 //!
-//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-core`
+//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-pipeline`
 //! (protocol numbers), `tidegate-http`. May not: `tidegate-policy`, which acts on the verdicts; the dataplane.
 //!
 //! Invariant: a target that was never checked passes. A gateway that starts forwards at once to the endpoints that

@@ -342,7 +342,7 @@ mod associations {
     use std::io::Read;
 
     use socket2::{Domain, Protocol, Socket, Type};
-    use tidegate_core::wire::sctp::{self, chunk};
+    use tidegate_wire::sctp::{self, chunk};
 
     use super::*;
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidegate_core::histogram::{Durations, Recorder};
+use tidegate_structures::histogram::{Durations, Recorder};
 use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};

@@ -6,10 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use tokio::net::TcpListener;
-
-use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
 use tidegate_model::health::AtVip;
+use tidegate_spec::{ForwardingMode, TunnelOptions};
+use tokio::net::TcpListener;
 
 use super::super::{Check, NetworkProber, Probe, Rules};
 use super::*;

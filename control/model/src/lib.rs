@@ -6,7 +6,7 @@
 //! health checks. [`shared_map`] is the map in which sources keep their objects, [`fnv`] the hash on which gateways
 //! agree, and [`time`] formats points in time.
 //!
-//! May depend on: `tidegate-core`, for values such as forwarding modes and MAC addresses. May not: a Kubernetes
+//! May depend on: `tidegate-pipeline`, for values such as forwarding modes and MAC addresses. May not: a Kubernetes
 //! client, the dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with
 //! [`bounded_file`], which the directory source uses as well.
 

@@ -4,16 +4,18 @@
 //! and each gratuitous announcement with its arrival. So tests can say when one gateway stopped to answer and the next
 //! one began, and whether two answered at once.
 
-use super::Namespace;
-use anyhow::{Context, Result};
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use tidegate_core::wire::arp::{self, ArpOperation};
-use tidegate_core::wire::{MacAddr, Parsed, parse};
+
+use anyhow::{Context, Result};
+use tidegate_wire::arp::{self, ArpOperation};
+use tidegate_wire::{MacAddr, Parsed, parse};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use super::Namespace;
 
 /// The pause between two requests for one VIP.
 pub const EVERY: Duration = Duration::from_millis(10);

@@ -16,10 +16,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::flow_record::{BackendChange, FlowNews};
-use tidegate_core::limits::SNAT_ADDRESSES_MAX;
-use tidegate_core::pipeline::Walks;
-use tidegate_core::snapshot::ServiceKey;
+use tidegate_conntrack::flow_record::{BackendChange, FlowNews};
+use tidegate_pipeline::pipeline::Walks;
+use tidegate_spec::ServiceKey;
+use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 
 use crate::allowance::Allowance;
 use crate::crypt::{Entropy, Keys, Random, SharedKey, Side};

@@ -12,12 +12,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_core::conntrack::{SideState, Splice, Stream, TagPair};
-use tidegate_core::flow_record::{BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend, Translation};
-use tidegate_core::rendezvous::MovedSeat;
-use tidegate_core::snapshot::{Protocol, ServiceKey};
-use tidegate_core::wire::Addr;
-use tidegate_core::wire::rewrite::Endpoint;
+use tidegate_conntrack::flow_record::{
+    BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend, Translation,
+};
+use tidegate_conntrack::{SideState, Splice, Stream, TagPair};
+use tidegate_select::rendezvous::MovedSeat;
+use tidegate_spec::{Protocol, ServiceKey};
+use tidegate_wire::Addr;
+use tidegate_wire::rewrite::Endpoint;
 
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

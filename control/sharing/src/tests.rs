@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate_core::conntrack::SideState;
-use tidegate_core::flow_record::{BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend};
-use tidegate_core::pipeline::Walks;
-use tidegate_core::rendezvous::MovedSeat;
-use tidegate_core::snapshot::{Protocol, ServiceKey};
-use tidegate_core::wire::Addr;
-use tidegate_core::wire::rewrite::Endpoint;
+use tidegate_conntrack::SideState;
+use tidegate_conntrack::flow_record::{BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend};
+use tidegate_pipeline::pipeline::Walks;
+use tidegate_select::rendezvous::MovedSeat;
+use tidegate_spec::{Protocol, ServiceKey};
+use tidegate_wire::Addr;
+use tidegate_wire::rewrite::Endpoint;
 
 use crate::crypt::Keys;
 use crate::crypt::{Entropy, Random, SharedKey};

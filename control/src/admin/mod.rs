@@ -14,9 +14,9 @@ pub use server::Server;
 use std::future::Future;
 
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
-use tidegate_core::ownership::BootTime;
 use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
+use tidegate_spec::ownership::BootTime;
 
 /// The answers of the daemon. Queries never wait for a worker, except for `flows` and `watched`. The changes return when they
 /// are decided, not when every worker has applied them.

@@ -11,10 +11,10 @@ use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
 use tidegate_admin_api::query::{self, BEFORE};
 use tidegate_admin_api::{AdminError, ErrorAnswer, FlowsQuery, WatchQuery, boot_time};
-use tidegate_core::ownership::BootTime;
 use tidegate_http::{Answer, Limits};
 use tidegate_policy::explain::{Packet, Transport};
 use tidegate_policy::reconcile::DrainTarget;
+use tidegate_spec::ownership::BootTime;
 use tokio::net::UnixListener;
 use tokio::task::{AbortHandle, JoinHandle};
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hyper::Method;
 use tidegate_admin_api::*;
-use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
+use tidegate_spec::{ForwardingMode, Protocol};
 
 use super::*;
 

@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_core::snapshot::ForwardingMode;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{AddressRange, EndpointIndex, ObjectKey, Objects, Service, ServiceType};
 use tidegate_policy::pools;
 use tidegate_policy::reconcile::Outcome;
 use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_spec::ForwardingMode;
 
 /// The most Services that one kind of warning names one by one.
 const NAMED_MAX: usize = 32;

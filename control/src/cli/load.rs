@@ -9,15 +9,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 use tidegate_model::config::{self, GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_policy::reconcile::{DscpConflicts, Finding, Input, Memory, Outcome, Reason, reconcile};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
+use tidegate_spec::{CompileError, Problem, SnapshotSpec};
 
 use super::cross_check;
 use crate::assemble;
@@ -190,11 +191,7 @@ fn compile_error(
 }
 
 /// The place where a service port is defined: its port, or else its object.
-fn service_place(
-    objects: &Objects,
-    spec: &SnapshotSpec,
-    key: tidegate_core::snapshot::ServiceKey,
-) -> Option<Location> {
+fn service_place(objects: &Objects, spec: &SnapshotSpec, key: tidegate_spec::ServiceKey) -> Option<Location> {
     let found = spec.services.iter().find(|s| s.key == key)?;
     let object = tidegate_model::objects::ObjectKey::new(found.namespace.clone(), found.name.clone());
     let service = objects.services.get(&object)?;

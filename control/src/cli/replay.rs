@@ -15,14 +15,14 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::Serialize;
+use tidegate_capture::{Reader, Writer};
 use tidegate_cli::REFUSED;
-use tidegate_core::capture::{Reader, Writer};
-use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::SnapshotSpec;
-use tidegate_core::verdict::Verdict;
-use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::replay::{FlowTable, Replayed, Summary, replay};
 use tidegate_model::config::GatewayConfig;
+use tidegate_pipeline::pipeline::FlowNote;
+use tidegate_spec::SnapshotSpec;
+use tidegate_spec::verdict::Verdict;
+use tidegate_wire::MacAddr;
 
 use super::load;
 
@@ -153,7 +153,7 @@ fn line<'a>(names: &[&'a str], packet: &'a Replayed) -> Line<'a> {
         service: packet.service.as_deref(),
         vip: packet.vip,
         backend: packet.backend,
-        mode: packet.mode.map(tidegate_core::snapshot::ForwardingMode::as_str),
+        mode: packet.mode.map(tidegate_spec::ForwardingMode::as_str),
         flow: match packet.flow {
             FlowNote::None => "none",
             FlowNote::New => "new",

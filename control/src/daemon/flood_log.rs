@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tidegate_core::snapshot::ServiceKey;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_spec::ServiceKey;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval};
 
@@ -97,7 +97,7 @@ fn tell(news: &[News]) {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::snapshot::Protocol;
+    use tidegate_spec::Protocol;
 
     use super::*;
 

@@ -18,13 +18,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_cluster::FlowPeers;
-use tidegate_core::flow_record::BackendChange;
-use tidegate_core::pipeline::{Learned, SharedFlows};
-use tidegate_core::snapshot::ServiceKey;
+use tidegate_conntrack::flow_record::BackendChange;
 use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, FlowSharingConfig, FlowSharingKey, GatewayConfig};
+use tidegate_pipeline::pipeline::{Learned, SharedFlows};
 use tidegate_sharing::hub::{Seats, VERSIONS};
 use tidegate_sharing::limits::{LEFT_MAX, SEATS_MAX};
 use tidegate_sharing::record::{Message, Walk};
@@ -32,6 +31,7 @@ use tidegate_sharing::{
     Hub, HubConfig, HubCounts, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
+use tidegate_spec::ServiceKey;
 use tokio::sync::{oneshot, watch};
 
 use super::catch_up::{CatchUp, Seen, Step};

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_admin_api::{AdminError, BackendName, FlowRow, FlowRowKind, FlowsQuery, ServiceName};
-use tidegate_core::conntrack::{FlowKind, FlowView};
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::limits::WORKERS_MAX;
-use tidegate_core::service::{BackendInfo, ServiceInfo};
-use tidegate_core::snapshot::Snapshot;
-use tidegate_core::wire::rewrite::Endpoint;
-use tidegate_core::wire::{Addr, proto};
+use tidegate_conntrack::{FlowKind, FlowView};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
 use tidegate_policy::explain::{KnownFlow, Packet};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::service::{BackendInfo, ServiceInfo};
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::limits::WORKERS_MAX;
+use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::{Addr, proto};
 
 /// The maximum wait for the workers. For a table of a million flows, a worker needs a tenth of it.
 const LISTING_MAX: Duration = Duration::from_secs(2);

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tidegate_admin_api::{DrainRequester, GatewayDrainState as Phase, GatewayDrainStatus};
-use tidegate_core::verdict::TransmitReason;
 use tidegate_dataplane::gateway::Stats;
 use tidegate_model::config::DrainConfig;
+use tidegate_spec::verdict::TransmitReason;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -12,13 +12,13 @@ use anyhow::Context;
 use tidegate_cluster::ClusterWriter;
 use tidegate_cluster::layer2::{Keeper, LeaseTimes, Owners, Wanted};
 use tidegate_cluster::plan::LeaseHolders;
-use tidegate_core::ownership::{BootTime, Ownership};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_model::config::{GatewayConfig, Layer2Mode};
 use tidegate_model::objects::Labels;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Outcome, owner_groups, owner_key};
 use tidegate_source::kubernetes::Connector;
+use tidegate_spec::ownership::{BootTime, Ownership};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 

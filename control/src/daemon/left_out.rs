@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tidegate_core::snapshot::{Problem, ServiceKey};
 use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::view::{BackendViewState, BackendWhy, PortRefusal, PortView, ServiceView};
 use tidegate_policy::reconcile::{DscpConflicts, Finding, Outcome};
+use tidegate_spec::{Problem, ServiceKey};
 
 /// The findings of the last outcome that had conflicts.
 struct Findings {
@@ -114,8 +114,8 @@ fn leave_out(port: &mut PortView, backends: &BTreeSet<SocketAddr>) {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::snapshot::{BackendProblem, ForwardingMode, Protocol};
     use tidegate_policy::reconcile::view::BackendView;
+    use tidegate_spec::{BackendProblem, ForwardingMode, Protocol};
 
     use super::*;
 

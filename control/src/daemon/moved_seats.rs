@@ -9,9 +9,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_core::flow_record::BackendChange;
-use tidegate_core::snapshot::ServiceKey;
+use tidegate_conntrack::flow_record::BackendChange;
 use tidegate_policy::reconcile::Drains;
+use tidegate_spec::ServiceKey;
 
 /// Changes of the backends, by service port.
 pub(super) type Moved = Vec<(ServiceKey, BackendChange)>;

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use tidegate_core::wire::Family;
 use tidegate_sharing::PeerState;
+use tidegate_wire::Family;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval};
@@ -51,7 +51,7 @@ fn look(state: &State, memory: &mut Memory) -> Symptoms {
     let last = state.last();
     let snat = dataplane.with_snapshot(|snapshot| {
         [Family::V4, Family::V6].map(|family| {
-            snapshot.snat_addresses(family).iter().map(tidegate_core::wire::Addr::ip).collect::<Vec<_>>()
+            snapshot.snat_addresses(family).iter().map(tidegate_wire::Addr::ip).collect::<Vec<_>>()
         })
     });
     let sharing = state.flow_sharing();

@@ -11,9 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_cluster::DRAIN_ANNOTATION;
-use tidegate_core::conntrack::NotRestored;
-use tidegate_core::ownership::BootTime;
-use tidegate_core::verdict::DropReason;
+use tidegate_conntrack::NotRestored;
 use tidegate_dataplane::gateway::{
     InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, Restored, WorkerState,
 };
@@ -24,6 +22,8 @@ use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_sharing::PeerStatus;
 use tidegate_source::SourceState;
+use tidegate_spec::ownership::BootTime;
+use tidegate_spec::verdict::DropReason;
 use tokio::sync::{mpsc, oneshot};
 
 use super::announcements;

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::{Dataplane, KeptSnapshot};
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::Outcome;
+use tidegate_spec::{Problem, SharedService, SnapshotSpec};
 use tokio::time::Instant;
 
 use super::state::State;

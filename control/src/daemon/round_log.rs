@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tidegate_core::snapshot::{Problem, SharedService};
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_policy::reconcile::{Finding, Outcome};
 use tidegate_source::SourceUpdate;
+use tidegate_spec::{Problem, SharedService};
 use tokio::time::Instant;
 
 use super::fault_log::FaultLog;

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tidegate_core::difference::Difference;
 use tidegate_dataplane::gateway::KeptSnapshot;
 use tidegate_model::config::SelfCheckConfig;
 use tidegate_policy::reconcile::{self, Compared, Outcome};
+use tidegate_structures::difference::Difference;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -225,13 +225,13 @@ fn log(layer: Layer, difference: &Difference) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tidegate_core::frame::MemoryFrame;
-    use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
-    use tidegate_core::testing::lab;
     use tidegate_dataplane::gateway::WorkerPool;
     use tidegate_model::health::Verdicts;
     use tidegate_model::objects::{Metadata, ObjectKey, Objects, Service, ServiceType};
+    use tidegate_pipeline::frame::MemoryFrame;
+    use tidegate_pipeline::testing::lab;
     use tidegate_policy::reconcile::{Input, Memory, Reconciler, Settings};
+    use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 
     use super::*;
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_announce::snat::SnatRoutes;
-use tidegate_core::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::FlowNews;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_sharing::{Hub, PeerStatus, Snat};
 

@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use tidegate_announce::snat::{Preference, SnatRoute, SnatRoutes};
-use tidegate_core::limits::SNAT_ADDRESSES_MAX;
 use tidegate_sharing::limits::SILENCE_MAX;
 use tidegate_sharing::{PeerState, PeerStatus, PeerWalk, Snat};
+use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 
 /// What the decision follows from.
 #[derive(Debug, Clone, Copy)]

@@ -15,7 +15,6 @@ use tidegate_admin_api::{DrainRequester, GatewayDrainState};
 use tidegate_announce::Announcer;
 use tidegate_announce::snat::SnatRoutes;
 use tidegate_announce::status::Status as AnnounceStatus;
-use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
@@ -26,6 +25,7 @@ use tidegate_model::time::whole_seconds;
 use tidegate_policy::reconcile::{DrainTarget, Finding, Outcome};
 use tidegate_sharing::{Keys, Snat};
 use tidegate_source::{SourceState, SourceUpdate};
+use tidegate_spec::Problem;
 use tokio::sync::watch;
 
 use super::flow_sharing::{self, Shown};

@@ -12,13 +12,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_dataplane::gateway::{InterfaceStats, ServiceStats};
 use tidegate_dataplane::neighbors::faults::NeighborFault;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_policy::reconcile::{Finding, Reason};
+use tidegate_spec::{ForwardingMode, Protocol, ServiceKey};
 use tokio::time::Instant;
 
 /// The pause between two looks.

@@ -24,10 +24,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
-use tidegate_core::ownership::{BootTime, Ownership};
 use tidegate_dataplane::punt::vrrp::Advertised;
 use tidegate_model::config::VrrpConfig;
 use tidegate_policy::reconcile::owner_key;
+use tidegate_spec::ownership::{BootTime, Ownership};
 use tokio::task::AbortHandle;
 
 use super::vrrp_faults::{GroupState, Reported, faults};

@@ -15,14 +15,15 @@ use tidegate_admin_api::{
     AdminError, SentFrame, UnwatchAnswer, VerdictName, WatchAnswer, WatchQuery, WatchedAnswer, WatchedFrame,
     WatchedRow,
 };
-use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::{ForwardingMode, Snapshot};
-use tidegate_core::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
-use tidegate_core::wire::{Addr, proto};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::watch::{
     PacketWatch, VerdictKind, WATCHES_MAX, WatchFilter, WatchedPacket, Why,
 };
+use tidegate_pipeline::pipeline::FlowNote;
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+use tidegate_wire::{Addr, proto};
 use tokio::time::Instant;
 
 use super::flows::{backend_ids, service_ids};
@@ -238,7 +239,7 @@ fn row(
         verdict: verdict.to_owned(),
         reason: reason.to_owned(),
         waits: packet.waits,
-        service: service.map(tidegate_core::service::ServiceInfo::label),
+        service: service.map(tidegate_snapshot::service::ServiceInfo::label),
         vip: service.map(|service| service.key.vip),
         backend: backend.map(|backend| SocketAddr::new(backend.address.ip(), backend.port)),
         mode: service.map(|service| ForwardingMode::as_str(service.mode).to_owned()),

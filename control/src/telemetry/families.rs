@@ -11,19 +11,19 @@ use std::time::UNIX_EPOCH;
 
 use jiff::Timestamp;
 use tidegate_admin_api::GatewayDrainState;
-use tidegate_core::conntrack::NotRestored;
-use tidegate_core::counters::{Direction, Traffic};
-use tidegate_core::ids::BackendId;
-use tidegate_core::limits::SNAT_PORT_MIN;
-use tidegate_core::pipeline::CookieCounts;
-use tidegate_core::service_limits::{LimitDrop, LimitedService};
-use tidegate_core::verdict::DropReason;
+use tidegate_conntrack::NotRestored;
 use tidegate_dataplane::gateway::{
     InterfaceLink, LinkState, PortReport, Restored, ServiceStats, SnatPortStats, Stats, WorkerState,
 };
+use tidegate_pipeline::pipeline::CookieCounts;
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
+use tidegate_snapshot::counters::{Direction, Traffic};
+use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
 use tidegate_source::SourceState;
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::limits::SNAT_PORT_MIN;
+use tidegate_spec::verdict::DropReason;
 
 use super::detail::WithoutSeries;
 use super::exposition::Exposition;

@@ -1,6 +1,6 @@
 //! Merges the durations that several threads recorded into one distribution for each kind.
 //!
-//! Writers count in the buckets of [`tidegate_core::histogram`]. This module converts them to an HDR histogram, which
+//! Writers count in the buckets of [`tidegate_structures::histogram`]. This module converts them to an HDR histogram, which
 //! gives quantiles to `status -o wide` and cumulative counts to `/metrics`.
 //!
 //! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by the
@@ -9,8 +9,8 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use tidegate_core::histogram::Durations;
 use tidegate_dataplane::gateway::Stats;
+use tidegate_structures::histogram::Durations;
 
 use super::timings::Reading;
 
@@ -120,7 +120,7 @@ impl Latency {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::histogram::Recorder;
+    use tidegate_structures::histogram::Recorder;
 
     use super::*;
 

@@ -2,12 +2,12 @@
 
 use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
-use tidegate_core::service_limits::LimitedService;
 use tidegate_dataplane::gateway::{InterfaceLink, PortReport, ServiceStats, SnatPortStats, Stats};
 use tidegate_health::CheckLoad;
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::Finding;
 use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_snapshot::service_limits::LimitedService;
 use tidegate_source::{SourceState, StaleFile};
 
 use super::latency::Latencies;

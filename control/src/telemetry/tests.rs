@@ -11,14 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use jiff::Timestamp;
 use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
-use tidegate_core::conntrack::{EvictionReason, Phase};
-use tidegate_core::counters::Traffic;
-use tidegate_core::histogram::{Durations, Recorder};
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::pipeline::{CookieCounts, RestoreCounts};
-use tidegate_core::service_limits::LimitedService;
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
-use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
+use tidegate_conntrack::{EvictionReason, Phase};
 use tidegate_dataplane::gateway::{
     BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, Pages, PortReport,
     PuntClassStats, Restored, ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats,
@@ -28,12 +21,19 @@ use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, ServiceType};
+use tidegate_pipeline::pipeline::{CookieCounts, RestoreCounts};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::view::{
     BackendView, BackendViewState, BackendWhy, HealthView, PortRefusal, PortView, ServiceView,
 };
 use tidegate_policy::reconcile::{Finding, ObjectKind, Reason};
+use tidegate_snapshot::counters::Traffic;
+use tidegate_snapshot::service_limits::LimitedService;
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
+use tidegate_spec::{ForwardingMode, Protocol, ServiceKey};
+use tidegate_structures::histogram::{Durations, Recorder};
 
 use super::*;
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate_core::histogram::{Durations, Recorder};
+use tidegate_structures::histogram::{Durations, Recorder};
 
 /// The durations that the daemon measures. There is one for the life of the process.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate_core::capture::{Reader, Writer};
+use tidegate_capture::{Reader, Writer};
 
 /// A configuration that serves every mode: a router towards clients and backends, and two on-link backends.
 pub(crate) const GATEWAY: &str = r#"apiVersion: tidegate.dev/v1alpha1

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-use tidegate_core::verdict::DropReason;
+use tidegate_spec::verdict::DropReason;
 
 use crate::repository::root;
 

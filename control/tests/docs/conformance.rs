@@ -16,7 +16,7 @@ const PLACES: [(&str, &[&str]); 11] = [
     ("C", &["cluster"]),
     ("T", &["telemetry"]),
     ("H", &["health_check_node_port", "health"]),
-    ("D", &["dataplane/core/src"]),
+    ("D", &["dataplane/pipeline/src"]),
     ("G", &["tests/e2e", "tests/kubernetes"]),
 ];
 

@@ -2,7 +2,7 @@
 
 use crate::repository::files;
 
-/// The feature for test support: the packet builder, the lab and the fuzz harness of `tidegate-core`, and the test
+/// The feature for test support: the packet builder, the lab and the fuzz harness of `tidegate-pipeline`, and the test
 /// support of `tidegate-source`.
 const TEST_SUPPORT: &str = "\"testing\"";
 

@@ -6,12 +6,12 @@
 use std::collections::BTreeSet;
 use tidegate_admin_api::{BackendWhy, CONFIGURATION_REFUSED};
 use tidegate_cluster::words::{ConditionReason, ConditionType, EventReason, PortError};
-use tidegate_core::conntrack::EvictionReason;
-use tidegate_core::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::Malformed;
+use tidegate_conntrack::EvictionReason;
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_model::health::Failure;
 use tidegate_policy::reconcile::Reason;
+use tidegate_spec::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason};
+use tidegate_wire::Malformed;
 
 use crate::repository::root;
 

@@ -1,12 +1,14 @@
 //! `sessionAffinity: ClientIP` in traffic: a client has one backend for all its ports, and keeps it while other
 //! backends are added and removed.
 
-use crate::world::{World, beside_others};
 use std::collections::{BTreeMap, BTreeSet};
+
 use tidegate_netlab::addresses::CLIENT_ADDRESSES;
 use tidegate_netlab::manifests::Manifest;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, server};
+
+use crate::world::{World, beside_others};
 
 /// The clients that connect before the change. The others connect after it.
 const EARLY: u8 = CLIENT_ADDRESSES / 2;

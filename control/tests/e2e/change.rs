@@ -1,12 +1,14 @@
 //! Manifests change while connections are open: no connection to a living backend breaks.
 
-use crate::world::{APPLIED, World, assert_alive, beside_others};
 use std::fs;
+
 use tidegate_netlab::addresses::{self as plan, Family};
 use tidegate_netlab::gateway::manifests_of;
 use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest, put};
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, server, wait_for};
+
+use crate::world::{APPLIED, World, assert_alive, beside_others};
 
 /// The servers that are endpoints at the start. Each is replaced by the server with its number plus three.
 const OLD: [u8; 3] = [1, 2, 3];

@@ -1,10 +1,10 @@
 //! Connections go to the backend that their hash selects, by source port, and the offline tools select the same backend
 //! as the traffic.
 
-use crate::world::{World, beside_others, tidegate};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+
 use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, TELL_PORT};
 use tidegate_netlab::client::Tell;
 use tidegate_netlab::gateway::config_of;
@@ -12,6 +12,8 @@ use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::{GatewayOptions, checksum};
+
+use crate::world::{World, beside_others, tidegate};
 
 const CONNECTIONS: u16 = 1_000;
 /// The source port of the first connection of [`replayed`]. The others follow.

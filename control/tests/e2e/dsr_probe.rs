@@ -1,13 +1,15 @@
 //! DSR backends are checked at the VIP, on the path of client packets. A backend without the VIP takes no new flow, and
 //! the gateway reports the reason.
 
-use crate::world::{World, beside_others};
 use std::collections::BTreeSet;
+
 use tidegate_netlab::addresses::{self as plan, Family};
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::{GatewayOptions, server};
+
+use crate::world::{World, beside_others};
 
 const NOT_ON_VIP: &str = "answers on its own address, not on the VIP";
 

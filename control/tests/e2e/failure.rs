@@ -1,12 +1,14 @@
 //! A failed backend is removed as fast as its health checks allow, and other connections are not affected.
 
-use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+
 use tidegate_netlab::addresses::client;
 use tidegate_netlab::client::{Load, spread, udp_ask};
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{Gateway, GatewayOptions, server, wait_for};
+
+use crate::world::{World, assert_alive, beside_others};
 
 /// The time that a machine with two busy cores may add to the time of the checks.
 const SLACK: Duration = Duration::from_secs(5);

@@ -1,10 +1,11 @@
 //! Two gateways behind a router: all backends are replaced under live connections, a gateway is killed half way, and both
 //! are upgraded. The scenario is that of `tidegate demo --fleet`.
 
-use crate::floods::scene::long;
-use crate::world::{alone, tidegate};
 use tidegate_netlab::demo::fleet::{FleetOptions, print, run};
 use tidegate_netlab::fleet::addresses::SERVICES;
+
+use crate::floods::scene::long;
+use crate::world::{alone, tidegate};
 
 /// In the short form 1,000 connections of each Service, in the long form 10,000.
 #[test]

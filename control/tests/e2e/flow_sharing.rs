@@ -5,7 +5,6 @@
 use std::fs;
 use std::net::SocketAddr;
 
-use crate::world::{APPLIED, alone, beside_others, tidegate};
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, TELL_PORT, client, server as server_address};
 use tidegate_netlab::client::Tell;
 use tidegate_netlab::fleet::addresses::{FleetService, SERVICES};
@@ -14,6 +13,8 @@ use tidegate_netlab::fleet::holders::Holders;
 use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
 use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest, PortSpec};
 use tidegate_netlab::{server, wait_for};
+
+use crate::world::{APPLIED, alone, beside_others, tidegate};
 
 /// Connections to each Service.
 const CONNECTIONS: usize = 48;

@@ -1,8 +1,8 @@
 //! Every mode and both families: which backend answers, which address the backend sees, and bulk data in both
 //! directions.
 
-use crate::world::{World, beside_others, lab_with};
 use std::net::SocketAddr;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::client;
 use tidegate_netlab::client::{Direction, curl, curl_many, iperf_tcp, iperf_udp, spread, udp_ask};
@@ -10,6 +10,8 @@ use tidegate_netlab::modes::{
     all_paths, every_path, manifests, manifests_for_bulk, manifests_of, vips_on_servers,
 };
 use tidegate_netlab::server::LARGE_FILE_BYTES;
+
+use crate::world::{World, beside_others, lab_with};
 
 /// A world with all paths, those of every tunnel included.
 fn world_of_every_path(servers: &[u8]) -> World {

@@ -1,15 +1,17 @@
 //! Datagrams larger than a frame arrive complete at the server and back at the client, in every mode, whatever the
 //! order of their fragments.
 
-use crate::world::{World, beside_others};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tidegate_netlab::addresses::{Family, client};
 use tidegate_netlab::client::{PATIENCE, SILENCE};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, checksum};
+
+use crate::world::{World, beside_others};
 
 /// Sizes of UDP data: slightly more than a frame of 1,500 bytes, a common larger size, jumbo frames, and nearly the
 /// maximum.

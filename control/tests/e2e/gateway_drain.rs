@@ -1,13 +1,15 @@
 //! A gateway is drained: it is not ready, forwards what still comes, and says when nothing comes any more. An operator's
 //! drain survives a restart; that of SIGTERM does not.
 
-use crate::restart::{Ports, Stream};
-use crate::world::{World, beside_others};
 use std::time::Duration;
+
 use tidegate_netlab::addresses::{Family, client};
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, wait_for};
+
+use crate::restart::{Ports, Stream};
+use crate::world::{World, beside_others};
 
 /// A gateway with these keys in `drain`.
 fn world(drain: &str) -> (World, ModePath) {

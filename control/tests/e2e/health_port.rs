@@ -1,11 +1,12 @@
 //! Health-check node ports: their answers are those of kube-proxy, byte for byte, and change at the right times.
 
-use crate::http::{self, Answer};
-use crate::world::{APPLIED, World, assert_alive, beside_others};
 use tidegate_netlab::addresses::{self as plan, Family};
 use tidegate_netlab::manifests::EndpointState;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, Namespace, wait_for};
+
+use crate::http::{self, Answer};
+use crate::world::{APPLIED, World, assert_alive, beside_others};
 
 const PORT: u16 = 31_111;
 

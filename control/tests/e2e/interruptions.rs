@@ -4,14 +4,16 @@
 //!
 //! Gateway 1 serves `nat` whenever it can (docs/fleet.md), so it is the one that is interrupted.
 
-use crate::floods::scene::long;
-use crate::world::{APPLIED, alone, tidegate};
-use anyhow::{Context, Result};
 use std::time::Instant;
+
+use anyhow::{Context, Result};
 use tidegate_netlab::fleet::addresses::{FleetService, GATEWAYS_MAX, SERVICES};
 use tidegate_netlab::fleet::holders::Holders;
 use tidegate_netlab::fleet::{Fleet, FleetPlan, RouterKind};
 use tidegate_netlab::wait_for;
+
+use crate::floods::scene::long;
+use crate::world::{APPLIED, alone, tidegate};
 
 /// Servers that are ready at the same time. Each step that replaces one needs another.
 const SERVING: u8 = 4;

@@ -4,12 +4,9 @@
 //! `make kube-proxy` runs these tests with the kube-proxy that `deploy/tools` pins, in mode nftables, and sets its path in
 //! `KUBE_PROXY`. A normal test run leaves them out, because building the program needs Go. Each test uses one family.
 
-use crate::http::{self, Answer};
-use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
-use crate::nodes::{self, CLUSTER_CIDR, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return, node_name};
-use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
-use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use serde_json::{Value, json};
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
 use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
 use tidegate_netlab::client::{BackendAnswer, Tell, udp_ask};
@@ -17,6 +14,11 @@ use tidegate_netlab::manifests::{Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{GatewayOptions, Lab, Namespace, wait_for};
+
+use crate::http::{self, Answer};
+use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
+use crate::nodes::{self, CLUSTER_CIDR, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return, node_name};
+use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
 
 const NODES: u8 = 3;
 /// The number of Pods on each node. The last node has none.

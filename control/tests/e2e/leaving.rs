@@ -1,13 +1,15 @@
 //! A file is truncated for longer than `lossGrace` and then written again: its Services are removed and return, and
 //! their flows survive.
 
-use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::client;
 use tidegate_netlab::client::{SILENCE, Tell};
 use tidegate_netlab::gateway::{config_of, manifests_of};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+
+use crate::world::{World, assert_alive, beside_others};
 
 #[test]
 fn a_file_that_is_truncated_beyond_its_grace_and_written_again_loses_no_nat_flow() {

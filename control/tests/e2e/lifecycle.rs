@@ -1,11 +1,13 @@
 //! The daemon is killed and restarted, reloaded, and stopped.
 
-use crate::world::{World, assert_alive, beside_others};
 use std::fs;
 use std::time::{Duration, Instant};
+
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, server, wait_for};
+
+use crate::world::{World, assert_alive, beside_others};
 
 /// One second, plus the time that two busy cores and a debug build may add.
 const BACK: Duration = Duration::from_secs(15);

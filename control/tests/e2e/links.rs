@@ -1,9 +1,9 @@
 //! Lost interfaces are detected and reported, and they are used again without a restart when they return.
 
-use crate::world::{World, alone, assert_alive};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
 use tidegate_dataplane::links::record::DIRECTORY;
 use tidegate_netlab::addresses::{Family, GATEWAY_FOR_SERVERS, GATEWAY_MAC, server};
 use tidegate_netlab::gateway::config_of;
@@ -11,6 +11,8 @@ use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{GatewayOptions, Lab, Namespace};
+
+use crate::world::{World, alone, assert_alive};
 
 fn world() -> World {
     World::start(2, GatewayOptions::default(), &manifests(&[1, 2]))

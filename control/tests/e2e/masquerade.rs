@@ -5,10 +5,11 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::world::{World, beside_others};
 use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_CLIENTS, SNAT, TELL_PORT};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::{Gateway, GatewayOptions};
+
+use crate::world::{World, beside_others};
 
 /// How long one exchange may take. It only ends a test that fails.
 const PATIENCE: Duration = Duration::from_secs(10);

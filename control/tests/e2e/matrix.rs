@@ -3,19 +3,21 @@
 //! `make test` fails if the table is not what this run shows. `UPDATE_DOCS=1 cargo test --workspace --test e2e matrix`
 //! writes it.
 
-use crate::sctp::{Peers, Questions};
-use crate::world::{World, alone, lab_with};
-use anyhow::{Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
+
+use anyhow::{Result, ensure};
 use tidegate_model::config::FORWARDING_ACCEPTED;
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate_netlab::client::{BackendAnswer, Tell, udp_ask};
 use tidegate_netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
 use tidegate_netlab::{GatewayOptions, Lab};
+
+use crate::sctp::{Peers, Questions};
+use crate::world::{World, alone, lab_with};
 
 const BEGIN: &str = "<!-- begin: written by `UPDATE_DOCS=1 cargo test --workspace --test e2e matrix` -->\n";
 const END: &str = "<!-- end -->\n";

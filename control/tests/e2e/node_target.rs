@@ -2,17 +2,19 @@
 //! as an address, translate them to Pods on the same or another node, and answer the client themselves (DSR) or through
 //! the gateway.
 
-use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
-use crate::nodes::health::{HealthPort, Says};
-use crate::nodes::proxy::{Policy, ProxyPort, program};
-use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
-use crate::world::{World, assert_alive, beside_others, lab_with};
 use std::net::{IpAddr, SocketAddr};
+
 use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
 use tidegate_netlab::client::{BackendAnswer, Tell, spread, udp_ask};
 use tidegate_netlab::manifests::{EndpointState, Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::{GatewayOptions, Lab};
+
+use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
+use crate::nodes::health::{HealthPort, Says};
+use crate::nodes::proxy::{Policy, ProxyPort, program};
+use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
+use crate::world::{World, assert_alive, beside_others, lab_with};
 
 const NODES: u8 = 3;
 /// The number of Pods on each node. The last node has none.

@@ -1,7 +1,7 @@
 //! Services on addresses that are not from a pool: node ports on the gateway's own addresses, and cluster IPs.
 
-use crate::world::{World, beside_others};
 use std::net::{IpAddr, SocketAddr};
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{
     self as plan, ECHO_PORT, Family, GATEWAY_FOR_CLIENTS, GATEWAY_FOR_SERVERS, HTTP_PORT, HTTP_TARGET_PORT,
@@ -9,6 +9,8 @@ use tidegate_netlab::addresses::{
 };
 use tidegate_netlab::client::{SILENCE, Tell, curl_many, spread, udp_ask};
 use tidegate_netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
+
+use crate::world::{World, beside_others};
 
 const HTTP_NODE_PORT: u16 = 30_080;
 const TELL_NODE_PORT: u16 = 30_700;

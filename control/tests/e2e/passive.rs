@@ -1,14 +1,16 @@
 //! A backend that dies costs almost no new connection in `nat` and `fullnat`, long before the health checks have seen
 //! it: they are 20 s apart here, and need two failures.
 
-use crate::world::{World, alone};
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
+
 use tidegate_netlab::addresses::client;
 use tidegate_netlab::client::Tell;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, server};
+
+use crate::world::{World, alone};
 
 const SERVERS: u8 = 10;
 const DEAD: u8 = 3;

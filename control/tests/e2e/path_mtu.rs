@@ -1,11 +1,13 @@
 //! A router between gateway and backend has a link with a smaller MTU: its ICMP messages are shown to the operator.
 
-use crate::world::{World, beside_others};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tidegate_netlab::addresses::{self as plan, Family, GATEWAY_FOR_SERVERS, TELL_PORT};
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, checksum};
+
+use crate::world::{World, beside_others};
 
 /// "Fragmentation needed" (RFC 1191 section 4) about a packet of 1,500 bytes of the tunnel to `backend`.
 fn too_big(backend: Ipv4Addr, vip: Ipv4Addr, mtu: u16) -> Vec<u8> {

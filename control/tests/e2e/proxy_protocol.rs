@@ -4,8 +4,6 @@
 //!
 //! `make test` opens some hundred connections. `TIDEGATE_PROXY_CONNECTIONS` is another number.
 
-use crate::world::{World, beside_others, lab_with};
-use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -15,12 +13,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use tidegate_netlab::addresses::{self as plan, Family, PROXY_PORT, UPSTREAM_PORT, client};
 use tidegate_netlab::client::connect_here;
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::wire::{Faults, Wire};
 use tidegate_netlab::{GatewayOptions, Lab};
+
+use crate::world::{World, beside_others, lab_with};
 
 const SERVERS: [u8; 2] = [1, 2];
 /// The ports of the Services for nginx and for HAProxy.

@@ -1,15 +1,17 @@
 //! SIGHUP changes routes: traffic and health checks use the new next hop, and refused routes change nothing.
 
-use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
-use crate::world::{World, assert_alive, beside_others, lab_with};
 use std::fs;
 use std::net::SocketAddr;
+
 use tidegate_netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
 use tidegate_netlab::client::udp_ask;
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::manifests::{Manifest, PortSpec};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::{Gateway, GatewayOptions};
+
+use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
+use crate::world::{World, assert_alive, beside_others, lab_with};
 
 /// The server with the Pod, and the two servers that are next hops to it.
 const HOME: u8 = 3;

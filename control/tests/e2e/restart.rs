@@ -1,16 +1,18 @@
 //! A planned restart and a crash under traffic: packets are forwarded until the grace period ends, and old and new flows
 //! are served again after each restart.
 
-use crate::world::{World, beside_others};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
 use tidegate_netlab::addresses::{Family, client};
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, Namespace};
+
+use crate::world::{World, beside_others};
 
 /// Restarts of each kind. They alternate, so that load on the machine affects the printed gaps of both.
 const ROUNDS: usize = 3;

@@ -1,16 +1,18 @@
 //! Connections that outlive the gateway: `kill -9`, an orderly restart, a reload, and tables that the next process must
 //! not read.
 
-use crate::world::{APPLIED, World, alone, broken, lab_with};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
+
 use tidegate_netlab::addresses::CLIENT_ADDRESSES;
 use tidegate_netlab::client::Tell;
 use tidegate_netlab::manifests::Manifest;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests_of, tunnel_paths};
 use tidegate_netlab::{GatewayOptions, server, wait_for};
+
+use crate::world::{APPLIED, World, alone, broken, lab_with};
 
 /// Connections of each path.
 const CONNECTIONS: u8 = 12;

@@ -4,17 +4,19 @@
 //! alone. The history of a gateway does not affect its choices: after a kill and a restart that follow a rolling update,
 //! it sends every connection to the same backend as before, and so does a gateway that has never seen the update.
 
-use crate::choice::replayed;
-use crate::floods::scene::long;
-use crate::world::{World, alone, assert_alive, broken, lab_with};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{self as plan, CLIENT_ADDRESSES, Family, TELL_PORT, client};
 use tidegate_netlab::client::Tell;
 use tidegate_netlab::manifests::{EndpointSpec, EndpointState, Manifest};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests, manifests_of, tunnel_paths};
+
+use crate::choice::replayed;
+use crate::floods::scene::long;
+use crate::world::{World, alone, assert_alive, broken, lab_with};
 
 /// Servers 1 to 10 are the backends before the update, servers 11 to 20 after it.
 const BACKENDS: u8 = 10;

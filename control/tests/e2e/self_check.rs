@@ -1,9 +1,11 @@
 //! The running gateway compares its incremental results with results from scratch.
 
-use crate::world::{World, beside_others};
 use std::time::Duration;
+
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{Gateway, GatewayOptions, server};
+
+use crate::world::{World, beside_others};
 
 const LAYERS: [&str; 3] = ["reconcile", "allocation", "snapshot"];
 

@@ -1,13 +1,15 @@
 //! `loadBalancerSourceRanges` in traffic: packets of other clients are dropped and counted, and a change of the ranges
 //! affects known flows.
 
-use crate::world::{World, assert_alive, beside_others};
 use std::net::SocketAddr;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{self as plan, Family};
 use tidegate_netlab::client::{SILENCE, Tell, udp_ask_within};
 use tidegate_netlab::manifests::Manifest;
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+
+use crate::world::{World, assert_alive, beside_others};
 
 /// The numbers of clients that are allowed by the first ranges, by the second, by both, by none.
 const FIRST: u8 = 1;

@@ -3,17 +3,19 @@
 //!
 //! The objects come from an API server, as in clusters whose namespaces have different owners.
 
-use crate::world::{APPLIED, World, alone, lab};
-use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
+
+use serde_json::{Value, json};
 use test_apiserver::{Options, TestApiServer};
 use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT, client};
 use tidegate_netlab::client::{Load, Tell};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, wait_for};
+
+use crate::world::{APPLIED, World, alone, lab};
 
 /// The namespace of the attacker. The victims are in the lab's own namespace.
 const HOSTILE: &str = "mallory";

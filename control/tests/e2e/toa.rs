@@ -1,19 +1,21 @@
 //! The option TOA over a wire that loses and reorders frames: the first segment that can end the handshake of a
 //! connection has the client's address and port, no other segment claims another one, and every byte arrives.
 
-use crate::proxy_protocol::{is_gateway, open_many, start_upstream, wait_until_served};
-use crate::world::{World, beside_others, lab_with};
-use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
 use tidegate_netlab::addresses::{self as plan, Family, UPSTREAM_PORT};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::wire::{Faults, Wire};
 use tidegate_netlab::{GatewayOptions, Lab};
+
+use crate::proxy_protocol::{is_gateway, open_many, start_upstream, wait_until_served};
+use crate::world::{World, beside_others, lab_with};
 
 const SYN: u8 = 2;
 const RST: u8 = 4;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Stdio;
 
-use tidegate_core::capture::Reader;
+use tidegate_capture::Reader;
 use tidegate_netlab::addresses::{Family, client};
 use tidegate_netlab::modes::{all_paths, manifests};
 use tidegate_netlab::{GatewayOptions, wait_for};

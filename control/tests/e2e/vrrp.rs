@@ -15,7 +15,7 @@ use tidegate_netlab::manifests::put;
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, LabPlan, Namespace, wait_for};
-use tidegate_core::wire::MacAddr;
+use tidegate_wire::MacAddr;
 
 use crate::world::{alone, tidegate};
 

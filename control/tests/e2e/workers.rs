@@ -1,11 +1,13 @@
 //! Two workers on one port with two queues: a reply that arrives at the other worker still finds its flow.
 
-use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{IPERF_PORT, client};
 use tidegate_netlab::client::{Direction, curl_many, iperf_tcp, spread, udp_ask};
 use tidegate_netlab::modes::{all_paths, manifests, manifests_for_bulk};
+
+use crate::world::{World, alone, assert_alive};
 
 #[test]
 fn two_workers_pass_every_mode() {

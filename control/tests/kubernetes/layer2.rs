@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tidegate_core::wire::MacAddr;
 use tidegate_netlab::arp_watch::ArpWatch;
+use tidegate_wire::MacAddr;
 
 use crate::world::{SEEN, Setting, World, service, slice, text};
 

@@ -10,27 +10,28 @@
 //! Workers are not involved, except that they pass a packet from a VIP to an own address to the slow path if it answers
 //! a packet of the host.
 //!
-//! May depend on: `tidegate-core`. Health checks open flows here, and the slow path of `tidegate-dataplane` moves their
+//! May depend on: `tidegate-pipeline`. Health checks open flows here, and the slow path of `tidegate-dataplane` moves their
 //! packets; neither needs the other for that.
 //!
 //! Invariant: the only packets sent to a VIP or received from one are those of an open [`Flow`].
 
-use ipnet::IpNet;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_core::forward::tunnel::{self, Tunnel};
-use tidegate_core::forward::{Link, dsr_dscp, fullnat};
-use tidegate_core::frame::Frame;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::routes::Routes;
-use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, Snapshot, TunnelOptions, TunnelPrefix};
-use tidegate_core::wire::encapsulation::Encapsulation;
-use tidegate_core::wire::rewrite::Endpoint;
-use tidegate_core::wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto, quote};
+use ipnet::IpNet;
+use tidegate_pipeline::forward::tunnel::{self, Tunnel};
+use tidegate_pipeline::forward::{Link, dsr_dscp, fullnat};
+use tidegate_pipeline::frame::Frame;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::routes::Routes;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::{ForwardingMode, InterfaceSpec, TunnelOptions, TunnelPrefix};
+use tidegate_wire::encapsulation::Encapsulation;
+use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto, quote};
 
 #[cfg(test)]
 mod tests;
@@ -214,7 +215,7 @@ impl Probes {
         mac: impl FnOnce(InterfaceIndex, &Addr) -> Option<MacAddr>,
         note: impl FnOnce(&[u8]),
     ) -> Option<InterfaceIndex> {
-        let Ok(Parsed::Ip(mut h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+        let Ok(Parsed::Ip(mut h)) = tidegate_wire::parse(frame.bytes()) else { return None };
         let (way, port) = self.find(&h, h.src_port)?;
         let ends = way.ends();
         if (h.src.ip(), h.dst.ip(), h.dst_port) != (ends.near, ends.far, port) {
@@ -227,7 +228,7 @@ impl Probes {
         fullnat::to_backend(frame, &mut h, &link, own, vip).ok()?;
         note(frame.bytes());
         if let Some((sources, encapsulation)) = way.tunnel {
-            let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+            let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame.bytes()) else { return None };
             let hash = tunnel::flow_hash(frame.bytes(), &h);
             let tunnel = Tunnel {
                 encapsulation,
@@ -238,7 +239,7 @@ impl Probes {
             tunnel::forward(frame, &h, &link, &tunnel).ok()?;
         }
         if let Some(dscp) = way.mark {
-            let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+            let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame.bytes()) else { return None };
             dsr_dscp::forward(frame, &h, &link, way.backend, dscp).ok()?;
         }
         Some(way.interface)
@@ -248,7 +249,7 @@ impl Probes {
     /// socket. Returns the bytes of the packet, without the Ethernet header. `None` if the frame belongs to no probe;
     /// it is then unchanged.
     pub fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
-        let Ok(Parsed::Ip(mut h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+        let Ok(Parsed::Ip(mut h)) = tidegate_wire::parse(frame.bytes()) else { return None };
         let quoted = quote::parse(frame.bytes(), &h).ok()?;
         let (local, remote, key_of) = match &quoted {
             Some(q) => ((q.src, q.src_port), (q.dst, q.dst_port), (q.family, q.proto, q.src_port)),

@@ -1,13 +1,13 @@
 //! Tests of probes without a kernel: packets as its sockets send and expect them, and frames as backends receive and
 //! send them.
 
-use tidegate_core::frame::MemoryFrame;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::snapshot::{NetworkSpec, RouteSpec, SnapshotSpec, TunnelOptions};
-use tidegate_core::testing::Builder;
-use tidegate_core::testing::builder::GATEWAY_MAC;
-use tidegate_core::wire::encapsulation::Encapsulation;
-use tidegate_core::wire::tcp::flags;
+use tidegate_pipeline::frame::MemoryFrame;
+use tidegate_pipeline::testing::Builder;
+use tidegate_pipeline::testing::builder::GATEWAY_MAC;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::{NetworkSpec, RouteSpec, SnapshotSpec, TunnelOptions};
+use tidegate_wire::encapsulation::Encapsulation;
+use tidegate_wire::tcp::flags;
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn probes(vlan: Option<u16>) -> Probes {
 }
 
 fn parsed(bytes: &[u8]) -> Headers {
-    match tidegate_core::wire::parse(bytes) {
+    match tidegate_wire::parse(bytes) {
         Ok(Parsed::Ip(h)) => h,
         other => panic!("{other:?}"),
     }

@@ -15,10 +15,10 @@
 use std::sync::Arc;
 
 use dpdk::{Burst, Mbuf, PktPool, RxQueue, TxQueue};
-use tidegate_core::frame::Frame;
-use tidegate_core::limits::BURST;
-use tidegate_core::wire::cut::Cut;
-use tidegate_core::wire::{Family, Parsed, ethernet, parse, proto};
+use tidegate_pipeline::frame::Frame;
+use tidegate_spec::limits::BURST;
+use tidegate_wire::cut::Cut;
+use tidegate_wire::{Family, Parsed, ethernet, parse, proto};
 
 use super::gate::{Gate, Stage};
 use super::{FrameBatch, FrameSource, PortQueue};
@@ -59,7 +59,7 @@ impl Frame for DpdkFrame {
     #[inline]
     fn prefetch(&self) {
         if let Some(first) = self.0.data().first() {
-            tidegate_core::prefetch::read(first);
+            tidegate_structures::prefetch::read(first);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::frame::{Frame, MemoryFrame};
+use tidegate_pipeline::frame::{Frame, MemoryFrame};
 
 use super::{FrameBatch, FrameSource, PortQueue};
 

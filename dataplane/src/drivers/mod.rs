@@ -6,8 +6,8 @@
 //! Invariant: a frame has one owner; frames that a queue did not accept stay in the batch, in order.
 
 use arrayvec::ArrayVec;
-use tidegate_core::frame::Frame;
-use tidegate_core::limits::BURST;
+use tidegate_pipeline::frame::Frame;
+use tidegate_spec::limits::BURST;
 
 pub mod dpdk;
 pub mod gate;

@@ -13,10 +13,11 @@ use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::pipeline::KnownIds;
-use tidegate_core::snapshot::{Protocol, ServiceKey, Snapshot, owner_mark};
-use tidegate_core::wire::Addr;
+use tidegate_pipeline::pipeline::KnownIds;
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::{Protocol, ServiceKey, owner_mark};
+use tidegate_wire::Addr;
 
 const RECORD: usize = 32;
 const SERVICE: u8 = 1;
@@ -242,9 +243,9 @@ pub(super) fn is_empty(directory: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::neighbors::NeighborTable;
-    use tidegate_core::snapshot::{ForwardingMode, SnapshotSpec};
-    use tidegate_core::testing::lab;
+    use tidegate_pipeline::testing::lab;
+    use tidegate_snapshot::neighbors::NeighborTable;
+    use tidegate_spec::{ForwardingMode, SnapshotSpec};
 
     use super::*;
 

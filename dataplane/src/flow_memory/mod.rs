@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dpdk::{Region, region};
-use tidegate_core::conntrack::{Part, TableKind, TableMemory};
-use tidegate_core::snapshot::Snapshot;
-use tidegate_core::wire::Family;
+use tidegate_conntrack::{Part, TableKind, TableMemory};
+use tidegate_snapshot::Snapshot;
+use tidegate_wire::Family;
 
 use crate::gateway::threads::OnFailure;
 
@@ -271,7 +271,7 @@ impl TableMemory for Provider<'_> {
 }
 
 /// Bytes that the entries of all four tables take for each flow that a worker can remember
-/// ([`FlowTables::new`](tidegate_core::conntrack::FlowTables::new)).
+/// ([`FlowTables::new`](tidegate_conntrack::FlowTables::new)).
 const ENTRY_BYTES: usize = 32 + 48 + 96 + 192;
 
 /// The tables that the Services of a snapshot need.
@@ -310,10 +310,10 @@ fn has_transparent_huge_pages() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::conntrack::FlowTables;
-    use tidegate_core::neighbors::NeighborTable;
-    use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
-    use tidegate_core::testing::lab;
+    use tidegate_conntrack::FlowTables;
+    use tidegate_pipeline::testing::lab;
+    use tidegate_snapshot::neighbors::NeighborTable;
+    use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 
     use super::*;
 

@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
-use tidegate_core::conntrack::NotRestored;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{KnownIds, Pipeline, RestoreCounts};
-use tidegate_core::snapshot::Snapshot;
+use tidegate_conntrack::NotRestored;
+use tidegate_pipeline::pipeline::{KnownIds, Pipeline, RestoreCounts};
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::now::Now;
 
 use crate::gateway::threads::{OnFailure, guarded};
 

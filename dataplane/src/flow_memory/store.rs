@@ -26,10 +26,10 @@ use dpdk::Region;
 use dpdk::region::{self, Reading};
 use rustix::fs::{FlockOperation, flock, statfs};
 use rustix::time::{ClockId, clock_gettime};
-use tidegate_core::conntrack::{Part, STORED_FORM, StoredTable, StoredTables, TableKind};
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::now::Now;
-use tidegate_core::snapshot::Snapshot;
+use tidegate_conntrack::{Part, STORED_FORM, StoredTable, StoredTables, TableKind};
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::now::Now;
 
 use super::identities::{self, EarlierPort, Identities};
 

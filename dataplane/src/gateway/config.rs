@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::limits::FLOW_SHARE_PERCENT;
-use tidegate_core::snapshot::RouteSpec;
-use tidegate_core::wire::MacAddr;
+use tidegate_spec::RouteSpec;
+use tidegate_spec::limits::FLOW_SHARE_PERCENT;
+use tidegate_wire::MacAddr;
 
 use super::error::WorkerPoolError;
 use super::threads::OnFailure;
@@ -45,7 +45,7 @@ pub struct DataplaneConfig {
     /// Other gateways answer for the SNAT addresses until [`Ownership::release_snat`] ends that: after a start, they have
     /// the flows.
     ///
-    /// [`Ownership::release_snat`]: tidegate_core::ownership::Ownership::release_snat
+    /// [`Ownership::release_snat`]: tidegate_spec::ownership::Ownership::release_snat
     pub snat_is_released: bool,
     /// Called when a thread of the gateway ends unexpectedly, or a worker or the slow path hangs for good.
     pub on_failure: Option<OnFailure>,

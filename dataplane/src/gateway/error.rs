@@ -2,8 +2,8 @@
 
 use std::io;
 
-use tidegate_core::ids::WorkerIndex;
-use tidegate_core::snapshot::CompileError;
+use tidegate_spec::CompileError;
+use tidegate_spec::ids::WorkerIndex;
 
 /// Why a forwarding state was not published. The last good one stays.
 #[derive(Debug, thiserror::Error)]

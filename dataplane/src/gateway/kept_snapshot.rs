@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
-use tidegate_core::difference::{self, Difference};
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::SnapshotSpec;
+use tidegate_structures::difference::{self, Difference};
 
 use super::error::PublishError;
 use super::worker_pool::{Published, WorkerPool};
@@ -68,10 +69,10 @@ impl<F> WorkerPool<F> {
 mod tests {
     use std::time::Duration;
 
-    use tidegate_core::frame::MemoryFrame;
-    use tidegate_core::ids::BackendId;
-    use tidegate_core::snapshot::{CompileError, ForwardingMode, Problem, Protocol, RouteSpec};
-    use tidegate_core::testing::lab;
+    use tidegate_pipeline::frame::MemoryFrame;
+    use tidegate_pipeline::testing::lab;
+    use tidegate_spec::ids::BackendId;
+    use tidegate_spec::{CompileError, ForwardingMode, Problem, Protocol, RouteSpec};
 
     use super::*;
 

@@ -9,9 +9,9 @@
 
 use std::sync::Arc;
 
-use tidegate_core::counters::{Tallies, Traffic};
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::snapshot::Snapshot;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::{Tallies, Traffic};
+use tidegate_spec::ids::{BackendId, ServiceId};
 
 /// The counts of services and backends.
 #[derive(Debug)]

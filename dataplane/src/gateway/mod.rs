@@ -11,11 +11,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
+use device_string::{LARGE_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
+use ports::{DESCRIPTORS, Started};
 use rustix::process::{Resource, getrlimit};
-use tidegate_core::limits::BURST;
-use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
-use tidegate_core::wire::VlanId;
+use tidegate_spec::limits::BURST;
+use tidegate_spec::{InterfaceSpec, NetworkSpec, SnapshotSpec};
+use tidegate_wire::VlanId;
 
 use crate::drivers::dpdk::{DpdkFrame, DpdkSource};
 use crate::links::kernel::Kernel;
@@ -29,8 +31,6 @@ use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::INJECTED_MAX;
 use crate::worker::pending_neighbor::PARKED_MAX;
 use crate::worker::rings::handed_over_max;
-use device_string::{LARGE_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
-use ports::{DESCRIPTORS, Started};
 
 pub mod config;
 mod device_string;

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use dpdk::{PktPool, Port, PortConfig, PortError, RssConfig, RssHash};
-use tidegate_core::forward::snat_ports::{Rss, Steering};
-use tidegate_core::wire::MacAddr;
+use tidegate_pipeline::forward::snat_ports::{Rss, Steering};
+use tidegate_wire::MacAddr;
 
 use super::config::{
     DataplaneConfig, InterfaceConfig, InterfaceState, NegotiatedPort, RssReport, StartError,

@@ -9,9 +9,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_core::conntrack::Phase;
-use tidegate_core::ids::BackendId;
-use tidegate_core::wire::Addr;
+use tidegate_conntrack::Phase;
+use tidegate_spec::ids::BackendId;
+use tidegate_wire::Addr;
 
 use crate::worker::SnatPorts;
 

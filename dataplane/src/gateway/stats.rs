@@ -6,16 +6,18 @@
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use tidegate_core::conntrack::EvictionReason;
-use tidegate_core::counters::{Counter, Traffic};
-use tidegate_core::histogram::Durations;
-use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId};
-pub use tidegate_core::neighbors::Usage as NeighborUsage;
-use tidegate_core::selection_key::SelectionKey;
-use tidegate_core::service_limits::LimitedService;
-use tidegate_core::snapshot::{ForwardingMode, ServiceKey, Snapshot};
-use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
-use tidegate_core::wire::{Addr, Family};
+use tidegate_conntrack::EvictionReason;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::Traffic;
+pub use tidegate_snapshot::neighbors::Usage as NeighborUsage;
+use tidegate_snapshot::service_limits::LimitedService;
+use tidegate_spec::ids::{BackendId, InterfaceIndex, ServiceId};
+use tidegate_spec::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
+use tidegate_spec::{ForwardingMode, ServiceKey};
+use tidegate_structures::counter::Counter;
+use tidegate_structures::histogram::Durations;
+use tidegate_structures::selection_key::SelectionKey;
+use tidegate_wire::{Addr, Family};
 
 use super::snat_usage::{Answer, SnatPortStats};
 use super::worker_handle::WorkerStats;
@@ -144,7 +146,7 @@ pub struct ServiceStats {
     pub port_name: String,
     /// Its forwarding mode.
     pub mode: ForwardingMode,
-    /// What was forwarded, by [`Direction`](tidegate_core::counters::Direction).
+    /// What was forwarded, by [`Direction`](tidegate_snapshot::counters::Direction).
     pub traffic: [Traffic; 2],
     /// Sampled packets to it whose sender left the checksum to its NIC.
     pub partial_checksums: u64,
@@ -254,7 +256,7 @@ impl<F> WorkerPool<F> {
     pub fn service_stats(&self) -> Vec<ServiceStats> {
         let control = self.control();
         let snapshot = &control.publisher.current().snapshot;
-        let service = |mode: ForwardingMode, info: &tidegate_core::service::ServiceInfo| {
+        let service = |mode: ForwardingMode, info: &tidegate_snapshot::service::ServiceInfo| {
             let backends = info.backends.iter().map(|backend| BackendStats {
                 id: backend.id,
                 address: backend.address,

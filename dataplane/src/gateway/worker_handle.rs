@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::thread::gettid;
-use tidegate_core::ids::WorkerIndex;
-use tidegate_core::pipeline::CookieCounts;
+use tidegate_pipeline::pipeline::CookieCounts;
+use tidegate_spec::ids::WorkerIndex;
 
 use super::error::WorkerPoolError;
 use super::pulse::{Pulse, WORKER_HANGS, Watched};

@@ -14,19 +14,20 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tidegate_core::affinities::Affinities;
-use tidegate_core::associations::Associations;
-use tidegate_core::conntrack::{FlowKey, FlowView};
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::forward::tunnel;
-use tidegate_core::frame::MemoryFrame;
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Pipeline, PipelineConfig, SharedFlows};
-use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
-use tidegate_core::wire::Addr;
+use tidegate_conntrack::affinities::Affinities;
+use tidegate_conntrack::associations::Associations;
+use tidegate_conntrack::{FlowKey, FlowView};
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::forward::tunnel;
+use tidegate_pipeline::frame::MemoryFrame;
+use tidegate_pipeline::pipeline::{Pipeline, PipelineConfig, SharedFlows};
 use tidegate_probe::Probes;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::now::Now;
+use tidegate_spec::{CompileError, Problem, SnapshotSpec};
+use tidegate_wire::Addr;
 
 use super::error::{PublishError, WorkerPoolError};
 use super::ledger::Ledger;
@@ -117,8 +118,8 @@ pub struct Published {
 /// The threads of a gateway. `F` is the driver's frame type.
 ///
 /// ```
-/// use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
-/// use tidegate_core::wire::MacAddr;
+/// use tidegate_snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
+/// use tidegate_wire::MacAddr;
 /// use tidegate_dataplane::drivers::memory::{self, Heap};
 /// use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 /// use tidegate_dataplane::topology::WorkerPlace;

@@ -11,7 +11,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
-use tidegate_core::wire::MacAddr;
+use tidegate_wire::MacAddr;
 
 use super::LinkState;
 use crate::rtnetlink::Connection;

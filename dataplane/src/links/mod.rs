@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::wire::MacAddr;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_wire::MacAddr;
 
 use crate::neighbors::faults::NeighborFault;
 

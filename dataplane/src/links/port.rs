@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use dpdk::{Eal, PktPool, Port, PortConfig, PortError, Queues};
-use tidegate_core::wire::MacAddr;
+use tidegate_wire::MacAddr;
 
 use super::kernel::{Kernel, KernelLink};
 use super::lock::{DeviceLock, LockError};

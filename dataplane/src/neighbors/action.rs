@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::wire::{MacAddr, SmallFrame};
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_wire::{MacAddr, SmallFrame};
 
 /// An action that the driver of the state machine must carry out.
 #[derive(Debug, Clone, PartialEq, Eq)]

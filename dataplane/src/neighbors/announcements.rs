@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::now::Now;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
 
 use super::action::Action;
 use super::surroundings::Surroundings;

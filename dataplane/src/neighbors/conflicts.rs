@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::now::Now;
-use tidegate_core::wire::MacAddr;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
+use tidegate_wire::MacAddr;
 
 use super::key::Key;
 

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate_core::now::Now;
-use tidegate_core::wire::MacAddr;
+use tidegate_spec::now::Now;
+use tidegate_wire::MacAddr;
 
 use super::key::Key;
 use super::shelves::{Shelf, Shelves, share_of};

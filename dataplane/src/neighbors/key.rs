@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::ids::InterfaceIndex;
+use tidegate_spec::ids::InterfaceIndex;
 
 /// A neighbour: the interface and its address.
 pub type Key = (InterfaceIndex, IpAddr);

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_core::neighbors::{NeighborSlot, NeighborTable};
-use tidegate_core::ownership::Layer2;
-use tidegate_core::snapshot::SnapshotSpec;
-use tidegate_core::wire::{Addr, VlanId};
+use tidegate_snapshot::neighbors::{NeighborSlot, NeighborTable};
+use tidegate_spec::SnapshotSpec;
+use tidegate_spec::ownership::Layer2;
+use tidegate_wire::{Addr, VlanId};
 
 mod action;
 mod announcements;
@@ -137,12 +137,12 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::time::Duration;
-    use tidegate_core::snapshot::{
+    use tidegate_spec::{
         BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp,
         NetworkSpec, NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
         TunnelOptions,
     };
-    use tidegate_core::wire::MacAddr;
+    use tidegate_wire::MacAddr;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -168,7 +168,7 @@ mod tests {
             source_ranges: Some(Arc::from([])),
             limits: ServiceLimits::default(),
             proxy_protocol: None,
-            proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+            proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
             vpce_id: Default::default(),
             syn_cookies: None,
             passive_health: None,
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn the_next_hop_of_a_route_is_announced_by_nobody_but_the_router() {
-        use tidegate_core::ownership::OwnerKey;
+        use tidegate_spec::ownership::OwnerKey;
         let mut spec = spec();
         spec.network.snat_addresses = vec![ip("192.0.2.10"), ip("192.0.2.3")];
         spec.services.push(service("192.0.2.10", Layer2::Always, "192.0.2.20").into());
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_vip_of_several_gateways_is_announced_by_its_owner_and_a_silent_one_by_nobody() {
-        use tidegate_core::ownership::OwnerKey;
+        use tidegate_spec::ownership::OwnerKey;
         let (key, mut spec) = (OwnerKey::new(7), spec());
         spec.services.push(service("203.0.113.5", Layer2::Silent, "192.0.2.20").into());
         spec.services.push(service("203.0.113.6", Layer2::Answered, "192.0.2.20").into());
@@ -253,8 +253,8 @@ mod tests {
 
     #[test]
     fn a_client_that_got_no_slot_of_a_full_table_gets_one_at_its_next_packet_when_there_is_room() {
-        use tidegate_core::now::Now;
-        use tidegate_core::pipeline::Sighting;
+        use tidegate_pipeline::pipeline::Sighting;
+        use tidegate_spec::now::Now;
         let table = NeighborTable::with_capacity(1);
         let (client, other) = (ip("192.0.2.77"), ip("192.0.2.78"));
         let mac = MacAddr([2, 0, 0, 0, 0, 9]);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_backend_that_the_snapshot_left_out_is_no_next_hop_of_the_resolver_and_a_router_stays_one() {
-        use tidegate_core::snapshot::{BackendProblem, Problem};
+        use tidegate_spec::{BackendProblem, Problem};
         let spec = spec();
         let left_out = |address| Problem::Backend {
             service: spec.services[0].key,

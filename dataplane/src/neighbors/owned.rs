@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_core::ownership::{OwnerKey, Ownership};
+use tidegate_spec::ownership::{OwnerKey, Ownership};
 
 use super::surroundings::Surroundings;
 
@@ -71,7 +71,7 @@ impl Owned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::ownership::BootTime;
+    use tidegate_spec::ownership::BootTime;
 
     #[test]
     fn an_address_is_ours_from_the_grant_of_its_key_until_the_grant_ends() {

@@ -1,9 +1,10 @@
 //! Tests of neighbour resolution: which addresses are requested, which answers are accepted, and when an entry is given
 //! up.
 
+use tidegate_wire::{ArpPacket, Parsed, ethernet, ndp, parse};
+
 use super::super::conflicts::LOGGED_PER_STATION;
 use super::*;
-use tidegate_core::wire::{ArpPacket, Parsed, ethernet, ndp, parse};
 
 const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -196,7 +197,7 @@ fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
             };
         }
     }
-    let all = i64::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
+    let all = i64::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
     assert!((1..=all / 8).contains(&slots), "{slots} addresses asked for at once");
     assert!(clients.iter().all(|&client| is_known(&resolver, client)) && is_known(&resolver, backend));
     assert!(
@@ -267,7 +268,7 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
             };
         }
     }
-    let all = i64::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
+    let all = i64::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
     assert!((1..=all / 8).contains(&slots), "{slots} forged neighbours at once");
     assert!(clients.iter().all(|&client| is_known(&resolver, client)) && is_known(&resolver, newcomer));
 }
@@ -276,7 +277,7 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
 fn neighbours_in_use_do_not_make_room_and_idle_ones_do() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
-    let room = u32::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
+    let room = u32::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
     // Not faster than the rate limit of requests.
     for (n, client) in (0..).zip(hosts([10, 0, 0, 1], room)) {
         on_demand(&mut resolver, at(1_000 + n), client, OTHER);

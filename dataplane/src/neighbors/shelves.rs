@@ -12,8 +12,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX;
-use tidegate_core::now::Now;
+use tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX;
+use tidegate_spec::now::Now;
 
 use super::key::Key;
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::ownership::OwnerKey;
-use tidegate_core::wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::ownership::OwnerKey;
+use tidegate_wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
 
 /// The properties of the gateway that the resolver needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::ops::Bound;
 use std::time::Duration;
 
-use tidegate_core::now::Now;
+use tidegate_spec::now::Now;
 
 use super::action::Action;
 use super::surroundings::Surroundings;

@@ -12,11 +12,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::counters::Counter;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::now::Now;
-use tidegate_core::wire::ndp::{self, Ndp};
-use tidegate_core::wire::{Addr, Headers, Parsed, proto, quote};
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
+use tidegate_structures::counter::Counter;
+use tidegate_wire::ndp::{self, Ndp};
+use tidegate_wire::{Addr, Headers, Parsed, proto, quote};
 
 use super::own::{OwnConnections, is_bgp};
 use crate::rate::Bucket;
@@ -97,7 +97,7 @@ impl PuntClass {
     /// The class of a frame that goes to the kernel.
     #[must_use]
     pub fn of(now: Now, frame: &[u8], own: &OwnConnections) -> Self {
-        match tidegate_core::wire::parse(frame) {
+        match tidegate_wire::parse(frame) {
             Ok(Parsed::Arp(packet)) => Self::of_neighbor(now, packet.sender_ip.into(), own),
             Ok(Parsed::Ip(h)) => Self::of_packet(now, frame, &h, own),
             Ok(Parsed::Other) | Err(_) => Self::Other,
@@ -276,7 +276,7 @@ impl PuntRates {
     /// Whether one more frame of the class, this one, may be handed over to `punts` now.
     pub fn take<F>(&mut self, class: PuntClass, frame: &[u8], punts: &Punts<F>, now: Now) -> bool {
         if matches!(class, PuntClass::Session | PuntClass::Answer)
-            && let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame)
+            && let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame)
         {
             // An error may come from any address, so it counts for the host that it is about.
             let sender = match quote::parse(frame, &h) {
@@ -317,9 +317,9 @@ pub struct ClassCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::testing::Builder;
-    use tidegate_core::wire::tcp::flags;
-    use tidegate_core::wire::{MacAddr, arp};
+    use tidegate_pipeline::testing::Builder;
+    use tidegate_wire::tcp::flags;
+    use tidegate_wire::{MacAddr, arp};
 
     fn class(own: &OwnConnections, frame: &[u8]) -> PuntClass {
         PuntClass::of(Now(1_000_000_000), frame, own)

@@ -10,8 +10,8 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Bound;
 
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::wire::MacAddr;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_wire::MacAddr;
 
 use super::netlink::Netlink;
 use super::tap::Tap;

@@ -19,7 +19,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use tidegate_core::wire::MacAddr;
+use tidegate_wire::MacAddr;
 
 use crate::rtnetlink::Connection;
 

@@ -15,11 +15,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate_core::now::Now;
-use tidegate_core::wire::arp::ArpOperation;
-use tidegate_core::wire::ndp::{self, Ndp};
-use tidegate_core::wire::tcp::flags;
-use tidegate_core::wire::{Addr, Headers, Parsed, proto, quote};
+use tidegate_spec::now::Now;
+use tidegate_wire::arp::ArpOperation;
+use tidegate_wire::ndp::{self, Ndp};
+use tidegate_wire::tcp::flags;
+use tidegate_wire::{Addr, Headers, Parsed, proto, quote};
 
 /// Sets of cells.
 const SETS: usize = 16_384;
@@ -71,7 +71,7 @@ impl OwnConnections {
 
     /// Records what a frame of the kernel shows. Called by the slow path only.
     pub fn note(&self, now: Now, frame: &[u8]) {
-        match tidegate_core::wire::parse(frame) {
+        match tidegate_wire::parse(frame) {
             Ok(Parsed::Arp(packet)) if packet.operation == ArpOperation::Request => {
                 self.keep(now, (LINK, packet.target_ip.into(), 0, 0), OPENING);
             }
@@ -131,7 +131,7 @@ impl OwnConnections {
     /// Whether a frame for the kernel belongs to a connection of the host, or is an error about one.
     #[must_use]
     pub fn is_answer(&self, now: Now, frame: &[u8]) -> bool {
-        matches!(tidegate_core::wire::parse(frame), Ok(Parsed::Ip(h)) if self.has(now, frame, &h))
+        matches!(tidegate_wire::parse(frame), Ok(Parsed::Ip(h)) if self.has(now, frame, &h))
     }
 
     /// Whether the kernel has recently requested the link address of this neighbour.
@@ -191,8 +191,8 @@ fn carries_data(frame: &[u8], h: &Headers) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::testing::Builder;
-    use tidegate_core::wire::{MacAddr, arp, parse};
+    use tidegate_pipeline::testing::Builder;
+    use tidegate_wire::{MacAddr, arp, parse};
 
     const HOST: &str = "192.0.2.2:40001";
     const BACKEND: &str = "10.0.0.7:80";

@@ -15,8 +15,8 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::now::Now;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
 
 use super::netlink::Netlink;
 use super::tap::Tap;

@@ -18,8 +18,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ipnet::IpNet;
-use tidegate_core::wire::ethernet::{HEADER_LEN, HEADER_LEN_MAX, ether_type};
-use tidegate_core::wire::{MacAddr, VlanId};
+use tidegate_wire::ethernet::{HEADER_LEN, HEADER_LEN_MAX, ether_type};
+use tidegate_wire::{MacAddr, VlanId};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::netlink::Netlink;

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tidegate_core::now::Now;
-use tidegate_core::wire::{Headers, Parsed};
+use tidegate_spec::now::Now;
+use tidegate_wire::{Headers, Parsed};
 
 /// The protocol number of VRRP.
 const VRRP: u8 = 112;
@@ -85,8 +85,7 @@ impl Advertisements {
 /// The virtual router of an advertisement, and its sender; `None` for other frames, and for the last one of a master that
 /// ends (priority 0).
 fn advertisement(frame: &[u8]) -> Option<(u8, IpAddr)> {
-    let Ok(Parsed::Ip(Headers { proto: VRRP, ttl: 255, l4, src, .. })) = tidegate_core::wire::parse(frame)
-    else {
+    let Ok(Parsed::Ip(Headers { proto: VRRP, ttl: 255, l4, src, .. })) = tidegate_wire::parse(frame) else {
         return None;
     };
     let &[kind, router, priority] = frame.get(usize::from(l4)..)?.first_chunk()?;

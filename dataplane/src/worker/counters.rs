@@ -1,14 +1,14 @@
-//! The counters and gauges of one worker, except the verdicts on frames, which `tidegate_core::counters` counts.
+//! The counters and gauges of one worker, except the verdicts on frames, which `tidegate_snapshot::counters` counts.
 //!
 //! Invariant: each has one writer, the worker, which uses plain loads and stores. Any thread reads them with relaxed
 //! loads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate_core::conntrack::EvictionReason;
-use tidegate_core::counters::Counter;
-use tidegate_core::histogram::Recorder;
-use tidegate_core::verdict::AnswerKind;
+use tidegate_conntrack::EvictionReason;
+use tidegate_spec::verdict::AnswerKind;
+use tidegate_structures::counter::Counter;
+use tidegate_structures::histogram::Recorder;
 
 use crate::punt::class::{ClassCounters, PuntClass};
 

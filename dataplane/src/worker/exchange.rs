@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use tidegate_core::counters::{Tallies, WorkerCounters};
-use tidegate_core::snapshot::Snapshot;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::{Tallies, WorkerCounters};
 
 use super::counters::LoopCounters;
 use super::mailbox::Mailbox;

@@ -13,8 +13,8 @@
 
 use std::time::Duration;
 
-use tidegate_core::fragments::FragmentKey;
-use tidegate_core::now::Now;
+use tidegate_pipeline::fragments::FragmentKey;
+use tidegate_spec::now::Now;
 
 /// The maximum number of frames that one worker holds: 9 MiB of packet buffers, and the out-of-order fragments of 40,000 a
 /// second.
@@ -193,8 +193,8 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use tidegate_core::testing::builder::Builder;
-    use tidegate_core::wire::{Parsed, parse};
+    use tidegate_pipeline::testing::builder::Builder;
+    use tidegate_wire::{Parsed, parse};
 
     fn key_of(source: u8, id: u32) -> FragmentKey {
         let frame = Builder::udp(format!("198.51.100.{source}:1").as_str(), "203.0.113.5:53");

@@ -11,7 +11,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tidegate_core::ids::InterfaceIndex;
+use tidegate_spec::ids::InterfaceIndex;
 
 use super::Question;
 use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_timeout};

@@ -1,7 +1,7 @@
 //! One worker: run to completion on one core, from receive queues through the pipeline to transmit queues.
 //!
 //! Each turn of the loop takes the newest forwarding state once, then, port by port, receives a burst, runs it through
-//! `tidegate_core`'s pipeline, sends the frames that the queues accept and counts the rest as drops. After the ports,
+//! `tidegate_pipeline`'s pipeline, sends the frames that the queues accept and counts the rest as drops. After the ports,
 //! the worker processes frames that other workers handed over, frames to be sent for the kernel and the resolver, and
 //! one query. Callers: [`crate::gateway`] creates workers and runs each on its own thread; tests run them on
 //! [`drivers::memory`].
@@ -18,15 +18,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
-use tidegate_core::fragments::FragmentKey;
-use tidegate_core::frame::Frame;
-use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
-use tidegate_core::limits::BURST;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View, Walks};
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use tidegate_core::wire::cut::Cut;
+use tidegate_pipeline::fragments::FragmentKey;
+use tidegate_pipeline::frame::Frame;
+use tidegate_pipeline::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View, Walks};
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::ids::{InterfaceIndex, WorkerIndex};
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_wire::cut::Cut;
 
 use crate::clock::{Clock, cycles};
 use crate::drivers::{FrameBatch, PortQueue};

@@ -11,9 +11,9 @@
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::hash::key_hash;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::NeighborEvent;
+use tidegate_pipeline::pipeline::NeighborEvent;
+use tidegate_spec::now::Now;
+use tidegate_structures::hash::key_hash;
 
 /// Wanted neighbours that may wait for the resolver.
 pub const WANTED_MAX: usize = 4096;
@@ -97,8 +97,8 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::pipeline::Sighting;
-    use tidegate_core::wire::{Addr, MacAddr};
+    use tidegate_pipeline::pipeline::Sighting;
+    use tidegate_wire::{Addr, MacAddr};
 
     fn wanted(n: u32) -> NeighborEvent {
         NeighborEvent::Wanted { interface: 0, addr: Addr::v4(n.to_be_bytes()) }

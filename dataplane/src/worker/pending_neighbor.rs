@@ -16,12 +16,12 @@
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use tidegate_core::hash::key_hash;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::Arrival;
-use tidegate_core::wire::Addr;
+use tidegate_pipeline::pipeline::Arrival;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::now::Now;
+use tidegate_structures::hash::key_hash;
+use tidegate_wire::Addr;
 
 /// The maximum number of neighbours that frames wait for at once.
 pub const NEIGHBORS_MAX: usize = 64;
@@ -201,7 +201,7 @@ impl<F> PendingNeighborQueue<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::wire::MacAddr;
+    use tidegate_wire::MacAddr;
 
     const HERE: Arrival = Arrival::Wire(0);
 

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use tidegate_core::conntrack::{FlowKind, FlowTables, FlowView, Phase};
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::now::Now;
-use tidegate_core::wire::Addr;
+use tidegate_conntrack::{FlowKind, FlowTables, FlowView, Phase};
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::now::Now;
+use tidegate_wire::Addr;
 
 use super::watch::Watch;
 

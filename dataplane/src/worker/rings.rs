@@ -10,12 +10,12 @@
 
 use arrayvec::ArrayVec;
 use rtrb::{Consumer, Producer, RingBuffer};
-use tidegate_core::associations::EndedPath;
-use tidegate_core::flow_copies::{FlowCopy, FlowUse};
-use tidegate_core::fragments::FragmentKey;
-use tidegate_core::ids::WorkerIndex;
-use tidegate_core::limits::BURST;
-use tidegate_core::pipeline::Arrival;
+use tidegate_conntrack::associations::EndedPath;
+use tidegate_conntrack::flow_copies::{FlowCopy, FlowUse};
+use tidegate_pipeline::fragments::FragmentKey;
+use tidegate_pipeline::pipeline::Arrival;
+use tidegate_spec::ids::WorkerIndex;
+use tidegate_spec::limits::BURST;
 
 use crate::drivers::FrameBatch;
 
@@ -68,7 +68,7 @@ pub struct Rings<F> {
     unsent: u64,
 }
 
-const _: () = assert!(tidegate_core::limits::WORKERS_MAX <= 64, "`unsent` has one bit for each worker");
+const _: () = assert!(tidegate_spec::limits::WORKERS_MAX <= 64, "`unsent` has one bit for each worker");
 
 #[derive(Debug)]
 struct ToWorker<F> {
@@ -193,9 +193,9 @@ impl<F> Rings<F> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::conntrack::FlowKey;
-    use tidegate_core::ids::ServiceId;
-    use tidegate_core::wire::Addr;
+    use tidegate_conntrack::FlowKey;
+    use tidegate_spec::ids::ServiceId;
+    use tidegate_wire::Addr;
 
     use super::*;
 

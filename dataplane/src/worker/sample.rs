@@ -4,13 +4,13 @@
 //! Neither changes what happens to a packet. Both cost as much as a tenth of a packet's forwarding, so under load only one
 //! packet in [`BURSTS_PER_CHECK`] bursts is looked at.
 
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::snapshot::Snapshot;
-use tidegate_core::wire::{Parsed, parse, partial_checksum};
+use tidegate_pipeline::frame::Frame;
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_wire::{Parsed, parse, partial_checksum};
 
 use super::Worker;
 use crate::drivers::PortQueue;
-use tidegate_core::frame::Frame;
 
 /// One packet in so many bursts is looked at.
 const BURSTS_PER_CHECK: u32 = 64;

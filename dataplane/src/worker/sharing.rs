@@ -1,6 +1,6 @@
 //! The queues between the workers and the thread that talks to other gateways about flows.
 //!
-//! A worker tells of its flows ([`Pipeline::share`](tidegate_core::pipeline::Pipeline::share)) and takes those of other
+//! A worker tells of its flows ([`Pipeline::share`](tidegate_pipeline::pipeline::Pipeline::share)) and takes those of other
 //! gateways, a few in each turn. The queues are bounded; nobody waits at a full one. What a worker cannot tell is counted
 //! and repeated by a walk of the tables. The other direction holds the other gateway back until there is room.
 //!
@@ -9,9 +9,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::counters::Counter;
-use tidegate_core::flow_record::FlowNews;
-use tidegate_core::pipeline::{Learned, SharedFlows, Walks};
+use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_pipeline::pipeline::{Learned, SharedFlows, Walks};
+use tidegate_structures::counter::Counter;
 
 /// Messages that wait in each direction.
 const QUEUED_MAX: usize = 8_192;

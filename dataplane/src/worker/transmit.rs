@@ -1,10 +1,10 @@
 //! Frames on their way to a transmit queue, and how each is counted when the queue has accepted or refused it.
 
 use arrayvec::ArrayVec;
-use tidegate_core::frame::Frame;
-use tidegate_core::ids::InterfaceIndex;
-use tidegate_core::limits::BURST;
-use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_pipeline::frame::Frame;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::limits::BURST;
+use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 
 use super::exchange::Shared;
 use crate::drivers::{FrameBatch, PortQueue};

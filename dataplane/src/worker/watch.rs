@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::frame::Frame;
-use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
-use tidegate_core::limits::BURST;
-use tidegate_core::now::Now;
-use tidegate_core::pipeline::{BurstOutput, Note};
-use tidegate_core::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
-use tidegate_core::wire::{Addr, Parsed, parse, proto};
+use tidegate_pipeline::frame::Frame;
+use tidegate_pipeline::pipeline::{BurstOutput, Note};
+use tidegate_spec::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+use tidegate_wire::{Addr, Parsed, parse, proto};
 
 /// Watches that a worker serves at the same time.
 pub const WATCHES_MAX: usize = 4;

@@ -2,12 +2,6 @@
 
 use std::sync::Arc;
 
-use tidegate_core::counters::Tallies;
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::MemoryFrame;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::pipeline::{Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
 use tidegate_dataplane::flow_memory::Outliving;
@@ -15,6 +9,13 @@ use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::topology::Idle;
 use tidegate_dataplane::worker::rings::Rings;
 use tidegate_dataplane::worker::{Exchange, Forwarding, Worker, WorkerParts};
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::frame::MemoryFrame;
+use tidegate_pipeline::pipeline::{Pipeline, PipelineConfig};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::Tallies;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::SnapshotSpec;
 
 /// Workers that a test runs step by step.
 pub struct Bench {

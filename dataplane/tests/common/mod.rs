@@ -6,13 +6,13 @@ pub mod bench;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use tidegate_core::snapshot::{
+use tidegate_pipeline::testing::Builder;
+use tidegate_spec::{
     BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp,
     NeighborSpec, NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
     SnapshotSpec, TunnelOptions,
 };
-use tidegate_core::testing::Builder;
-use tidegate_core::wire::{MacAddr, tcp};
+use tidegate_wire::{MacAddr, tcp};
 
 pub const GATEWAY: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 pub const CLIENT: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x50]);
@@ -48,11 +48,11 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
-        proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+        proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        layer2: tidegate_core::ownership::Layer2::Always,
+        layer2: tidegate_spec::ownership::Layer2::Always,
         backends: vec![BackendSpec {
             address: ip(BACKEND_IP),
             port: 80,

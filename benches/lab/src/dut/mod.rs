@@ -19,9 +19,9 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tidegate_core::wire::MacAddr;
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, LabPlan, wait_for};
+use tidegate_wire::MacAddr;
 
 use crate::generator::{Job, Measured, Soak, Stream};
 use crate::packets::{BACKEND_SIDE_MAC, CLIENT_SIDE_MAC, GENERATOR_MAC};

@@ -9,12 +9,12 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use tidegate_core::hash::scale;
-use tidegate_core::ids::BackendId;
-use tidegate_core::maglev;
-use tidegate_core::rendezvous::{Identity, Member, Rendezvous};
-use tidegate_core::wire::Addr;
 use tidegate_pipeline_bench::sampling::summary;
+use tidegate_select::maglev;
+use tidegate_select::rendezvous::{Identity, Member, Rendezvous};
+use tidegate_spec::ids::BackendId;
+use tidegate_structures::hash::scale;
+use tidegate_wire::Addr;
 
 const SLOTS: u32 = 65_537;
 const FLOWS: u64 = 1_000_000;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use tidegate_core::ownership::BootTime;
+use tidegate_spec::ownership::BootTime;
 use tokio::time::Instant;
 
 use super::rank::Ranked;

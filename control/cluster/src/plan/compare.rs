@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::difference::{self, Difference};
+use tidegate_structures::difference::{self, Difference};
 
 use super::{Memory, Plan, Situation, plan};
 

@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, NetworkSpec};
-use tidegate_core::wire::MacAddr;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{
     AddressPool, AddressPoolStatus, AddressType, Condition, Conditions, Endpoint, EndpointPort,
@@ -20,6 +18,8 @@ use tidegate_model::objects::{
 };
 use tidegate_policy::pools::{Authority, FIELD_MANAGER};
 use tidegate_policy::reconcile::{Input, Reason, Reconciler, Settings};
+use tidegate_spec::{ForwardingMode, InterfaceSpec, NetworkSpec};
+use tidegate_wire::MacAddr;
 
 use super::*;
 use crate::crd;

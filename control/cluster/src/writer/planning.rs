@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tidegate_core::difference::Difference;
+use tidegate_structures::difference::Difference;
 use tokio::time::Instant;
 
 use crate::counts::Counts;

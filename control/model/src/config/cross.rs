@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::TunnelPrefix;
+use tidegate_spec::TunnelPrefix;
 
 use super::dataplane::Interface;
 use super::flow_sharing::FlowSharing;

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-use tidegate_core::limits::{INTERFACES_MAX, TUNNEL_PEERS_MAX, WORKERS_MAX};
-use tidegate_core::snapshot::{GatewaySpec, NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
-use tidegate_core::wire::MacAddr;
+use tidegate_spec::limits::{INTERFACES_MAX, TUNNEL_PEERS_MAX, WORKERS_MAX};
+use tidegate_spec::{GatewaySpec, NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
+use tidegate_wire::MacAddr;
 
 use super::section::section;
 use crate::yaml::{Field, Fields, Unknown, Value, text};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::PassiveHealth;
+use tidegate_spec::PassiveHealth;
 
 use super::passive_health;
 use super::section::section;

@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use tidegate_core::limits::RETRIES_MAX;
-use tidegate_core::snapshot::PassiveHealth;
+use tidegate_spec::PassiveHealth;
+use tidegate_spec::limits::RETRIES_MAX;
 
 use super::section::section;
 use crate::yaml::Fields;

@@ -1,6 +1,6 @@
 //! `selectionKey`: the secret by which all gateways of a fleet choose backends, from the configuration or from a file.
 
-use tidegate_core::selection_key::SelectionKey;
+use tidegate_structures::selection_key::SelectionKey;
 
 use super::files::Files;
 use super::section::secret_section;

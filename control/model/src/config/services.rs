@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
-use tidegate_core::loads::LoadRule;
-use tidegate_core::maglev::is_prime;
-use tidegate_core::snapshot::{self, Policy, TunnelOptions};
-pub use tidegate_core::snapshot::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
+use tidegate_select::maglev::is_prime;
+use tidegate_spec::LoadRule;
+use tidegate_spec::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
+pub use tidegate_spec::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
+use tidegate_spec::{Policy, TunnelOptions};
 
 use super::section::{scalar_text, section};
 use super::tunnels;
@@ -153,14 +153,14 @@ pub enum Scheduler {
 impl Scheduler {
     /// The scheduler of a snapshot, with tables of this size.
     #[must_use]
-    pub fn with_table(self, slots: u32) -> snapshot::Scheduler {
+    pub fn with_table(self, slots: u32) -> tidegate_spec::Scheduler {
         match self {
-            Self::Rendezvous => snapshot::Scheduler::Rendezvous,
-            Self::Maglev => snapshot::Scheduler::Maglev { slots },
-            Self::WeightedRoundRobin => snapshot::Scheduler::WeightedRoundRobin,
-            Self::Loads(rule) => snapshot::Scheduler::Loads(rule),
-            Self::SourceHash => snapshot::Scheduler::SourceHash,
-            Self::DestinationHash => snapshot::Scheduler::DestinationHash,
+            Self::Rendezvous => tidegate_spec::Scheduler::Rendezvous,
+            Self::Maglev => tidegate_spec::Scheduler::Maglev { slots },
+            Self::WeightedRoundRobin => tidegate_spec::Scheduler::WeightedRoundRobin,
+            Self::Loads(rule) => tidegate_spec::Scheduler::Loads(rule),
+            Self::SourceHash => tidegate_spec::Scheduler::SourceHash,
+            Self::DestinationHash => tidegate_spec::Scheduler::DestinationHash,
         }
     }
 

@@ -3,8 +3,8 @@
 
 use std::str::FromStr;
 
-use tidegate_core::snapshot::TunnelOptions;
-use tidegate_core::wire::encapsulation::{GueVariant, Vni};
+use tidegate_spec::TunnelOptions;
+use tidegate_wire::encapsulation::{GueVariant, Vni};
 
 use super::section::scalar_text;
 use crate::yaml::Fields;

@@ -13,8 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
-use tidegate_core::wire::proxy_header::ProxyVersion;
+use tidegate_spec::{ForwardingMode, TunnelOptions};
+use tidegate_wire::proxy_header::ProxyVersion;
 
 /// The port on which a node's proxy (kube-proxy) answers [`Check::NodeProxy`].
 pub const NODE_PROXY_PORT: u16 = 10256;

@@ -6,10 +6,6 @@
 //!
 //! One address each: a raw socket is bound to it, so an answer leaves from the address that received the packet.
 
-use crate::addresses::{SCTP_PORT, SCTP_TARGET_PORT};
-use crate::client::{BackendAnswer, PATIENCE};
-use anyhow::{Context, Result, bail, ensure};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Read as _;
@@ -17,7 +13,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use tidegate_core::wire::sctp::{HEADER_LEN, chunk, crc32c};
+
+use anyhow::{Context, Result, bail, ensure};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tidegate_wire::sctp::{HEADER_LEN, chunk, crc32c};
+
+use crate::addresses::{SCTP_PORT, SCTP_TARGET_PORT};
+use crate::client::{BackendAnswer, PATIENCE};
 
 /// The protocol number of SCTP.
 const SCTP: i32 = 132;

@@ -19,17 +19,18 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tidegate_core::addresses::{AddressKind, SourceFault};
-use tidegate_core::backend::Backend;
-use tidegate_core::forward::tunnel;
-use tidegate_core::ids::BackendId;
-use tidegate_core::neighbors::{NeighborState, NeighborTable};
-use tidegate_core::now::Now;
-use tidegate_core::selector::Selector;
-use tidegate_core::service::{BackendInfo, Service, ServiceInfo};
-use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{Addr, mss};
+use tidegate_pipeline::forward::tunnel;
+use tidegate_select::selector::Selector;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::addresses::{AddressKind, SourceFault};
+use tidegate_snapshot::backend::Backend;
+use tidegate_snapshot::neighbors::{NeighborState, NeighborTable};
+use tidegate_snapshot::service::{BackendInfo, Service, ServiceInfo};
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_spec::{BackendState, ForwardingMode, NoEndpoints, Protocol};
+use tidegate_wire::{Addr, mss};
 
 use crate::reconcile::view::ServiceView;
 

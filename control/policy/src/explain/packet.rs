@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use tidegate_core::snapshot::Protocol;
+use tidegate_spec::Protocol;
 
 /// The packet to explain: the first of its flow (a TCP SYN, the first UDP datagram).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

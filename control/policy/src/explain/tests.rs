@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use tidegate_core::hash::selection_hash;
-use tidegate_core::loads::LoadRule;
-use tidegate_core::snapshot::{
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_pipeline::testing::lab::{self, Lab};
+use tidegate_spec::LoadRule;
+use tidegate_spec::{
     BackendSpec, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec,
     NetworkSpec, PassiveHealth, Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
     SnapshotSpec, SynCookies, TunnelOptions,
 };
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::testing::lab::{self, Lab};
-use tidegate_core::wire::MacAddr;
-use tidegate_core::wire::proxy_header::ProxyVersion;
-use tidegate_core::wire::tcp::flags;
+use tidegate_structures::hash::selection_hash;
+use tidegate_wire::MacAddr;
+use tidegate_wire::proxy_header::ProxyVersion;
+use tidegate_wire::tcp::flags;
 
 use super::*;
 
@@ -48,11 +48,11 @@ fn service(
         source_ranges: None,
         limits: ServiceLimits::default(),
         proxy_protocol: None,
-        proxy_tlvs: tidegate_core::wire::proxy_tlvs::ProxyTlvs::NONE,
+        proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
-        layer2: tidegate_core::ownership::Layer2::Always,
+        layer2: tidegate_spec::ownership::Layer2::Always,
         backends: backends.iter().map(backend).collect(),
     }
 }
@@ -252,7 +252,7 @@ fn hash_client_is_named_as_the_input_of_the_choice() {
     for (scheduler, step) in [(Scheduler::Rendezvous, "seat"), (Scheduler::Maglev { slots: 251 }, "slot")] {
         let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
         web.scheduler = scheduler;
-        web.choice.hash = tidegate_core::snapshot::HashInput::Client;
+        web.choice.hash = tidegate_spec::HashInput::Client;
         let told = ask(&spec(vec![web]), "203.0.113.1:80");
         assert!(found(&told, step).ends_with("of the client's address alone"), "{told}");
     }
@@ -262,11 +262,7 @@ fn hash_client_is_named_as_the_input_of_the_choice() {
 fn a_backend_that_warms_up_is_named_with_its_part_and_the_flow_that_it_does_not_take_with_its_other_seat() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
     let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
-    let cold = tidegate_core::snapshot::Warming {
-        address: "10.0.0.2".parse().expect("an address"),
-        port: 80,
-        step: 3,
-    };
+    let cold = tidegate_spec::Warming { address: "10.0.0.2".parse().expect("an address"), port: 80, step: 3 };
     web.choice.warming = [cold].into();
     let spec = spec(vec![web]);
     let (mut taken, mut not_taken) = (0, 0);
@@ -332,7 +328,7 @@ fn what_happens_to_longer_packets_follows_the_family_the_policy_and_the_header()
     let told = ask_six(&tunnel);
     assert!(found(&told, "mtu").ends_with("in fragments of the outer packet"), "{told}");
 
-    use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
+    use tidegate_wire::proxy_tlvs::ProxyTlvs;
     let (none, both) = (ProxyTlvs::NONE, ProxyTlvs::UNIQUE_ID.and(ProxyTlvs::CRC32C));
     for (version, proxy_tlvs, protocol, needs) in [
         (ProxyVersion::V1, none, Protocol::Tcp, "the first segment needs 46 bytes more"),

@@ -4,30 +4,30 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::addresses::{AddressKind, SourceFault};
-use tidegate_core::backend::Backend;
-use tidegate_core::hash::{outer_hash, selection_hash};
-use tidegate_core::ids::BackendId;
-use tidegate_core::neighbors::NeighborState;
-use tidegate_core::path_mtu;
-use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
-use tidegate_core::selector::{Selector, Slots};
-use tidegate_core::service::{ChoiceBasis, Service, ServiceInfo};
-use tidegate_core::service_limits::{LimitDrop, LimitedService};
-use tidegate_core::snapshot::{
-    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, Snapshot, SynCookies, Transit,
-    TunnelPrefix, WARM_UP_STEPS,
-};
-use tidegate_core::source_lists::{Listed, SourceList, SourceLists};
-use tidegate_core::source_rates::SourceRate;
-use tidegate_core::verdict::TransmitReason;
-use tidegate_core::wire::encapsulation::{Encapsulation, source_port};
-use tidegate_core::wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
-use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
-use tidegate_core::wire::rewrite::Endpoint;
-use tidegate_core::wire::tcp_options::kind;
-use tidegate_core::wire::{Addr, Family};
 use tidegate_model::yaml::text::{show_bit_rate, show_duration};
+use tidegate_select::rendezvous::{DECK_SEATS, Place, Rendezvous};
+use tidegate_select::selector::{Selector, Slots};
+use tidegate_snapshot::addresses::{AddressKind, SourceFault};
+use tidegate_snapshot::backend::Backend;
+use tidegate_snapshot::neighbors::NeighborState;
+use tidegate_snapshot::path_mtu;
+use tidegate_snapshot::service::{ChoiceBasis, Service, ServiceInfo};
+use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
+use tidegate_snapshot::{Snapshot, Transit};
+use tidegate_spec::SourceRate;
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::source_lists::{Listed, SourceList, SourceLists};
+use tidegate_spec::verdict::TransmitReason;
+use tidegate_spec::{
+    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, SynCookies, TunnelPrefix, WARM_UP_STEPS,
+};
+use tidegate_structures::hash::{outer_hash, selection_hash};
+use tidegate_wire::encapsulation::{Encapsulation, source_port};
+use tidegate_wire::proxy_header::{ProxyHeader, ProxyVersion, proxy_header};
+use tidegate_wire::proxy_tlvs::ProxyTlvs;
+use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::tcp_options::kind;
+use tidegate_wire::{Addr, Family};
 
 use super::explanation::{Explanation, PacketVerdict};
 use super::packet::{KnownFlow, Packet};

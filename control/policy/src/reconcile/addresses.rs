@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_core::snapshot::RouteSpec;
 use tidegate_model::objects::{Labels, ObjectKey, Pool, SliceIndex};
 use tidegate_model::shared_map::SharedMap;
+use tidegate_spec::RouteSpec;
 
 use super::contested::{Claims, Contested};
 use super::edge;

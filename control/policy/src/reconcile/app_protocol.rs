@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use tidegate_core::snapshot::ForwardingMode;
+use tidegate_spec::ForwardingMode;
 
 /// Idle time of an established TCP flow: RFC 5382 REQ-5 forbids less than 2 hours 4 minutes.
 const IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);

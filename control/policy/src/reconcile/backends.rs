@@ -8,10 +8,10 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::snapshot::{BackendSpec, BackendState, FormerWeight, WARM_UP_STEPS, Warming};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, IpFamily, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
+use tidegate_spec::{BackendSpec, BackendState, FormerWeight, WARM_UP_STEPS, Warming};
 
 use super::candidates::Candidates;
 use super::collector::{Collector, PortAt};

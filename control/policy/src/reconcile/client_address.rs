@@ -8,10 +8,10 @@
 //!
 //! Pure. It does not depend on the endpoints, because the mode of a Service must not change with them.
 
-use tidegate_core::snapshot::ForwardingMode;
 use tidegate_model::config::Target;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{IpFamily, Service, ServiceType, TargetPort, TrafficPolicy};
+use tidegate_spec::ForwardingMode;
 
 use super::finding::{Finding, Reason};
 use super::settings::Settings;

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::difference::{self, Difference};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_structures::difference::{self, Difference};
 
 use super::drain::DrainTarget;
 use super::incremental::Reconciler;

@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use tidegate_core::snapshot::ServiceKey;
 use tidegate_model::objects::{ObjectKey, Protocol, Service};
+use tidegate_spec::ServiceKey;
 
 use super::frontend::{Frontend, cluster_ips, own_frontends};
 use super::listeners::health_check_node_port;

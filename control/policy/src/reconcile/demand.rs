@@ -2,7 +2,7 @@
 
 use std::ops::{AddAssign, SubAssign};
 
-use tidegate_core::limits;
+use tidegate_spec::limits;
 
 /// Numbers of service ports, backends, slots and source ranges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

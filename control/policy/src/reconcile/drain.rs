@@ -11,11 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::flow_record::{BackendChange, LeftBackend};
-use tidegate_core::rendezvous::SeatHistory;
-use tidegate_core::snapshot::{ServiceKey, Warming, owner_mark};
+use tidegate_conntrack::flow_record::{BackendChange, LeftBackend};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
+use tidegate_select::rendezvous::SeatHistory;
+use tidegate_spec::{ServiceKey, Warming, owner_mark};
 
 use super::warm_up::WarmUps;
 
@@ -360,7 +360,7 @@ impl std::fmt::Display for DrainTarget {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::snapshot::Protocol;
+    use tidegate_spec::Protocol;
 
     use super::*;
 

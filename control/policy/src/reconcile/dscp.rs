@@ -7,9 +7,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 
-use tidegate_core::snapshot::{ForwardingMode, SharedService};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_spec::{ForwardingMode, SharedService};
 
 use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};

@@ -12,10 +12,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use tidegate_core::ownership::{Layer2, OwnerKey};
 use tidegate_model::config::Layer2Mode;
 use tidegate_model::fnv::{START, fnv1a};
 use tidegate_model::objects::{AnnounceWays, ObjectKey, Pool, Selector};
+use tidegate_spec::ownership::{Layer2, OwnerKey};
 
 use super::outcome::Outcome;
 use super::settings::Settings;

@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::snapshot::{Protocol as CoreProtocol, ServiceKey};
 use tidegate_model::objects::{Port, Protocol, Service, ServicePort};
+use tidegate_spec::{Protocol as CoreProtocol, ServiceKey};
 
 use super::settings::Settings;
 use super::view::VipKind;

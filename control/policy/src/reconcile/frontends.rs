@@ -7,9 +7,9 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::ownership::Layer2;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, Pool, Service, ServicePort, TrafficPolicy};
+use tidegate_spec::ownership::Layer2;
 
 use super::contested::{Contested, FrontendConflict};
 use super::edge;

@@ -4,9 +4,9 @@
 //! it, the Service is not served, as with other requests that would be served differently. `flow` promises nothing, so it
 //! is only reported where it has no effect.
 
-use tidegate_core::snapshot::HashInput;
 use tidegate_model::config::{self, Scheduler};
 use tidegate_model::objects::Service;
+use tidegate_spec::HashInput;
 
 use super::annotations::{annotation_field, key};
 use super::reader::Reader;

@@ -11,11 +11,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::wire::proxy_header::ProxyVersion;
 use tidegate_model::config::{self, HealthConfig, HealthProtocol, Word};
 use tidegate_model::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
 use tidegate_model::objects::{Port, Protocol};
 use tidegate_model::yaml::text;
+use tidegate_wire::proxy_header::ProxyVersion;
 
 use super::annotations::{annotation_field, key};
 use super::reader::Reader;

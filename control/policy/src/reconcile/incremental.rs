@@ -14,11 +14,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
 use tidegate_model::config::PodRoutes;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, SliceIndex};
 use tidegate_model::shared_map::Difference;
+use tidegate_spec::{RouteSpec, SnapshotSpec};
 
 use super::addresses::{Addresses, Changed, Moved};
 use super::checkable::Checkable;

@@ -14,13 +14,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limits::{BACKENDS_MAX, SERVICES_MAX};
-use tidegate_core::ownership::Layer2;
-use tidegate_core::snapshot::{
-    BackendSpec, BackendState, FlowTracking, FormerWeight, NoEndpoints, ServiceKey, SharedService,
-};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
+use tidegate_spec::limits::{BACKENDS_MAX, SERVICES_MAX};
+use tidegate_spec::ownership::Layer2;
+use tidegate_spec::{
+    BackendSpec, BackendState, FlowTracking, FormerWeight, NoEndpoints, ServiceKey, SharedService,
+};
 
 use super::demand::Demand;
 use super::drain::Drains;

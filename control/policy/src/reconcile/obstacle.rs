@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use tidegate_core::snapshot::ForwardingMode;
 use tidegate_model::objects::IpFamily;
+use tidegate_spec::ForwardingMode;
 
 use super::frontend::Frontend;
 use super::settings::Settings;

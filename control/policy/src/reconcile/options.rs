@@ -11,15 +11,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{
-    ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, SynCookies, TunnelOptions,
-};
-use tidegate_core::wire::proxy_header::ProxyVersion;
-use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::health::AtVip;
 use tidegate_model::objects::{Labels, Protocol, RouteAttributes, Selector, Service};
 use tidegate_model::yaml::text;
+use tidegate_spec::{
+    ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, SynCookies, TunnelOptions,
+};
+use tidegate_wire::proxy_header::ProxyVersion;
+use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
 use super::address_request::AddressRequest;
 use super::aliases::{self, AliasValue};

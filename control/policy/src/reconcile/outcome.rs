@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_model::health::{HealthCheckNodePort, Targets};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
+use tidegate_spec::SnapshotSpec;
 
 use super::finding::Finding;
 use super::input::Memory;

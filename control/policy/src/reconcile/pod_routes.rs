@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_core::limits::ROUTES_MAX;
-use tidegate_core::snapshot::RouteSpec;
 use tidegate_model::config::PodRoutes;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{IpFamily, Node};
+use tidegate_spec::RouteSpec;
+use tidegate_spec::limits::ROUTES_MAX;
 
 use super::finding::{Finding, ObjectKind, Reason};
 use super::nodes::Nodes;

@@ -10,14 +10,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::ownership::Layer2;
-use tidegate_core::snapshot::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
 use tidegate_model::objects::{
     IpFamily, ResolvedEndpoint, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
+use tidegate_spec::ownership::Layer2;
+use tidegate_spec::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 
 use super::app_protocol;
 use super::backends::{self, Active, Backends};

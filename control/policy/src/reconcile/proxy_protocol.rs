@@ -4,11 +4,11 @@
 //! The header changes what backends read, so a request that cannot be granted is never served without it: then no port
 //! is programmed, or not the port of the other protocol.
 
-use tidegate_core::snapshot::ForwardingMode;
-use tidegate_core::wire::proxy_header::ProxyVersion;
-use tidegate_core::wire::proxy_tlvs::{ProxyTlvs, VpceId};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Protocol;
+use tidegate_spec::ForwardingMode;
+use tidegate_wire::proxy_header::ProxyVersion;
+use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;

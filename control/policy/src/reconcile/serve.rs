@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_core::snapshot::SharedService;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::HealthCheckNodePort;
 use tidegate_model::objects::{IpFamily, ServiceEndpoints};
+use tidegate_spec::SharedService;
 
 use super::collector::Collector;
 use super::context::Context;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::SharedService;
 use tidegate_model::health::{HealthCheckNodePort, Target};
 use tidegate_model::objects::Service;
+use tidegate_spec::SharedService;
 
 use super::dependencies::Dependencies;
 use super::drain::Drains;

@@ -4,7 +4,7 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
-use tidegate_core::snapshot::ServiceLimits;
+use tidegate_spec::ServiceLimits;
 
 use super::annotations::key;
 

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{NetworkSpec, Shared};
 use tidegate_model::config::{HealthConfig, LOAD_BALANCER_CLASS, Layer2Config, ServicesConfig};
 use tidegate_model::objects::{IpFamily, Labels, Pool, Service, ServiceType};
+use tidegate_spec::{NetworkSpec, Shared};
 
 use super::demand::Demand;
 use crate::pools::Authority;

@@ -8,9 +8,9 @@
 
 use std::collections::HashSet;
 
-use tidegate_core::limits::SOURCE_RANGES_MAX;
 use tidegate_model::config::{Scheduler, Target};
 use tidegate_model::objects::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
+use tidegate_spec::limits::SOURCE_RANGES_MAX;
 
 use super::annotations::key;
 use super::demand::Demand;
@@ -29,7 +29,7 @@ pub(super) const FRONTENDS_MAX: usize = 32_768;
 pub(super) const BACKENDS_MAX: usize = ENDPOINTS_MAX;
 
 /// The maximum number of backends of one service port: the packet path counts them in 16 bits.
-pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_core::limits::BACKENDS_PER_SERVICE_MAX;
+pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_spec::limits::BACKENDS_PER_SERVICE_MAX;
 
 /// The maximum number of slots of the Maglev tables that one Service requests by annotation, in addition to those of
 /// the configuration: 128 tables of the default size, or 12 of the largest.

@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ServiceKey, ServiceSpec, SharedService};
 use tidegate_model::health::{HealthCheckNodePort, Targets};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
+use tidegate_spec::{ServiceKey, ServiceSpec, SharedService};
 
 use super::drain::Drains;
 use super::finding::Finding;

@@ -1,12 +1,12 @@
 //! The annotations for the choices within the forwarding modes that are tunnels, and for the mark of `dsr-dscp`. Each has
 //! an effect with its own mode only; with another mode a warning says so.
 
-use tidegate_core::snapshot::{ForwardingMode, TunnelOptions};
-use tidegate_core::wire::encapsulation::ServiceIdentity;
 use tidegate_model::config;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Labels, ObjectKey};
 use tidegate_model::yaml::text;
+use tidegate_spec::{ForwardingMode, TunnelOptions};
+use tidegate_wire::encapsulation::ServiceIdentity;
 
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;

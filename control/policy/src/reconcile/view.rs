@@ -13,9 +13,9 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::RouteAttributes;
 use tidegate_model::objects::ServiceType;
+use tidegate_spec::{ForwardingMode, Protocol};
 
 /// A Service that requests an address from the gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -321,7 +321,7 @@ pub enum HealthState {
     Failing,
 }
 
-/// [`BackendState`](tidegate_core::snapshot::spec::BackendState) for display.
+/// [`BackendState`](tidegate_spec::BackendState) for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendViewState {

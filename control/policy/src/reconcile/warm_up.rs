@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{WARM_UP_STEPS, Warming};
+use tidegate_spec::{WARM_UP_STEPS, Warming};
 
 /// The backends of one service port that take new flows, and since when those that warm up do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

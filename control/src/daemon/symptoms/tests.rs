@@ -1,10 +1,10 @@
 //! Which counters become symptoms, and when these end.
 
-use tidegate_core::counters::Traffic;
-use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::BackendStats;
 use tidegate_policy::reconcile::view::{BackendView, BackendWhy, HealthView, PortView};
+use tidegate_snapshot::counters::Traffic;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_wire::MacAddr;
 
 use super::*;
 

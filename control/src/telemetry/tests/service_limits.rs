@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceLimits, ServiceSpec};
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::testing::lab::{self, Lab};
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_pipeline::testing::lab::{self, Lab};
+use tidegate_spec::{ForwardingMode, Protocol, ServiceLimits, ServiceSpec};
 
 use super::*;
 

@@ -2,13 +2,15 @@
 //!
 //! The clients are real TCP stacks, which offer timestamps, window scale and selective acknowledgements.
 
-use super::scene::{Attempts, Others, Scene, attacked_paths, long, seconds, target};
-use crate::world::{APPLIED, alone};
 use std::thread;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::CLIENT_ADDRESSES;
 use tidegate_netlab::flood::{Kind, Limits, Target};
 use tidegate_netlab::modes::{ModePath, all_paths};
+
+use super::scene::{Attempts, Others, Scene, attacked_paths, long, seconds, target};
+use crate::world::{APPLIED, alone};
 
 const FLOODED: &str = "tidegate_services_under_syn_flood";
 

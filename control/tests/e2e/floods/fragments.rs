@@ -4,17 +4,19 @@
 //! Incomplete datagrams stay in the kernel, so the gateway cannot count them. The operator sets the memory that the
 //! kernel uses for them.
 
-use super::scene::{SMALL_TABLE, Scene, attacked_paths, seconds, target};
-use crate::fragments::{exchange, text};
-use crate::world::alone;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
+
 use tidegate_netlab::Namespace;
 use tidegate_netlab::addresses::{Family, client};
 use tidegate_netlab::flood::{Kind, Limits, Target};
 use tidegate_netlab::modes::{ModePath, all_paths};
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::wait_for;
+
+use super::scene::{SMALL_TABLE, Scene, attacked_paths, seconds, target};
+use crate::fragments::{exchange, text};
+use crate::world::alone;
 
 /// Frames of the burst. Their IPv4 half needs more than the kernel's default memory for fragments.
 const BURST: u64 = 40_000;

@@ -1,14 +1,16 @@
 //! Floods that aim at one limit each, at the rate with which an outside review exhausted that limit.
 
-use super::scene::{Others, SMALL_TABLE, Scene, attacked_paths, seconds, target};
-use crate::world::alone;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
+
 use tidegate_netlab::addresses::{ECHO_PORT, Family, client};
 use tidegate_netlab::flood::{Kind, Limits, Target};
 use tidegate_netlab::modes::{ModePath, all_paths};
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::wait_for;
+
+use super::scene::{Others, SMALL_TABLE, Scene, attacked_paths, seconds, target};
+use crate::world::alone;
 
 /// More flows than FullNAT has ports for one backend, so that the ports are exhausted before the flow table.
 const MORE_FLOWS_THAN_PORTS: u32 = 524_288;

@@ -6,19 +6,21 @@
 //! reused after at most 52 seconds. The client has 16 addresses, so its own ports are sufficient: 2,500 connections a
 //! second for the 60 seconds of TIME-WAIT are 9,400 for each address.
 
-use super::scene::{long, seconds};
-use crate::world::{World, alone};
-use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate_netlab::client::{PATIENCE, connect_here};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+
+use super::scene::{long, seconds};
+use crate::world::{World, alone};
 
 /// The requested rate of new connections per second.
 const RATE: u64 = 2_500;

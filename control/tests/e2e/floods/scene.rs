@@ -3,15 +3,17 @@
 //! Servers 1 and 2 are the backends of the other Services (the ten paths of every lab). Server 3 is the only backend of
 //! the attacked Services, one for each mode. It drops packets from spoofed sources.
 
-use crate::world::World;
 use std::collections::BTreeMap;
 use std::time::Duration;
+
 use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::addresses::{self as plan, Family, TELL_PORT, client};
 use tidegate_netlab::client::{Attempt, Load, Tell};
 use tidegate_netlab::flood::{Attacker, Target, prepare_server, routes, set_priority};
 use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
+
+use crate::world::World;
 
 /// The server that is attacked.
 const ATTACKED_SERVER: u8 = 3;

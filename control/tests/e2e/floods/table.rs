@@ -3,10 +3,12 @@
 //! A row has the connections that were established before and survived, the new connections to other Services, and the
 //! gateway's own checks of its backends. In the short form, one flood attacks all modes at once.
 
+use std::fmt::Write as _;
+
+use tidegate_netlab::flood::{Kind, Limits, Sent, Target};
+
 use super::scene::{Attempts, Counters, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
 use crate::world::alone;
-use std::fmt::Write as _;
-use tidegate_netlab::flood::{Kind, Limits, Sent, Target};
 
 #[test]
 fn no_flood_takes_anything_from_others() {

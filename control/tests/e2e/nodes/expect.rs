@@ -1,14 +1,16 @@
 //! Expectations of the tests with nodes: the weights in the gateway, and the node that received the packet according to
 //! the Pods.
 
-use super::{Pod, pod_address};
-use crate::world::{APPLIED, World};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+
 use tidegate_netlab::addresses as plan;
 use tidegate_netlab::client::{BackendAnswer, spread};
 use tidegate_netlab::modes::ModePath;
 use tidegate_netlab::wait_for;
+
+use super::{Pod, pod_address};
+use crate::world::{APPLIED, World};
 
 /// Waits until the gateway has these weights for these nodes, and no other node takes new flows.
 pub(crate) fn wait_until_weighted(world: &World, path: ModePath, weights: &[(u8, u64)]) {

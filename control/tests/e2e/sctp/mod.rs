@@ -7,18 +7,20 @@
 mod gateways;
 mod paths;
 
-use crate::world::{APPLIED, World, beside_others, lab_with};
-use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use tidegate_netlab::addresses::{Family, SCTP_PORT, SCTP_TARGET_PORT, client};
 use tidegate_netlab::client::{BackendAnswer, spread};
 use tidegate_netlab::modes::{ModePath, demo_paths, manifests_of, vips_on_servers, with_sctp};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::wire::{Faults, Wire};
 use tidegate_netlab::{GatewayOptions, Lab, wait_for};
+
+use crate::world::{APPLIED, World, beside_others, lab_with};
 
 /// The program, and the servers that run it.
 pub(crate) struct Peers {

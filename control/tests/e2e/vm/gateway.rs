@@ -3,15 +3,17 @@
 //! Same configuration as the other end-to-end tests, except for the device. It uses the commands of the gateway, in the
 //! machine.
 
-use super::machine::{Machine, Nic};
-use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::{Gateway, GatewayOptions, Lab, wait_for};
+
+use super::machine::{Machine, Nic};
 
 /// The maximum time until the gateway is ready, or has ended, under emulation and on a busy host.
 const BOUND: Duration = Duration::from_secs(120);

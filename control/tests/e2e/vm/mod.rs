@@ -7,21 +7,23 @@
 mod gateway;
 mod machine;
 
-use crate::matrix::try_every_path;
-use crate::sctp::Peers;
-use crate::world::{alone, lab_with};
-use anyhow::{Context as _, Result, ensure};
-use machine::{Machine, Nic};
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use machine::{Machine, Nic};
 use tidegate_netlab::addresses::client;
 use tidegate_netlab::client::{Tell, udp_ask};
 use tidegate_netlab::gateway::{config_of, manifests_of as directory_of};
 use tidegate_netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
 use tidegate_netlab::{Lab, wait_for};
+
+use crate::matrix::try_every_path;
+use crate::sctp::Peers;
+use crate::world::{alone, lab_with};
 
 /// The maximum time until a change is seen, under emulation and on a busy host.
 const BOUND: Duration = Duration::from_secs(120);

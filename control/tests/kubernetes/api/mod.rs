@@ -16,16 +16,15 @@ mod started;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-use test_apiserver::{Fault, Faults, Logged, Options, Snapshot, TestApiServer, User};
-use tidegate_netlab::Lab;
-
 use mode::Mode;
 pub(crate) use needs::Needs;
 use needs::used;
 pub(crate) use objects::{Admin, Place, Refusal};
 use real::Real;
+use serde_json::Value;
 use started::ControlPlane;
+use test_apiserver::{Fault, Faults, Logged, Options, Snapshot, TestApiServer, User};
+use tidegate_netlab::Lab;
 
 /// The namespace and the name of the gateways' account.
 const ACCOUNT: (&str, &str) = ("tidegate-system", "tidegate");

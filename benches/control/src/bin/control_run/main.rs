@@ -24,11 +24,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use daemon::{Daemon, Memory};
 use tidegate_control_bench::cluster::Variant;
 use tidegate_control_bench::world::Size;
 use tidegate_netlab::{Lab, LabPlan, cleanup};
-
-use daemon::{Daemon, Memory};
 
 /// The number of Services with one endpoint each. Their packets make changes visible from outside.
 const SINGLES: usize = 50;

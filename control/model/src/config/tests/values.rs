@@ -1,13 +1,11 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
-use tidegate_core::selection_key::SelectionKey;
-use tidegate_core::snapshot::{
-    GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, SynCookies, TunnelOptions,
-};
-use tidegate_core::source_lists::SourceList;
-use tidegate_core::source_rates::SourceRate;
-use tidegate_core::wire::MacAddr;
-use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
+use tidegate_spec::SourceRate;
+use tidegate_spec::source_lists::SourceList;
+use tidegate_spec::{GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, SynCookies, TunnelOptions};
+use tidegate_structures::selection_key::SelectionKey;
+use tidegate_wire::MacAddr;
+use tidegate_wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 
 use super::*;
 use crate::config::{Layer2Config, Layer2Mode, LeaseConfig, VrrpConfig};

@@ -1,8 +1,9 @@
 //! `externalTrafficPolicy: Local` requests that client addresses are kept. Tests the mode of a Service that does not
 //! name one.
 
+use tidegate_spec::ForwardingMode::{self, DsrIpip, DsrL2, FullNat, Nat};
+
 use super::*;
-use tidegate_core::snapshot::ForwardingMode::{self, DsrIpip, DsrL2, FullNat, Nat};
 
 /// `web` with policy Local, its port 80 at a target port.
 fn local(target: u16) -> Service {

@@ -31,7 +31,7 @@ fn dns(annotations: &[(&str, &str)]) -> World {
     World::new(vec![dns], vec![slice("dns", "dns", &ports, vec![endpoint("10.0.1.1"), endpoint("10.0.1.2")])])
 }
 
-fn of_protocol(outcome: &Outcome, protocol: tidegate_core::snapshot::Protocol) -> Vec<String> {
+fn of_protocol(outcome: &Outcome, protocol: tidegate_spec::Protocol) -> Vec<String> {
     let found = outcome.spec.services.iter().find(|s| s.key.protocol == protocol);
     states(found.expect("the port is programmed"))
 }
@@ -86,7 +86,7 @@ fn sctp_ports_are_checked_by_init_unless_the_service_says_otherwise() {
 
 #[test]
 fn udp_ports_without_a_check_of_their_own_are_judged_by_the_checked_tcp_ports_beside_them() {
-    use tidegate_core::snapshot::Protocol::Udp;
+    use tidegate_spec::Protocol::Udp;
     let mut world = dns(&[]);
     assert_eq!(urls(&world.look()), ["tcp://10.0.1.1:5353", "tcp://10.0.1.2:5353"]);
     world.verdicts = world.look().targets.into_iter().take(1).collect();

@@ -1,7 +1,8 @@
 //! Services and endpoints that are created, deleted, fail and drain.
 
+use tidegate_spec::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol};
+
 use super::*;
-use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol};
 
 #[test]
 fn service_gets_an_address_and_its_ready_endpoints_take_flows() {

@@ -16,10 +16,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{
-    BackendState, InterfaceSpec, NetworkSpec, RouteSpec, ServiceSpec, SnapshotSpec,
-};
-use tidegate_core::wire::MacAddr;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{
@@ -27,6 +23,8 @@ use tidegate_model::objects::{
     ObjectKey, ObjectRef, Objects, Pod, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
     TrafficPolicy,
 };
+use tidegate_spec::{BackendState, InterfaceSpec, NetworkSpec, RouteSpec, ServiceSpec, SnapshotSpec};
+use tidegate_wire::MacAddr;
 
 use super::*;
 

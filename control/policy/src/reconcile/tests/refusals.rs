@@ -291,7 +291,7 @@ fn backends_that_leave_again_and_again_do_not_fill_the_tables() {
         let outcome = world.step();
         let web = only(&outcome);
         assert!(
-            web.backends.len() <= tidegate_core::limits::BACKENDS_PER_SERVICE_MAX,
+            web.backends.len() <= tidegate_spec::limits::BACKENDS_PER_SERVICE_MAX,
             "{}",
             web.backends.len()
         );

@@ -1,7 +1,7 @@
 //! The JSON of views. Scripts read it, so every name in it is part of the interface.
 
 use serde_json::json;
-use tidegate_core::snapshot::{ForwardingMode, Protocol};
+use tidegate_spec::{ForwardingMode, Protocol};
 
 use super::view::{EdgeView, PortRefusal, PortView, RefusalReason, ServiceView, VipKind, VipView};
 use super::*;

@@ -3,8 +3,8 @@
 //! For `#[serde(with = "by_name")]`. The names are contracts: manifests, metrics and scripts use them.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de};
-use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
+use tidegate_spec::{ForwardingMode, Protocol};
 
 /// A type whose values have names.
 pub(super) trait Named: Copy + 'static {

@@ -1,11 +1,12 @@
 //! Section 3, `sessionAffinity`: which backend a client has, for how long, and that every gateway chooses the same one.
 
+use tidegate_pipeline::pipeline::FlowNote;
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_pipeline::testing::lab::Fate;
+use tidegate_wire::tcp::flags;
+
 use super::packets::Gateways;
 use super::*;
-use tidegate_core::pipeline::FlowNote;
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::testing::lab::Fate;
-use tidegate_core::wire::tcp::flags;
 
 const SIXTY_SECONDS: &str = "  loadBalancerIP: 203.0.113.5\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: \
      60}}\n";

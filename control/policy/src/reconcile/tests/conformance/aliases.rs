@@ -1,7 +1,7 @@
 //! Section 8, the aliases: manifests written for other load balancers work unchanged if their vendor is in
 //! `services.compat`. One table has the meaning of every key, another the values that are refused.
 
-use tidegate_core::snapshot::ForwardingMode;
+use tidegate_spec::ForwardingMode;
 
 use super::*;
 use crate::reconcile::aliases::ALIASES;

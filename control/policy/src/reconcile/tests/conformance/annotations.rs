@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
+use tidegate_spec::SourceRate;
+use tidegate_spec::{FlowTracking, FormerWeight, HashInput, MssClamp, Scheduler, SynCookies};
+
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{FlowTracking, FormerWeight, HashInput, MssClamp, Scheduler, SynCookies};
-use tidegate_core::source_rates::SourceRate;
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
     Both::new(&annotated_web(&[(key, value)])).look()
@@ -277,7 +278,7 @@ fn app_protocol_sets_the_idle_timeout_where_no_annotation_does_and_changes_no_ch
 
 #[test]
 fn every_scheduler_reaches_the_spec_and_is_the_same_as_the_default_of_the_configuration() {
-    use tidegate_core::loads::LoadRule;
+    use tidegate_spec::LoadRule;
     for (word, scheduler) in [
         ("wrr", Scheduler::WeightedRoundRobin),
         ("lc", Scheduler::Loads(LoadRule::LeastConnections)),

@@ -1,8 +1,10 @@
 //! Section 2: endpoints, their conditions, the choice among them.
 
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::neighbors::NeighborTable;
+use tidegate_spec::NoEndpoints;
+
 use super::*;
-use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::snapshot::{NoEndpoints, Snapshot};
 
 #[test]
 fn endpoint_slices_are_merged_over_all_slices_with_the_label_service_name() {
@@ -103,7 +105,7 @@ fn a_service_takes_10000_backends() {
         .collect();
     let both = Both::new(&(web("") + &slices)).with(|world| {
         let to = "10.0.0.0/8".parse().expect("a network");
-        world.settings.network.routes = vec![tidegate_core::snapshot::RouteSpec { to, via: ip("10.0.0.9") }];
+        world.settings.network.routes = vec![tidegate_spec::RouteSpec { to, via: ip("10.0.0.9") }];
     });
     let outcome = both.look();
     assert_eq!(only(&outcome).backends.len(), 10_000);

@@ -1,6 +1,6 @@
 //! Section 7: `spec.externalIPs` with authorisation.
 
-use tidegate_core::snapshot::NeighborSpec;
+use tidegate_spec::NeighborSpec;
 
 use super::*;
 

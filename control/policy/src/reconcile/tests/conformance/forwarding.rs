@@ -1,9 +1,10 @@
 //! Section 8, our own annotations: the forwarding mode, and the choices within the tunnels and `dsr-dscp`.
 
+use tidegate_spec::{ForwardingMode, SharedService, TunnelOptions};
+use tidegate_wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
+
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::snapshot::{ForwardingMode, SharedService, TunnelOptions};
-use tidegate_core::wire::encapsulation::{GueVariant, ServiceIdentity, Vni};
 
 #[test]
 fn forwarding_chooses_the_mode() {

@@ -1,8 +1,9 @@
 //! Section 1: names and ports as an API server accepts them, its defaults, `appProtocol`, and the errors for other
 //! values.
 
+use tidegate_spec::Protocol as CoreProtocol;
+
 use super::*;
-use tidegate_core::snapshot::Protocol as CoreProtocol;
 
 /// A Service with this name and these ports, given as YAML flow sequences.
 fn named(name: &str, ports: &str) -> String {

@@ -1,14 +1,14 @@
 //! Target `node` (sections 2 to 5): the chosen nodes, their addresses, ports and weights, and their health checks.
 
 use tidegate_model::health::{Failure, HealthStatus};
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_pipeline::testing::lab::backend_mac;
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::verdict::TransmitReason;
+use tidegate_wire::{ethernet, tcp::flags};
 
 use super::packets::{Gateways, headers};
 use super::*;
-use tidegate_core::snapshot::ForwardingMode;
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::testing::lab::backend_mac;
-use tidegate_core::verdict::TransmitReason;
-use tidegate_core::wire::{ethernet, tcp::flags};
 
 const ENDPOINTS: [&str; 3] = [
     "addresses: [10.1.0.1], nodeName: a",

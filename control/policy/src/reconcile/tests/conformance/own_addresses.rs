@@ -1,13 +1,14 @@
 //! Section 1: the definition of a VIP. Node ports on the gateway's own addresses, its own cluster IPs, and statuses;
 //! all are one table of service ports.
 
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::ownership::Layer2;
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_wire::tcp::flags;
+
 use super::packets::Gateways;
 use super::*;
-use tidegate_core::ownership::Layer2;
-use tidegate_core::snapshot::ForwardingMode;
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use tidegate_core::wire::tcp::flags;
 
 /// A Service of type NodePort with port 80 `http` to 8080 at this node port; `more` is more of its metadata.
 fn node_port(name: &str, number: u16, more: &str) -> String {

@@ -4,15 +4,16 @@
 //! must be equal, byte for byte. The tests here cover the sentences of section 2 about flows. Affinity, source ranges,
 //! own addresses and nodes have their own files.
 
+use tidegate_pipeline::forward::snat_ports::Steering;
+use tidegate_pipeline::pipeline::{FlowNote, Pipeline, PipelineConfig};
+use tidegate_pipeline::testing::builder::{Builder, GATEWAY_MAC};
+use tidegate_pipeline::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac};
+use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_spec::{NeighborSpec, NoEndpoints};
+use tidegate_wire::tcp::flags;
+use tidegate_wire::{Headers, Parsed, parse, tcp};
+
 use super::*;
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::pipeline::{FlowNote, Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{NeighborSpec, NoEndpoints};
-use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
-use tidegate_core::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac};
-use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use tidegate_core::wire::tcp::flags;
-use tidegate_core::wire::{Headers, Parsed, parse, tcp};
 
 /// Both gateways, each with its dataplane.
 pub(super) struct Gateways {

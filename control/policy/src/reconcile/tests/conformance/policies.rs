@@ -1,9 +1,10 @@
 //! Section 3: the endpoints that traffic policies and topology select.
 
-use super::*;
-use tidegate_core::ownership::Layer2;
-use tidegate_core::snapshot::NoEndpoints;
 use tidegate_model::config::Layer2Mode;
+use tidegate_spec::NoEndpoints;
+use tidegate_spec::ownership::Layer2;
+
+use super::*;
 
 #[test]
 fn policy_local_takes_ready_ones_on_the_node_else_serving_and_terminating_ones_there_else_none() {

@@ -140,7 +140,7 @@ fn what_routes_carry_is_said_by_the_pool_and_a_change_of_it_alone_arrives() {
 
 #[test]
 fn the_gateway_selector_and_announce_say_who_announces_and_every_gateway_forwards() {
-    use tidegate_core::ownership::Layer2;
+    use tidegate_spec::ownership::Layer2;
     let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
     let rack = |name: &str| [("rack".to_owned(), name.to_owned())].into();
     for both in [&mut pooled.by_objects, &mut pooled.by_config] {

@@ -1,9 +1,10 @@
 //! Section 8, our own annotations: the header of the PROXY protocol and its TLVs.
 
+use tidegate_wire::proxy_header::ProxyVersion;
+use tidegate_wire::proxy_tlvs::ProxyTlvs;
+
 use super::*;
 use crate::reconcile::annotations::key;
-use tidegate_core::wire::proxy_header::ProxyVersion;
-use tidegate_core::wire::proxy_tlvs::ProxyTlvs;
 
 /// The version of the header in the spec, and the messages.
 fn proxied(yaml: &str) -> (Vec<Option<ProxyVersion>>, Vec<String>) {

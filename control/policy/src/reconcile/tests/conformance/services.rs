@@ -1,7 +1,8 @@
 //! Section 1: Services, their ports and their addresses.
 
+use tidegate_spec::{ForwardingMode, Protocol as CoreProtocol};
+
 use super::*;
-use tidegate_core::snapshot::{ForwardingMode, Protocol as CoreProtocol};
 
 #[test]
 fn protocol_defaults_to_tcp_and_target_port_to_port() {

@@ -1,14 +1,15 @@
 //! Section 3, `loadBalancerSourceRanges`: which clients they allow, on which addresses, and which ICMP errors pass.
 
+use ipnet::IpNet;
+use tidegate_model::config::OtherFamily;
+use tidegate_pipeline::pipeline::FlowNote;
+use tidegate_pipeline::testing::builder::Builder;
+use tidegate_pipeline::testing::lab::Fate;
+use tidegate_spec::verdict::{Refusal, TransmitReason};
+use tidegate_wire::tcp::flags;
+
 use super::packets::Gateways;
 use super::*;
-use ipnet::IpNet;
-use tidegate_core::pipeline::FlowNote;
-use tidegate_core::testing::builder::Builder;
-use tidegate_core::testing::lab::Fate;
-use tidegate_core::verdict::{Refusal, TransmitReason};
-use tidegate_core::wire::tcp::flags;
-use tidegate_model::config::OtherFamily;
 
 fn net(text: &str) -> IpNet {
     text.parse().expect("a network")

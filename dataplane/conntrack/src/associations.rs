@@ -1,0 +1,499 @@
+//! The SCTP associations of all workers of a gateway, so that every path of an association finds its backend.
+//!
+//! A multihomed endpoint sends packets of one association from several addresses and to several addresses (RFC 9260
+//! section 6.4). All of them have the same pair of ports and the same verification tag, which is a random number that
+//! the receiver has chosen. So the ports and the tag identify the association on a path that has no flow yet. The
+//! first packet of such a path looks here and gets a flow; the packets after it find the flow and do not come here. The
+//! packets of a path may arrive at any worker, so the workers share this table: with relaxed loads and stores, without
+//! a lock and without waiting.
+//!
+//! An entry is a cache line: a record, and a secret hash of its key combined with the record. A reader that gets words
+//! of two writers gets the hash of neither (Hyatt, "A lock-less transposition table"). Two writers at one place at the
+//! same moment may lose both entries.
+//!
+//! The table has a fixed size, and a key has four places. An entry of an association that nothing has confirmed never
+//! displaces a confirmed one that was used within a day. So a flood of INITs displaces only entries of other
+//! handshakes, and no flow depends on those: they serve handshakes whose packets take several paths.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
+use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
+use tidegate_spec::limits::{ASSOCIATION_PATHS_MAX, SHARED_ASSOCIATIONS_MAX};
+use tidegate_spec::now::Now;
+use tidegate_structures::hash::mix;
+use tidegate_wire::Addr;
+
+use crate::{AssociationKey, FlowHasher, FlowKey, TagPair};
+
+/// Entries that share a bucket.
+const WAYS: usize = 4;
+
+/// Words of a record.
+const WORDS: usize = 6;
+
+/// 2^27 ns, 134 ms: the unit of time. 31 bits of it are more than eight years.
+const TIME_SHIFT: u32 = 27;
+
+/// An unconfirmed entry is over after this time: 60 s, as the flow of a handshake without an answer.
+const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
+
+/// A confirmed entry that was not used for this time gives way to any other: a day. Its paths have their flows.
+const OLD: u64 = (86_400 * 1_000_000_000_u64) >> TIME_SHIFT;
+
+/// A path gives way to a new one after this time: an hour. Then the end of the association may not end its flow, which
+/// lasts until its idle timeout.
+const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
+
+/// What is known of an association.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Association {
+    /// The backend that has it.
+    pub backend: BackendId,
+    /// The verification tags of its packets. A tag that is not known yet is 0.
+    pub tags: TagPair,
+    /// Whether the client's COOKIE ECHO has confirmed it: its sender has seen the INIT ACK.
+    pub confirmed: bool,
+    /// The client's port.
+    pub client_port: u16,
+    /// The client's address and port as the backend sees them, in modes that translate. In `nat` only the port counts:
+    /// each path has the client's own address.
+    pub local: (Addr, u16),
+    /// The worker that has its flow in `fullnat`.
+    pub worker: WorkerIndex,
+}
+
+/// One path of an association: the flow of one address of the client to one VIP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// The service port of the VIP.
+    pub service: ServiceId,
+    /// The client's address.
+    pub client: Addr,
+    /// The worker that has the flow.
+    pub worker: WorkerIndex,
+}
+
+/// The end of an association, which a worker tells another one: the flow of one path, and the kind of the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedPath {
+    /// The worker that has the flow.
+    pub worker: WorkerIndex,
+    /// The key of the flow.
+    pub key: FlowKey,
+    /// Whether the client has shut down, as opposed to an end at once.
+    pub is_shutdown: bool,
+}
+
+/// Ended paths that wait to be told. More are not told: their flows last until their idle timeout.
+pub type EndedPaths = ArrayVec<EndedPath, 32>;
+
+/// The content of an entry. The first word has the time in its lower half.
+type Record = [u64; WORDS];
+
+const CONFIRMED: u64 = 1 << 24;
+
+impl Association {
+    fn record(&self) -> Record {
+        let (high, low) = halves(&self.local.0);
+        let flags = if self.confirmed { CONFIRMED } else { 0 };
+        let ports = u64::from(self.client_port) << 32 | u64::from(self.local.1);
+        let tags = u64::from(self.tags.client) << 32 | u64::from(self.tags.server);
+        [u64::from(self.backend.raw()) << 32, tags, ports, high, low, flags | u64::from(self.worker)]
+    }
+
+    fn read(record: &Record) -> Self {
+        let [backend, tags, ports, high, low, rest] = *record;
+        Self {
+            backend: BackendId::from_raw((backend >> 32) as u32),
+            tags: TagPair { client: (tags >> 32) as u32, server: tags as u32 },
+            confirmed: rest & CONFIRMED != 0,
+            client_port: (ports >> 32) as u16,
+            local: (addr(high, low), ports as u16),
+            worker: rest as u8,
+        }
+    }
+}
+
+impl Path {
+    fn record(&self) -> Record {
+        let (high, low) = halves(&self.client);
+        [u64::from(self.service.raw()) << 32, 0, 0, high, low, CONFIRMED | u64::from(self.worker)]
+    }
+
+    fn read(record: &Record) -> Self {
+        let [service, _, _, high, low, rest] = *record;
+        let service = ServiceId::from_raw((service >> 32) as u32);
+        Self { service, client: addr(high, low), worker: rest as u8 }
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Entry {
+    /// The hash of the key combined with the record.
+    check: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+impl Entry {
+    fn load(&self) -> Record {
+        self.words.each_ref().map(|word| word.load(Ordering::Relaxed))
+    }
+
+    /// The record, if it belongs to the key with this hash.
+    fn record_of(&self, check: u64) -> Option<Record> {
+        let record = self.load();
+        (self.check.load(Ordering::Relaxed) == check ^ digest(&record) && record[0] != 0).then_some(record)
+    }
+
+    fn store(&self, check: u64, record: &Record) {
+        for (word, new) in self.words.iter().zip(record) {
+            word.store(*new, Ordering::Relaxed);
+        }
+        self.check.store(check ^ digest(record), Ordering::Relaxed);
+    }
+
+    /// The order in which entries give way: those that are empty or over, unconfirmed ones, confirmed ones; each from
+    /// the longest idle on.
+    fn worth(&self, now: Now) -> (u8, u64) {
+        let record = self.load();
+        let age = age(&record, now);
+        let class = match (record[0] == 0, record[5] & CONFIRMED != 0) {
+            (true, _) => 0,
+            (false, false) if age >= HANDSHAKE => 0,
+            (false, true) if age > OLD => 0,
+            (false, false) => 1,
+            (false, true) => 2,
+        };
+        (class, u64::MAX - age)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Bucket([Entry; WAYS]);
+
+/// See [the module](self).
+#[derive(Debug)]
+pub struct Associations {
+    /// Two secret hashes of a key: one for its bucket, one for the comparison.
+    hashers: [FlowHasher; 2],
+    entries: usize,
+    buckets: OnceLock<Box<[Bucket]>>,
+}
+
+impl Associations {
+    /// A table for this number of associations, at most [`SHARED_ASSOCIATIONS_MAX`]. It takes no memory before
+    /// [`Self::prepare`]. `seed` should be secret.
+    #[must_use]
+    pub fn new(associations: usize, seed: u64) -> Self {
+        let hashers = [mix(seed ^ 0x5c79), mix(!seed ^ 0x5c79)].map(FlowHasher::new);
+        let entries = associations.clamp(1, SHARED_ASSOCIATIONS_MAX).saturating_mul(4);
+        Self { hashers, entries, buckets: OnceLock::new() }
+    }
+
+    /// Allocates the table. Called before workers get the first Service with SCTP; without it, nothing is remembered.
+    pub fn prepare(&self) {
+        let buckets = self.entries.div_ceil(WAYS).next_power_of_two();
+        self.buckets.get_or_init(|| std::iter::repeat_with(Bucket::default).take(buckets).collect());
+    }
+
+    /// Whether [`Self::prepare`] was called.
+    #[must_use]
+    pub fn is_prepared(&self) -> bool {
+        self.buckets.get().is_some()
+    }
+
+    /// The association with this key. Its time of use becomes now.
+    #[must_use]
+    pub fn find(&self, key: &AssociationKey, now: Now) -> Option<Association> {
+        let (entry, check, record) = self.entry(key)?;
+        let association = Association::read(&record);
+        if !association.confirmed {
+            return (age(&record, now) < HANDSHAKE).then_some(association);
+        }
+        // Once in 64 units of time, so that the line is seldom written.
+        if age(&record, now) >= 64 {
+            entry.store(check, &timed(record, now));
+        }
+        Some(association)
+    }
+
+    /// Records an association under this key. One that nothing has confirmed does not replace a confirmed one: a late copy
+    /// of a packet of its handshake has the same key.
+    pub fn remember(&self, key: &AssociationKey, association: &Association, now: Now) {
+        self.store(key, &association.record(), now);
+    }
+
+    /// Makes an association one that nothing has confirmed: it ends.
+    pub fn doubt(&self, key: &AssociationKey, now: Now) {
+        if let Some((entry, check, record)) = self.entry(key) {
+            let doubtful = Association { confirmed: false, ..Association::read(&record) };
+            entry.store(check, &timed(doubtful.record(), now));
+        }
+    }
+
+    /// Forgets what is recorded under this key.
+    pub fn forget(&self, key: &AssociationKey) {
+        if let Some((entry, _, _)) = self.entry(key) {
+            entry.store(0, &Record::default());
+        }
+    }
+
+    /// Records a path of a confirmed association. Returns whether the association has it now: of the paths that began
+    /// within an hour, it has at most [`ASSOCIATION_PATHS_MAX`].
+    pub fn add_path(&self, ports: (u16, u16), server_tag: u32, path: &Path, now: Now) -> bool {
+        let (mut free, mut old) = (None, None);
+        for n in 0..ASSOCIATION_PATHS_MAX {
+            let key = AssociationKey::path(ports, server_tag, n);
+            match self.entry(&key) {
+                Some((_, _, record)) => {
+                    let known = Path::read(&record);
+                    if (known.service, known.client) == (path.service, path.client) {
+                        if known.worker != path.worker {
+                            self.store(&key, &path.record(), now);
+                        }
+                        return true;
+                    }
+                    let age = age(&record, now);
+                    if age > OLD_PATH && old.is_none_or(|(than, _)| age > than) {
+                        old = Some((age, key));
+                    }
+                }
+                None => free = free.or(Some(key)),
+            }
+        }
+        free.or(old.map(|(_, key)| key)).is_some_and(|key| {
+            self.store(&key, &path.record(), now);
+            true
+        })
+    }
+
+    /// Forgets the paths of an association, and returns them.
+    pub fn take_paths(&self, ports: (u16, u16), server_tag: u32) -> impl Iterator<Item = Path> {
+        (0..ASSOCIATION_PATHS_MAX).filter_map(move |n| {
+            let key = AssociationKey::path(ports, server_tag, n);
+            let (entry, _, record) = self.entry(&key)?;
+            entry.store(0, &Record::default());
+            Some(Path::read(&record))
+        })
+    }
+
+    fn store(&self, key: &AssociationKey, record: &Record, now: Now) {
+        let Some((bucket, check)) = self.place(key) else { return };
+        let is_confirmed = record[5] & CONFIRMED != 0;
+        let known = bucket.0.iter().find(|entry| entry.record_of(check).is_some());
+        if known.is_some_and(|entry| !is_confirmed && entry.worth(now).0 == 2) {
+            return;
+        }
+        let entry = known.or_else(|| {
+            let least = bucket.0.iter().min_by_key(|entry| entry.worth(now))?;
+            (is_confirmed || least.worth(now).0 < 2).then_some(least)
+        });
+        if let Some(entry) = entry {
+            entry.store(check, &timed(*record, now));
+        }
+    }
+
+    fn entry(&self, key: &AssociationKey) -> Option<(&Entry, u64, Record)> {
+        let (bucket, check) = self.place(key)?;
+        bucket.0.iter().find_map(|entry| Some((entry, check, entry.record_of(check)?)))
+    }
+
+    fn place(&self, key: &AssociationKey) -> Option<(&Bucket, u64)> {
+        let buckets = self.buckets.get()?;
+        let [place, check] = self.hashers.each_ref().map(|hasher| hasher.hash(&key.0).bits());
+        // The number of buckets is a power of two.
+        Some((buckets.get(place as usize & (buckets.len() - 1))?, check))
+    }
+}
+
+/// A function of the whole record. The secret hash that it is combined with makes it unpredictable.
+fn digest(record: &Record) -> u64 {
+    record.iter().fold(0, |sum, word| mix(sum ^ word))
+}
+
+/// The record with the time of use. The time is never 0, so no record looks like an empty place.
+fn timed(record: Record, now: Now) -> Record {
+    let [first, rest @ ..] = record;
+    let [a, b, c, d, e] = rest;
+    [first & (u64::MAX << 32) | units(now), a, b, c, d, e]
+}
+
+fn units(now: Now) -> u64 {
+    ((now.0 >> TIME_SHIFT) + 1) & 0x7fff_ffff
+}
+
+/// The units of time since the last use. Another worker may be ahead by one.
+fn age(record: &Record, now: Now) -> u64 {
+    units(now).saturating_sub(record[0] & 0x7fff_ffff)
+}
+
+fn halves(addr: &Addr) -> (u64, u64) {
+    tidegate_structures::hash::words(addr)
+}
+
+fn addr(high: u64, low: u64) -> Addr {
+    Addr::v6((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Now = Now(5_000_000_000_000);
+    const PORTS: (u16, u16) = (40_000, 3868);
+
+    fn association(n: u32, confirmed: bool) -> Association {
+        Association {
+            backend: BackendId::new(n as usize % 1000, 3),
+            tags: TagPair { client: n, server: !n },
+            confirmed,
+            client_port: 40_000,
+            local: (Addr::v4([10, 0, 0, 253]), 2048),
+            worker: 1,
+        }
+    }
+
+    fn key(n: u32) -> AssociationKey {
+        AssociationKey::to_server(PORTS, n)
+    }
+
+    fn prepared(associations: usize) -> Associations {
+        let table = Associations::new(associations, 0x5eed);
+        table.prepare();
+        table
+    }
+
+    fn after(seconds: u64) -> Now {
+        Now(NOW.0 + seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn an_association_is_found_whole_by_its_own_key_only() {
+        let table = prepared(64);
+        table.remember(&key(7), &association(7, true), NOW);
+        assert_eq!(table.find(&key(7), NOW), Some(association(7, true)));
+        let others = [
+            key(8),
+            AssociationKey::to_server((40_001, 3868), 7),
+            AssociationKey::init(PORTS, 7),
+            AssociationKey::path(PORTS, 7, 0),
+        ];
+        assert!(others.iter().all(|key| table.find(key, NOW).is_none()));
+        table.forget(&key(7));
+        assert_eq!(table.find(&key(7), NOW), None);
+    }
+
+    #[test]
+    fn a_handshake_is_forgotten_after_a_minute_and_an_association_is_not() {
+        let table = prepared(64);
+        table.remember(&key(1), &association(1, false), NOW);
+        table.remember(&key(2), &association(2, true), NOW);
+        assert!(table.find(&key(1), after(59)).is_some());
+        assert!(table.find(&key(1), after(62)).is_none());
+        assert!(table.find(&key(2), after(90 * 86_400)).is_some());
+    }
+
+    #[test]
+    fn a_late_packet_of_a_handshake_does_not_take_the_confirmation_away() {
+        let table = prepared(64);
+        table.remember(&key(1), &association(1, true), NOW);
+        table.remember(&key(1), &association(2, false), after(1));
+        assert_eq!(table.find(&key(1), after(1)), Some(association(1, true)));
+        // The next association with the same tag replaces it.
+        table.remember(&key(1), &association(3, true), after(2));
+        assert_eq!(table.find(&key(1), after(2)), Some(association(3, true)));
+    }
+
+    #[test]
+    fn a_flood_of_handshakes_displaces_no_association() {
+        let table = prepared(256);
+        for n in 0..128 {
+            table.remember(&key(n), &association(n, true), NOW);
+        }
+        for n in 0..200_000 {
+            table.remember(&AssociationKey::init(PORTS, n), &association(n, false), after(1));
+        }
+        assert!((0..128).all(|n| table.find(&key(n), after(1)) == Some(association(n, true))));
+        // A handshake that comes then still has a place.
+        table.remember(&key(500), &association(500, false), after(1));
+        assert!(table.find(&key(500), after(1)).is_some());
+    }
+
+    #[test]
+    fn associations_that_nobody_used_for_a_day_give_way_to_handshakes() {
+        let table = prepared(1);
+        for n in 0..100 {
+            table.remember(&key(n), &association(n, true), NOW);
+        }
+        table.remember(&key(1000), &association(1000, false), after(10));
+        assert!(table.find(&key(1000), after(10)).is_none(), "its bucket is full of associations");
+        table.remember(&key(1000), &association(1000, false), after(86_500));
+        assert!(table.find(&key(1000), after(86_500)).is_some());
+    }
+
+    #[test]
+    fn the_paths_of_an_association_are_limited_and_each_is_listed_once() {
+        let table = prepared(1024);
+        let path =
+            |n: u8| Path { service: ServiceId::new(3, 0), client: Addr::v4([192, 0, 2, n]), worker: n };
+        for n in 0..ASSOCIATION_PATHS_MAX {
+            assert!(table.add_path(PORTS, 9, &path(n), NOW) && table.add_path(PORTS, 9, &path(n), NOW));
+        }
+        assert!(!table.add_path(PORTS, 9, &path(ASSOCIATION_PATHS_MAX), NOW), "one too many");
+        assert!(table.add_path(PORTS, 9, &path(0), NOW), "a known one");
+        assert!(!table.add_path(PORTS, 9, &path(100), after(3_500)), "none is old");
+        let paths: Vec<Path> = table.take_paths(PORTS, 9).collect();
+        assert_eq!(paths, (0..ASSOCIATION_PATHS_MAX).map(path).collect::<Vec<_>>());
+        assert_eq!(table.take_paths(PORTS, 9).count(), 0);
+
+        for n in 0..ASSOCIATION_PATHS_MAX {
+            assert!(table.add_path(PORTS, 9, &path(n), after(u64::from(n) * 60)));
+        }
+        assert!(table.add_path(PORTS, 9, &path(100), after(3_630)), "the first one is old");
+        assert!(!table.add_path(PORTS, 9, &path(0), after(3_630)), "the second one is not");
+        let paths: Vec<Path> = table.take_paths(PORTS, 9).collect();
+        assert_eq!(paths, [100].into_iter().chain(1..ASSOCIATION_PATHS_MAX).map(path).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_association_that_ends_is_known_for_a_minute_and_gives_way_to_others() {
+        let table = prepared(64);
+        table.remember(&key(1), &association(1, true), NOW);
+        table.doubt(&key(1), after(5));
+        assert_eq!(table.find(&key(1), after(60)), Some(association(1, false)));
+        assert_eq!(table.find(&key(1), after(67)), None);
+        table.doubt(&key(2), NOW);
+        assert_eq!(table.find(&key(2), NOW), None, "an unknown one");
+    }
+
+    #[test]
+    fn without_a_service_that_needs_it_the_table_takes_no_memory_and_knows_nothing() {
+        let table = Associations::new(1 << 20, 1);
+        table.remember(&key(1), &association(1, true), NOW);
+        assert!(!table.is_prepared() && table.find(&key(1), NOW).is_none());
+        let path = Path { service: ServiceId::new(3, 0), client: Addr::v4([192, 0, 2, 1]), worker: 0 };
+        assert!(table.add_path(PORTS, 9, &path, NOW), "no path is refused for that reason");
+    }
+
+    #[test]
+    fn threads_that_write_one_bucket_never_show_a_mixture_of_two_associations() {
+        let table = prepared(1);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u32 {
+                let table = &table;
+                scope.spawn(move || {
+                    for n in 0..50_000_u32 {
+                        let of = (n * 7 + thread) % 40;
+                        table.remember(&key(of), &association(of, true), NOW);
+                        let other = (n * 11 + thread) % 40;
+                        let found = table.find(&key(other), NOW);
+                        assert!(found.is_none_or(|one| one == association(other, true)), "{found:?}");
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,246 @@
+//! Flows for which the gateway sees only the client's side, and session affinity.
+//!
+//! Each has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. At the bound that
+//! is 32 and 48 bytes of table per flow. The pipeline calls it with a key, its hash, and the kind of packet.
+//!
+//! The loss of an entry here breaks nothing by itself: the hash sends the packet to the same backend, unless the
+//! owner of its slot has changed since.
+
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::now::Now;
+
+use super::answer::{First, Full};
+use super::eviction::{EvictionReason, FlowCounters};
+use super::flow_state::{IdleTimeout, Packet, Phase, State};
+use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
+use super::memory::{TableKind, TableMemory};
+use super::table::{Entry, Place, Table};
+use super::view::{FlowKind, FlowView};
+
+pub(super) type V4 = Table<1, 5, 3, 16>;
+pub(super) type V6 = Table<4, 8, 2, 16>;
+
+/// The backend of each client's flow, for both families.
+#[derive(Debug)]
+pub struct DsrTable {
+    pub(super) v4: V4,
+    pub(super) v6: V6,
+}
+
+/// A known flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DsrHit {
+    /// The backend that its packets go to.
+    pub backend: BackendId,
+    /// The phase of the flow, including this packet.
+    pub phase: Phase,
+    /// The packet is a SYN and the flow was over: a new connection of the same ports (RFC 9293 section
+    /// 3.6.1, RFC 6191). The entry counts as opening; the caller may insert another backend over it.
+    pub reopened: bool,
+}
+
+/// Runs the same expression on the table of the key's family.
+macro_rules! by_family {
+    ($self:ident, $key:ident, |$table:ident, $packed:ident| $body:expr) => {
+        if $key.addr().is_v4() {
+            let ($table, $packed) = (&$self.v4, PackedKey::<1>::from($key));
+            $body
+        } else {
+            let ($table, $packed) = (&$self.v6, PackedKey::<4>::from($key));
+            $body
+        }
+    };
+    (mut $self:ident, $key:ident, |$table:ident, $packed:ident| $body:expr) => {
+        if $key.addr().is_v4() {
+            let ($table, $packed) = (&mut $self.v4, PackedKey::<1>::from($key));
+            $body
+        } else {
+            let ($table, $packed) = (&mut $self.v6, PackedKey::<4>::from($key));
+            $body
+        }
+    };
+}
+pub(super) use by_family;
+
+impl DsrTable {
+    pub(super) fn new(flows: usize, hasher: &FlowHasher, memory: &mut dyn TableMemory) -> Self {
+        let v4 = Table::new(flows, hasher.clone(), TableKind::DsrV4, memory);
+        Self { v4, v6: Table::new(flows, hasher.clone(), TableKind::DsrV6, memory) }
+    }
+
+    /// Prefetches the first of the key's two buckets, which holds most flows. Call it first, for the whole burst.
+    #[inline]
+    pub fn prefetch(&self, key: &FlowKey, hash: FlowHash) {
+        if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
+    }
+
+    /// Whether the service of this key has any entry in the table of the key's family.
+    #[inline]
+    #[must_use]
+    pub fn has_flows_of(&self, key: &FlowKey) -> bool {
+        if key.addr().is_v4() { self.v4.has_flows_of(key.owner) } else { self.v6.has_flows_of(key.owner) }
+    }
+
+    /// Finds a flow and records the packet in it.
+    #[inline]
+    pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {
+        by_family!(mut self, key, |table, packed| {
+            let place = table.find(&packed, hash)?;
+            note(table, place, packet, now)
+        })
+    }
+
+    /// Searches only the first of the key's buckets, where most flows are, and prefetches the second if the flow is
+    /// not there. A plain packet of an established flow is recorded and goes to this backend. Call it for the whole
+    /// burst, some work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
+    #[inline(always)]
+    pub fn lookup_first(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> First<BackendId> {
+        by_family!(mut self, key, |table, packed| {
+            table.see_first(&packed, hash, packet, now).map(|(_, value)| BackendId::from_raw(value))
+        })
+    }
+
+    /// [`Self::lookup`] for a key that [`Self::lookup_first`] has not found.
+    #[inline]
+    pub fn lookup_second(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> Option<DsrHit> {
+        by_family!(mut self, key, |table, packed| {
+            let place = table.find_second(&packed, hash)?;
+            note(table, place, packet, now)
+        })
+    }
+
+    /// Finds a flow and changes nothing.
+    #[must_use]
+    pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<DsrHit> {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now))?;
+            let backend = BackendId::from_raw(table.value(place));
+            Some(DsrHit { backend, phase: table.phase(place), reopened: false })
+        })
+    }
+
+    /// Inserts a flow that begins with `packet`. It replaces any earlier entry of the key.
+    ///
+    /// # Errors
+    /// [`Full`], counted: every flow that could be evicted is established and in use, or the service has reached its
+    /// share of a full table. The packet can still go to the backend that its hash selects.
+    #[inline]
+    pub fn insert(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Full> {
+        by_family!(mut self, key, |table, packed| {
+            let Some(place) = table.find(&packed, hash) else {
+                return begin(table, (packed, hash), backend, packet, idle, now);
+            };
+            table.replace(place, now);
+            table.write(place, &Entry::first(packed, None, backend, packet, idle, now));
+            Ok(())
+        })
+    }
+
+    /// [`Self::insert`] for a key that a look-up has not found, which saves another search.
+    ///
+    /// # Errors
+    /// As [`Self::insert`].
+    #[inline]
+    pub fn insert_new(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Full> {
+        by_family!(mut self, key, |table, packed| begin(table, (packed, hash), backend, packet, idle, now))
+    }
+
+    /// Removes a flow. Returns whether it was known.
+    pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
+        by_family!(mut self, key, |table, packed| {
+            let place = table.find(&packed, hash);
+            place.inspect(|&place| table.remove(place, EvictionReason::Removed)).is_some()
+        })
+    }
+
+    /// The number of entries, including expired ones that have not been aged out yet.
+    #[inline]
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.v4.live + self.v6.live
+    }
+
+    pub(super) fn counters(&self) -> FlowCounters {
+        self.v4.counters.plus(&self.v6.counters)
+    }
+}
+
+/// [`DsrTable::insert_new`] in the table of one family.
+#[inline(always)]
+pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    (key, hash): (PackedKey<A>, FlowHash),
+    backend: BackendId,
+    packet: Packet,
+    idle: IdleTimeout,
+    now: Now,
+) -> Result<(), Full> {
+    debug_assert!(table.find(&key, hash).is_none(), "no key is in the table twice");
+    let place = table.admit(&key, hash, now).map_err(|_| Full)?;
+    table.write(place, &Entry::first(key, None, backend, packet, idle, now));
+    Ok(())
+}
+
+#[inline]
+fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    place: Place,
+    packet: Packet,
+    now: Now,
+) -> Option<DsrHit> {
+    let place = table.alive(place, now)?;
+    let before = table.state(place)?;
+    let backend = BackendId::from_raw(table.value(place));
+    let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
+    let state = if reopened { State::first(packet) } else { before.next(packet) };
+    table.touch(place, state, now);
+    Some(DsrHit { backend, phase: state.phase(), reopened })
+}
+
+/// The public view of a flow of the table.
+pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &Table<A, W, K, B>,
+    place: Place,
+    now: Now,
+) -> Option<FlowView> {
+    let vitality = table.vitality(place, now)?;
+    let key = table.key(place);
+    Some(FlowView {
+        service: ServiceId::from_raw(key.owner),
+        client: addr_of(key.addr),
+        client_port: (key.tag >> 16) as u16,
+        backend: BackendId::from_raw(table.value(place)),
+        kind: if key.tag & TWIN == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
+        phase: vitality.standing.phase,
+        idle_ms: vitality.idle_ms,
+        expired: vitality.expired(),
+    })
+}

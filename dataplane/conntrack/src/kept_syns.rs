@@ -1,0 +1,174 @@
+//! The latest SYNs of a worker, so that a connection that a backend refuses can be offered to another one.
+//!
+//! A SYN is stored as it was received, in the set of places that the hash of its flow selects; it overwrites the oldest
+//! SYN of the set. An answer takes far less time than the table takes to fill, and a SYN that was overwritten costs only
+//! time: its client sends it again.
+//!
+//! Invariant: fixed memory, and nothing is allocated after construction.
+
+use arrayvec::ArrayVec;
+use tidegate_spec::ids::{BackendId, InterfaceIndex};
+use tidegate_spec::limits::{KEPT_SYN_LEN, KEPT_SYNS, RETRIES_MAX};
+
+use super::key::{FlowHash, FlowKey};
+
+/// The backends that a connection was offered to.
+pub type Tried = ArrayVec<BackendId, { RETRIES_MAX as usize + 1 }>;
+
+/// See [the module](self).
+#[derive(Debug)]
+pub struct KeptSyns {
+    bytes: Box<[[u8; KEPT_SYN_LEN]]>,
+    notes: Box<[Option<KeptSyn>]>,
+    /// Which place of each set is overwritten next.
+    next: Box<[u8]>,
+}
+
+/// What is known about a stored SYN.
+#[derive(Debug, Clone)]
+pub struct KeptSyn {
+    flow: FlowKey,
+    /// Its sequence number.
+    pub sequence: u32,
+    /// The interface that received it.
+    pub interface: InterfaceIndex,
+    /// The backends that it was sent to.
+    pub tried: Tried,
+    len: u8,
+}
+
+/// SYNs of flows whose hashes select the same set.
+const WAYS: usize = 4;
+const SETS: usize = KEPT_SYNS / WAYS;
+
+const _: () = assert!(KEPT_SYN_LEN <= u8::MAX as usize && KEPT_SYNS.is_multiple_of(WAYS));
+
+fn set_of(hash: FlowHash) -> usize {
+    hash.0 as usize % SETS
+}
+
+impl Default for KeptSyns {
+    fn default() -> Self {
+        Self {
+            // The system zeroes the memory, so a worker that stores no SYN uses none of it.
+            bytes: vec![[0; KEPT_SYN_LEN]; KEPT_SYNS].into_boxed_slice(),
+            notes: vec![None; KEPT_SYNS].into_boxed_slice(),
+            next: vec![0; SETS].into_boxed_slice(),
+        }
+    }
+}
+
+impl KeptSyns {
+    /// Stores the SYN that begins a flow. A frame that is too long is not stored.
+    pub fn keep(
+        &mut self,
+        flow: &FlowKey,
+        hash: FlowHash,
+        sequence: u32,
+        backend: BackendId,
+        (interface, frame): (InterfaceIndex, &[u8]),
+    ) {
+        let (Some(next), Ok(len)) = (self.next.get_mut(set_of(hash)), u8::try_from(frame.len())) else {
+            return;
+        };
+        let at = set_of(hash) * WAYS + usize::from(*next);
+        let (Some(bytes), Some(note)) = (self.bytes.get_mut(at), self.notes.get_mut(at)) else { return };
+        if let Some(room) = bytes.get_mut(..frame.len()) {
+            room.copy_from_slice(frame);
+            let tried = [backend].into_iter().collect();
+            *note = Some(KeptSyn { flow: *flow, sequence, interface, tried, len });
+            // The oldest of the set is overwritten next.
+            *next = (*next + 1) % WAYS as u8;
+        }
+    }
+
+    /// Records that the SYN of a flow is sent to one more backend. Returns whether this SYN is stored.
+    pub fn sent_again(&mut self, flow: &FlowKey, hash: FlowHash, sequence: u32, backend: BackendId) -> bool {
+        let Some(at) = self.place(flow, hash) else { return false };
+        match self.notes.get_mut(at) {
+            Some(Some(note)) if note.sequence == sequence => {
+                // A client may repeat its SYN more often than there are retries.
+                let _ = note.tried.try_push(backend);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The SYN of a flow, with its bytes, if it is still there.
+    #[must_use]
+    pub fn get(&self, flow: &FlowKey, hash: FlowHash) -> Option<(&KeptSyn, &[u8])> {
+        let at = self.place(flow, hash)?;
+        let note = self.notes.get(at)?.as_ref()?;
+        Some((note, self.bytes.get(at)?.get(..usize::from(note.len))?))
+    }
+
+    /// Where the latest SYN of a flow is.
+    fn place(&self, flow: &FlowKey, hash: FlowHash) -> Option<usize> {
+        let (set, next) = (set_of(hash), usize::from(*self.next.get(set_of(hash))?));
+        // From the latest to the oldest.
+        let places = (1..=WAYS).map(|age| set * WAYS + (next + WAYS - age) % WAYS);
+        places.into_iter().find(|&at| {
+            self.notes.get(at).is_some_and(|note| note.as_ref().is_some_and(|note| note.flow == *flow))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::FlowHasher;
+    use super::*;
+    use tidegate_spec::ids::ServiceId;
+    use tidegate_wire::Addr;
+
+    fn flow(n: usize) -> (FlowKey, FlowHash) {
+        let key = FlowKey::flow(ServiceId::new(n / 60_000, 0), Addr::v4([10, 0, 0, 1]), (n % 60_000) as u16);
+        (key, FlowHasher::new(7).hash(&key))
+    }
+
+    fn backend(n: usize) -> BackendId {
+        BackendId::new(n, 0)
+    }
+
+    #[test]
+    fn a_syn_is_found_with_its_bytes_and_the_backends_that_it_was_sent_to() {
+        let mut syns = KeptSyns::default();
+        let (key, hash) = flow(1);
+        assert!(syns.get(&key, hash).is_none());
+        syns.keep(&key, hash, 5, backend(1), (2, b"a syn"));
+        assert!(!syns.sent_again(&key, hash, 6, backend(2)), "it is another SYN");
+        assert!((2..9).all(|n| syns.sent_again(&key, hash, 5, backend(n))));
+        let (syn, bytes) = syns.get(&key, hash).expect("it is stored");
+        assert_eq!((syn.sequence, syn.interface, bytes), (5, 2, &b"a syn"[..]));
+        assert_eq!(syn.tried[..], [1, 2, 3, 4].map(backend), "the others have no room");
+        syns.keep(&key, hash, 6, backend(3), (0, b"later"));
+        assert_eq!(syns.get(&key, hash).map(|(syn, _)| syn.sequence), Some(6));
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_not_stored() {
+        let mut syns = KeptSyns::default();
+        let (key, hash) = flow(1);
+        for len in [KEPT_SYN_LEN + 1, 300] {
+            syns.keep(&key, hash, 5, backend(1), (2, &vec![0; len]));
+            assert!(syns.get(&key, hash).is_none());
+        }
+        syns.keep(&key, hash, 5, backend(1), (2, &[0; KEPT_SYN_LEN]));
+        assert!(syns.get(&key, hash).is_some());
+    }
+
+    #[test]
+    fn of_the_latest_hundred_nearly_all_are_there() {
+        let mut syns = KeptSyns::default();
+        for n in 0..10_000 {
+            let (key, hash) = flow(n);
+            syns.keep(&key, hash, n as u32, backend(n), (0, b"syn"));
+        }
+        let kept = |n| {
+            let (key, hash) = flow(n);
+            syns.get(&key, hash).is_some_and(|(syn, _)| syn.sequence == n as u32)
+        };
+        assert!((9_900..10_000).filter(|&n| kept(n)).count() >= 99);
+        assert_eq!((0..2_000).filter(|&n| kept(n)).count(), 0);
+    }
+}

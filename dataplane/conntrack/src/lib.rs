@@ -1,0 +1,352 @@
+//! The flow tables of a worker: the backend of each connection, and how to translate it.
+//!
+//! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one prefetched cache line:
+//! [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and `lookup` and `insert` for
+//! packets that are still without a flow. A DSR flow ([`DsrTable`]) has one entry, a NAT flow ([`NatTable`]) two.
+//!
+//! Guarantees for full tables: a flow that is established and in use is never evicted. A flood of SYNs, of unanswered
+//! datagrams, or of packets with a new 5-tuple each, evicts only entries that are not established, and these have
+//! shorter lifetimes as the table fills. The flood evicts its own entries, which are identified by their service and
+//! by the network of their clients, and not the handshakes of others (`room.rs`). If no other entry can be evicted,
+//! an established flow that has been idle for ten seconds or more is evicted for a new one, the longest idle near it
+//! first. A service that has its share of a full table replaces only its own flows, and those that are not
+//! established.
+//!
+//! Not guaranteed: a flood of many services that completes handshakes fills a table with flows that are in use, and
+//! then new flows are refused. A flood from random sources that the backends answer ends handshakes with the same
+//! service that take longer than it takes to replace all opening entries of the table.
+//!
+//! Invariant: nothing here reads a clock, allocates after construction, or depends on anything except its arguments;
+//! the secret of the hash is one of them.
+//!
+//! May depend on: `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
+#![deny(unsafe_code)]
+
+pub mod affinities;
+mod answer;
+pub mod associations;
+mod backend_loads;
+mod counts;
+mod dsr;
+mod eviction;
+pub mod flow_copies;
+pub mod flow_record;
+mod flow_state;
+mod journal;
+mod kept_syns;
+mod key;
+mod masquerade;
+mod memory;
+mod nat;
+mod restore;
+mod room;
+mod sharing;
+mod splice;
+mod steady;
+mod stream;
+mod table;
+mod tags;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use answer::{First, Full, PairError};
+pub use dsr::{DsrHit, DsrTable};
+pub use eviction::{EvictionReason, FlowCounters};
+pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
+pub use kept_syns::{KeptSyn, KeptSyns, Tried};
+pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
+pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
+pub use memory::{HeapMemory, Part, TableKind, TableMemory};
+pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
+pub use restore::{NotRestored, STORED_FORM, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
+pub use sharing::{Adoption, FlowTags, SharedChange, SharedFlow, SharedReply, SideState};
+pub use splice::Splice;
+pub use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
+pub use stream::{Placement, Stream};
+pub use tags::{Shown, Side, TagPair, Tags};
+pub use view::{FlowKind, FlowView};
+
+use tidegate_select::loads::Load;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::now::Now;
+use tidegate_wire::Family;
+
+/// All flows of one worker.
+///
+/// ```
+/// use tidegate_conntrack::{FlowKey, FlowTables, IdleTimeout, Packet, Phase};
+/// use tidegate_spec::{ids::{BackendId, ServiceId}, now::Now};
+/// use tidegate_wire::{Addr, tcp::flags};
+/// use std::time::Duration;
+///
+/// let mut tables = FlowTables::new(1000, 0x5eed);
+/// let key = FlowKey::flow(ServiceId::new(3, 0), Addr::v4([198, 51, 100, 7]), 40_000);
+/// let hash = tables.hash(&key);
+/// let (syn, ack) = (Packet::Tcp(flags::SYN), Packet::Tcp(flags::ACK));
+/// let idle = IdleTimeout::new(Duration::from_secs(7_440));
+/// assert!(tables.dsr.lookup(&key, hash, syn, Now(0)).is_none());
+/// tables.dsr.insert(&key, hash, BackendId::new(9, 0), syn, idle, Now(0)).expect("an empty table has room");
+/// let hit = tables.dsr.lookup(&key, hash, ack, Now(1_000_000)).expect("the flow is known");
+/// assert_eq!((hit.backend, hit.phase), (BackendId::new(9, 0), Phase::Established));
+/// ```
+#[derive(Debug)]
+pub struct FlowTables {
+    /// Flows of DSR services, and the affinity entries of all services.
+    pub dsr: DsrTable,
+    /// Flows of `nat` and `fullnat` services.
+    pub nat: NatTable,
+    /// The verification tags of SCTP flows of both tables.
+    pub tags: Tags,
+    /// Flows that backends originate and that are masqueraded.
+    pub masquerades: Masquerades,
+    hasher: FlowHasher,
+    /// Which table is aged next.
+    turn: usize,
+}
+
+/// Runs the same expression on each of the four tables.
+macro_rules! each_table {
+    ($self:ident [$($borrow:tt)+], |$table:ident, $view:ident| $body:expr) => {{
+        {
+            let ($table, $view) = ($($borrow)+ $self.dsr.v4, dsr::view);
+            $body
+        }
+        {
+            let ($table, $view) = ($($borrow)+ $self.dsr.v6, dsr::view);
+            $body
+        }
+        {
+            let ($table, $view) = ($($borrow)+ $self.nat.v4, nat::view);
+            $body
+        }
+        {
+            let ($table, $view) = ($($borrow)+ $self.nat.v6, nat::view);
+            $body
+        }
+    }};
+}
+
+impl FlowTables {
+    /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
+    /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space, and 32
+    /// more with SCTP. The system zeroes the pages, and they take memory only once flows are stored there, so unused
+    /// kinds cost next to nothing. Masqueraded flows have room for an eighth as many, of 128 bytes at most. `seed` should
+    /// be secret.
+    ///
+    /// # Panics
+    /// If there is not enough memory, or one table would have more than 2^32 cache lines.
+    #[must_use]
+    pub fn new(entries_per_core: usize, seed: u64) -> Self {
+        Self::in_memory(entries_per_core, seed, &mut HeapMemory)
+    }
+
+    /// Like [`Self::new`], with the entries of the four kinds in memory that the caller provides.
+    ///
+    /// # Panics
+    /// As [`Self::new`], and if the provided memory is not as [`TableMemory::provide`] requires.
+    #[must_use]
+    pub fn in_memory(entries_per_core: usize, seed: u64, memory: &mut dyn TableMemory) -> Self {
+        let hasher = FlowHasher::new(seed);
+        Self {
+            dsr: DsrTable::new(entries_per_core, &hasher, memory),
+            nat: NatTable::new(entries_per_core, &hasher, memory),
+            tags: Tags::new(entries_per_core),
+            masquerades: Masquerades::new(entries_per_core, &hasher),
+            hasher,
+            turn: 0,
+        }
+    }
+
+    /// Sets the share of a full table that one service may have, in percent of the bound; with 100 there is no
+    /// limit.
+    pub fn set_service_share(&mut self, percent: u8) {
+        self.dsr.v4.set_share(percent);
+        self.dsr.v6.set_share(percent);
+        self.nat.v4.set_share(percent);
+        self.nat.v6.set_share(percent);
+    }
+
+    /// The hash of a key, for any of the tables. Pure.
+    #[inline]
+    #[must_use]
+    pub fn hash(&self, key: &FlowKey) -> FlowHash {
+        self.hasher.hash(key)
+    }
+
+    /// Removes expired flows from the next `buckets` buckets, and returns how many. Call it with each burst and also
+    /// when there is nothing to do: the timestamps of the entries require that every bucket is visited within 24 days.
+    #[inline]
+    pub fn age(&mut self, now: Now, buckets: usize) -> usize {
+        for _ in 0..4 {
+            self.turn = (self.turn + 1) % 4;
+            let removed = match self.turn {
+                0 => age(&mut self.dsr.v4, now, buckets),
+                1 => age(&mut self.dsr.v6, now, buckets),
+                2 => age(&mut self.nat.v4, now, buckets),
+                _ => age(&mut self.nat.v6, now, buckets),
+            };
+            if let Some(removed) = removed {
+                return removed;
+            }
+        }
+        0
+    }
+
+    /// Removes expired flows from the next `buckets` buckets of each table, at most all of them once.
+    pub fn age_each(&mut self, now: Now, buckets: usize) {
+        self.dsr.v4.age(now, buckets);
+        self.dsr.v6.age(now, buckets);
+        self.nat.v4.age(now, buckets);
+        self.nat.v6.age(now, buckets);
+        self.masquerades.age(now, buckets);
+    }
+
+    /// Removes expired masqueraded flows among the next `slots` places. Call it like [`Self::age`].
+    #[inline]
+    pub fn age_masquerades(&mut self, now: Now, slots: usize) {
+        if !self.masquerades.is_empty() {
+            self.masquerades.age(now, slots);
+        }
+    }
+
+    /// Counts the entries of backends in up to `buckets` more buckets of each table. Returns whether all are counted;
+    /// from then on, they stay counted. `exists` is whether an id is one of the snapshot in use.
+    pub fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
+        let counted = [
+            self.dsr.v4.count_loads(buckets, &exists),
+            self.dsr.v6.count_loads(buckets, &exists),
+            self.nat.v4.count_loads(buckets, &exists),
+            self.nat.v6.count_loads(buckets, &exists),
+        ];
+        counted.into_iter().all(|counted| counted)
+    }
+
+    /// The counted entries of a backend whose clients have this family, in the table of its mode. A DSR flow has one
+    /// entry, a NAT flow two.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, is_dsr: bool, clients: Family, backend: BackendId) -> Load {
+        match (is_dsr, clients) {
+            (true, Family::V4) => self.dsr.v4.load_of_backend(backend),
+            (true, Family::V6) => self.dsr.v6.load_of_backend(backend),
+            (false, Family::V4) => self.nat.v4.load_of_backend(backend),
+            (false, Family::V6) => self.nat.v6.load_of_backend(backend),
+        }
+    }
+
+    /// The number of flows. An affinity entry counts as one, and a NAT flow counts once.
+    #[inline]
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.dsr.live() + self.nat.live() + self.masquerades.live()
+    }
+
+    /// The number of flows of a service of this kind whose clients have this family, without affinity entries.
+    #[must_use]
+    pub fn of_service(&self, service: ServiceId, is_dsr: bool, clients: Family) -> u32 {
+        let owner = service.raw();
+        match (is_dsr, clients) {
+            (true, Family::V4) => self.dsr.v4.connections(owner),
+            (true, Family::V6) => self.dsr.v6.connections(owner),
+            (false, Family::V4) => self.nat.v4.connections(owner),
+            (false, Family::V6) => self.nat.v6.connections(owner),
+        }
+    }
+
+    /// The reasons for which flows have left, and the number of refused flows, since the start.
+    #[must_use]
+    pub fn counters(&self) -> FlowCounters {
+        self.dsr.counters().plus(&self.nat.counters())
+    }
+
+    /// Bytes of address space of all tables. Memory is used only where flows have been stored.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.dsr.v4.memory_bytes()
+            + self.dsr.v6.memory_bytes()
+            + self.nat.v4.memory_bytes()
+            + self.nat.v6.memory_bytes()
+            + self.tags.memory_bytes()
+            + self.masquerades.memory_bytes()
+    }
+
+    /// The memory of the tables, for advice to the kernel (huge pages, NUMA node).
+    #[must_use]
+    pub fn regions(&self) -> [&[u32]; 4] {
+        [self.dsr.v4.words(), self.dsr.v6.words(), self.nat.v4.words(), self.nat.v6.words()]
+    }
+
+    /// Removes the flows for which `keep` returns false, counted as removed. Walks all tables: for drains and tests,
+    /// not between bursts under load.
+    pub fn retain(&mut self, now: Now, keep: impl FnMut(&FlowView) -> bool) {
+        let _whole = self.sweep(0, u64::MAX, now, keep);
+    }
+
+    /// Like [`Self::retain`], for up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or
+    /// `None` after the last bucket. Flows that are moved during the sweep may be missed.
+    pub fn sweep(
+        &mut self,
+        cursor: u64,
+        buckets: u64,
+        now: Now,
+        mut keep: impl FnMut(&FlowView) -> bool,
+    ) -> Option<u64> {
+        let end = cursor.saturating_add(buckets);
+        let mut base = 0;
+        each_table!(self[&mut], |table, view| {
+            let count = u64::from(table.buckets);
+            // A table without flows is skipped at no cost.
+            let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
+            for bucket in first..count.min(end.saturating_sub(base)) {
+                let bucket = u32::try_from(bucket).expect("below the number of buckets");
+                for place in table.places(bucket) {
+                    if table.is_flow(place) && view(table, place, now).is_some_and(|flow| !keep(&flow)) {
+                        table.remove(place, EvictionReason::Removed);
+                    }
+                }
+            }
+            base += count;
+        });
+        (end < base).then_some(end)
+    }
+
+    /// Shows the flows, also masqueraded ones, of up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or `None`
+    /// after the last bucket. Flows that are added, removed or moved during the scan may be missed or shown twice.
+    pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
+        let end = cursor.saturating_add(buckets);
+        let mut base = 0;
+        each_table!(self[&], |table, view| {
+            let count = u64::from(table.buckets);
+            // A table without flows is skipped at no cost.
+            let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
+            for bucket in first..count.min(end.saturating_sub(base)) {
+                let bucket = u32::try_from(bucket).expect("below the number of buckets");
+                let flows = table.places(bucket).into_iter().filter(|&place| table.is_flow(place));
+                flows.filter_map(|place| view(table, place, now)).for_each(&mut show);
+            }
+            base += count;
+        });
+        // Each place of a masqueraded flow counts as a bucket.
+        let count = self.masquerades.places() as u64;
+        for place in cursor.saturating_sub(base)..count.min(end.saturating_sub(base)) {
+            let place = usize::try_from(place).expect("below the number of places");
+            self.masquerades.view(place, now).into_iter().for_each(&mut show);
+        }
+        base += count;
+        (end < base).then_some(end)
+    }
+}
+
+#[inline]
+fn age<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut table::Table<A, W, K, B>,
+    now: Now,
+    buckets: usize,
+) -> Option<usize> {
+    (table.live > 0).then(|| {
+        let removed = table.age(now, buckets);
+        table.prefetch_age(buckets);
+        removed
+    })
+}

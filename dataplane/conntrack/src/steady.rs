@@ -1,0 +1,222 @@
+//! Look-ups for plain packets of established flows, which are nearly all packets, and the beginning of flows that only need an
+//! entry: the fast path of the pipeline calls them.
+//!
+//! Invariant: an entry that is found here is one that the look-ups of [`DsrTable`](super::DsrTable) and
+//! [`NatTable`](super::NatTable) find for the same packet, and both leave it alike.
+
+use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_spec::now::Now;
+
+use super::answer::{First, Full};
+use super::flow_state::{IdleTimeout, Packet};
+use super::key::{FlowHash, PackedKey, TWIN};
+use super::{FlowTables, dsr, nat};
+
+/// The key of a flow whose addresses have `A` words.
+#[derive(Debug, Clone, Copy)]
+pub struct SteadyKey<const A: usize>(pub(super) PackedKey<A>);
+
+impl<const A: usize> SteadyKey<A> {
+    /// The key of a client's flow. The address has the form of [`Usual`](tidegate_wire::usual::Usual).
+    #[inline(always)]
+    pub fn flow(service: ServiceId, client: [u32; A], client_port: u16) -> Self {
+        Self(PackedKey { owner: service.raw(), tag: u32::from(client_port) << 16, addr: client })
+    }
+
+    /// The key of the replies of an endpoint to this address and port.
+    #[inline(always)]
+    pub fn reply(endpoint: EndpointId, to: [u32; A], to_port: u16) -> Self {
+        Self(PackedKey { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | TWIN, addr: to })
+    }
+}
+
+/// One of the two buckets of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bucket {
+    /// The bucket that the hash names.
+    First,
+    /// The other bucket.
+    Second,
+}
+
+/// The entry of one side of an established NAT flow.
+#[derive(Debug, Clone, Copy)]
+pub struct SteadyHit<const A: usize> {
+    /// The backend of the flow.
+    pub backend: BackendId,
+    /// In the entry of the client, the endpoint; in the entry of replies, the service.
+    pub owner: u32,
+    /// The address of the other side's key: the source towards the backend, or the client.
+    pub addr: [u32; A],
+    /// Its port, in host order.
+    pub port: u16,
+}
+
+impl FlowTables {
+    /// The hash of a key, as a number.
+    #[inline(always)]
+    pub fn steady_hash<const A: usize>(&self, key: &SteadyKey<A>) -> u64 {
+        self.hasher.hash_packed(&key.0).bits()
+    }
+}
+
+/// The tables for addresses of `A` words.
+pub trait SteadyTables<const A: usize> {
+    /// Whether the service of a key has any entry in the table of DSR flows.
+    fn has_dsr_flows_of(&self, key: &SteadyKey<A>) -> bool;
+
+    /// Whether a key has an entry in this bucket of DSR flows, in any state.
+    fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
+
+    /// Inserts a DSR flow that begins with `packet`, and that a look-up has found in neither bucket: its key with its hash.
+    ///
+    /// # Errors
+    /// As [`DsrTable::insert_new`](super::DsrTable::insert_new).
+    fn begin_dsr(
+        &mut self,
+        flow: (&SteadyKey<A>, u64),
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Full>;
+
+    /// Prefetches a bucket of DSR flows.
+    fn prefetch_dsr(&self, hash: u64, bucket: Bucket);
+
+    /// Prefetches a bucket of NAT flows.
+    fn prefetch_nat(&self, hash: u64, bucket: Bucket);
+
+    /// Inserts a NAT flow that begins with `packet`, and that a look-up has found in neither bucket: the client's key and that
+    /// of replies, with their hashes. Returns false, and changes nothing, if another flow has that key, or would have to give way.
+    fn begin_nat(
+        &mut self,
+        flow: (&SteadyKey<A>, u64),
+        reply: (&SteadyKey<A>, u64),
+        first: (BackendId, Packet),
+        idle: IdleTimeout,
+        now: Now,
+    ) -> bool;
+
+    /// The backend of an established flow that is in use, if its entry is in this bucket of its key. Records a plain packet;
+    /// `tcp` is whether it is one of TCP.
+    fn steady_dsr(
+        &mut self,
+        key: &SteadyKey<A>,
+        hash: u64,
+        bucket: Bucket,
+        tcp: bool,
+        now: Now,
+    ) -> First<BackendId>;
+
+    /// The entry of an established NAT flow, under the same conditions.
+    fn steady_nat(
+        &mut self,
+        key: &SteadyKey<A>,
+        hash: u64,
+        bucket: Bucket,
+        tcp: bool,
+        now: Now,
+    ) -> First<SteadyHit<A>>;
+}
+
+/// The number of a bucket of a key in a table.
+macro_rules! bucket {
+    ($table:expr, $hash:expr, $bucket:expr) => {
+        match $bucket {
+            Bucket::First => $table.primary(FlowHash($hash)),
+            Bucket::Second => $table.secondary(FlowHash($hash)),
+        }
+    };
+}
+
+macro_rules! tables {
+    ($words:literal, $table:ident, $kind:ident) => {
+        impl SteadyTables<$words> for FlowTables {
+            #[inline(always)]
+            fn has_dsr_flows_of(&self, key: &SteadyKey<$words>) -> bool {
+                self.dsr.$table.has_flows_of(key.0.owner)
+            }
+
+            #[inline(always)]
+            fn has_dsr_entry(&self, key: &SteadyKey<$words>, hash: u64, bucket: Bucket) -> bool {
+                self.dsr.$table.find_in(bucket!(self.dsr.$table, hash, bucket), &key.0).is_some()
+            }
+
+            #[inline(always)]
+            fn begin_dsr(
+                &mut self,
+                (key, hash): (&SteadyKey<$words>, u64),
+                backend: BackendId,
+                packet: Packet,
+                idle: IdleTimeout,
+                now: Now,
+            ) -> Result<(), Full> {
+                debug_assert_eq!(hash, self.steady_hash(key), "the hash is that of the key");
+                dsr::begin(&mut self.dsr.$table, (key.0, FlowHash(hash)), backend, packet, idle, now)
+            }
+
+            #[inline(always)]
+            fn begin_nat(
+                &mut self,
+                (flow, hash): (&SteadyKey<$words>, u64),
+                (reply, reply_hash): (&SteadyKey<$words>, u64),
+                first: (BackendId, Packet),
+                idle: IdleTimeout,
+                now: Now,
+            ) -> bool {
+                debug_assert_eq!(hash, self.steady_hash(flow), "the hash is that of the key");
+                let flow = (flow.0, FlowHash(hash));
+                nat::begin(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
+            }
+
+            #[inline(always)]
+            fn prefetch_dsr(&self, hash: u64, bucket: Bucket) {
+                self.dsr.$table.prefetch_bucket(bucket!(self.dsr.$table, hash, bucket));
+            }
+
+            #[inline(always)]
+            fn prefetch_nat(&self, hash: u64, bucket: Bucket) {
+                self.nat.$table.prefetch_bucket(bucket!(self.nat.$table, hash, bucket));
+            }
+
+            #[inline(always)]
+            fn steady_dsr(
+                &mut self,
+                key: &SteadyKey<$words>,
+                hash: u64,
+                bucket: Bucket,
+                tcp: bool,
+                now: Now,
+            ) -> First<BackendId> {
+                let bucket = bucket!(self.dsr.$table, hash, bucket);
+                let found = self.dsr.$table.steady(bucket, &key.0, tcp, now);
+                found.map(|entry| BackendId::from_raw(dsr::$kind::value_in(entry)))
+            }
+
+            #[inline(always)]
+            fn steady_nat(
+                &mut self,
+                key: &SteadyKey<$words>,
+                hash: u64,
+                bucket: Bucket,
+                tcp: bool,
+                now: Now,
+            ) -> First<SteadyHit<$words>> {
+                let bucket = bucket!(self.nat.$table, hash, bucket);
+                self.nat.$table.steady(bucket, &key.0, tcp, now).map(|entry| {
+                    let peer = nat::$kind::peer_in(entry);
+                    SteadyHit {
+                        backend: BackendId::from_raw(nat::$kind::value_in(entry)),
+                        owner: peer.owner,
+                        addr: peer.addr,
+                        port: (peer.tag >> 16) as u16,
+                    }
+                })
+            }
+        }
+    };
+}
+
+tables!(1, v4, V4);
+tables!(4, v6, V6);

@@ -1,0 +1,236 @@
+//! Tables that another process reads: all flows come back, and damage never becomes another flow.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use tidegate_wire::proxy_header::ProxyVersion;
+use tidegate_wire::proxy_tlvs::ProxyTlvs;
+
+use super::*;
+use crate::{NotRestored, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
+
+const SEED: u64 = 7;
+const ENTRIES: usize = 256;
+
+/// A flow of the property: its number, family, mode and packets.
+#[derive(Debug, Clone)]
+struct Made {
+    n: u32,
+    v4: bool,
+    nat: bool,
+    is_affinity: bool,
+    answered: bool,
+    streams: bool,
+}
+
+fn any_made() -> impl Strategy<Value = Made> {
+    (0..400_u32, any::<[bool; 5]>()).prop_map(|(n, [v4, nat, is_affinity, answered, streams])| Made {
+        n,
+        v4,
+        nat,
+        is_affinity,
+        answered,
+        streams,
+    })
+}
+
+/// What a flow is, without the numbers that differ between processes.
+type Seen = (bool, Addr, u16, BackendId, String, Phase, u32, bool);
+
+fn seen(tables: &FlowTables, now: Now) -> HashSet<Seen> {
+    let mut found = HashSet::new();
+    let _end = tables.scan(0, u64::MAX, now, |flow| {
+        let kind = format!("{:?}", flow.kind);
+        let is_new = found.insert((
+            flow.service == service(1),
+            flow.client,
+            flow.client_port,
+            flow.backend,
+            kind,
+            flow.phase,
+            flow.idle_ms,
+            flow.expired,
+        ));
+        assert!(is_new, "no flow is there twice");
+    });
+    found
+}
+
+fn keys(made: &Made) -> (FlowKey, FlowKey) {
+    pair(made.v4, made.n, 2000 + made.n as u16)
+}
+
+fn make(all: &[Made]) -> FlowTables {
+    let mut tables = FlowTables::new(ENTRIES, SEED);
+    for made in all {
+        let (flow, reply) = keys(made);
+        let now = at(u64::from(made.n));
+        let (hash, backend) = (tables.hash(&flow), backend(made.n as usize % 5));
+        if made.nat {
+            let reply_hash = tables.hash(&reply);
+            let packet = Packet::Tcp(SYN);
+            let new =
+                tables.nat.insert_pair((&flow, hash), (&reply, reply_hash), backend, packet, idle(900), now);
+            if new.is_ok() && made.answered {
+                let _hit = tables.nat.lookup_reply(&reply, reply_hash, Packet::Tcp(SYN | ACK), now);
+                let _hit = tables.nat.lookup(&flow, hash, Packet::Tcp(ACK), now);
+            }
+            if made.streams {
+                let stream = Stream::new(made.n, ProxyVersion::V2, ProxyTlvs::NONE, 28);
+                tables.nat.set_stream(service(1), &flow, hash, stream);
+                let splice =
+                    Splice { cookie: made.n, isn: 5, window: 9, backend: made.answered.then_some(3) };
+                tables.nat.set_splice(service(1), &flow, hash, splice);
+            }
+        } else {
+            let key = if made.is_affinity { FlowKey::affinity(service(1), flow.addr()) } else { flow };
+            let hash = tables.hash(&key);
+            let _new = tables.dsr.insert(&key, hash, backend, Packet::Tcp(SYN), idle(900), now);
+            if made.answered {
+                let _hit = tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), now);
+            }
+        }
+    }
+    tables
+}
+
+/// All flows of stored tables, restored into tables of another size and secret.
+fn restored(stored: &StoredTables<'_>, entries: usize, now: Now) -> (FlowTables, usize) {
+    let mut tables = FlowTables::new(entries, 99);
+    let mut refused = 0;
+    stored.scan(|flow| {
+        let to = |flow: &StoredFlow| Successor {
+            service: flow.service,
+            backend: flow.backend,
+            endpoint: EndpointId::new(2, 0),
+        };
+        match flow.and_then(|flow| tables.restore(&flow, &to(&flow), now)) {
+            Ok(()) => {}
+            Err(_) => refused += 1,
+        }
+    });
+    (tables, refused)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn all_flows_come_back_with_their_states_ages_and_streams(
+        made in proptest::collection::vec(any_made(), 0..200),
+        later in 0..30_000_u64,
+        entries in prop_oneof![Just(ENTRIES), Just(4 * ENTRIES)],
+    ) {
+        let before = make(&made);
+        let then = at(1_000 + later);
+        // The clock of the new process begins anew.
+        let now = at(5);
+        let (mut after, refused) = restored(&before.as_stored(ENTRIES, SEED, then), entries, now);
+        let alive: HashSet<Seen> = seen(&before, then).into_iter().filter(|flow| !flow.7).collect();
+        prop_assert_eq!(refused, seen(&before, then).len() - alive.len(), "expired ones");
+        prop_assert_eq!(seen(&after, now), alive);
+        prop_assert_eq!(after.live(), seen(&after, now).len());
+        for made in made.iter().filter(|made| made.nat) {
+            let (flow, reply) = keys(made);
+            let (old, new) = (before.hash(&flow), after.hash(&flow));
+            if after.nat.peek(&flow, new, now).is_none() {
+                continue;
+            }
+            prop_assert_eq!(before.nat.stream(&flow, old), after.nat.stream(&flow, new));
+            prop_assert_eq!(before.nat.splice(&flow, old), after.nat.splice(&flow, new));
+            let reply_hash = after.hash(&reply);
+            prop_assert!(after.nat.peek_reply(&reply, reply_hash, now).is_some());
+            prop_assert!(after.nat.remove(&reply, reply_hash), "both entries go together");
+        }
+    }
+
+    #[test]
+    fn damage_never_becomes_another_nat_flow(
+        made in proptest::collection::vec(any_made(), 1..200),
+        flips in proptest::collection::vec((0_usize..4, any::<usize>(), 0..32_u32), 1..60),
+        zeroed in proptest::collection::vec((0_usize..4, any::<usize>(), 1_usize..20), 0..20),
+    ) {
+        let before = make(&made);
+        let then = at(1_000);
+        let stored = before.as_stored(ENTRIES, SEED, then);
+        let mut words = stored.tables.map(|table| table.entries.to_vec());
+        // Bits of words that are in use, for else nearly all flips are in empty slots. Each bit once: the same one in both entries
+        // of a flow can give it another backend that both name, and nothing can tell that from the truth.
+        let mut flipped = 0_u32;
+        for &(table, n, bit) in &flips {
+            if flipped >> bit & 1 == 1 {
+                continue;
+            }
+            flipped |= 1 << bit;
+            let used: Vec<usize> = (0..words[table].len()).filter(|&at| words[table][at] != 0).collect();
+            if !used.is_empty() {
+                words[table][used[n % used.len()]] ^= 1 << bit;
+            }
+        }
+        for &(table, at, len) in &zeroed {
+            let start = at % words[table].len();
+            let end = words[table].len().min(start + len);
+            words[table][start..end].fill(0);
+        }
+        let mut tables = stored.tables;
+        for (table, words) in tables.iter_mut().zip(&words) {
+            *table = StoredTable { entries: words, ..*table };
+        }
+        let damaged = StoredTables { tables, ..stored };
+        let identity = |flow: &StoredFlow| (flow.service, flow.client, flow.client_port, flow.backend, flow.kind);
+        let mut known = Vec::new();
+        before.as_stored(ENTRIES, SEED, then).scan(|flow| known.extend(flow.ok().map(|flow| identity(&flow))));
+        let mut strangers = Vec::new();
+        damaged.scan(|flow| {
+            if let Ok(flow) = flow && matches!(flow.kind, StoredKind::Nat { .. }) && !known.contains(&identity(&flow)) {
+                strangers.push(flow);
+            }
+        });
+        prop_assert!(strangers.is_empty(), "{strangers:?}");
+        // Whatever is read can be inserted.
+        let _ = restored(&damaged, ENTRIES, at(5));
+    }
+
+    #[test]
+    fn words_of_any_kind_are_read_without_a_panic(words in proptest::collection::vec(any::<u32>(), 0..4096)) {
+        let table = StoredTable { entries: &words, streams: &words, splices: &words };
+        let stored = StoredTables { tables: [table; 4], entries_per_core: 7, seed: 1, then_ms: 0 };
+        let _ = restored(&stored, ENTRIES, at(5));
+    }
+}
+
+#[test]
+fn an_entry_of_one_side_without_the_other_is_damaged() {
+    let made = Made { n: 1, v4: true, nat: true, is_affinity: false, answered: true, streams: false };
+    let mut before = make(std::slice::from_ref(&made));
+    let (_, reply) = keys(&made);
+    let hash = before.hash(&reply);
+    let packed = super::super::key::PackedKey::from(&reply);
+    let place = before.nat.v4.find(&packed, hash).expect("it was made");
+    before.nat.v4.clear(place);
+    let mut found = Vec::new();
+    before.as_stored(ENTRIES, SEED, at(10)).scan(|flow| found.push(flow.map(|flow| flow.client)));
+    assert_eq!(found, [Err(NotRestored::Damaged)]);
+}
+
+#[test]
+fn words_of_entries_are_those_of_this_form_so_that_a_change_needs_another_form() {
+    let form = "1: dsr-v4 5/3/16, dsr-v6 8/2/16, nat-v4 8/2/16, nat-v6 16/2/32";
+    assert_eq!(crate::STORED_FORM, form, "write down the words of the new form here");
+    let mut tables = FlowTables::new(ENTRIES, SEED);
+    let (flow, reply) = pair(true, 5, 2005);
+    let (hash, reply_hash) = (tables.hash(&flow), tables.hash(&reply));
+    let (syn, timeout, now) = (Packet::Tcp(SYN), idle(900), at(77));
+    tables.dsr.insert(&flow, hash, backend(3), syn, timeout, now).expect("room");
+    tables.nat.insert_pair((&flow, hash), (&reply, reply_hash), backend(3), syn, timeout, now).expect("room");
+    let (client, local) = (u32::from_le_bytes([10, 0, 0, 5]), u32::from_le_bytes([10, 0, 0xff, 0xff]));
+    // The port, the state (a SYN was seen), and 225 * 2^2 seconds.
+    let tag = 40_000 << 16 | 1 << 12 | 2 << 8 | 225;
+    let reply_tag = 2_005 << 16 | 1 << 15;
+    let [dsr, _, nat, _] = tables.regions();
+    let has = |words: &[u32], entry: &[u32]| words.windows(entry.len()).any(|window| window == entry);
+    assert!(has(dsr, &[1, tag, 77, 3, client]));
+    assert!(has(nat, &[1, tag, 77, 3, client, 2, reply_tag, local]));
+    let answer = reply_tag | (tag & 0x7fff);
+    assert!(has(nat, &[2, answer, 77, 3, local, 1, 40_000 << 16, client]));
+}

@@ -1,0 +1,58 @@
+//! Flows in readable form, for `flows`, tests and drains. Not for the packet path.
+//!
+//! Invariant: a view is a copy, and has no reference to a table.
+
+use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_wire::Addr;
+use tidegate_wire::rewrite::Endpoint;
+
+use super::flow_state::Phase;
+
+/// One flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowView {
+    /// The service port.
+    pub service: ServiceId,
+    /// The client.
+    pub client: Addr,
+    /// Its port; 0 for affinity.
+    pub client_port: u16,
+    /// The backend of the flow.
+    pub backend: BackendId,
+    /// The kind of the flow, which determines its table.
+    pub kind: FlowKind,
+    /// Its phase; of both sides together for NAT.
+    pub phase: Phase,
+    /// Time since the last packet of either side, in milliseconds.
+    pub idle_ms: u32,
+    /// It has expired and has not been aged out yet.
+    pub expired: bool,
+}
+
+/// What an entry is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowKind {
+    /// A flow whose replies do not pass the gateway.
+    Dsr,
+    /// A client's backend (`sessionAffinity: ClientIP`).
+    Affinity,
+    /// A flow in both directions.
+    Nat {
+        /// The endpoint that sends the replies.
+        endpoint: EndpointId,
+        /// The destination of the replies: a SNAT address, or the client's own.
+        source: Addr,
+        /// The destination port of the replies.
+        source_port: u16,
+    },
+    /// A flow that a backend originates and that is masqueraded. The backend is the client; service and backend of the
+    /// view have no meaning.
+    Masquerade {
+        /// The protocol number.
+        proto: u8,
+        /// The host outside; its port is 0 with ICMP echo.
+        peer: Endpoint,
+        /// The SNAT address and port, or the identifier of the echo.
+        local: Endpoint,
+    },
+}

@@ -1,0 +1,114 @@
+//! The forwarding modes: how a frame is rewritten when its destination is known.
+//!
+//! Each mode has a file with a few pure functions from (frame, headers, destination) to the frame as sent. Not
+//! allowed here: look-ups, verdicts, policy, state. The pipeline has found the backend and the link, and has checked
+//! that hop limit and size allow it.
+//!
+//! Invariant: when one of these functions returns [`NoRoom`], the frame is unchanged.
+
+pub mod dsr_dscp;
+pub mod dsr_l2;
+pub mod fullnat;
+pub mod masquerade;
+pub mod nat;
+pub mod proxy_protocol;
+pub mod sctp_addresses;
+pub mod snat_ports;
+pub mod spliced;
+pub mod toa;
+pub mod tunnel;
+pub mod usual;
+
+use tidegate_wire::ethernet::{self, EthernetHeader, ether_type};
+use tidegate_wire::{Family, Headers, MacAddr, VlanId};
+
+use crate::frame::Frame;
+
+/// There was no room in front of the frame for the headers that had to be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no room in front of the frame")]
+pub struct NoRoom;
+
+/// Cuts the bytes that follow the packet in a frame: they are not part of it, and may make the frame longer than the
+/// link accepts. The padding of a short frame stays, since the next sender would have to add it again.
+#[cold]
+pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
+    if frame.bytes().len() > ethernet::FRAME_LEN_MIN.max(end) {
+        let cut = frame.resize(end);
+        debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    }
+}
+
+/// The link that a frame leaves by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// The gateway's link address there.
+    pub source: MacAddr,
+    /// The link address of the next hop.
+    pub destination: MacAddr,
+    /// The tag that frames carry there.
+    pub vlan: Option<VlanId>,
+}
+
+impl Link {
+    /// Bytes of the Ethernet header on this link.
+    #[inline]
+    #[must_use]
+    pub fn header_len(&self) -> usize {
+        if self.vlan.is_some() { ethernet::HEADER_LEN_MAX } else { ethernet::HEADER_LEN }
+    }
+
+    /// Replaces the Ethernet header of a packet that starts at `h.l3` by this link's header, and returns the bytes of
+    /// the frame. If a tag was added or removed, `h.l3` and the other offsets of `h` are no longer valid for the frame.
+    ///
+    /// # Errors
+    /// [`NoRoom`] if a tag must be added and does not fit.
+    #[inline(always)]
+    pub fn put_on<'f, F: Frame>(&self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
+        if self.vlan.is_some() || usize::from(h.l3) != ethernet::HEADER_LEN {
+            return self.put_on_with_tags(frame, h);
+        }
+        // The common case: the EtherType stays and twelve bytes change.
+        let bytes = frame.bytes_mut();
+        ethernet::set_addresses(bytes, self.destination, self.source);
+        Ok(bytes)
+    }
+
+    /// [`Self::put_on`] for a frame that arrived with a tag, or leaves with one. It takes `self` by value, so that the
+    /// usual link stays in registers.
+    #[inline(never)]
+    fn put_on_with_tags<'f, F: Frame>(self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
+        let (wanted, present) = (self.header_len(), usize::from(h.l3));
+        if wanted > present {
+            if !frame.grow_front(wanted - present) {
+                return Err(NoRoom);
+            }
+        } else {
+            frame.shrink_front(present - wanted);
+        }
+        let bytes = frame.bytes_mut();
+        self.write(bytes, h.family);
+        Ok(bytes)
+    }
+
+    /// Adjusts the offsets of a packet's headers to its frame on this link, after [`Self::put_on`].
+    #[inline]
+    fn shift(&self, h: &mut Headers) {
+        let shift = self.header_len() as i32 - i32::from(h.l3);
+        // Offsets are below 65,536 and the shift is the length of one tag, so they stay in range.
+        h.l3 = (i32::from(h.l3) + shift) as u8;
+        h.l4 = (i32::from(h.l4) + shift) as u16;
+        h.ip_end = (i32::from(h.ip_end) + shift) as u16;
+    }
+
+    /// Writes this link's Ethernet header for a packet of `family` and returns its length.
+    #[inline]
+    fn write(&self, out: &mut [u8], family: Family) -> usize {
+        let ether_type = match family {
+            Family::V4 => ether_type::IPV4,
+            Family::V6 => ether_type::IPV6,
+        };
+        let header = EthernetHeader { dst: self.destination, src: self.source, vlan: self.vlan, ether_type };
+        header.write(out)
+    }
+}

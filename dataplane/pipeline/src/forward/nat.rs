@@ -1,0 +1,58 @@
+//! `nat`: the destination becomes the backend, and the client's address stays. The backend's route to clients must
+//! lead through the gateway, which changes the source of replies back to the VIP.
+//!
+//! [`send`] is also the last step of every translated packet of `fullnat`.
+
+use tidegate_wire::rewrite::{self, Endpoint};
+use tidegate_wire::{Headers, L4Checksum};
+
+use super::dsr_l2;
+use super::{Link, NoRoom};
+use crate::frame::Frame;
+
+/// Rewrites a packet to the backend.
+///
+/// # Errors
+/// [`NoRoom`]; the frame is then unchanged.
+#[inline]
+pub fn to_backend<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    backend: Endpoint,
+) -> Result<(), NoRoom> {
+    send(frame, h, link, None, Some(backend))
+}
+
+/// Rewrites a reply to the client, with the VIP as its source.
+///
+/// # Errors
+/// [`NoRoom`]; the frame is then unchanged.
+#[inline]
+pub fn to_client<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, vip: Endpoint) -> Result<(), NoRoom> {
+    send(frame, h, link, Some(vip), None)
+}
+
+/// Whether the checksums of this packet can be kept when its ports or parameters change. Those of a fragmented SCTP packet
+/// cannot: the CRC covers bytes that are in other fragments. It does not cover addresses.
+#[inline]
+#[must_use]
+pub fn can_translate(h: &Headers) -> bool {
+    h.l4_checksum != L4Checksum::Sctp || !h.is_fragment()
+}
+
+/// Replaces the given endpoints and rewrites the frame for `link`.
+#[inline]
+pub(super) fn send<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    source: Option<Endpoint>,
+    destination: Option<Endpoint>,
+) -> Result<(), NoRoom> {
+    dsr_l2::forward(frame, h, link)?;
+    link.shift(h);
+    rewrite::translate(frame.bytes_mut(), h, source, destination)
+        .expect("the pipeline asks can_translate first, or nothing but addresses changes");
+    Ok(())
+}

@@ -1,0 +1,330 @@
+//! Remembers the decision for the first fragment of a datagram for its later fragments: only the first fragment has the
+//! ports.
+//!
+//! The key is source, destination and identification, in IPv4 also the protocol (RFC 791 section 3.2). In IPv6 the
+//! protocol is not part of it: the fragment header of a later fragment names what follows there, which may be an
+//! extension header (RFC 8200 section 4.5).
+//!
+//! The table is set-associative: a hash with the worker's secret picks a set of [`FRAGMENT_WAYS`] places. A new
+//! datagram takes a free or expired place, otherwise the place of the oldest datagram without a later fragment,
+//! otherwise the place of the oldest datagram. So spoofed first fragments evict each other and never a datagram whose
+//! later fragments arrive. A datagram that still waits for its second fragment survives 4,096 spoofed ones in all but 2
+//! cases of 10^14, and 20,000 in all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the
+//! rest of a datagram are rare, and identifications are reused.
+//!
+//! Invariant: bounded by [`FRAGMENTS_MAX`]; all memory is reserved at the start and touched only when it is used.
+
+use std::time::Duration;
+
+use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
+use tidegate_spec::limits::{FRAGMENT_WAYS, FRAGMENTS_MAX};
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::Verdict;
+use tidegate_structures::hash::mix;
+use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::{Addr, Family, Fragment, Headers};
+
+/// How long a decision is remembered.
+pub const LIFETIME: Duration = Duration::from_secs(15);
+
+/// What was decided for the first fragment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Sent to a backend. If the mode is `fullnat`, `local` is the source.
+    ToBackend {
+        /// Service port.
+        service: ServiceId,
+        /// Backend.
+        backend: BackendId,
+        /// SNAT address and port.
+        local: Option<Endpoint>,
+    },
+    /// Sent from a backend to its client, with the VIP as its source.
+    ToClient {
+        /// Service port.
+        service: ServiceId,
+        /// The backend, if it is known, for reports about the packet.
+        backend: Option<BackendId>,
+        /// Client.
+        client: Endpoint,
+    },
+    /// Sent back to the sender as a fragment of an echo reply.
+    Echo,
+    /// Forwarded by a route: it comes from the network of a backend.
+    Routed,
+    /// Forwarded by a route, with this source.
+    Masqueraded {
+        /// SNAT address and port.
+        local: Endpoint,
+    },
+    /// An answer to such a packet.
+    Unmasqueraded {
+        /// The backend's own address and port.
+        source: Endpoint,
+    },
+    /// Sent to the worker that holds the flow, which has seen the first fragment.
+    Elsewhere(WorkerIndex),
+    /// Dropped, or handed to the kernel. The later fragments get the same verdict.
+    Ended(Verdict),
+}
+
+/// The fields that all fragments of one datagram share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FragmentKey {
+    src: Addr,
+    dst: Addr,
+    id: u32,
+    /// 0 in IPv6.
+    proto: u8,
+}
+
+impl FragmentKey {
+    /// The key of a fragment; `None` for a whole packet.
+    #[must_use]
+    pub fn of(h: &Headers) -> Option<Self> {
+        let id = match h.fragment {
+            Fragment::First { id } | Fragment::Later { id, .. } => id,
+            Fragment::None => return None,
+        };
+        let proto = match h.family {
+            Family::V4 => h.proto,
+            Family::V6 => 0,
+        };
+        Some(Self { src: h.src, dst: h.dst, id, proto })
+    }
+
+    /// A hash with a secret.
+    #[must_use]
+    pub fn hash(&self, secret: u64) -> u64 {
+        let rest = u64::from(self.id) << 8 | u64::from(self.proto);
+        let [(s0, s1), (d0, d1)] = [words(&self.src), words(&self.dst)];
+        [s0, s1, d0, d1, rest].into_iter().fold(secret, |hash, word| mix(hash ^ word))
+    }
+
+    /// A hash of the source with a secret. Of an IPv6 address only the network counts, whose host has all of its addresses.
+    #[must_use]
+    pub fn source_hash(&self, secret: u64) -> u64 {
+        let (high, low) = words(&self.src);
+        mix(mix(secret ^ high) ^ if self.src.is_v4() { low } else { 0 })
+    }
+}
+
+/// An address as two words.
+fn words(addr: &Addr) -> (u64, u64) {
+    let whole = u128::from_be_bytes(*addr.bytes());
+    ((whole >> 64) as u64, whole as u64)
+}
+
+/// A datagram whose first fragment was seen.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    key: FragmentKey,
+    decision: Decision,
+    since: Now,
+    /// Whether a later fragment has used it.
+    followed: bool,
+}
+
+/// The number of sets of the table.
+const SETS: usize = FRAGMENTS_MAX / FRAGMENT_WAYS;
+const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENT_WAYS == FRAGMENTS_MAX);
+
+/// The decisions for fragmented datagrams.
+#[derive(Debug)]
+pub struct Fragments {
+    secret: [u64; 5],
+    /// The places of one set after another. The low part of a place is the number of an entry plus one, the high part
+    /// is a part of the hash. 0 is a free place.
+    places: Vec<u64>,
+    /// Grows up to its capacity; then entries are reused.
+    entries: Vec<Entry>,
+}
+
+impl Fragments {
+    /// An empty table with a hash derived from `seed`, which should be secret.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut state = seed;
+        // SplitMix64 (Steele, Lea, Flood 2014). The start differs from that of the flow tables' hash, so that one
+        // secret does not reveal the other.
+        let secret = std::array::from_fn(|_| {
+            state = state.wrapping_add(0xa076_1d64_78bd_642f);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        });
+        Self { secret, places: vec![0; FRAGMENTS_MAX], entries: Vec::with_capacity(FRAGMENTS_MAX) }
+    }
+
+    /// The worker that collects the fragments of a datagram when they arrive at different workers. All workers select
+    /// the same one, since they share the seed.
+    #[must_use]
+    pub fn gatherer(&self, key: &FragmentKey, workers: u8) -> WorkerIndex {
+        // The remainder is below `workers`.
+        ((self.hash(key) >> 16 & 0xffff) % u64::from(workers.max(1))) as WorkerIndex
+    }
+
+    /// Remembers what was decided for the first fragment of a datagram.
+    #[cold]
+    pub fn remember(&mut self, key: FragmentKey, decision: Decision, now: Now) {
+        let hash = self.hash(&key);
+        let entry = Entry { key, decision, since: now, followed: false };
+        if let Some(known) = self.find(&key, hash) {
+            // The first fragment was sent again, or its identification was reused: the next fragments belong to this
+            // one.
+            self.entries[known] = entry;
+            return;
+        }
+        let set = set_of(hash);
+        let victim = set.clone().min_by_key(|&place| self.worth(place, now)).expect("a set has places");
+        let index = match entry_of(self.places[victim]) {
+            Some(index) => index,
+            None => {
+                // There are at most as many entries as places, so there is room.
+                self.entries.push(entry);
+                self.entries.len() - 1
+            }
+        };
+        self.entries[index] = entry;
+        self.places[victim] = tag_of(hash) | (index as u64 + 1);
+    }
+
+    /// The decision for the first fragment of a datagram, for one of its later fragments.
+    #[cold]
+    #[must_use]
+    pub fn recall(&mut self, key: &FragmentKey, now: Now) -> Option<Decision> {
+        let index = self.find(key, self.hash(key))?;
+        let entry = &mut self.entries[index];
+        if now.since(entry.since) > LIFETIME {
+            return None;
+        }
+        entry.followed = true;
+        Some(entry.decision)
+    }
+
+    /// The value of the entry at a place, lowest first: no entry, expired, without a later fragment, and then by age.
+    fn worth(&self, place: usize, now: Now) -> (u8, Now) {
+        match entry_of(self.places[place]).map(|index| &self.entries[index]) {
+            None => (0, Now(0)),
+            Some(entry) if now.since(entry.since) > LIFETIME => (0, Now(1)),
+            Some(entry) => (1 + u8::from(entry.followed), entry.since),
+        }
+    }
+
+    fn find(&self, key: &FragmentKey, hash: u64) -> Option<usize> {
+        let of_key = |&place: &usize| {
+            let place = self.places[place];
+            let index = entry_of(place)?;
+            (place & TAG == tag_of(hash) && self.entries[index].key == *key).then_some(index)
+        };
+        set_of(hash).find_map(|place| of_key(&place))
+    }
+
+    fn hash(&self, key: &FragmentKey) -> u64 {
+        let ((s0, s1), (d0, d1)) = (words(&key.src), words(&key.dst));
+        let rest = u64::from(key.id) << 8 | u64::from(key.proto);
+        let [k0, k1, k2, k3, k4] = self.secret;
+        let ends = fold(s0 ^ k0, s1 ^ k1).rotate_left(32) ^ fold(d0 ^ k2, d1 ^ k3);
+        fold(fold(ends, rest ^ k4), k1 | 1)
+    }
+}
+
+/// The bits of a place that hold a part of the hash.
+const TAG: u64 = 0xffff_ffff_0000_0000;
+
+fn tag_of(hash: u64) -> u64 {
+    hash & TAG
+}
+
+/// The places of the set that the low bits of a hash pick; the tag is its high bits.
+fn set_of(hash: u64) -> std::ops::Range<usize> {
+    let first = (hash as usize & (SETS - 1)) * FRAGMENT_WAYS;
+    first..first + FRAGMENT_WAYS
+}
+
+fn entry_of(place: u64) -> Option<usize> {
+    (place & !TAG).checked_sub(1).map(|index| index as usize)
+}
+
+/// The xor of both halves of the 128-bit product.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_spec::verdict::Refusal;
+
+    fn key(host: u32, id: u32) -> FragmentKey {
+        let (src, dst) = (Addr::v4(host.to_be_bytes()), Addr::v4([203, 0, 113, 5]));
+        FragmentKey { src, dst, id, proto: 17 }
+    }
+
+    fn decision(n: u8) -> Decision {
+        Decision::Elsewhere(n)
+    }
+
+    #[test]
+    fn a_datagram_outlives_the_first_fragments_of_20_000_others() {
+        for seed in 0..20 {
+            let mut table = Fragments::new(seed);
+            table.remember(key(7, 7), decision(1), Now(1));
+            for host in 0..20_000 {
+                table.remember(key(1000 + host, 7), decision(2), Now(2));
+            }
+            assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(1)), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_datagram_with_a_later_fragment_outlives_any_number_of_first_fragments() {
+        let mut table = Fragments::new(3);
+        table.remember(key(7, 7), decision(1), Now(1));
+        assert_eq!(table.recall(&key(7, 7), Now(1)), Some(decision(1)));
+        for host in 0..4 * FRAGMENTS_MAX as u32 {
+            table.remember(key(1000 + host, 7), decision(2), Now(2));
+        }
+        assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(1)));
+        assert_eq!(table.entries.len(), FRAGMENTS_MAX, "every place is in use, and no more");
+        assert_eq!(table.entries.capacity(), FRAGMENTS_MAX);
+    }
+
+    #[test]
+    fn a_new_datagram_is_remembered_while_the_table_is_full_and_replaces_its_own_former_one() {
+        let mut table = Fragments::new(3);
+        for host in 0..4 * FRAGMENTS_MAX as u32 {
+            table.remember(key(host, 1), decision(2), Now(2));
+        }
+        for n in 0..3 {
+            let ended = Decision::Ended(Refusal::NoService.into());
+            table.remember(key(7, 7), decision(n), Now(3));
+            assert_eq!(table.recall(&key(7, 7), Now(3)), Some(decision(n)));
+            table.remember(key(7, 7), ended, Now(3));
+            assert_eq!(table.recall(&key(7, 7), Now(3)), Some(ended));
+        }
+    }
+
+    #[test]
+    fn a_decision_ends_with_its_lifetime_and_belongs_to_its_key_alone() {
+        let mut table = Fragments::new(3);
+        table.remember(key(7, 7), decision(1), Now(0));
+        let end = Now(0).plus(LIFETIME);
+        assert_eq!(table.recall(&key(7, 7), end), Some(decision(1)));
+        assert_eq!(table.recall(&key(7, 7), Now(end.0 + 1)), None);
+        for other in [key(8, 7), key(7, 8), FragmentKey { proto: 6, ..key(7, 7) }] {
+            assert_eq!(table.recall(&other, Now(0)), None);
+        }
+    }
+
+    #[test]
+    fn another_seed_puts_datagrams_into_other_sets() {
+        let (one, other) = (Fragments::new(1), Fragments::new(2));
+        let same = (0..1000).filter(|&host| {
+            let key = key(host, 7);
+            set_of(one.hash(&key)) == set_of(other.hash(&key))
+        });
+        assert!(same.count() < 10);
+    }
+}

@@ -1,0 +1,258 @@
+//! The stages of a packet, in order: [`Pipeline::process`] runs a burst through them. Before them, plain packets of
+//! established flows take the [`fast_path`]; the stages process all other frames of the burst.
+//!
+//! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
+//! 2. `sort_out` the packets for a service and those that may return from a backend; all others end here ([`local`],
+//!    [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
+//! 3. `find_service_flows`, `find_reply_flows`: look up the flow of each packet, whose bucket the previous stage
+//!    prefetched;
+//! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the flow
+//!    entry ([`service_flows`], [`reply_flows`]);
+//!    Packets of flows that another worker holds are sent by a copy of the flow, if there is one ([`copies`]);
+//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]);
+//! 6. `remember_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
+//!    ([`fragments`]).
+//!
+//! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All
+//! branching is here; [`crate::forward`] and [`answers`] change bytes, [`tidegate_conntrack`] and [`tidegate_snapshot`]
+//! contain the tables.
+//!
+//! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is unchanged, so
+//! that the kernel, another worker or a later attempt sees the original.
+mod admission;
+mod affinity;
+mod answers;
+mod associations;
+mod burst;
+mod cookie_state;
+mod cookies;
+mod copies;
+mod deliver;
+mod fast_path;
+mod fragments;
+mod icmp_errors;
+mod local;
+mod masquerade;
+mod next_backend;
+mod on_change;
+mod output;
+mod owners;
+mod passive;
+mod proxied;
+mod reply_flows;
+mod request;
+mod restore;
+mod retries;
+mod schedule;
+mod segment_size;
+mod service_flows;
+mod sharing;
+mod sharing_state;
+mod sources;
+mod state;
+mod syn_cookie;
+#[cfg(test)]
+mod tests;
+mod transit;
+mod tunnel_errors;
+mod tunnel_peers;
+mod view;
+
+pub use cookie_state::CookieCounts;
+pub use output::{
+    BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
+    Unresolved,
+};
+pub use restore::{KnownIds, RestoreCounts};
+pub use sharing::Learned;
+pub use sharing_state::{SharedFlows, Walks};
+pub use state::{Pipeline, PipelineConfig};
+pub use view::{Arrival, View};
+
+use arrayvec::ArrayVec;
+use burst::{Begun, Burst, Packet};
+use reply_flows::Replies;
+use request::Requests;
+use tidegate_snapshot::Interface;
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::Verdict;
+use tidegate_wire::{Fragment, Headers, Parsed, ipv6, usual};
+
+use crate::frame::Frame;
+
+/// How many frames ahead of the header check the first line is prefetched.
+const AHEAD: usize = 4;
+
+/// Checks the headers of a frame with the complete parser. It is a separate function so that [`Pipeline::check`] keeps
+/// the few values of a usual packet in registers.
+#[inline(never)]
+fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
+    match tidegate_wire::parse(burst.frames[at].bytes()) {
+        Ok(Parsed::Ip(headers)) => {
+            let packet = burst.packets.len();
+            burst.admit(at, headers);
+            if ipv6::is_authenticated(burst.frames[at].bytes(), &headers) {
+                burst.refuse_authenticated(at);
+            }
+            if matches!(headers.fragment, Fragment::First { .. }) && burst.packets.len() > packet {
+                burst.first_fragments.push(packet as u8);
+            }
+        }
+        Ok(Parsed::Arp(arp)) => local::arp(burst, at, &arp),
+        Ok(Parsed::Other) => {}
+        Err(malformed) => burst.set(at, Verdict::Drop(malformed.into())),
+    }
+}
+
+impl Pipeline {
+    /// Processes a burst of at most [`BURST`] frames. Frames with a `Transmit` verdict are rewritten and ready to be
+    /// sent; all others are unchanged.
+    ///
+    /// # Panics
+    /// If there are more frames than [`BURST`], the length of the driver's arrays.
+    pub fn process<F: Frame>(
+        &mut self,
+        view: View<'_>,
+        now: Now,
+        arrival: Arrival,
+        frames: &mut [F],
+        out: &mut BurstOutput,
+    ) {
+        assert!(frames.len() <= BURST, "a burst has at most {BURST} frames");
+        out.begin(frames.len());
+        // A snapshot without the interface is older than the interface, so the kernel gets all frames.
+        let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
+        let mut rest = u32::MAX.checked_shr((BURST - frames.len()) as u32).unwrap_or(0);
+        if matches!(arrival, Arrival::Wire(_)) && interface.vlan.is_none() && self.tries_fast_path() {
+            out.fast = self.fast_path(view, now, interface, frames, out);
+            self.note_fast_path(out.fast, frames.len());
+            rest &= !out.fast;
+            if rest == 0 {
+                return;
+            }
+        }
+        self.stages(view, now, arrival, interface, frames, rest, out);
+    }
+
+    /// Processes the frames of a burst that the fast path has left: bit n of `rest` stands for frame n.
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "those of `process`, and which frames")]
+    fn stages<F: Frame>(
+        &mut self,
+        view: View<'_>,
+        now: Now,
+        arrival: Arrival,
+        interface: &Interface,
+        frames: &mut [F],
+        rest: u32,
+        out: &mut BurstOutput,
+    ) {
+        let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
+        let (first_fragments, later_fragments) = (ArrayVec::new(), ArrayVec::new());
+        let mut burst = Burst {
+            view,
+            now,
+            arrival,
+            interface,
+            frames,
+            packets,
+            deliveries,
+            first_fragments,
+            later_fragments,
+            begun: Begun::default(),
+            held_elsewhere: ArrayVec::new(),
+            of_peers: ArrayVec::new(),
+            opened: self.opened.is_none(),
+            out,
+        };
+        self.check(&mut burst, rest);
+        // Created here and filled in place: moving an array of a whole burst would be expensive.
+        let (mut requests, mut replies) = (Requests::new(), Replies::new());
+        self.sort_out(&mut burst, &mut requests, &mut replies);
+        self.find_service_flows(&mut burst, &mut requests);
+        self.find_reply_flows(&mut burst, &mut replies);
+        self.choose_backends(&mut burst, &requests);
+        self.choose_clients(&mut burst, &replies);
+        if !burst.held_elsewhere.is_empty() {
+            self.use_copies(&mut burst);
+        }
+        self.deliver(&mut burst);
+        if let Arrival::HandedOver(_, from) = arrival {
+            self.copy_flows(&mut burst, from, &requests, &replies);
+        }
+        if !burst.first_fragments.is_empty() {
+            self.remember_first_fragments(&mut burst);
+        }
+        if !burst.later_fragments.is_empty() {
+            self.follow_first_fragments(&mut burst);
+        }
+        if !burst.of_peers.is_empty() {
+            self.open_tunnels(&mut burst);
+        }
+    }
+
+    /// Checks the headers of every frame and prefetches the service of each packet.
+    #[inline(never)]
+    fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, rest: u32) {
+        for frame in burst.frames.iter().take(AHEAD) {
+            frame.prefetch();
+        }
+        for at in 0..burst.frames.len() {
+            if let Some(next) = burst.frames.get(at + AHEAD) {
+                next.prefetch();
+            }
+            if rest >> at & 1 == 0 {
+                continue;
+            }
+            match usual::parse(burst.frames[at].bytes()) {
+                Some(headers) => burst.admit(at, headers),
+                None => check_unusual(burst, at),
+            }
+        }
+    }
+
+    /// Separates packets to a service port from those that may come from a backend, and ends all others.
+    #[inline(never)]
+    fn sort_out<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        requests: &mut Requests<'s>,
+        replies: &mut Replies,
+    ) {
+        let snapshot = burst.view.snapshot;
+        for at in 0..burst.packets.len() {
+            let Packet { headers: h, frame, service_hash } = &burst.packets[at];
+            let (frame, packet) = (usize::from(*frame), at as u8);
+            match snapshot.service(*service_hash, &h.dst, h.proto, h.dst_port) {
+                Some(service) => match self.request(service, packet, h, burst.arrival) {
+                    Ok(request) => {
+                        burst.out.notes[frame].service = Some(service.id);
+                        requests.push(request);
+                    }
+                    Err(elsewhere) => self.hold_elsewhere(burst, packet, service, elsewhere),
+                },
+                None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
+                None => {
+                    let headers = *h;
+                    self.unmatched(burst, packet, &headers);
+                }
+            }
+        }
+    }
+
+    /// Processes a packet without ports of its own, or of a protocol that no service has.
+    #[cold]
+    fn unmatched<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
+        if h.is_later_fragment() {
+            burst.later_fragments.push(packet);
+        } else if !(h.is_icmp_error()
+            && !h.is_redirect()
+            && burst.sender_fault(h).is_none()
+            && self.icmp_error(burst, packet))
+        {
+            let at = burst.frame_of(packet);
+            self.unserved(burst, at, h);
+        }
+    }
+}

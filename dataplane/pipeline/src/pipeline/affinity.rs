@@ -1,0 +1,65 @@
+//! `sessionAffinity: ClientIP`: a new flow goes to the backend that its client has, as long as that takes new flows.
+//!
+//! The worker has an entry for each client in its flow table. With several workers, the shared table
+//! ([`tidegate_conntrack::affinities`]) has the backend that the client got last at any of them, so it comes first. The worker's own
+//! entry decides if the shared one was evicted, and admits to the shared table: a Service that has its share of a full
+//! flow table gets no more entries in either.
+
+use tidegate_conntrack::{FlowKey, Packet, SharedFlow};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::backend::Backend;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::BackendState;
+use tidegate_spec::now::Now;
+use tidegate_wire::Addr;
+
+use super::state::Pipeline;
+
+impl Pipeline {
+    /// The backend of a new flow of this client, for a service with affinity.
+    #[inline(never)]
+    pub(super) fn choose_for_client<'s>(
+        &mut self,
+        snapshot: &'s Snapshot,
+        service: &Service,
+        client: Addr,
+        choice_hash: u64,
+        now: Now,
+    ) -> Option<&'s Backend> {
+        let key = FlowKey::affinity(service.id, client);
+        let hash = self.flows.hash(&key);
+        let last = self.affinities.as_ref().and_then(|all| all.find(&key, service.affinity_ms, now));
+        let own = self.flows.dsr.lookup(&key, hash, Packet::Datagram, now).map(|hit| hit.backend);
+        let known = [last, own].into_iter().flatten().find_map(|id| {
+            let backend = snapshot.backend(id).filter(|backend| backend.service == service.id)?;
+            let stays = backend.state == BackendState::Active && !self.passive.avoids(id, now);
+            stays.then_some(backend)
+        });
+        let backend = match known {
+            Some(backend) => backend,
+            None => snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?)?,
+        };
+        if own != Some(backend.id) {
+            let idle = service.affinity_timeout();
+            let inserted = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
+            // If the table is full, the client's hash selects the same backend until the backends change.
+            if inserted.is_err() && last.is_none() {
+                return Some(backend);
+            }
+        }
+        if let Some(all) = &self.affinities {
+            all.remember(&key, backend.id, now);
+        }
+        Some(backend)
+    }
+
+    /// Tells the other workers of the backend of a client that another gateway has told of, unless they know a connection
+    /// of it.
+    pub(super) fn adopt_affinity(&self, service: &Service, client: &SharedFlow, now: Now) {
+        let Some(all) = &self.affinities else { return };
+        if all.find(&client.key, service.affinity_ms, now).is_none() {
+            let seen = now.0.saturating_sub(u64::from(client.idle_ms) * 1_000_000);
+            all.remember(&client.key, client.backend, Now(seen));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! One burst on its way through the stages: its packets, where they go, and the verdicts that its frames got.
+
+use arrayvec::ArrayVec;
+use tidegate_conntrack::{FlowHash, FlowKey};
+use tidegate_snapshot::addresses::{AddressKind, SourceFault};
+use tidegate_snapshot::backend::Backend;
+use tidegate_snapshot::service::Service;
+use tidegate_snapshot::{Interface, Snapshot};
+use tidegate_spec::ids::WorkerIndex;
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::{Headers, ethernet};
+
+use super::output::BurstOutput;
+use super::view::{Arrival, View};
+use crate::frame::Frame;
+
+/// An IP packet of the burst whose headers were checked.
+pub(super) struct Packet {
+    pub(super) headers: Headers,
+    /// The position of its frame.
+    pub(super) frame: u8,
+    /// The hash for the service look-up.
+    pub(super) service_hash: u64,
+}
+
+/// The destination of a packet, once it is known.
+#[derive(Clone, Copy)]
+pub(super) enum Destination<'s> {
+    /// A backend. If the mode is `fullnat`, `local` is the source.
+    Backend { service: &'s Service, backend: &'s Backend, local: Option<Endpoint> },
+    /// A client. The source is the VIP.
+    Client { service: &'s Service, client: Endpoint },
+}
+
+impl<'s> Destination<'s> {
+    /// The service of the packet.
+    #[inline(always)]
+    pub(super) fn service(&self) -> &'s Service {
+        let (Self::Backend { service, .. } | Self::Client { service, .. }) = self;
+        service
+    }
+
+    /// Whether the packet's addresses change on the way to the destination.
+    pub(super) fn is_translated(&self) -> bool {
+        match self {
+            Self::Backend { service, .. } => service.mode.changes_addresses(),
+            Self::Client { .. } => true,
+        }
+    }
+}
+
+/// A packet that only needs to be rewritten and sent.
+#[derive(Clone, Copy)]
+pub(super) struct Delivery<'s> {
+    /// The position of its packet.
+    pub(super) packet: u8,
+    pub(super) destination: Destination<'s>,
+}
+
+/// A packet of a flow that another worker holds.
+#[derive(Clone, Copy)]
+pub(super) struct HeldElsewhere {
+    /// The position of the packet.
+    pub(super) packet: u8,
+    pub(super) holder: WorkerIndex,
+    pub(super) key: FlowKey,
+    pub(super) hash: FlowHash,
+}
+
+/// Tells whether an earlier packet of a burst may have begun the flow of a later one: a Bloom filter of 256 bits with one
+/// bit for each flow. It saves nearly every new flow a second look-up.
+#[derive(Default)]
+pub(super) struct Begun([u64; 4]);
+
+impl Begun {
+    /// Adds a flow. Returns false if it certainly was not there.
+    #[inline(always)]
+    pub(super) fn was_there(&mut self, flow: FlowHash) -> bool {
+        let bits = flow.bits();
+        let (word, bit) = (&mut self.0[(bits >> 6 & 3) as usize], 1 << (bits & 63));
+        let was_there = *word & bit != 0;
+        *word |= bit;
+        was_there
+    }
+}
+
+/// The data that the stages of one burst pass to each other.
+pub(super) struct Burst<'s, 'o, F> {
+    pub(super) view: View<'s>,
+    pub(super) now: Now,
+    pub(super) arrival: Arrival,
+    /// The interface that received the frames.
+    pub(super) interface: &'s Interface,
+    pub(super) frames: &'o mut [F],
+    pub(super) packets: ArrayVec<Packet, BURST>,
+    pub(super) deliveries: ArrayVec<Delivery<'s>, BURST>,
+    /// The packets that are first fragments.
+    pub(super) first_fragments: ArrayVec<u8, BURST>,
+    /// The packets that are fragments without ports. They follow their first fragment, which may be in the same burst.
+    pub(super) later_fragments: ArrayVec<u8, BURST>,
+    /// The unknown flows for which a packet of this burst asked for a backend.
+    pub(super) begun: Begun,
+    /// The packets of flows that other workers hold, of which this worker may have copies.
+    pub(super) held_elsewhere: ArrayVec<HeldElsewhere, BURST>,
+    /// The frames with a tunnel packet of a peer.
+    pub(super) of_peers: ArrayVec<u8, BURST>,
+    /// Whether the frames were in tunnels of peers.
+    pub(super) opened: bool,
+    pub(super) out: &'o mut BurstOutput,
+}
+
+impl<F: Frame> Burst<'_, '_, F> {
+    /// The position of the frame of a packet.
+    pub(super) fn frame_of(&self, packet: u8) -> usize {
+        usize::from(self.packets[usize::from(packet)].frame)
+    }
+
+    /// Adds a packet whose headers are valid, if the frame is addressed to us, and prefetches its service.
+    #[inline(always)]
+    pub(super) fn admit(&mut self, at: usize, headers: Headers) {
+        let (snapshot, interface) = (self.view.snapshot, self.interface);
+        if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, headers) {
+            // The call has set the verdict of the frame.
+        } else if headers.vlan != interface.vlan {
+            self.set(at, Refusal::VlanMismatch);
+        } else {
+            let service_hash = Snapshot::hash_service(&headers.dst, headers.proto, headers.dst_port);
+            snapshot.prefetch_service(service_hash);
+            self.packets.push(Packet { headers, frame: at as u8, service_hash });
+        }
+    }
+
+    /// Whether a frame that is not addressed to us is accepted because it goes to a link-layer group and contains a
+    /// packet to a group or to everyone on a network. If not, this sets its verdict. The reverse, a packet to a group
+    /// in a frame to us alone, is legal (RFC 6085). The headers are passed by value, so that those of usual packets
+    /// need not be in memory.
+    #[cold]
+    #[inline(never)]
+    fn is_to_group(&mut self, at: usize, h: Headers) -> bool {
+        if !ethernet::destination(self.frames[at].bytes()).is_multicast() {
+            self.set(at, Refusal::OtherStation);
+            return false;
+        }
+        let faults = self.view.snapshot.source_fault(&h.dst);
+        let many = matches!(faults, Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork));
+        if !many {
+            self.set(at, Refusal::GroupFrame);
+        }
+        many
+    }
+
+    /// Refuses the packet of a frame that has an authentication header, if the packet would be translated.
+    #[cold]
+    pub(super) fn refuse_authenticated(&mut self, at: usize) {
+        let Some(Packet { headers: h, service_hash, .. }) =
+            self.packets.last().filter(|packet| usize::from(packet.frame) == at)
+        else {
+            return;
+        };
+        let snapshot = self.view.snapshot;
+        let translated = match snapshot.service(*service_hash, &h.dst, h.proto, h.dst_port) {
+            Some(service) => service.mode.changes_addresses(),
+            None => {
+                let hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);
+                let ours = matches!(snapshot.address(&h.dst), Some(AddressKind::Own(_) | AddressKind::Vip));
+                !ours && snapshot.endpoint(hash, &h.src, h.proto, h.src_port).is_some()
+            }
+        };
+        if translated {
+            self.packets.pop();
+            self.set(at, Refusal::Authenticated);
+        }
+    }
+
+    pub(super) fn set(&mut self, frame: usize, verdict: impl Into<Verdict>) {
+        self.out.verdicts[frame] = verdict.into();
+    }
+
+    /// The verdict on a frame that should be answered: the answer leaves by the interface that received the frame.
+    pub(super) fn answer_or(
+        &mut self,
+        frame: usize,
+        answered: bool,
+        why: TransmitReason,
+        otherwise: impl Into<Verdict>,
+    ) {
+        let interface = self.arrival.interface();
+        self.out.verdicts[frame] =
+            if answered { Verdict::Transmit { interface, why } } else { otherwise.into() };
+    }
+}

@@ -1,0 +1,350 @@
+//! SYN cookies (`nat` and `fullnat`): answers the SYNs of a service under flood without a flow, and completes the
+//! handshakes of the clients that return the cookie.
+//!
+//! 1. A SYN to a service under flood becomes a SYN ACK in place. Nothing is stored.
+//! 2. The client's next segment returns the cookie. It begins the flow: a backend is chosen, the limits count it, and the
+//!    segment becomes the client's SYN again, on its way to the backend. Its data is dropped; the client sends it again.
+//! 3. Until the backend answers, every segment of the client becomes that SYN, so whatever repairs the client's loss
+//!    repairs the loss of the SYN. No timer and no buffer is needed.
+//! 4. The backend's SYN ACK becomes its acknowledgement in place, and joins both sides ([`Splice`]). A repeated one is
+//!    acknowledged again.
+//! 5. From then on, [`forward::spliced`] changes the numbers of the backend's side.
+//!
+//! Pressure is measured for each service and worker: the entries of its flows that are not established, which the flow
+//! table counts anyway. Both packets of a client arrive at one worker (`owners`), so no worker needs to know the pressure
+//! of another.
+//!
+//! [`forward::spliced`]: crate::forward::spliced
+
+use core::ops::ControlFlow;
+
+use tidegate_conntrack::{FlowHash, Splice};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::Tallies;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::SynCookies;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_wire::proxy_header::{self, ProxyVersion};
+use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::tcp::{self, flags};
+use tidegate_wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote};
+
+use super::answers::{become_small, is_from_one_station};
+use super::burst::{Burst, Destination, Packet as BurstPacket};
+use super::cookie_state::CookieCounts;
+use super::deliver::{finish_translated, limit_segments, translate, way_of};
+use super::proxied::{Change, key_of};
+use super::request::{Chosen, Request};
+use super::state::Pipeline;
+use super::syn_cookie;
+use crate::forward::{proxy_protocol, toa};
+use crate::frame::Frame;
+
+impl Pipeline {
+    /// What became of SYN cookies on this worker.
+    #[must_use]
+    pub fn cookie_counts(&self) -> CookieCounts {
+        self.cookies.counts
+    }
+
+    /// The number of services that use SYN cookies on this worker because they are under flood; `tallies` gets to know
+    /// which. Call it several times a second: it notices the end of a flood after which no SYN arrives.
+    pub fn report_floods(&mut self, snapshot: &Snapshot, tallies: &Tallies, now: Now) -> usize {
+        for at in (0..self.cookies.flooded.len()).rev() {
+            let id = self.cookies.flooded[at].0;
+            match snapshot.service_by_id(id) {
+                Some(service) if chosen(snapshot, service) == SynCookies::Auto => {
+                    let opening = self.flows.nat.opening_of(id, service.vip.family());
+                    self.cookies.is_under_flood(id, opening, now);
+                }
+                _ => drop(self.cookies.flooded.swap_remove(at)),
+            }
+        }
+        self.cookies.report(tallies);
+        self.cookies.flooded.len()
+    }
+
+    /// Whether the SYN of an unknown flow is answered with a cookie.
+    #[inline]
+    pub(super) fn asks_for_cookie(
+        &mut self,
+        snapshot: &Snapshot,
+        service: &Service,
+        h: &Headers,
+        now: Now,
+    ) -> bool {
+        match chosen(snapshot, service) {
+            _ if service.mode.is_dsr() || h.proto != proto::TCP => false,
+            SynCookies::Off => false,
+            SynCookies::Always => true,
+            SynCookies::Auto => {
+                let opening = self.flows.nat.opening_of(service.id, service.vip.family());
+                (opening >= self.cookies.from || !self.cookies.flooded.is_empty())
+                    && self.cookies.is_under_flood(service.id, opening, now)
+            }
+        }
+    }
+
+    /// Turns a SYN into the SYN ACK with a cookie. No limit of answers applies: an answer is not longer than its SYN.
+    #[cold]
+    pub(super) fn answer_with_cookie<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        service: &Service,
+    ) {
+        let announced = announced(burst, h, service);
+        let (mac, now) = (burst.interface.mac, burst.now);
+        let frame = &mut burst.frames[at];
+        let segment = tcp::segment(frame.bytes(), h).filter(|_| is_from_one_station(frame));
+        let answered = segment.is_some_and(|segment| {
+            let offer = syn_cookie::Offer::of(frame.bytes(), h);
+            let cookie = syn_cookie::cookie(&self.cookies.key, h, segment.seq, offer, now.0);
+            let answer = syn_cookie::syn_ack(frame.bytes(), h, mac, cookie, segment.seq, announced);
+            become_small(frame, &answer)
+        });
+        if answered {
+            self.cookies.counts.sent += 1;
+            self.cookies.last_sent = Some(now);
+        }
+        burst.answer_or(at, answered, TransmitReason::SynCookie, Refusal::SynCookie);
+    }
+
+    /// Begins the flow of a segment of an unknown connection that returns a cookie.
+    ///
+    /// # Errors
+    /// [`Refusal::NoFlow`] if it does not, otherwise why there can be no new flow.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_by_cookie<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+        h: &Headers,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let frame = burst.frames[burst.frame_of(request.packet)].bytes();
+        let splice = self.returned_cookie(frame, h, burst.now).ok_or(Refusal::NoFlow)?;
+        if h.ttl <= 1 {
+            return Err(Refusal::TtlExceeded);
+        }
+        let (key, hash) = (request.key, request.flow_hash);
+        let chosen = self.open(burst, &request.with_syn(), h)?;
+        self.flows.nat.set_splice(request.service.id, &key, hash, splice);
+        // The client has proved its address, but the flow counts as unanswered: anyone can send an ACK behind a SYN.
+        let _ = self.flows.nat.lookup(&key, hash, request.kind, burst.now);
+        self.cookies.counts.accepted += 1;
+        Ok(chosen)
+    }
+
+    /// The splice that begins with a segment, if the segment returns a cookie.
+    fn returned_cookie(&mut self, frame: &[u8], h: &Headers, now: Now) -> Option<Splice> {
+        if h.proto != proto::TCP || !self.cookies.may_return(now) {
+            return None;
+        }
+        let first = tcp::segment(frame, h)
+            .filter(|segment| segment.flags & (flags::SYN | flags::ACK | flags::RST) == flags::ACK);
+        let returned = first.and_then(|segment| {
+            let (isn, cookie) = (segment.seq.wrapping_sub(1), segment.ack.wrapping_sub(1));
+            let is_valid = syn_cookie::is_valid(&self.cookies.key, h, isn, cookie, now.0);
+            is_valid.then(|| Splice { cookie, isn, window: window(frame, h), backend: None })
+        });
+        self.cookies.counts.refused += u64::from(returned.is_none());
+        returned
+    }
+
+    /// Processes a packet of a flow that began with a cookie, until its backend has answered. `Continue` with the splice
+    /// if the packet is to be forwarded with other numbers, without one if the flow has none.
+    pub(super) fn follow_splice<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) -> ControlFlow<(), Option<Splice>> {
+        let BurstPacket { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
+        let (at, h) = (usize::from(*frame), *h);
+        let is_tcp = h.l4_checksum == L4Checksum::Tcp;
+        match *destination {
+            Destination::Backend { service, .. } if is_tcp => {
+                let client = Endpoint { addr: h.src, port: h.src_port };
+                let Some((splice, _)) = self.splice(service, client) else {
+                    return ControlFlow::Continue(None);
+                };
+                if splice.backend.is_none() && h.tcp_flags & flags::RST == 0 {
+                    send_syn(burst, at, &h, destination, &splice);
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(Some(splice))
+            }
+            Destination::Client { service, client } if is_tcp => {
+                let Some((splice, hash)) = self.splice(service, client) else {
+                    return ControlFlow::Continue(None);
+                };
+                self.follow_backend(burst, at, &h, (service, client), (splice, hash))
+            }
+            Destination::Backend { service, .. } if h.is_icmp_error() => {
+                let quoted = quote::parse(burst.frames[at].bytes(), &h).ok().flatten();
+                let client = quoted.map(|quoted| Endpoint { addr: quoted.dst, port: quoted.dst_port });
+                let found = client.and_then(|client| self.splice(service, client));
+                ControlFlow::Continue(found.map(|(splice, _)| splice))
+            }
+            _ => ControlFlow::Continue(None),
+        }
+    }
+
+    /// The same for a backend's segment.
+    fn follow_backend<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        (service, client): (&Service, Endpoint),
+        (splice, hash): (Splice, FlowHash),
+    ) -> ControlFlow<(), Option<Splice>> {
+        const SYN_ACK: u8 = flags::SYN | flags::ACK;
+        let frame = burst.frames[at].bytes();
+        let (seq, ack) = (proxy_protocol::sequence(frame, h), proxy_protocol::acknowledgement(frame, h));
+        let confirms = h.tcp_flags & (SYN_ACK | flags::RST) == SYN_ACK && ack == splice.isn.wrapping_add(1);
+        match splice.backend {
+            _ if confirms && splice.backend.is_none_or(|backend| backend == seq) => {
+                if self.acknowledge(burst, at, h, service, client, &splice) {
+                    self.flows.nat.set_splice(service.id, &key_of(service, client), hash, splice.join(seq));
+                }
+                ControlFlow::Break(())
+            }
+            Some(_) => ControlFlow::Continue(Some(splice)),
+            // Refused. The client expects the number behind the cookie.
+            None if h.tcp_flags & flags::RST != 0 => {
+                ControlFlow::Continue(Some(splice.join(seq.wrapping_sub(1))))
+            }
+            // Of an earlier connection.
+            None => {
+                burst.set(at, Refusal::NoFlow);
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    /// Turns a backend's SYN ACK into its acknowledgement, with the header of the PROXY protocol if the backend gets one:
+    /// it is the first segment of the client's data. Or with the option in its place. Returns whether it is sent.
+    fn acknowledge<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        service: &Service,
+        client: Endpoint,
+        splice: &Splice,
+    ) -> bool {
+        if h.is_fragment() || !is_from_one_station(&burst.frames[at]) {
+            burst.set(at, Refusal::SynCookie);
+            return false;
+        }
+        let stream = match self.change_to_client(burst.frames[at].bytes(), h, service, client) {
+            Change::SynAck(stream) => Some(stream),
+            _ => None,
+        };
+        let header = stream.map(|stream| self.stream_header(burst.view.snapshot, service, client, &stream));
+        let is_option = stream.is_some_and(|stream| stream.version == ProxyVersion::Toa);
+        let mac = burst.interface.mac;
+        let frame = &mut burst.frames[at];
+        // The backend reads the option in this segment only, and the frame must stay unchanged if there is no room.
+        if let Some(option) = header.as_ref().filter(|_| is_option) {
+            if !frame.grow_front(option.len()) {
+                burst.set(at, Refusal::NoHeadroom);
+                return false;
+            }
+            frame.shrink_front(option.len());
+        }
+        let ack = syn_cookie::ack(frame.bytes(), h, mac, splice.window);
+        if !become_small(frame, &ack) {
+            burst.set(at, Refusal::NoHeadroom);
+            return false;
+        }
+        if let Some(header) = header
+            && let Ok(Parsed::Ip(mut sent)) = parse(frame.bytes())
+        {
+            // Without room for it, the client's first data brings the header.
+            let _ = match is_option {
+                true => toa::insert(frame, &mut sent, &header, 0),
+                false => proxy_protocol::insert(frame, &mut sent, &header, 0),
+            };
+        }
+        let interface = burst.arrival.interface();
+        burst.set(at, Verdict::Transmit { interface, why: TransmitReason::SynCookie });
+        true
+    }
+
+    /// The splice of a client's flow, and the hash of the flow.
+    pub(super) fn splice(&self, service: &Service, client: Endpoint) -> Option<(Splice, FlowHash)> {
+        if !self.flows.nat.may_stream(service.id) {
+            return None;
+        }
+        let key = key_of(service, client);
+        let hash = self.flows.hash(&key);
+        Some((self.flows.nat.splice(&key, hash)?, hash))
+    }
+}
+
+/// When the new connections of a service are answered with cookies.
+#[inline]
+fn chosen(snapshot: &Snapshot, service: &Service) -> SynCookies {
+    service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies)
+}
+
+/// Sends the client's SYN to the backend in the place of a segment of the client.
+fn send_syn<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    destination: &Destination<'_>,
+    splice: &Splice,
+) {
+    let way = match way_of(&burst.view, destination) {
+        Ok(way) => way,
+        Err(no_next_hop) => return no_next_hop.report(burst, at),
+    };
+    if h.is_fragment() {
+        return burst.set(at, Refusal::SynCookie);
+    }
+    if h.ttl <= 1 {
+        return burst.set(at, Refusal::TtlExceeded);
+    }
+    let frame = &mut burst.frames[at];
+    let syn = syn_cookie::syn(frame.bytes(), h, splice.isn, splice.cookie, window(frame.bytes(), h));
+    // It needs room in front, and the frame must stay unchanged if there is none.
+    let spare = way.link.header_len().saturating_sub(usize::from(h.l3));
+    if !frame.grow_front(spare) {
+        return burst.set(at, Refusal::NoHeadroom);
+    }
+    frame.shrink_front(spare);
+    let Ok(Parsed::Ip(mut sent)) = parse(&syn) else { return burst.set(at, Refusal::SynCookie) };
+    if !become_small(frame, &syn) {
+        return burst.set(at, Refusal::NoHeadroom);
+    }
+    let mss_limit = destination.service().mss_limit;
+    if mss_limit > 0 {
+        limit_segments(burst, at, &sent, mss_limit, &way);
+    }
+    if let Err(no_room) = translate(&mut burst.frames[at], &mut sent, destination, &way.link) {
+        return burst.set(at, Refusal::from(no_room));
+    }
+    finish_translated(burst, at, &sent, destination, &way, usize::from(h.ip_len()));
+}
+
+/// The segment size that is announced to a client in the place of a backend, which is not chosen yet: what every link of
+/// the gateway takes, within the limit of the service, and with room for the header that its backend gets.
+fn announced<F>(burst: &Burst<'_, '_, F>, h: &Headers, service: &Service) -> u16 {
+    let mtu = burst.view.snapshot.interfaces().iter().map(|interface| usize::from(interface.mtu)).min();
+    let limit = if service.mss_limit > 0 { service.mss_limit } else { u16::MAX };
+    let most = mss::most(h.family, mtu.unwrap_or_default(), limit);
+    let header = if service.proxy_protocol.is_some() { proxy_header::LEN_MAX as u16 } else { 0 };
+    most - header
+}
+
+/// The window of a checked TCP segment.
+fn window(frame: &[u8], h: &Headers) -> u16 {
+    let l4 = usize::from(h.l4);
+    u16::from_be_bytes([frame[l4 + 14], frame[l4 + 15]])
+}

@@ -1,0 +1,180 @@
+//! Packets of NAT flows that another worker holds: sent here by a copy of the flow if there is one, else handed over.
+//! The other half gives copies to the workers that hand packets over, and confirms them
+//! ([`flow_copies`](tidegate_conntrack::flow_copies) has the rules).
+
+use tidegate_conntrack::flow_copies::{COPIED_IDLE_MIN_MS, Copied, FlowCopy, FlowUse};
+use tidegate_conntrack::{FlowHash, FlowKey, Packet};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::BackendState;
+use tidegate_spec::ids::{BackendId, WorkerIndex};
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::Verdict;
+use tidegate_wire::rewrite::Endpoint;
+
+use super::burst::{Burst, Destination, HeldElsewhere};
+use super::output::{FlowNote, Note};
+use super::reply_flows::Replies;
+use super::request::{Requests, kind_of, local_of};
+use super::state::Pipeline;
+use super::view::Arrival;
+use crate::frame::Frame;
+
+impl Pipeline {
+    /// Ends a client's packet that this worker may not process, unless it has a copy of the flow.
+    #[inline(never)]
+    pub(super) fn hold_elsewhere<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        elsewhere: Verdict,
+    ) {
+        let h = &burst.packets[usize::from(packet)].headers;
+        let key = FlowKey::flow(service.id, h.src, h.src_port);
+        if is_copied(service) {
+            self.reply_held_elsewhere(burst, packet, key, elsewhere);
+        } else {
+            burst.set(burst.frame_of(packet), elsewhere);
+        }
+    }
+
+    /// The same for a packet whose flow has this key in its direction. Prefetches the copy.
+    #[inline(never)]
+    pub(super) fn reply_held_elsewhere<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        key: FlowKey,
+        elsewhere: Verdict,
+    ) {
+        burst.set(burst.frame_of(packet), elsewhere);
+        let is_fragment = burst.packets[usize::from(packet)].headers.is_fragment();
+        if let (Verdict::HandOver(holder), Arrival::Wire(_), false) = (elsewhere, burst.arrival, is_fragment)
+        {
+            let hash = self.flows.hash(&key);
+            self.copies.prefetch(hash);
+            burst.held_elsewhere.push(HeldElsewhere { packet, holder, key, hash });
+        }
+    }
+
+    /// Sends the packets of flows of which this worker has copies. The others keep their verdict.
+    #[inline(never)]
+    pub(super) fn use_copies<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        let snapshot = burst.view.snapshot;
+        for n in 0..burst.held_elsewhere.len() {
+            let HeldElsewhere { packet, holder, key, hash } = burst.held_elsewhere[n];
+            let kind = kind_of(&burst.packets[usize::from(packet)].headers);
+            let Some(used) = self.copies.find(&key, hash, kind, burst.now) else { continue };
+            let Some((backend, destination)) = destination(snapshot, &key, &used.copied) else { continue };
+            let (at, service) = (burst.frame_of(packet), destination.service().id);
+            burst.out.notes[at] =
+                Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known };
+            self.send_by_copy(burst, packet, &destination);
+            if used.is_to_be_reported {
+                // At most one for each packet, so there is room.
+                let _ =
+                    burst.out.flow_uses.try_push((holder, FlowUse { user: self.worker, key, packet: kind }));
+            }
+        }
+    }
+
+    /// Gives copies of the flows in this burst to the worker that handed it over.
+    #[inline(never)]
+    pub(super) fn copy_flows<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        to: WorkerIndex,
+        requests: &Requests<'_>,
+        replies: &Replies,
+    ) {
+        if to == self.worker {
+            return;
+        }
+        let (now, snapshot) = (burst.now, burst.view.snapshot);
+        let requests = requests.iter().map(|request| (request.kind, request.key, request.flow_hash));
+        let replies = replies.iter().filter_map(|reply| {
+            let (key, hash) = reply.flow?;
+            Some((kind_of(&burst.packets[usize::from(reply.packet)].headers), key, hash))
+        });
+        for (kind, key, hash) in requests.chain(replies) {
+            let copies = &mut burst.out.flow_copies;
+            // Packets of one flow often follow each other.
+            if copies.last().is_none_or(|last| last.key != key)
+                && let Some(copied) = self.copy(snapshot, &key, hash, kind, now)
+            {
+                // At most one for each packet, so there is room.
+                let _ = copies.try_push(FlowCopy { key, copied: Some(copied) });
+            }
+        }
+    }
+
+    /// What another worker needs to forward plain packets of this direction; `None` if they must come here.
+    fn copy(
+        &self,
+        snapshot: &Snapshot,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> Option<Copied> {
+        let nat = &self.flows.nat;
+        let (service, copied) = if key.is_twin() {
+            let hit = nat.reply_to_copy(key, hash, packet, COPIED_IDLE_MIN_MS, now)?;
+            let client = Endpoint { addr: hit.client, port: hit.client_port };
+            let service = snapshot.service_by_id(hit.service)?;
+            (service, Copied::Reply { service: hit.service, backend: hit.backend, client })
+        } else {
+            let service = snapshot.service_by_id(key.service())?;
+            let hit = nat.to_copy(key, hash, packet, COPIED_IDLE_MIN_MS, now)?;
+            let local = local_of(&hit, service.mode, &key.addr(), key.port());
+            (service, Copied::Request { backend: hit.backend, local })
+        };
+        is_copied(service).then_some(copied)
+    }
+
+    /// Stores what the worker that holds a flow says about a copy.
+    pub fn learn_copy(&mut self, copy: &FlowCopy, now: Now) {
+        self.copies.learn(copy, self.flows.hash(&copy.key), now);
+    }
+
+    /// Records the use of a copy in the flow, as if its packet had been processed here. Returns the answer for the worker
+    /// that uses it.
+    pub fn confirm_copy(&mut self, snapshot: &Snapshot, used: &FlowUse, now: Now) -> FlowCopy {
+        let FlowUse { key, packet, .. } = *used;
+        let hash = self.flows.hash(&key);
+        let copied = self.copy(snapshot, &key, hash, packet, now);
+        if copied.is_some() {
+            if key.is_twin() {
+                self.flows.nat.lookup_reply(&key, hash, packet, now);
+            } else {
+                self.flows.nat.lookup(&key, hash, packet, now);
+            }
+        }
+        FlowCopy { key, copied }
+    }
+}
+
+/// Whether the flows of a service are copied: their packets need nothing but their translation.
+pub(super) fn is_copied(service: &Service) -> bool {
+    service.is_plain && service.mode.changes_addresses()
+}
+
+/// Where a copy sends a packet with this key, and the backend of its flow; `None` if the holder must decide.
+fn destination<'s>(
+    snapshot: &'s Snapshot,
+    key: &FlowKey,
+    copied: &Copied,
+) -> Option<(BackendId, Destination<'s>)> {
+    let (backend, destination) = match *copied {
+        Copied::Request { backend: id, local } => {
+            let service = snapshot.service_by_id(key.service())?;
+            let backend = snapshot.backend(id).filter(|backend| backend.state != BackendState::Down)?;
+            (id, Destination::Backend { service, backend, local })
+        }
+        Copied::Reply { service, backend, client } => {
+            (backend, Destination::Client { service: snapshot.service_by_id(service)?, client })
+        }
+    };
+    is_copied(destination.service()).then_some((backend, destination))
+}

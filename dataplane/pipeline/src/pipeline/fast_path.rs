@@ -1,0 +1,252 @@
+//! The fast path: plain packets of established flows, which are nearly all packets, and the first packets of flows about which
+//! there is little to decide, in four passes over the burst before the stages. It leaves every other frame of the burst as it
+//! is, and the stages process these.
+//!
+//! It takes a packet if all of this holds: usual headers ([`usual`]), no TCP flag that begins or ends a connection, an
+//! untagged interface, a service that does nothing but forward, an entry of an established flow in use or a copy of one
+//! ([`tidegate_conntrack::flow_copies`]), a backend that takes packets, a next hop that is known, and room on its path. Such a packet
+//! changes nothing but the time of its flow, or nothing if it is sent by a copy. With `flowTracking: on-change`, a packet
+//! without an entry whose backend is settled takes it too, whatever its flags. Then nothing changes at all, except for the
+//! count of new connections. In modes without translation, a datagram or a SYN whose flow has no entry takes it if only the
+//! hash has a say in its backend, and with `nat` a datagram ([`choice`]).
+//!
+//! Packets of one flow stay in order: behind a packet that is left to the stages, packets of the same flow are left, too.
+//! A frame that may belong to any flow (a fragment, options, a tag) leaves all that follow.
+//!
+//! Invariant: verdict, bytes, counters and flow are those that the stages would produce for the same packet
+//! (`tests/fast_path.rs` compares them).
+
+mod choice;
+mod family;
+mod find;
+mod here;
+mod item;
+mod left;
+mod send;
+
+pub(super) use item::Items;
+
+use choice::{bind, choose, open, seek_on_change, seek_opening};
+use family::{Families, Family};
+use here::Here;
+use item::{Item, Way, Ways};
+use left::Left;
+use tidegate_conntrack::{Bucket, FlowHash, FlowTables, SteadyKey, SteadyTables};
+use tidegate_snapshot::service::Entries;
+use tidegate_snapshot::{Interface, Snapshot};
+use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_wire::usual::{self, addr, station_bits};
+
+use super::output::BurstOutput;
+use super::owners::Owners;
+use super::state::Pipeline;
+use super::view::View;
+use crate::frame::Frame;
+
+/// How many frames ahead of the header check the first line is prefetched.
+const AHEAD: usize = 4;
+
+impl Pipeline {
+    /// Processes the frames that it can, and returns them: bit n stands for frame n.
+    #[inline(always)]
+    pub(super) fn fast_path<F: Frame>(
+        &mut self,
+        view: View<'_>,
+        now: Now,
+        interface: &Interface,
+        frames: &mut [F],
+        out: &mut BurstOutput,
+    ) -> u32 {
+        let Self { items: Items { v4, v6 }, flows, copies, worker, workers, snat_ports, .. } = self;
+        let owners = Owners { workers: *workers, steering: snat_ports.steering() };
+        let here = Here { worker: *worker, owners, copies };
+        let (count_v4, count_v6) = check(interface, frames, v4, v6);
+        let mut sent = 0;
+        if count_v4 > 0 {
+            sent |= pass_on(&view, flows, (now, &here), frames, &mut v4[..count_v4], out);
+        }
+        if count_v6 > 0 {
+            sent |= pass_on(&view, flows, (now, &here), frames, &mut v6[..count_v6], out);
+        }
+        sent
+    }
+}
+
+/// Passes 2 to 4 for the packets of one family.
+#[inline(always)]
+fn pass_on<F: Frame, const A: usize>(
+    view: &View<'_>,
+    flows: &mut FlowTables,
+    (now, here): (Now, &Here<'_>),
+    frames: &mut [F],
+    items: &mut [Item<A>],
+    out: &mut BurstOutput,
+) -> u32
+where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    let mut ways = seek(view.snapshot, flows, here, items);
+    find::find(view.snapshot, flows, now, items, &mut ways);
+    if ways.by_copies {
+        find::find_copies(view.snapshot, here.copies, now, items, &mut ways);
+    }
+    if ways.chosen {
+        choose(view.snapshot, items, &mut ways);
+    }
+    if ways.binding {
+        bind(view, flows, items, now, &mut ways);
+    }
+    let sent = send::send(view, frames, items, &ways, out);
+    if ways.chosen {
+        open(view, flows, items, sent, now);
+    }
+    sent
+}
+
+/// Pass 1: checks the headers, and hashes the destination of each packet. Returns the numbers of packets of IPv4 and IPv6.
+#[inline(never)]
+fn check<F: Frame>(
+    interface: &Interface,
+    frames: &[F],
+    v4: &mut [Item<1>; BURST],
+    v6: &mut [Item<4>; BURST],
+) -> (usize, usize) {
+    let station = station_bits(&interface.mac);
+    let (mut count, mut count_v6) = (0, 0);
+    for frame in frames.iter().take(AHEAD) {
+        frame.prefetch();
+    }
+    for (at, frame) in frames.iter().enumerate() {
+        if let Some(next) = frames.get(at + AHEAD) {
+            next.prefetch();
+        }
+        let Some(packet) = usual::check(frame.bytes(), station) else {
+            if take_v6(frame.bytes(), station, at, v6, &mut count_v6) {
+                continue;
+            }
+            // Nothing is known of the flow of any other frame.
+            break;
+        };
+        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+        v4[count % BURST].begin(packet, hash, at as u8);
+        count += 1;
+    }
+    (count.min(BURST), count_v6.min(BURST))
+}
+
+/// Pass 1 for a frame that is not a usual one of IPv4. Returns false if it is not one of IPv6 either.
+#[inline(never)]
+fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], count: &mut usize) -> bool {
+    let Some(packet) = usual::check_v6(frame, station) else { return false };
+    let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
+    items[*count % BURST].begin(packet, hash, at as u8);
+    *count += 1;
+    true
+}
+
+/// Pass 2: finds the service or the endpoint of each packet, and prefetches its flow. Returns the ways that
+/// packets take.
+#[inline(never)]
+fn seek<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    here: &Here<'_>,
+    items: &mut [Item<A>],
+) -> Ways
+where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    // Flows whose bytes are counted have more to do for each packet.
+    let translates = !flows.nat.has_streams();
+    let mut ways = Ways::default();
+    let mut left = Left::default();
+    for item in items.iter_mut() {
+        let packet = &item.packet;
+        let Some(service) = snapshot.service(item.hash, &addr(packet.dst), packet.proto, packet.dst_port())
+        else {
+            if !left.admits(packet) {
+                continue;
+            }
+            item.hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
+            snapshot.prefetch_endpoint(item.hash);
+            item.way = Way::ToClient;
+            ways.to_clients = true;
+            continue;
+        };
+        if service.on_change() {
+            item.id = service.id.raw();
+            seek_on_change(snapshot, flows, service, &mut left, item, &mut ways);
+            continue;
+        }
+        if packet.controls() {
+            seek_opening(snapshot, flows, service, &mut left, item, &mut ways);
+            continue;
+        }
+        if left.may_have(packet) {
+            continue;
+        }
+        let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+        match service.entries {
+            Entries::EachFlow if !service.limited.of_bandwidth() => {
+                item.hash = flows.steady_hash(&key);
+                flows.prefetch_dsr(item.hash, Bucket::First);
+                item.way = Way::Dsr;
+                ways.dsr = true;
+            }
+            Entries::Pairs if service.is_plain & translates => {
+                item.hash = flows.steady_hash(&key);
+                if here.holds_request(service, packet) {
+                    flows.prefetch_nat(item.hash, Bucket::First);
+                    item.way = Way::ToBackend;
+                    ways.to_backends = true;
+                } else {
+                    here.copies.prefetch(FlowHash::from_bits(item.hash));
+                    item.way = Way::ToBackendByCopy;
+                    ways.by_copies = true;
+                }
+            }
+            _ => continue,
+        }
+        item.id = service.id.raw();
+    }
+    if ways.to_clients {
+        seek_replies(snapshot, flows, here, translates, items, &mut ways);
+    }
+    ways
+}
+
+/// Pass 2 for packets that may come from backends.
+#[inline(never)]
+fn seek_replies<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    here: &Here<'_>,
+    translates: bool,
+    items: &mut [Item<A>],
+    ways: &mut Ways,
+) where
+    FlowTables: SteadyTables<A>,
+{
+    for item in items.iter_mut().filter(|item| item.way == Way::ToClient) {
+        let packet = &item.packet;
+        let src = addr(packet.src);
+        match snapshot.endpoint(item.hash, &src, packet.proto, packet.src_port()) {
+            Some(endpoint) if translates => {
+                let key = SteadyKey::reply(endpoint, packet.dst, packet.dst_port());
+                item.hash = flows.steady_hash(&key);
+                item.id = endpoint.raw();
+                if here.holds_reply(snapshot, packet) {
+                    flows.prefetch_nat(item.hash, Bucket::First);
+                } else {
+                    here.copies.prefetch(FlowHash::from_bits(item.hash));
+                    item.way = Way::ToClientByCopy;
+                    ways.by_copies = true;
+                }
+            }
+            _ => item.way = Way::Stages,
+        }
+    }
+}

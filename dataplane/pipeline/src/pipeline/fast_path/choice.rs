@@ -1,0 +1,274 @@
+//! Packets whose flow has no entry, in the fast path: the hash of a packet selects its backend.
+//!
+//! If the service tracks on change (`flowTracking: on-change`) and the backend is settled, no table is read and nothing is
+//! remembered. If the service has an entry for each flow, a datagram or a SYN begins one, unless a limit, affinity or another
+//! rule has a say. The entry is written when the packet is sent, so that a packet that is left to the stages has none. With
+//! `nat`, a datagram begins a flow under the same conditions, if its client's own port is free and no other flow has to give way.
+//!
+//! Invariant: the decisions are those of [`on_change`](crate::pipeline::on_change) and of `Pipeline::begin`.
+
+use tidegate_conntrack::{Bucket, FlowTables, Packet, SteadyKey, SteadyTables};
+use tidegate_select::rendezvous::Rendezvous;
+use tidegate_select::selector::Selector;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::service::{Entries, Service};
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::now::Now;
+use tidegate_wire::usual::{Usual, addr, words};
+use tidegate_wire::{proto, tcp};
+
+use super::family::{Families, Family};
+use super::item::{Item, Way, Ways};
+use super::left::Left;
+use super::send::reachable;
+use crate::pipeline::view::View;
+
+/// Pass 2 for a packet to a service that tracks on change: if it has any entry, this packet may have one. If not, even a packet
+/// that begins or ends a connection changes nothing.
+#[inline(never)]
+pub(super) fn seek_on_change<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    service: &Service,
+    left: &mut Left,
+    item: &mut Item<A>,
+    ways: &mut Ways,
+) where
+    FlowTables: SteadyTables<A>,
+    Families: Family<A>,
+{
+    let packet = &item.packet;
+    let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+    let is_left = left.may_have(packet) || service.limited.of_bandwidth();
+    if flows.has_dsr_flows_of(&key) {
+        if left.admits(packet) && !is_left {
+            item.hash = flows.steady_hash(&key);
+            flows.prefetch_dsr(item.hash, Bucket::First);
+            item.way = Way::Dsr;
+            ways.dsr = true;
+        }
+        return;
+    }
+    // A SYN may be counted against a limit, and the segment size in it may have to be lowered.
+    let is_checked = packet.flags & tcp::flags::SYN != 0
+        && (service.mss_limit != 0 || service.limited.of_new_flows() || snapshot.limits_sources());
+    if !(is_left || is_checked) {
+        prepare_choice(snapshot, service, item, ways);
+    }
+    if item.way == Way::Stages && item.packet.controls() {
+        left.add(&item.packet);
+    }
+}
+
+/// Pass 2 for a packet that begins or ends a connection, to a service that does not track on change. Packets of the flow that follow
+/// in the burst are left to the stages.
+#[inline(never)]
+pub(super) fn seek_opening<const A: usize>(
+    snapshot: &Snapshot,
+    flows: &FlowTables,
+    service: &Service,
+    left: &mut Left,
+    item: &mut Item<A>,
+    ways: &mut Ways,
+) where
+    FlowTables: SteadyTables<A>,
+{
+    let packet = &item.packet;
+    let is_left = left.may_have(packet);
+    left.add(packet);
+    let is_considered = service.entries == Entries::EachFlow && !service.limited.of_bandwidth();
+    if is_left || !is_considered || !may_begin(snapshot, service, packet) {
+        return;
+    }
+    let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+    item.hash = flows.steady_hash(&key);
+    flows.prefetch_dsr(item.hash, Bucket::First);
+    (item.id, item.way) = (service.id.raw(), Way::Opening);
+    ways.opening = true;
+}
+
+/// The part of a packet that affects the state of its flow.
+#[inline(always)]
+fn kind_of<const A: usize>(packet: &Usual<A>) -> Packet {
+    if packet.proto == proto::TCP { Packet::Tcp(packet.flags) } else { Packet::Datagram }
+}
+
+/// Whether a packet whose flow is not known begins one, and nothing but the hash decides on it.
+fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Usual<A>) -> bool {
+    let kind = kind_of(packet);
+    (!kind.has_connection() || kind.is_opening() && service.mss_limit == 0)
+        && service.affinity_ms == 0
+        && !service.passive
+        && !service.limited.of_new_flows()
+        && !snapshot.limits_sources()
+}
+
+/// The seats that alone decide on a packet without an entry. If something is in flux, those of new flows decide on a packet that
+/// begins one, if the service has an entry for each flow; no other packet of such a service comes here. `None` if a flow in
+/// flux may have no entry, or a backend warms up.
+#[inline(always)]
+fn deciding_seats(service: &Service) -> Option<&Rendezvous> {
+    match service.selector() {
+        Selector::Rendezvous(seats) => Some(seats),
+        Selector::InFlux(both) if !service.on_change() => Some(&both.present),
+        _ => None,
+    }
+}
+
+/// Prefetches what the choice of a backend reads for a packet without an entry, if its hash decides and its source is a
+/// client's. The hash of the choice takes the place of that of the flow.
+#[inline(always)]
+fn prepare_choice<const A: usize>(snapshot: &Snapshot, service: &Service, item: &mut Item<A>, ways: &mut Ways)
+where
+    Families: Family<A>,
+{
+    let packet = &item.packet;
+    let Some(seats) = deciding_seats(service) else { return };
+    let (src, dst) = (addr(packet.src), addr(packet.dst));
+    if snapshot.admits(service, &src) && Families::is_client_of_any(snapshot, packet.src) {
+        let (from, to) = ((&src, packet.src_port()), (&dst, packet.dst_port()));
+        let hash = snapshot.choice_hash(service, from, to, packet.proto);
+        (item.flow_hash, item.hash) = (item.hash, hash);
+        seats.prefetch();
+        item.way = Way::Chosen;
+        ways.chosen = true;
+    }
+}
+
+/// Prepares the choice for a packet whose flow has no entry: if its service tracks on change, or if the packet begins the flow,
+/// which [`seek_opening`] has checked for a SYN. Leaves any other packet to the stages.
+pub(super) fn prepare_without_entry<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, ways: &mut Ways)
+where
+    Families: Family<A>,
+{
+    let is_checked = item.way == Way::Opening;
+    item.way = Way::Stages;
+    let Some(service) = snapshot.service_by_id(ServiceId::from_raw(item.id)) else { return };
+    if service.on_change() {
+        prepare_choice(snapshot, service, item, ways);
+    } else if is_checked || may_begin(snapshot, service, &item.packet) {
+        item.service = Item::<A>::BEGINS;
+        prepare_choice(snapshot, service, item, ways);
+    }
+}
+
+/// Prepares the choice for a packet of a service with translation whose flow has no entry, if it is a datagram that begins a
+/// flow of `nat`. Leaves any other packet to the stages.
+pub(super) fn prepare_pair<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, ways: &mut Ways)
+where
+    Families: Family<A>,
+{
+    let is_request = item.way == Way::ToBackend;
+    item.way = Way::Stages;
+    if !is_request || item.packet.proto != proto::UDP {
+        return;
+    }
+    let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
+    let Some(service) = service.filter(|service| service.mode == ForwardingMode::Nat) else { return };
+    if may_begin(snapshot, service, &item.packet) {
+        item.service = Item::<A>::BEGINS_PAIR;
+        prepare_choice(snapshot, service, item, ways);
+    }
+}
+
+/// Pass 3 for packets without an entry: stores the backend that the hash selects.
+#[inline(never)]
+pub(super) fn choose<const A: usize>(snapshot: &Snapshot, items: &mut [Item<A>], ways: &mut Ways) {
+    let mut begun = Left::default();
+    for item in items.iter_mut().filter(|item| item.way == Way::Chosen) {
+        item.way = Way::Stages;
+        let service = snapshot.service_by_id(ServiceId::from_raw(item.id));
+        let Some(seats) = service.and_then(deciding_seats) else { continue };
+        let Some(backend) = seats.owner(item.hash) else { continue };
+        if item.service >= Item::<A>::BEGINS {
+            // The stages find the entry of an earlier packet of the flow.
+            if begun.may_have(&item.packet) {
+                continue;
+            }
+            begun.add(&item.packet);
+        } else {
+            let opens = kind_of(&item.packet).is_opening();
+            item.service = if opens { Item::<A>::OPENS } else { Item::<A>::WITHOUT_ENTRY };
+        }
+        snapshot.prefetch_backend(backend);
+        item.id = backend.raw();
+        if item.service == Item::<A>::BEGINS_PAIR {
+            item.way = Way::Binding;
+            ways.binding = true;
+        } else {
+            item.way = Way::Dsr;
+            ways.dsr = true;
+        }
+    }
+}
+
+/// Pass 3 for datagrams that begin a flow of `nat`: inserts the flow if the packet can be sent and the client's own port is free
+/// towards the endpoint. Leaves any other packet to the stages.
+#[inline(never)]
+pub(super) fn bind<const A: usize>(
+    view: &View<'_>,
+    flows: &mut FlowTables,
+    items: &mut [Item<A>],
+    now: Now,
+    ways: &mut Ways,
+) where
+    FlowTables: SteadyTables<A>,
+{
+    for item in items.iter_mut().filter(|item| item.way == Way::Binding) {
+        let packet = &item.packet;
+        // A backend that is its own client gets another source.
+        match reachable(view, item).filter(|backend| words::<A>(&backend.address) != packet.src) {
+            Some(backend) => {
+                let reply = SteadyKey::reply(backend.endpoint, packet.src, packet.src_port());
+                item.hash = flows.steady_hash(&reply);
+                // A free key is in neither bucket, so both are searched.
+                flows.prefetch_nat(item.hash, Bucket::First);
+                flows.prefetch_nat(item.hash, Bucket::Second);
+            }
+            None => item.way = Way::Stages,
+        }
+    }
+    for item in items.iter_mut().filter(|item| item.way == Way::Binding) {
+        item.way = Way::Stages;
+        let Some(backend) = view.snapshot.backend(BackendId::from_raw(item.id)) else { continue };
+        let Some(service) = view.snapshot.service_by_id(backend.service) else { continue };
+        let (client, port) = (item.packet.src, item.packet.src_port());
+        let flow = SteadyKey::flow(service.id, client, port);
+        let reply = SteadyKey::reply(backend.endpoint, client, port);
+        let first = (backend.id, Packet::Datagram);
+        if flows.begin_nat((&flow, item.flow_hash), (&reply, item.hash), first, service.idle, now) {
+            (item.other, item.other_port, item.way) = (client, port, Way::ToBackend);
+            ways.to_backends = true;
+        }
+    }
+}
+
+/// Counts the flows whose first packet was sent, and remembers those that need an entry.
+#[inline(never)]
+pub(super) fn open<const A: usize>(
+    view: &View<'_>,
+    flows: &mut FlowTables,
+    items: &[Item<A>],
+    sent: u32,
+    now: Now,
+) where
+    FlowTables: SteadyTables<A>,
+{
+    for item in items.iter().filter(|item| item.is_new()) {
+        if sent >> (u32::from(item.at) % u32::BITS) & 1 == 0 {
+            continue;
+        }
+        let backend = BackendId::from_raw(item.id);
+        view.tallies.connected(backend);
+        let service = view.snapshot.backend(backend).map(|backend| backend.service);
+        if item.service == Item::<A>::BEGINS
+            && let Some(service) = service.and_then(|id| view.snapshot.service_by_id(id))
+        {
+            let packet = &item.packet;
+            let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
+            // Without room, the flow may move when the owner of its hash changes. The table has counted that.
+            let _ = flows.begin_dsr((&key, item.flow_hash), backend, kind_of(packet), service.idle, now);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What differs between the families in the fast path, apart from the number of words of an address.
+
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::routes::NextHop;
+use tidegate_wire::usual::addr;
+
+/// A next hop, and the first and last of the addresses that have it.
+pub(super) type HopOf<N> = (NextHop, (N, N));
+
+/// Implements [`Family`] for both.
+pub(super) struct Families;
+
+/// The family whose addresses have `A` words.
+pub(super) trait Family<const A: usize> {
+    /// An address as a number, by which routes are ordered.
+    type Number: Copy + PartialOrd + Default;
+
+    /// The number of an address.
+    fn number(words: [u32; A]) -> Self::Number;
+
+    /// The next hop to an address, with the addresses around it that have the same one.
+    fn route(snapshot: &Snapshot, to: Self::Number) -> Option<HopOf<Self::Number>>;
+
+    /// Whether an address can be a client's of any service. False for link-local addresses too, which are clients of some.
+    fn is_client_of_any(snapshot: &Snapshot, src: [u32; A]) -> bool;
+}
+
+impl Family<1> for Families {
+    type Number = u32;
+
+    #[inline(always)]
+    fn number([word]: [u32; 1]) -> u32 {
+        u32::from_be(word)
+    }
+
+    #[inline(always)]
+    fn route(snapshot: &Snapshot, to: u32) -> Option<HopOf<u32>> {
+        snapshot.routes().find_v4(to)
+    }
+
+    #[inline(always)]
+    fn is_client_of_any(snapshot: &Snapshot, [word]: [u32; 1]) -> bool {
+        snapshot.is_client_of_any(word)
+    }
+}
+
+impl Family<4> for Families {
+    type Number = u128;
+
+    #[inline(always)]
+    fn number(words: [u32; 4]) -> u128 {
+        u128::from_be_bytes(*addr(words).bytes())
+    }
+
+    #[inline(always)]
+    fn route(snapshot: &Snapshot, to: u128) -> Option<HopOf<u128>> {
+        snapshot.routes().find_v6(to)
+    }
+
+    #[inline(always)]
+    fn is_client_of_any(snapshot: &Snapshot, src: [u32; 4]) -> bool {
+        let src = addr(src);
+        snapshot.source_fault(&src).is_none() && !src.is_link_local()
+    }
+}

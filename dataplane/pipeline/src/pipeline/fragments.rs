@@ -1,0 +1,203 @@
+//! Forwards fragments: the decision for the first fragment of a datagram also applies to its fragments without ports.
+//!
+//! This is off the fast path, and the last of all stages, since the fragments of a datagram mostly arrive together,
+//! and the decision for the first is known only after it is forwarded. [`crate::fragments`] is the table.
+//!
+//! Several workers. A first fragment goes to the worker that holds its flow, like any packet with ports. The worker
+//! that received it remembers that worker, and sends the later fragments there. A worker that receives a later
+//! fragment without having seen the first hands it over to the datagram's gatherer, a worker that the hash of its key
+//! selects and that is informed of every first fragment. So a later fragment is handed over at most twice, and stays
+//! behind the first.
+//!
+//! A later fragment of an unseen first fragment gets the verdict of a packet that matches nothing, and is listed in
+//! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
+
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::ids::{BackendId, WorkerIndex};
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::{DropReason, Refusal, TransmitReason, Verdict};
+use tidegate_wire::Headers;
+
+use super::answers;
+use super::burst::{Burst, Destination};
+use super::masquerade::Leg;
+use super::output::{FirstFragment, FlowNote, Note, UnknownFragment};
+use super::state::Pipeline;
+use crate::fragments::{Decision, FragmentKey};
+use crate::frame::Frame;
+
+/// The number of hand-overs that a later fragment may need: to the gatherer, and to the worker that holds the flow.
+const HAND_OVERS_MAX: u8 = 2;
+
+impl Pipeline {
+    /// Remembers the result for each first fragment of a burst.
+    #[cold]
+    pub(super) fn remember_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        for packet in std::mem::take(&mut burst.first_fragments) {
+            let at = burst.frame_of(packet);
+            let Some(key) = FragmentKey::of(&burst.packets[usize::from(packet)].headers) else { continue };
+            let delivery = burst.deliveries.iter().find(|delivery| delivery.packet == packet);
+            let (verdict, note) = (burst.out.verdicts[at], burst.out.notes[at]);
+            let decision = match verdict {
+                Verdict::Transmit { why: TransmitReason::Masqueraded, .. } => {
+                    self.masqueraded(burst, &burst.packets[usize::from(packet)].headers)
+                }
+                _ => decision(verdict, note.backend, delivery.map(|delivery| &delivery.destination)),
+            };
+            let owner = match decision {
+                Decision::Elsewhere(owner) => owner,
+                _ => self.worker,
+            };
+            self.fragments.remember(key, decision, burst.now);
+            let gatherer = self.fragments.gatherer(&key, self.workers);
+            burst.out.first_fragments.push(FirstFragment { key, owner, gatherer });
+        }
+    }
+
+    /// Records that another worker, `owner`, has seen the first fragment of a datagram. Later fragments are handed over
+    /// to it.
+    pub fn learn_fragment(&mut self, key: FragmentKey, owner: WorkerIndex, now: Now) {
+        // For `owner` itself nothing is recorded: the first fragment is handed over to it.
+        if owner != self.worker {
+            self.fragments.remember(key, Decision::Elsewhere(owner), now);
+        }
+    }
+
+    /// Sends fragments without ports to the destination of their first fragment.
+    #[cold]
+    pub(super) fn follow_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        for packet in std::mem::take(&mut burst.later_fragments) {
+            let at = burst.frame_of(packet);
+            let h = burst.packets[usize::from(packet)].headers;
+            let Some(key) = FragmentKey::of(&h) else { continue };
+            match self.fragments.recall(&key, burst.now) {
+                None => self.unknown_fragment(burst, at, &h, key),
+                Some(Decision::Ended(verdict)) => burst.set(at, verdict),
+                Some(Decision::Routed) => self.route_on(burst, at, &h),
+                Some(Decision::Masqueraded { local }) => {
+                    self.send_masqueraded(burst, at, &h, Leg::Outward { local });
+                }
+                Some(Decision::Unmasqueraded { source }) => {
+                    self.send_masqueraded(burst, at, &h, Leg::Inward { source });
+                }
+                Some(Decision::Echo) => {
+                    let answered = answers::echo_reply(burst, at, &h);
+                    burst.answer_or(at, answered, TransmitReason::EchoReply, Refusal::IcmpUnsupported);
+                }
+                Some(Decision::Elsewhere(owner))
+                    if owner != self.worker && burst.arrival.hand_overs() < HAND_OVERS_MAX =>
+                {
+                    burst.set(at, Verdict::HandOver(owner));
+                }
+                Some(decision) => match recalled(burst.view.snapshot, decision) {
+                    // The lists and ranges may have changed since the first fragment.
+                    Some(Destination::Backend { .. }) if burst.view.snapshot.denies(&h.src) => {
+                        burst.set(at, Refusal::SourceDenied);
+                    }
+                    Some(Destination::Backend { service, .. })
+                        if !burst.view.snapshot.is_in_range(service, &h.src) =>
+                    {
+                        burst.set(at, Refusal::SourceRange);
+                    }
+                    Some(destination) => {
+                        burst.out.notes[at] = note(decision);
+                        self.deliver_one(burst, packet, &destination);
+                    }
+                    None => self.unserved(burst, at, &h),
+                },
+            }
+        }
+    }
+
+    /// Processes a fragment whose first fragment was not seen here.
+    fn unknown_fragment<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        key: FragmentKey,
+    ) {
+        let gatherer = self.fragments.gatherer(&key, self.workers);
+        // Each receiver of a packet to a group or to everyone reassembles it, and the kernel is one of them.
+        let to_one = h.dst.is_single_host();
+        if to_one && gatherer != self.worker && burst.arrival.hand_overs() == 0 {
+            return burst.set(at, Verdict::HandOver(gatherer));
+        }
+        self.unserved(burst, at, h);
+        if to_one {
+            // A frame is listed once, so there is room. Its position is below `BURST`.
+            let _ = burst.out.unknown_fragments.try_push(UnknownFragment { frame: at as u8, key });
+        }
+    }
+}
+
+/// The note for a later fragment.
+fn note(decision: Decision) -> Note {
+    match decision {
+        Decision::ToBackend { service, backend, .. } => {
+            Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known }
+        }
+        Decision::ToClient { service, backend, .. } => {
+            Note { service: Some(service), backend, flow: FlowNote::Known }
+        }
+        Decision::Echo
+        | Decision::Routed
+        | Decision::Masqueraded { .. }
+        | Decision::Unmasqueraded { .. }
+        | Decision::Elsewhere(_)
+        | Decision::Ended(_) => Note::default(),
+    }
+}
+
+/// The decision for the later fragments of a datagram whose first fragment has this verdict and backend.
+fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&Destination<'_>>) -> Decision {
+    let to = match verdict {
+        Verdict::Transmit {
+            why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
+            ..
+        }
+        // The first fragment waits for its next hop, and the later ones do so too.
+        | Verdict::Drop(DropReason::Refused(Refusal::NeighborUnresolved)) => destination,
+        Verdict::HandOver(owner) => return Decision::Elsewhere(owner),
+        Verdict::Transmit { why: TransmitReason::EchoReply, .. } => return Decision::Echo,
+        Verdict::Transmit { why: TransmitReason::Routed, .. } => return Decision::Routed,
+        _ => None,
+    };
+    match to {
+        Some(&Destination::Backend { service, backend, local }) => {
+            Decision::ToBackend { service: service.id, backend: backend.id, local }
+        }
+        Some(&Destination::Client { service, client }) => {
+            Decision::ToClient { service: service.id, backend, client }
+        }
+        None => Decision::Ended(match verdict {
+            Verdict::Transmit { why: TransmitReason::PacketTooBig, .. } => Refusal::TooBig.into(),
+            Verdict::Transmit { why: TransmitReason::TtlExceeded, .. } => Refusal::TtlExceeded.into(),
+            Verdict::Transmit { why: TransmitReason::NoEndpoints, .. } => Refusal::NoEndpoints.into(),
+            Verdict::Transmit { why: TransmitReason::NoService, .. } => Refusal::NoService.into(),
+            Verdict::Transmit { why: TransmitReason::NotRouted, .. } => Refusal::NotRouted.into(),
+            Verdict::Transmit { .. } => Refusal::FragmentUnknown.into(),
+            ended => ended,
+        }),
+    }
+}
+
+/// The service and backend of a remembered decision, if both still exist.
+fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
+    Some(match decision {
+        Decision::ToBackend { service, backend, local } => Destination::Backend {
+            service: snapshot.service_by_id(service)?,
+            backend: snapshot.backend(backend)?,
+            local,
+        },
+        Decision::ToClient { service, client, .. } => {
+            Destination::Client { service: snapshot.service_by_id(service)?, client }
+        }
+        Decision::Echo
+        | Decision::Routed
+        | Decision::Masqueraded { .. }
+        | Decision::Unmasqueraded { .. }
+        | Decision::Elsewhere(_)
+        | Decision::Ended(_) => return None,
+    })
+}

@@ -1,0 +1,201 @@
+//! Chooses the backend of a new flow when backends have failed, and decides what a failure is: see [`super::passive`].
+//!
+//! The next backend is the one that the flow would have if those that it tried, and those that are set aside, did not
+//! exist. So it is nearly always the one that the flow gets once health checks have removed them.
+
+use tidegate_conntrack::{FlowHash, FlowKey, Packet, Tried};
+use tidegate_select::selector::Selector;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::backend::Backend;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::limits::MAGLEV_TRIES;
+use tidegate_spec::now::Now;
+use tidegate_spec::{BackendState, PassiveHealth};
+use tidegate_structures::hash::mix;
+use tidegate_wire::Addr;
+use tidegate_wire::tcp::{flags, segment};
+
+use super::burst::Burst;
+use super::request::Request;
+use super::state::Pipeline;
+use crate::frame::Frame;
+use crate::set_aside::SetAside;
+
+impl Pipeline {
+    /// Stores the SYN that begins a flow with a backend, or that a flow sends to another one if it `is_known`.
+    #[inline(never)]
+    pub(super) fn keep_syn<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        packet: usize,
+        (flow, hash): (&FlowKey, FlowHash),
+        is_known: bool,
+        backend: &Backend,
+    ) {
+        let packet = &burst.packets[packet];
+        // A flow that a returned cookie begins has no SYN.
+        if packet.headers.tcp_flags & flags::SYN == 0 {
+            return;
+        }
+        let frame = burst.frames[usize::from(packet.frame)].bytes();
+        // A SYN with data is acknowledged with the data, and the answers to a link-local client depend on its station.
+        let Some(syn) = segment(frame, &packet.headers).filter(|syn| syn.len == 1) else { return };
+        if !packet.headers.src.is_link_local() {
+            let bytes = frame.get(..usize::from(packet.headers.ip_end)).unwrap_or(frame);
+            let from = burst.arrival.interface();
+            let syns = &mut self.passive.syns;
+            if !is_known || !syns.sent_again(flow, hash, syn.seq, backend.id) {
+                syns.keep(flow, hash, syn.seq, backend.id, (from, bytes));
+            }
+        }
+    }
+
+    /// The backend of a new flow: the usual one, unless that one has failed.
+    #[inline]
+    pub(super) fn select_sound(
+        &mut self,
+        snapshot: &Snapshot,
+        service: &Service,
+        choice_hash: u64,
+        now: Now,
+    ) -> Option<BackendId> {
+        if !service.passive || self.passive.is_idle() {
+            return self.select(service, choice_hash);
+        }
+        self.select_around(snapshot, service, choice_hash, now)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn select_around(
+        &mut self,
+        snapshot: &Snapshot,
+        service: &Service,
+        choice_hash: u64,
+        now: Now,
+    ) -> Option<BackendId> {
+        let chosen = match self.passive.next.take() {
+            Some(next) => next,
+            None => {
+                let usual = self.select(service, choice_hash)?;
+                if self.passive.aside.closes(usual, now) {
+                    // Without another one, the usual one may still answer.
+                    self.another(service, choice_hash, &[], now).unwrap_or(usual)
+                } else {
+                    usual
+                }
+            }
+        };
+        if let Some(rules) = rules(snapshot, service.id) {
+            self.passive.aside.gets_flow(chosen, &rules, now);
+        }
+        Some(chosen)
+    }
+
+    /// The backend that a flow would have if those in `tried`, and those that are set aside, did not exist.
+    pub(super) fn another(
+        &mut self,
+        service: &Service,
+        choice_hash: u64,
+        tried: &[BackendId],
+        now: Now,
+    ) -> Option<BackendId> {
+        let Self { passive, schedule, flows, .. } = self;
+        let sound = |id: BackendId| !tried.contains(&id) && !passive.aside.closes(id, now);
+        match service.selector().deciding(choice_hash) {
+            Selector::Rendezvous(seats) => seats.owner_where(choice_hash, sound),
+            Selector::InFlux(both) => both.present.owner_where(choice_hash, sound),
+            Selector::Maglev(slots) => {
+                let first = slots.slot_of(choice_hash);
+                let next = (0..slots.len().min(MAGLEV_TRIES)).map(|n| (first + n) % slots.len());
+                next.filter_map(|slot| slots.owner(slot)).find(|&id| sound(id))
+            }
+            Selector::Turns(turns) => {
+                let next =
+                    (0..turns.len().min(MAGLEV_TRIES)).filter_map(|_| schedule.turn(service.id, turns));
+                next.into_iter().find(|&id| sound(id))
+            }
+            Selector::Loads(loaded) => schedule.least_where(service, loaded, flows, sound),
+            Selector::WarmUp(both) => both.all().seats()?.owner_where(choice_hash, sound),
+        }
+    }
+
+    /// Records a failure of a backend.
+    pub(super) fn failed(&mut self, snapshot: &Snapshot, backend: &Backend, client: &Addr, now: Now) {
+        let Some(rules) = rules(snapshot, backend.service) else { return };
+        let may_go = |aside: &SetAside| may_go(snapshot, backend.service, &rules, aside);
+        self.passive.aside.failed(backend.id, source_of(client), &rules, now, may_go);
+    }
+
+    /// Records that a backend has answered a SYN.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_answer(&mut self, kind: Packet, backend: BackendId) {
+        const ANSWER: u8 = flags::SYN | flags::ACK;
+        if matches!(kind, Packet::Tcp(f) if f & (ANSWER | flags::RST) == ANSWER) {
+            self.passive.aside.answered(backend);
+        }
+    }
+
+    /// Whether a flow whose client repeats its SYN leaves its backend, which has not answered.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn leaves_silent<F: Frame>(
+        &mut self,
+        burst: &Burst<'_, '_, F>,
+        request: &Request<'_>,
+        backend: &Backend,
+    ) -> bool {
+        let (snapshot, service, now) = (burst.view.snapshot, request.service, burst.now);
+        let (key, hash) = (&request.key, request.flow_hash);
+        // The answer may be in this burst: both ends repeat their packets a second after the first ones. The client gets
+        // it, so the connection is with this backend.
+        if !service.passive || !self.flows.nat.awaits_answer(key, hash, now) {
+            return false;
+        }
+        let h = &burst.packets[request.index()].headers;
+        self.failed(snapshot, backend, &h.src, now);
+        let tried = self.tried(key, hash, backend.id);
+        let choice = request.choice_hash(snapshot, h);
+        self.passive.next = self
+            .another(service, choice, &tried, now)
+            // All have been tried: another one than the last is better than none.
+            .or_else(|| self.another(service, choice, &[backend.id], now));
+        self.passive.next.is_some()
+    }
+
+    /// The backends that a flow was offered to.
+    pub(super) fn tried(&self, flow: &FlowKey, hash: FlowHash, last: BackendId) -> Tried {
+        match self.passive.syns.get(flow, hash) {
+            Some((syn, _)) => syn.tried.clone(),
+            None => [last].into_iter().collect(),
+        }
+    }
+}
+
+/// A hash of a client: of an IPv4 address, or of the /64 of an IPv6 address.
+fn source_of(client: &Addr) -> u16 {
+    let [first, second] = [0, 8].map(|at| {
+        let half = client.bytes().get(at..).and_then(|bytes| bytes.first_chunk().copied());
+        half.map_or(0, u64::from_be_bytes)
+    });
+    mix(if client.is_v4() { mix(first) ^ second } else { first }) as u16
+}
+
+/// The rules of a Service that has passive health.
+pub(super) fn rules(snapshot: &Snapshot, service: ServiceId) -> Option<PassiveHealth> {
+    snapshot.service_info(service)?.passive_health
+}
+
+/// Whether one more backend of a Service may be set aside.
+fn may_go(snapshot: &Snapshot, service: ServiceId, rules: &PassiveHealth, aside: &SetAside) -> bool {
+    let Some(info) = snapshot.service_info(service) else { return false };
+    let takers =
+        info.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0).count();
+    let of_service = |id: &&BackendId| {
+        aside.has(**id) && snapshot.backend(**id).is_some_and(|backend| backend.service == service)
+    };
+    let gone = aside.marked().iter().filter(of_service).count();
+    (gone + 1) * 100 <= takers * usize::from(rules.share_max)
+}

@@ -1,0 +1,115 @@
+//! Passive health: what a worker remembers of new flows that backends of `nat` and `fullnat` Services refuse or ignore.
+//!
+//! - A reset or an ICMP "unreachable" that answers a client's first SYN is not passed on while another backend can be
+//!   tried: the SYN, which [`KeptSyns`] has, goes to the next one in place of the refusal. If the SYN is no longer
+//!   there, the refusal is dropped, and the client's next SYN goes to the next backend ([`super::retries`]).
+//! - A SYN that its client repeats because nobody answered goes to the next backend ([`super::next_backend`]).
+//! - Each of these is a failure of the backend. After some in a row it is set aside ([`SetAside`]), and new flows go to
+//!   the others.
+//!
+//! A refusal counts only if it acknowledges the SYN, or quotes its sequence number, and arrives by the interface that
+//! leads to the backend. Packets of established flows never come here.
+//!
+//! Invariant: a SYN of a client causes at most `1 + RETRIES_MAX` SYNs to backends.
+
+use tidegate_conntrack::{KeptSyns, Packet};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::Tallies;
+use tidegate_spec::BackendState;
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::limits::MARKED_MAX;
+use tidegate_spec::now::Now;
+use tidegate_wire::tcp::flags;
+
+use crate::set_aside::SetAside;
+
+/// The state of passive health of one worker.
+#[derive(Debug)]
+pub(super) struct Passive {
+    pub(super) aside: SetAside,
+    pub(super) syns: KeptSyns,
+    /// The backend of the flow that begins next, if it was chosen because others have failed.
+    pub(super) next: Option<BackendId>,
+    /// The backends that the tallies show as set aside.
+    told: Vec<BackendId>,
+}
+
+impl Passive {
+    pub(super) fn new() -> Self {
+        let told = Vec::with_capacity(MARKED_MAX);
+        Self { aside: SetAside::new(), syns: KeptSyns::default(), next: None, told }
+    }
+
+    /// Whether no backend has failed: then every choice is the usual one.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.aside.is_empty() & self.next.is_none()
+    }
+
+    /// Whether a new flow should not get this backend, which its client has by affinity.
+    #[inline]
+    pub(super) fn avoids(&self, backend: BackendId, now: Now) -> bool {
+        !self.is_idle() && (self.aside.closes(backend, now) || self.next.is_some_and(|next| next != backend))
+    }
+
+    /// Forgets the backend of a flow that has begun, or that was refused before it got one.
+    #[inline]
+    pub(super) fn choice_is_made(&mut self) {
+        self.next = None;
+    }
+
+    /// Tells which backends are set aside, and forgets those that need not be any more.
+    pub(super) fn report(&mut self, snapshot: &Snapshot, tallies: &Tallies) {
+        let Self { aside, told, .. } = self;
+        for at in (0..aside.marked().len()).rev() {
+            let Some(&id) = aside.marked().get(at) else { continue };
+            // The active checks judge a backend that is down, and it begins anew when they find it up again.
+            let backend = snapshot.backend(id).filter(|backend| backend.state == BackendState::Active);
+            let service = backend.and_then(|backend| snapshot.service_by_id(backend.service));
+            if !service.is_some_and(|service| service.passive) {
+                aside.forget(id);
+            }
+        }
+        told.retain(|&id| {
+            let stays = aside.has(id);
+            if !stays {
+                tallies.tell_set_aside(id, false);
+            }
+            stays
+        });
+        for &id in aside.marked().iter().filter(|&&id| aside.has(id)) {
+            tallies.tell_set_aside(id, true);
+            if !told.contains(&id) {
+                told.push(id);
+            }
+        }
+    }
+}
+
+/// What a packet is to a known flow, besides a packet of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Syn {
+    /// Nothing.
+    No,
+    /// It begins a new connection with the same addresses and ports.
+    Reopens,
+    /// Its client repeats it because nobody has answered.
+    Repeats,
+}
+
+impl Syn {
+    pub(super) fn of(reopened: bool, repeated: bool) -> Self {
+        match (reopened, repeated) {
+            (true, _) => Self::Reopens,
+            (false, true) => Self::Repeats,
+            (false, false) => Self::No,
+        }
+    }
+}
+
+/// Whether a packet of a backend refuses a connection, if it answers a SYN.
+#[inline]
+pub(super) fn may_refuse(kind: Packet) -> bool {
+    const REFUSAL: u8 = flags::RST | flags::ACK;
+    matches!(kind, Packet::Tcp(f) if f & (REFUSAL | flags::SYN) == REFUSAL)
+}

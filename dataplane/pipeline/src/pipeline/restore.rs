@@ -1,0 +1,199 @@
+//! Restores the flows of an earlier process: which of them this worker takes, and for which service and backend.
+//!
+//! The numbers of services and backends differ between processes. [`KnownIds`] translates them; the caller builds it from
+//! names that both processes know.
+//!
+//! Invariant: a flow is restored only to a backend of its own service port, in a mode for which its entry was made, and
+//! only at the worker that receives its packets.
+
+use tidegate_conntrack::{FlowKey, NotRestored, StoredFlow, StoredKind, StoredTables, Successor};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::limits::SNAT_PORT_MIN;
+use tidegate_spec::now::Now;
+
+use super::owners::owner_of_client;
+use super::state::Pipeline;
+use crate::forward::snat_ports::{Steering, owner_of_port};
+
+/// What became of the flows of an earlier process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RestoreCounts {
+    /// Flows that continue.
+    pub restored: u64,
+    /// The others, by [`NotRestored`].
+    pub not_restored: [u64; NotRestored::ALL.len()],
+}
+
+impl RestoreCounts {
+    /// The sums of both.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        let sum = |n: usize| self.not_restored[n] + other.not_restored[n];
+        Self { restored: self.restored + other.restored, not_restored: std::array::from_fn(sum) }
+    }
+}
+
+/// The numbers of an earlier process, and those of the same objects in the present snapshot.
+#[derive(Debug, Default)]
+pub struct KnownIds {
+    /// By index: the whole id, and its successor, if there is one.
+    services: Vec<Option<(ServiceId, Option<ServiceId>)>>,
+    /// By index: the whole id, its service, and its successor, if there is one.
+    backends: Vec<Option<(BackendId, ServiceId, Option<BackendId>)>>,
+    /// Records are missing: an id without a record may be that of a present object.
+    is_damaged: bool,
+}
+
+impl KnownIds {
+    /// Ids of which some records are missing.
+    #[must_use]
+    pub fn damaged() -> Self {
+        Self { is_damaged: true, ..Self::default() }
+    }
+
+    /// Records that a service of the earlier process is this one of the present snapshot, or none of it.
+    pub fn service(&mut self, then: ServiceId, now: Option<ServiceId>) {
+        *place(&mut self.services, then.index()) = Some((then, now));
+    }
+
+    /// Records that a backend of a service of the earlier process is this one of the present snapshot, or none of it.
+    pub fn backend(&mut self, then: BackendId, of: ServiceId, now: Option<BackendId>) {
+        *place(&mut self.backends, then.index()) = Some((then, of, now));
+    }
+
+    fn service_now(&self, then: ServiceId) -> Result<ServiceId, NotRestored> {
+        let known = self.services.get(then.index()).copied().flatten().filter(|(id, _)| *id == then);
+        match known {
+            Some((_, now)) => now.ok_or(NotRestored::ServiceGone),
+            None => Err(if self.is_damaged { NotRestored::Damaged } else { NotRestored::ServiceGone }),
+        }
+    }
+
+    fn backend_now(&self, then: BackendId) -> Result<(ServiceId, BackendId), NotRestored> {
+        let known = self.backends.get(then.index()).copied().flatten().filter(|(id, ..)| *id == then);
+        match known {
+            Some((_, of, now)) => now.map(|now| (of, now)).ok_or(NotRestored::BackendGone),
+            None => Err(if self.is_damaged { NotRestored::Damaged } else { NotRestored::BackendGone }),
+        }
+    }
+}
+
+fn place<T>(places: &mut Vec<Option<T>>, index: usize) -> &mut Option<T> {
+    if places.len() <= index {
+        places.resize_with(index + 1, || None);
+    }
+    &mut places[index]
+}
+
+impl Pipeline {
+    /// Restores the flows of one worker of an earlier process that belong to this worker. It takes some time, up to half
+    /// a microsecond for each flow, in which the worker forwards nothing.
+    pub fn restore(
+        &mut self,
+        snapshot: &Snapshot,
+        stored: &StoredTables<'_>,
+        ids: &KnownIds,
+        now: Now,
+    ) -> RestoreCounts {
+        let mut counts = RestoreCounts::default();
+        stored.scan(|flow| match flow.and_then(|flow| self.restore_one(snapshot, &flow, ids, now)) {
+            Ok(()) => counts.restored += 1,
+            Err(why) => counts.not_restored[why as usize] += 1,
+        });
+        counts
+    }
+
+    fn restore_one(
+        &mut self,
+        snapshot: &Snapshot,
+        flow: &StoredFlow,
+        ids: &KnownIds,
+        now: Now,
+    ) -> Result<(), NotRestored> {
+        let service =
+            snapshot.service_by_id(ids.service_now(flow.service)?).ok_or(NotRestored::ServiceGone)?;
+        let (of, backend) = ids.backend_now(flow.backend)?;
+        let backend = snapshot.backend(backend).ok_or(NotRestored::BackendGone)?;
+        if of != flow.service || backend.service != service.id {
+            return Err(NotRestored::Damaged);
+        }
+        if !fits(service, flow) {
+            return Err(NotRestored::ModeChanged);
+        }
+        if !snapshot.admits(service, &flow.client) {
+            return Err(NotRestored::Denied);
+        }
+        if !self.receives(snapshot, service, flow, (&backend.address, backend.port)) {
+            return Err(NotRestored::Elsewhere);
+        }
+        let to = Successor { service: service.id, backend: backend.id, endpoint: backend.endpoint };
+        self.flows.restore(flow, &to, now)?;
+        if let (StoredKind::Affinity, Some(affinities)) = (flow.kind, &self.affinities) {
+            affinities.remember(&FlowKey::affinity(service.id, flow.client), backend.id, now);
+        }
+        Ok(())
+    }
+
+    /// Whether the packets of a flow, in both directions, come to this worker or are handed over to it. Another gateway has
+    /// chosen the port of an adopted flow, so its directions may concern two workers, which both have it.
+    fn receives(
+        &self,
+        snapshot: &Snapshot,
+        service: &Service,
+        flow: &StoredFlow,
+        backend: (&tidegate_wire::Addr, u16),
+    ) -> bool {
+        let (client, proto) = ((&flow.client, flow.client_port), service.protocol.number());
+        if let (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) = (flow.kind, service.mode)
+            && snapshot.snat_addresses(to.family()).binary_search(&to).is_err()
+        {
+            let local = Some((&to, to_port));
+            return self.workers == 1 || self.is_concerned(snapshot, service, client, backend, local);
+        }
+        let is_mine = |worker| self.workers == 1 || worker == self.worker;
+        let steering = self.snat_ports.steering();
+        match (flow.kind, service.mode) {
+            (StoredKind::Nat { .. }, ForwardingMode::Nat) => {
+                is_mine(owner_of_client(client, proto, self.workers))
+            }
+            (StoredKind::Nat { to, to_port }, _) => match steering {
+                Steering::Single => true,
+                Steering::Partition => {
+                    is_mine(owner_of_client(client, proto, self.workers))
+                        && is_mine(owner_of_port(to_port, self.workers))
+                }
+                Steering::Rss(rss) => {
+                    is_mine(rss.queue(client, (&service.vip, service.port)))
+                        && is_mine(rss.queue(backend, (&to, to_port)))
+                }
+            },
+            (StoredKind::Dsr, _) => match steering {
+                Steering::Rss(rss) => is_mine(rss.queue(client, (&service.vip, service.port))),
+                Steering::Single | Steering::Partition => true,
+            },
+            (StoredKind::Affinity, _) => true,
+        }
+    }
+}
+
+/// Whether the entry of a flow has the meaning that the mode of its service gives it.
+fn fits(service: &Service, flow: &StoredFlow) -> bool {
+    if flow.client.family() != service.vip.family() {
+        return false;
+    }
+    match (flow.kind, service.mode) {
+        (StoredKind::Affinity, _) => service.affinity_ms != 0,
+        (StoredKind::Dsr, mode) => mode.is_dsr(),
+        (StoredKind::Nat { to, to_port }, ForwardingMode::Nat) => {
+            (to, to_port) == (flow.client, flow.client_port)
+        }
+        (StoredKind::Nat { to, to_port }, ForwardingMode::FullNat) => {
+            // An adopted flow has the address of the gateway that began it.
+            to.family() == flow.client.family() && to.is_single_host() && to_port >= SNAT_PORT_MIN
+        }
+        (StoredKind::Nat { .. }, _) => false,
+    }
+}

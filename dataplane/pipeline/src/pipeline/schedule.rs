@@ -1,0 +1,175 @@
+//! The state of one worker for schedulers whose choice depends on the worker: `wrr`, `lc`, `sed` and `nq`.
+//!
+//! With `wrr` it is the place in the ring of each service. For the others it is the load of each backend: the flow
+//! tables count that of this worker, exactly, and the other workers tell theirs. Each worker writes the loads of its
+//! backends to its own tallies, and reads those of the others, every [`LOADS_SHARED_MS`] and some backends in each turn.
+//! So nothing is shared or locked when a backend is chosen, and what a worker knows of another one is older than the
+//! present by at most two such intervals and the turns that a walk takes.
+//!
+//! Invariant: without a service that compares loads the only cost is one comparison in each turn.
+
+use std::sync::Arc;
+
+use tidegate_conntrack::FlowTables;
+use tidegate_select::loads::{Load, Loaded};
+use tidegate_select::selector::Selector;
+use tidegate_select::turns::Turns;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::Tallies;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::ids::{BackendId, ServiceId, WorkerIndex};
+use tidegate_spec::limits::{
+    BACKENDS_MAX, LOADS_SHARED_MS, LOADS_SHARED_PER_TURN, RECHECK_BUCKETS_PER_TURN, SERVICES_MAX,
+};
+use tidegate_spec::now::Now;
+use tidegate_structures::hash::mix;
+
+/// See [the module](self).
+#[derive(Debug)]
+pub(super) struct Schedule {
+    worker: WorkerIndex,
+    workers: u8,
+    /// The next turn of each service, by index of its id.
+    next: Box<[u32]>,
+    /// The loads of backends at the other workers ([`Load::word`]), by index of their ids.
+    elsewhere: Box<[u64]>,
+    /// Changes with each choice by load.
+    random: u64,
+    /// Whether the flow tables count the loads of all flows.
+    is_counted: bool,
+    walk: Walk,
+}
+
+/// The walk over the backends whose loads are shared.
+#[derive(Debug, Default)]
+struct Walk {
+    /// When the walk in progress began.
+    began: u32,
+    /// The position of the service among those that compare loads, and of the backend among its members.
+    service: usize,
+    member: usize,
+    is_over: bool,
+}
+
+impl Schedule {
+    pub(super) fn new(worker: WorkerIndex, workers: u8, seed: u64) -> Self {
+        Self {
+            worker,
+            workers: workers.max(1),
+            // The system zeroes the memory, so services and backends without a use for it take none.
+            next: vec![0; SERVICES_MAX].into_boxed_slice(),
+            elsewhere: vec![0; BACKENDS_MAX].into_boxed_slice(),
+            random: mix(seed ^ u64::from(worker)),
+            is_counted: false,
+            walk: Walk::default(),
+        }
+    }
+
+    /// The backend whose turn it is.
+    pub(super) fn turn(&mut self, service: ServiceId, turns: &Turns) -> Option<BackendId> {
+        let next = self.next.get_mut(service.index())?;
+        let turn = *next;
+        *next = if turn + 1 >= turns.len() { 0 } else { turn + 1 };
+        // Workers begin at different places, so that they do not all choose the same backend. At most 2^17 * 2^6.
+        let start = turns.len() * u32::from(self.worker) / u32::from(self.workers);
+        turns.owner(turn + start)
+    }
+
+    /// The backend with the lowest load for its weight.
+    pub(super) fn least(
+        &mut self,
+        service: &Service,
+        loaded: &Loaded,
+        flows: &mut FlowTables,
+    ) -> Option<BackendId> {
+        self.least_where(service, loaded, flows, |_| true)
+    }
+
+    /// The same among the backends that are `wanted`; `None` if none of those that are compared is.
+    #[inline]
+    pub(super) fn least_where(
+        &mut self,
+        service: &Service,
+        loaded: &Loaded,
+        flows: &mut FlowTables,
+        wanted: impl Fn(BackendId) -> bool,
+    ) -> Option<BackendId> {
+        if !self.is_counted {
+            // Tables without flows are counted from now on. Those with flows are walked between packets.
+            self.is_counted = flows.count_loads(0, |_| true);
+        }
+        self.random = mix(self.random);
+        let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
+        let elsewhere = |id: BackendId| self.elsewhere.get(id.index()).map_or(0, |&word| word);
+        let load = |id: BackendId| flows.load(is_dsr, clients, id).plus(Load::from_word(elsewhere(id)));
+        // With this load a backend comes after all others.
+        let most = Load { active: u32::MAX, ended: u32::MAX };
+        let load = |id: BackendId| if wanted(id) { load(id) } else { most };
+        loaded.least(self.random, if is_dsr { 1 } else { 2 }, load).filter(|&id| wanted(id))
+    }
+
+    /// See [`Pipeline::share_loads`](super::Pipeline::share_loads).
+    #[cold]
+    pub(super) fn share(
+        &mut self,
+        snapshot: &Snapshot,
+        tallies: &[Arc<Tallies>],
+        flows: &mut FlowTables,
+        now: Now,
+    ) {
+        if !self.is_counted {
+            let buckets = RECHECK_BUCKETS_PER_TURN as usize;
+            self.is_counted = flows.count_loads(buckets, |id| snapshot.backend(id).is_some());
+        }
+        if self.walk.is_over {
+            if now.millis().wrapping_sub(self.walk.began) < LOADS_SHARED_MS {
+                return;
+            }
+            self.walk = Walk { began: now.millis(), ..Walk::default() };
+        }
+        let mut left = LOADS_SHARED_PER_TURN;
+        while left > 0 {
+            let Some(&id) = snapshot.compared().get(self.walk.service) else {
+                self.walk.is_over = true;
+                return;
+            };
+            let shared = self.share_some(snapshot.service_by_id(id), tallies, flows, left);
+            left = left.saturating_sub(shared.max(1));
+        }
+    }
+
+    /// Shares the loads of up to `most` backends of a service. Returns their number.
+    fn share_some(
+        &mut self,
+        service: Option<&Service>,
+        tallies: &[Arc<Tallies>],
+        flows: &FlowTables,
+        most: usize,
+    ) -> usize {
+        let Some((service, Selector::Loads(loaded))) = service.map(|service| (service, service.selector()))
+        else {
+            (self.walk.service, self.walk.member) = (self.walk.service + 1, 0);
+            return 0;
+        };
+        let (clients, is_dsr) = (service.vip.family(), service.mode.is_dsr());
+        let members = loaded.members.get(self.walk.member..).unwrap_or(&[]);
+        let here = usize::from(self.worker);
+        for member in members.iter().take(most) {
+            let id = member.owner;
+            if let Some(own) = tallies.get(here) {
+                own.share_load(id, flows.load(is_dsr, clients, id));
+            }
+            let others = tallies.iter().enumerate().filter(|&(worker, _)| worker != here);
+            let sum = others.fold(Load::default(), |sum, (_, theirs)| sum.plus(theirs.load(id)));
+            if let Some(word) = self.elsewhere.get_mut(id.index()) {
+                *word = sum.word();
+            }
+        }
+        let shared = members.len().min(most);
+        self.walk.member += shared;
+        if shared == members.len() {
+            (self.walk.service, self.walk.member) = (self.walk.service + 1, 0);
+        }
+        shared
+    }
+}

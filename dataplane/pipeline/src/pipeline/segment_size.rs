@@ -1,0 +1,27 @@
+//! The segment size in SYNs of services with `mssClamp`: limited to what the path takes in both directions.
+//!
+//! The last stage calls it for SYNs only, after the packet is rewritten. The path is the link by which the SYN arrived
+//! and the way by which it leaves: answers in a NAT mode take both in the other direction.
+
+use tidegate_wire::tcp::flags;
+use tidegate_wire::{Headers, mss, proto};
+
+use crate::frame::Frame;
+
+/// Whether the segment size of a packet is limited, if its service has a limit. The flags of SCTP are no flags.
+#[inline(always)]
+pub(super) fn concerns(h: &Headers) -> bool {
+    h.tcp_flags & flags::SYN != 0 && h.proto == proto::TCP
+}
+
+/// Limits the segment size of a SYN to `limit` and to what fits packets of `mtu` bytes. `l4` is the offset of its TCP
+/// header in the frame.
+#[cold]
+#[inline(never)]
+pub(super) fn limit<F: Frame>(frame: &mut F, h: &Headers, l4: usize, mtu: usize, limit: u16) {
+    let len = usize::from(h.ip_end - h.l4);
+    let most = mss::most(h.family, mtu, limit);
+    if let Some(segment) = frame.bytes_mut().get_mut(l4..l4 + len) {
+        let _ = mss::lower(segment, most);
+    }
+}

@@ -1,0 +1,374 @@
+//! Flows that other gateways need to know, and those that they tell of.
+//!
+//! All gateways decide alike, so another gateway finds the backend of most flows by itself. It needs to be told of flows in
+//! flux, whose backend is not the one that a gateway without an entry would choose, of clients whose session affinity is in
+//! flux in the same way, and of NAT flows, whose translation is state. A worker tells of a flow when its state changes, which
+//! the tables note (`FlowTables::take_changes`), and it walks through its tables, some buckets in each turn: after each change
+//! of the backends, because that brings flows in flux; now and then, so that gateways that missed something learn it; and for
+//! a gateway that has lost its tables.
+//!
+//! Invariant: nothing here waits. Without sharing, the only cost is one comparison in each turn of the worker.
+
+use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
+use tidegate_conntrack::{Adoption, FlowKey, FlowTags, SharedChange, SharedFlow, SharedReply};
+use tidegate_select::selector::Selector;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::Protocol;
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::limits::SHARING_BUCKETS_PER_TURN;
+use tidegate_spec::now::Now;
+use tidegate_wire::Addr;
+use tidegate_wire::rewrite::Endpoint;
+
+use super::on_change;
+use super::owners::Dealt;
+use super::sharing_state::{SharedFlows, Sharing, Walks};
+use super::state::Pipeline;
+
+/// What became of a message of another gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Learned {
+    /// The flow is stored.
+    New,
+    /// The flow was known.
+    Known,
+    /// The end of the flow is known, and it is removed if it was not used here.
+    Gone,
+    /// Another worker needs the flow, not this one.
+    Elsewhere,
+    /// This gateway has no such service port, or it forwards in another way.
+    UnknownService,
+    /// The service has no such backend here.
+    UnknownBackend,
+    /// The client is not admitted.
+    NotAdmitted,
+    /// Another flow that is in use here has the same addresses and ports.
+    Conflict,
+    /// The flow table is too full.
+    Full,
+}
+
+impl Learned {
+    /// The number of variants.
+    pub const COUNT: usize = 9;
+
+    /// All of them, in their order.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::New,
+        Self::Known,
+        Self::Gone,
+        Self::Elsewhere,
+        Self::UnknownService,
+        Self::UnknownBackend,
+        Self::NotAdmitted,
+        Self::Conflict,
+        Self::Full,
+    ];
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Known => "known",
+            Self::Gone => "gone",
+            Self::Elsewhere => "elsewhere",
+            Self::UnknownService => "unknown_service",
+            Self::UnknownBackend => "unknown_backend",
+            Self::NotAdmitted => "not_admitted",
+            Self::Conflict => "conflict",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl Pipeline {
+    /// Sets which flows are shared. Walks that were asked for before do not count.
+    pub fn set_shared_flows(&mut self, flows: Option<SharedFlows>, walks: Walks) {
+        self.flows.note_changes(flows.is_some());
+        self.sharing = Sharing::new(flows, walks);
+    }
+
+    /// Which flows are shared.
+    #[inline]
+    #[must_use]
+    pub fn shared_flows(&self) -> Option<SharedFlows> {
+        self.sharing.flows
+    }
+
+    /// Tells of the flows that have changed, and continues the walk in progress while `may_walk`. Returns whether there is
+    /// more to walk. Call it in each turn.
+    pub fn share(
+        &mut self,
+        snapshot: &Snapshot,
+        walks: Walks,
+        may_walk: bool,
+        now: Now,
+        mut tell: impl FnMut(FlowNews),
+    ) -> bool {
+        let Some(shared) = self.sharing.flows else { return false };
+        if self.flows.has_changes() {
+            self.flows.take_changes(now, |change, tags| match change {
+                SharedChange::Is(flow) => {
+                    let record = record(snapshot, shared, &flow, tags);
+                    record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
+                }
+                SharedChange::Gone(key) => gone(snapshot, shared, &key).into_iter().for_each(&mut tell),
+            });
+        }
+        while let Some(key) = self.sharing.contradicted.pop() {
+            let is_dsr = key.is_twin()
+                || snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
+            let flow = self.flows.shared_flow(&key, is_dsr, now);
+            let tags = self.flows.flow_tags();
+            let record =
+                flow.and_then(|flow| record_of(snapshot, shared, &flow, tags, Agreement::Contradicted));
+            record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
+        }
+        let sharing = &mut self.sharing;
+        if sharing.walk.is_none() {
+            sharing.walk = sharing.next_walk(snapshot, walks);
+        }
+        if !may_walk {
+            return sharing.walk.is_some();
+        }
+        let Some(walk) = &mut sharing.walk else { return false };
+        let with_nat = !walk.only_dsr && shared == SharedFlows::Nat;
+        let tags = self.flows.flow_tags();
+        let next = self.flows.scan_shared(walk.cursor, SHARING_BUCKETS_PER_TURN, with_nat, now, |flow| {
+            if walk.is_complete || !flow.is_untouched {
+                let record = record(snapshot, shared, &flow, tags);
+                record.into_iter().for_each(|record| tell(FlowNews::Is(record)));
+            }
+        });
+        match next {
+            Some(cursor) => walk.cursor = cursor,
+            None => sharing.end_walk(),
+        }
+        sharing.walk.is_some()
+    }
+
+    /// The number of complete walks, as [`Walks::complete`] counts them, that have ended.
+    #[must_use]
+    pub fn walked(&self) -> u64 {
+        self.sharing.walked()
+    }
+
+    /// Stores a flow of another gateway, or its end. A flow that has had packets here stays as it is.
+    pub fn adopt(&mut self, snapshot: &Snapshot, news: &FlowNews, now: Now) -> Learned {
+        let name = news.name();
+        let (vip, proto) = (name.service.vip.into(), name.service.protocol.number());
+        let hash = Snapshot::hash_service(&vip, proto, name.service.port);
+        let Some(service) = snapshot.service(hash, &vip, proto, name.service.port) else {
+            return Learned::UnknownService;
+        };
+        let (key, idle) = if name.is_affinity() {
+            (FlowKey::affinity(service.id, name.client.addr), service.affinity_timeout())
+        } else {
+            (FlowKey::flow(service.id, name.client.addr, name.client.port), service.idle)
+        };
+        let record = match news {
+            FlowNews::Is(record) => record,
+            FlowNews::Gone(_) => {
+                self.flows.give_up_adopted(&key, key.is_twin() || service.mode.is_dsr());
+                return Learned::Gone;
+            }
+        };
+        let Some(info) = snapshot.service_info(service.id).filter(|_| is_possible(service, record)) else {
+            return Learned::UnknownService;
+        };
+        let place = (record.backend.addr, record.backend.port);
+        let Ok(at) = info.backends.binary_search_by(|backend| (backend.address, backend.port).cmp(&place))
+        else {
+            return Learned::UnknownBackend;
+        };
+        let backend = &info.backends[at];
+        if !snapshot.admits(service, &record.name.client.addr) {
+            return Learned::NotAdmitted;
+        }
+        let client = (&record.name.client.addr, record.name.client.port);
+        let local = record.translation.as_ref().map(|one| (&one.local.addr, one.local.port));
+        // A connection of a client with affinity may arrive at any worker.
+        let is_everywhere = self.workers == 1 || record.name.is_affinity();
+        if !is_everywhere && !self.is_concerned(snapshot, service, client, (&place.0, place.1), local) {
+            return Learned::Elsewhere;
+        }
+        let reply = record.translation.map(|translation| SharedReply {
+            key: FlowKey::reply(backend.endpoint, translation.local.addr, translation.local.port),
+            state: translation.server,
+            stream: translation.stream,
+            splice: translation.splice,
+            has_replies: false,
+        });
+        let flow = SharedFlow {
+            key,
+            backend: backend.id,
+            client: record.client,
+            reply,
+            idle_ms: record.idle_ms,
+            is_opening: false,
+            is_untouched: true,
+        };
+        if record.idle_ms >= idle.millis() {
+            // It would expire at once.
+            return Learned::Gone;
+        }
+        let adoption = self.flows.adopt(&flow, idle, now);
+        if name.is_affinity() && adoption == Adoption::New {
+            self.adopt_affinity(service, &flow, now);
+        }
+        if let (Adoption::New | Adoption::Known, Some(tags)) = (adoption, record.tags) {
+            self.adopt_association(snapshot, service, &flow, tags, now);
+        }
+        match adoption {
+            Adoption::New => Learned::New,
+            Adoption::Known => Learned::Known,
+            Adoption::Conflict => Learned::Conflict,
+            Adoption::Outdated => {
+                self.sharing.contradict(key);
+                Learned::Conflict
+            }
+            Adoption::Full => Learned::Full,
+        }
+    }
+
+    /// Whether packets of a flow of another gateway, in either direction, may be processed by this worker. That gateway may
+    /// deal packets to its workers in another way, so the directions may concern two workers here, which both adopt the
+    /// flow. `local` is the destination of replies.
+    pub(super) fn is_concerned(
+        &self,
+        snapshot: &Snapshot,
+        service: &Service,
+        client: (&Addr, u16),
+        backend: (&Addr, u16),
+        local: Option<(&Addr, u16)>,
+    ) -> bool {
+        let (vip, proto) = ((&service.vip, service.port), service.protocol.number());
+        let of_request = self.owners().of_request(service, client, vip, proto, Dealt::Otherwise);
+        let of_reply =
+            local.and_then(|local| self.owners().of_reply(snapshot, backend, local, proto, Dealt::Otherwise));
+        of_request.is_none_or(|owner| owner == self.worker) || of_reply == Some(self.worker)
+    }
+}
+
+/// Whether a flow of this service, or the affinity of a client, can have this record.
+fn is_possible(service: &Service, record: &FlowRecord) -> bool {
+    if record.name.is_affinity() {
+        return service.affinity_ms != 0
+            && record.translation.is_none()
+            && record.tags.is_none()
+            && !record.client.has_connection()
+            && record.name.client.addr.is_single_host();
+    }
+    service.mode.is_dsr() == record.translation.is_none()
+        && record.client.has_connection() == (service.protocol != Protocol::Udp)
+        && (record.tags.is_none() || service.protocol == Protocol::Sctp)
+        && is_host(&record.name.client)
+        && record.translation.is_none_or(|translation| {
+            is_host(&translation.local)
+                && translation.local.addr.is_v4() == record.name.client.addr.is_v4()
+                && translation.server.has_connection() == record.client.has_connection()
+        })
+}
+
+/// Whether an endpoint can be that of one host.
+fn is_host(endpoint: &Endpoint) -> bool {
+    endpoint.addr.is_single_host() && endpoint.port != 0
+}
+
+/// What other gateways know of a flow, as far as this one can say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Agreement {
+    /// They find its backend by themselves if it is not in flux.
+    Presumed,
+    /// One of them has told of an earlier connection.
+    Contradicted,
+}
+
+/// The record of a flow; `None` if other gateways do not need it, or cannot use it.
+fn record(
+    snapshot: &Snapshot,
+    shared: SharedFlows,
+    flow: &SharedFlow,
+    tags: FlowTags<'_>,
+) -> Option<FlowRecord> {
+    record_of(snapshot, shared, flow, tags, Agreement::Presumed)
+}
+
+fn record_of(
+    snapshot: &Snapshot,
+    shared: SharedFlows,
+    flow: &SharedFlow,
+    tags: FlowTags<'_>,
+    agreement: Agreement,
+) -> Option<FlowRecord> {
+    let service = snapshot.service_by_id(flow.key.service())?;
+    let is_affinity = flow.key.is_twin();
+    let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
+    let is_agreed =
+        || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
+    let is_shared = if is_affinity {
+        // Only walks find it. A flood of sources would displace what else is to be told.
+        service.affinity_ms != 0 && !is_agreed()
+    } else if client.port == 0 || service.mode.is_dsr() != flow.reply.is_none() {
+        false
+    } else if service.mode.is_dsr() {
+        // Services that track on change remember only flows that were in flux. The others share no flow that has only
+        // begun: it is told when it is established, if it is in flux then.
+        service.on_change() || agreement == Agreement::Contradicted || !flow.is_opening && !is_agreed()
+    } else {
+        shared == SharedFlows::Nat
+    };
+    if !is_shared {
+        return None;
+    }
+    let backend = snapshot.backend(flow.backend)?;
+    let translation = flow.reply.map(|reply| Translation {
+        local: Endpoint { addr: reply.key.addr(), port: reply.key.port() },
+        server: reply.state,
+        stream: reply.stream,
+        splice: reply.splice,
+        has_replies: reply.has_replies,
+    });
+    Some(FlowRecord {
+        name: FlowName { service: snapshot.service_info(service.id)?.key, client },
+        backend: Endpoint { addr: backend.address, port: backend.port },
+        client: flow.client,
+        translation,
+        tags: if service.protocol == Protocol::Sctp { tags.confirmed(&flow.key) } else { None },
+        idle_ms: flow.idle_ms,
+        is_relayed: flow.is_untouched,
+    })
+}
+
+/// The news that a flow has left the table.
+fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowNews> {
+    let service = snapshot.service_by_id(key.service())?;
+    let is_shared = match service.mode.is_dsr() {
+        // Each gateway forgets affinity by itself.
+        _ if key.is_twin() => false,
+        true => service.on_change(),
+        false => shared == SharedFlows::Nat,
+    };
+    let client = Endpoint { addr: key.addr(), port: key.port() };
+    let name = FlowName { service: snapshot.service_info(service.id)?.key, client };
+    is_shared.then_some(FlowNews::Gone(name))
+}
+
+/// Whether a gateway without an entry may send the next packet of this flow to another backend, be it one that has seen the
+/// same changes as this one or one that has started since. The service tracks always.
+fn is_in_flux(snapshot: &Snapshot, service: &Service, client: &Endpoint, backend: BackendId) -> bool {
+    let (src, vip) = ((&client.addr, client.port), (&service.vip, service.port));
+    let hash = snapshot.choice_hash(service, src, vip, service.protocol.number());
+    let former = match service.protocol {
+        Protocol::Tcp => on_change::former(snapshot, service, hash).map(|backend| backend.id),
+        Protocol::Udp | Protocol::Sctp => None,
+    };
+    // While a backend warms up, a gateway that began to use it at another time may choose another one.
+    let warms_up = match service.selector() {
+        Selector::WarmUp(both) => both.all().owner(hash).is_some_and(|owner| both.step(owner).is_some()),
+        _ => false,
+    };
+    service.select(hash) != Some(backend) || former.is_some_and(|former| former != backend) || warms_up
+}

@@ -1,0 +1,310 @@
+//! SCTP associations through the pipeline: how they open, live and end, in every mode and both families.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_conntrack::Phase;
+use tidegate_spec::verdict::{Refusal, TransmitReason};
+use tidegate_spec::{ForwardingMode, Protocol};
+use tidegate_wire::sctp::{self, chunk};
+
+use super::lab::{Fate, Lab, backend_mac, service};
+use super::talk::{ends, headers};
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+
+const TRANSLATING: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
+/// Client, VIP and the backend's host, in both families.
+const ENDS: [[&str; 3]; 2] = [
+    ["198.51.100.7:40000", "203.0.113.5:3868", "10.0.0.1"],
+    ["[2001:db8::7]:40000", "[2001:db8:1::5]:3868", "[fd00::1]"],
+];
+/// The tags that the client and the server require.
+const TO_CLIENT: u32 = 0x1111_1111;
+const TO_SERVER: u32 = 0x2222_2222;
+
+/// An association with the only backend of a service.
+struct Association {
+    lab: Lab,
+    mode: ForwardingMode,
+    client: SocketAddr,
+    vip: SocketAddr,
+    backend: SocketAddr,
+    /// The client as the backend sees it.
+    local: SocketAddr,
+}
+
+impl Association {
+    /// Sends the INIT. With a mode that translates, the backend's port differs from the VIP's.
+    fn begin(mode: ForwardingMode, [client, vip, backend]: [&str; 3]) -> Self {
+        let backend = format!("{backend}:{}", if mode.is_dsr() { 3868 } else { 5000 });
+        let mut spec = service(mode, Protocol::Sctp, vip, &[&backend]);
+        spec.idle_timeout_sctp = Duration::from_secs(600);
+        let client: SocketAddr = client.parse().unwrap();
+        let mut association = Self {
+            lab: Lab::new(vec![spec]),
+            mode,
+            client,
+            vip: vip.parse().unwrap(),
+            backend: backend.parse().unwrap(),
+            local: client,
+        };
+        let fate = association.ask(Builder::sctp_init(client, vip, TO_CLIENT));
+        if !mode.is_dsr() {
+            association.local = ends(&fate.frame).0;
+        }
+        association
+    }
+
+    /// Completes the handshake.
+    fn open(mode: ForwardingMode, ends: [&str; 3]) -> Self {
+        let mut association = Self::begin(mode, ends);
+        let fields = [&TO_SERVER.to_be_bytes()[..], &[0; 12]].concat();
+        association.answer(TO_CLIENT, chunk::INIT_ACK, 0, &fields);
+        association.say(TO_SERVER, chunk::COOKIE_ECHO, 0, &[0; 40]);
+        association.answer(TO_CLIENT, chunk::COOKIE_ACK, 0, &[]);
+        assert_eq!(association.phase(), Some(Phase::Established), "{mode}");
+        association
+    }
+
+    /// Sends a packet of the client, which must arrive whole.
+    fn ask(&mut self, packet: Builder) -> Fate {
+        let fate = self.lab.send(packet);
+        let sent = fate.sent(TransmitReason::Forward);
+        if !self.mode.is_tunnel() {
+            assert!(sctp::checksum_ok(sent, &headers(sent)), "{}", self.mode);
+        }
+        fate
+    }
+
+    /// Sends a chunk of the client, which must reach the backend by the same addresses and ports.
+    fn say(&mut self, tag: u32, kind: u8, flags: u8, value: &[u8]) {
+        let packet = Builder::sctp(self.client, self.vip).tag(tag).chunk(kind, flags, value);
+        let fate = self.ask(packet);
+        assert_eq!(self.lab.backend_of(&fate), self.backend.ip());
+        if !self.mode.is_dsr() {
+            assert_eq!(ends(&fate.frame), (self.local, self.backend), "{}", self.mode);
+        }
+    }
+
+    /// Sends a chunk of the backend, which must reach the client from the VIP. With DSR it takes another way.
+    fn answer(&mut self, tag: u32, kind: u8, flags: u8, value: &[u8]) {
+        if self.mode.is_dsr() {
+            return;
+        }
+        let packet = Builder::sctp(self.backend, self.local).tag(tag).chunk(kind, flags, value);
+        let fate = self.lab.receive(&packet.mac(backend_mac(1), GATEWAY_MAC).build());
+        let sent = fate.sent(TransmitReason::Reply);
+        assert_eq!(ends(sent), (self.vip, self.client));
+        assert!(sctp::checksum_ok(sent, &headers(sent)));
+    }
+
+    /// Waits, and removes the flows that have expired.
+    fn wait(&mut self, seconds: u64) {
+        self.lab.wait(Duration::from_secs(seconds));
+        for _ in 0..10_000 {
+            self.lab.pipeline.age(self.lab.now);
+        }
+    }
+
+    /// The phase of the only flow, as `flows` shows it.
+    fn phase(&self) -> Option<Phase> {
+        let mut phases = Vec::new();
+        self.lab.pipeline.flows().scan(0, u64::MAX, self.lab.now, |flow| {
+            if !flow.expired {
+                phases.push(flow.phase);
+            }
+        });
+        assert!(phases.len() <= 1);
+        phases.first().copied()
+    }
+}
+
+fn every_association() -> impl Iterator<Item = Association> {
+    let all = ForwardingMode::ALL.into_iter().flat_map(|mode| ENDS.map(|ends| (mode, ends)));
+    all.map(|(mode, ends)| Association::open(mode, ends))
+}
+
+#[test]
+fn a_new_an_established_and_a_closing_association_have_their_own_idle_times() {
+    for mode in ForwardingMode::ALL {
+        for ends in ENDS {
+            let mut new = Association::begin(mode, ends);
+            new.wait(59);
+            assert_eq!(new.phase(), Some(Phase::Opening), "{mode}");
+            new.wait(2);
+            assert_eq!(new.phase(), None, "{mode}: an INIT that nothing follows");
+
+            let mut established = Association::open(mode, ends);
+            established.wait(599);
+            established.say(TO_SERVER, chunk::DATA, 3, &[0; 16]);
+            established.wait(599);
+            assert_eq!(established.phase(), Some(Phase::Established), "{mode}");
+            established.wait(2);
+            assert_eq!(established.phase(), None, "{mode}");
+
+            let mut closing = Association::open(mode, ends);
+            closing.say(TO_SERVER, chunk::SHUTDOWN, 0, &[0; 4]);
+            closing.answer(TO_CLIENT, chunk::SHUTDOWN_ACK, 0, &[]);
+            assert_eq!(closing.phase(), Some(Phase::Closing), "{mode}");
+            closing.wait(119);
+            assert_eq!(closing.phase(), Some(Phase::Closing), "{mode}");
+            closing.wait(2);
+            assert_eq!(closing.phase(), None, "{mode}");
+        }
+    }
+}
+
+#[test]
+fn an_abort_with_a_wrong_tag_does_not_end_an_association_and_one_with_the_right_tag_does() {
+    for mut association in every_association() {
+        // The sender's own tag needs bit T (RFC 9260 section 8.5.1).
+        for (tag, bits) in [(0, 0), (7, 0), (7, 1), (TO_CLIENT, 0), (TO_SERVER, 1)] {
+            association.say(tag, chunk::ABORT, bits, &[]);
+            association.say(tag, chunk::SHUTDOWN_COMPLETE, bits, &[]);
+            association.say(tag, chunk::SHUTDOWN, 0, &[0; 4]);
+            if tag == TO_SERVER {
+                // This SHUTDOWN has the right tag.
+                assert_eq!(association.phase(), Some(Phase::Closing));
+                continue;
+            }
+            assert_eq!(association.phase(), Some(Phase::Established), "tag {tag:#x}, bits {bits}");
+        }
+        association.say(TO_SERVER, chunk::ABORT, 0, &[]);
+        assert_eq!(association.phase(), Some(Phase::Closed));
+        // What was under way does not bring it back.
+        association.answer(TO_CLIENT, chunk::DATA, 3, &[0; 16]);
+        assert_eq!(association.phase(), Some(Phase::Closed));
+        association.wait(11);
+        assert_eq!(association.phase(), None);
+    }
+}
+
+#[test]
+fn a_server_ends_an_association_by_its_tag_or_by_bit_t_and_not_by_a_forged_one() {
+    for mode in TRANSLATING {
+        for (tag, bits, ends_it) in
+            [(TO_CLIENT, 0, true), (TO_SERVER, 1, true), (TO_SERVER, 0, false), (9, 0, false), (9, 1, false)]
+        {
+            for kind in [chunk::ABORT, chunk::SHUTDOWN_COMPLETE] {
+                let mut association = Association::open(mode, ENDS[0]);
+                association.answer(tag, kind, bits, &[]);
+                let phase = if ends_it { Phase::Closed } else { Phase::Established };
+                assert_eq!(association.phase(), Some(phase), "{mode} tag {tag:#x} bits {bits}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_forged_init_neither_moves_an_association_nor_gives_its_sender_a_tag_that_ends_it() {
+    for mut association in every_association() {
+        association.ask(Builder::sctp_init(association.client, association.vip, 666));
+        association.answer(666, chunk::INIT_ACK, 0, &[7; 16]);
+        association.say(8, chunk::COOKIE_ECHO, 0, &[0; 40]);
+        for (tag, bits) in [(666, 0), (666, 1), (8, 0)] {
+            association.say(tag, chunk::ABORT, bits, &[]);
+            assert_eq!(association.phase(), Some(Phase::Established));
+        }
+    }
+}
+
+#[test]
+fn a_client_that_starts_again_from_the_same_port_is_followed_by_its_new_tags() {
+    for mode in TRANSLATING {
+        let mut association = Association::open(mode, ENDS[0]);
+        association.ask(Builder::sctp_init(association.client, association.vip, 70));
+        let fields = [&90_u32.to_be_bytes()[..], &[0; 12]].concat();
+        association.answer(70, chunk::INIT_ACK, 0, &fields);
+        association.say(90, chunk::COOKIE_ECHO, 0, &[0; 40]);
+        association.say(TO_SERVER, chunk::ABORT, 0, &[]);
+        assert_eq!(association.phase(), Some(Phase::Established), "{mode}: the former tag");
+        association.say(90, chunk::ABORT, 0, &[]);
+        assert_eq!(association.phase(), Some(Phase::Closed), "{mode}");
+    }
+}
+
+#[test]
+fn a_refused_init_ends_its_flow_at_once_and_the_next_one_begins_another() {
+    for mode in TRANSLATING {
+        let mut association = Association::begin(mode, ENDS[0]);
+        association.answer(TO_CLIENT, chunk::ABORT, 0, &[]);
+        assert_eq!(association.phase(), Some(Phase::Closed), "{mode}");
+        association.lab.send(Builder::sctp_init(ENDS[0][0], ENDS[0][1], 70)).sent(TransmitReason::Forward);
+        assert_eq!(association.phase(), Some(Phase::Opening), "{mode}");
+    }
+}
+
+#[test]
+fn a_packet_of_an_unknown_association_is_refused_without_an_answer_where_state_is_needed() {
+    for mode in ForwardingMode::ALL {
+        for [client, vip, backend] in ENDS {
+            let backend = format!("{backend}:3868");
+            let mut lab = Lab::new(vec![service(mode, Protocol::Sctp, vip, &[&backend])]);
+            let data = Builder::sctp(client, vip).tag(5).chunk(chunk::DATA, 3, &[0; 16]);
+            let fate = lab.send(data);
+            if mode.is_dsr() {
+                fate.sent(TransmitReason::Forward);
+            } else {
+                assert_eq!(fate.refused(), Refusal::NoFlow, "an ABORT could end it at another address");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_init_without_a_backend_gets_port_unreachable_and_one_from_a_refused_source_nothing() {
+    for mode in ForwardingMode::ALL {
+        for [client, vip, backend] in ENDS {
+            let backend = format!("{backend}:3868");
+            let mut lab = Lab::new(vec![service(mode, Protocol::Sctp, vip, &[&backend])]);
+            let ranges: Arc<[_]> = ["192.0.2.0/24".parse().unwrap()].into();
+            lab.change(|spec| spec.services[0].source_ranges = Some(ranges));
+            let init = || Builder::sctp_init(client, vip, 7);
+            assert_eq!(lab.send(init()).refused(), Refusal::SourceRange, "{mode}");
+            lab.change(|spec| {
+                spec.services[0].source_ranges = None;
+                spec.services[0].backends.clear();
+            });
+            let fate = lab.send(init());
+            let h = headers(fate.sent(TransmitReason::NoEndpoints));
+            let expected = if client.starts_with('[') { (1, 4) } else { (3, 3) };
+            assert_eq!((h.icmp_type, h.icmp_code), expected, "{mode}");
+        }
+    }
+}
+
+#[test]
+fn services_of_other_protocols_share_the_address_and_port_of_an_sctp_service() {
+    let vip = "203.0.113.5:3868";
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let services = all
+        .into_iter()
+        .zip(1..)
+        .map(|(protocol, n)| service(ForwardingMode::FullNat, protocol, vip, &[&format!("10.0.0.{n}:5000")]));
+    let mut lab = Lab::new(services.collect());
+    let client = "198.51.100.7:40000";
+    let packets = [
+        Builder::tcp(client, vip).flags(tidegate_wire::tcp::flags::SYN),
+        Builder::udp(client, vip),
+        Builder::sctp_init(client, vip, 7),
+    ];
+    for (packet, n) in packets.into_iter().zip(1..) {
+        let fate = lab.send(packet);
+        fate.sent(TransmitReason::Forward);
+        assert_eq!(lab.backend_of(&fate).to_string(), format!("10.0.0.{n}"));
+    }
+}
+
+#[test]
+fn an_icmp_error_about_a_packet_of_the_server_reaches_the_backend_of_the_association() {
+    for mode in ForwardingMode::ALL {
+        let mut association = Association::open(mode, ENDS[0]);
+        let (vip, client) = (association.vip, association.client);
+        let quoted = Builder::sctp(vip, client).tag(TO_CLIENT).chunk(chunk::DATA, 3, &[0; 600]).packet();
+        let error = Builder::icmp(super::lab::ip("192.0.2.1"), vip.ip(), 3, 4, [0, 0, 4, 0]).payload(&quoted);
+        let fate = association.lab.send(error);
+        fate.sent(TransmitReason::IcmpError);
+        assert_eq!(association.lab.backend_of(&fate), association.backend.ip(), "{mode}");
+    }
+}

@@ -1,0 +1,251 @@
+//! Handshakes during floods that replace all entries of a full flow table faster than a handshake takes.
+//!
+//! The tables have room for 4,096 flows, and 40 flows begin each millisecond: that replaces all entries every 0.1 s, as
+//! 150,000 flows a second do with 16,384 entries. The real handshakes take 0.3 s.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tidegate_spec::limits::AGEING_BUCKETS_PER_BURST;
+use tidegate_spec::verdict::{TransmitReason, Verdict};
+use tidegate_spec::{ForwardingMode, Protocol};
+use tidegate_wire::tcp::flags::{ACK, SYN};
+
+use super::lab::{Fate, Lab, service};
+use super::talk::{Talk, ends};
+use crate::pipeline::FlowNote;
+use crate::testing::builder::Builder;
+
+const SHOP: &str = "203.0.113.5:80";
+const WEB: &str = "203.0.113.6:80";
+const LOG: &str = "203.0.113.7:514";
+const NAT: [ForwardingMode; 2] = [ForwardingMode::Nat, ForwardingMode::FullNat];
+const FLOWS: usize = 4096;
+const FLOOD_PER_MS: u32 = 40;
+/// The time from a client's SYN-ACK to its ACK.
+const CLIENT_MS: u32 = 300;
+
+fn lab(mode: ForwardingMode) -> Lab {
+    let tcp = |vip: &str, backends: &[&str]| service(mode, Protocol::Tcp, vip, backends);
+    let services = vec![
+        tcp(SHOP, &["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]),
+        tcp(WEB, &["10.0.0.4:80", "10.0.0.5:80"]),
+        service(mode, Protocol::Udp, LOG, &["10.0.0.6:514"]),
+    ];
+    Lab::new(services).with_entries(FLOWS)
+}
+
+/// A client in a network that no other number below 2^24 maps to.
+fn anywhere(n: u32) -> SocketAddr {
+    // The factor is odd, so the product modulo a power of two is a permutation.
+    let network = n.wrapping_mul(0x9e_3779) & 0xf_ffff;
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0x2000_0000 | network << 8 | (n >> 20) & 0xff)), 40_000)
+}
+
+/// A client in 198.51.100.0/24, with any port.
+fn in_one_network(n: u32) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0xc633_6400 | n & 0xff)), 1024 + (n >> 8) as u16)
+}
+
+fn genuine(n: u32) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0x5000_0000 | n << 8)), 50_000)
+}
+
+fn is_sent(fate: &Fate, why: TransmitReason) -> bool {
+    fate.verdict == Verdict::Transmit { interface: 0, why }
+}
+
+/// Handshakes with a Service, one every two milliseconds, and those that failed for a client or backend.
+struct Handshakes {
+    vip: &'static str,
+    backend_ms: u32,
+    to_answer: VecDeque<(u32, Talk)>,
+    to_confirm: VecDeque<(u32, Talk)>,
+    succeeded: usize,
+    /// The failure of each lost handshake.
+    lost: Vec<String>,
+}
+
+impl Handshakes {
+    /// Creates handshakes with backends that need this time to answer.
+    fn with(vip: &'static str, backend_ms: u32) -> Self {
+        let (to_answer, to_confirm) = (VecDeque::new(), VecDeque::new());
+        Self { vip, backend_ms, to_answer, to_confirm, succeeded: 0, lost: Vec::new() }
+    }
+
+    fn go_on(&mut self, lab: &mut Lab, ms: u32) {
+        if ms.is_multiple_of(2) {
+            match Talk::knock(lab, genuine(ms), self.vip) {
+                Ok(talk) => self.to_answer.push_back((ms + self.backend_ms, talk)),
+                Err(why) => self.lost.push(format!("{ms}: SYN: {why}")),
+            }
+        }
+        while let Some((_, talk)) = self.to_answer.pop_front_if(|(due, _)| *due <= ms) {
+            let fate = talk.try_answer_tcp(lab, SYN | ACK);
+            if is_sent(&fate, TransmitReason::Reply) {
+                self.to_confirm.push_back((ms + CLIENT_MS, talk));
+            } else {
+                self.lost.push(format!("{ms}: SYN-ACK: {:?}", fate.verdict));
+            }
+        }
+        while let Some((_, talk)) = self.to_confirm.pop_front_if(|(due, _)| *due <= ms) {
+            let fate = talk.try_tcp(lab, ACK);
+            if fate.note.flow == FlowNote::Known && is_sent(&fate, TransmitReason::Forward) {
+                self.succeeded += 1;
+                talk.close(lab);
+            } else {
+                self.lost.push(format!("{ms}: ACK: {:?}", fate.verdict));
+            }
+        }
+    }
+
+    /// Asserts that at most one of 200 was lost.
+    fn assert_served(&self, what: &str) {
+        assert!(
+            self.lost.len() * 200 <= self.succeeded,
+            "{what}: {} succeeded, lost {:?}",
+            self.succeeded,
+            self.lost
+        );
+        println!("{what}: {} succeeded, lost {:?}", self.succeeded, self.lost);
+    }
+}
+
+/// Runs handshakes during a flood for one and a half seconds.
+fn under(lab: &mut Lab, mut handshakes: Handshakes, flood: impl Fn(&mut Lab, u32)) -> Handshakes {
+    for ms in 0..1_500 {
+        lab.wait(Duration::from_millis(1));
+        // The work of a worker with 30,000 bursts a second.
+        lab.pipeline.flows_mut().age(lab.now, 30 * AGEING_BUCKETS_PER_BURST);
+        (0..FLOOD_PER_MS).for_each(|n| flood(lab, FLOOD_PER_MS * ms + n));
+        handshakes.go_on(lab, ms);
+    }
+    assert!(handshakes.succeeded + handshakes.lost.len() > 500, "handshakes were made");
+    handshakes
+}
+
+#[test]
+fn a_flood_at_one_service_costs_no_handshake_with_another() {
+    type Flood = fn(&mut Lab, u32);
+    let floods: [(&str, Flood); 3] = [
+        ("SYNs that nobody answers", |lab, n| {
+            let _ = Talk::knock(lab, anywhere(n), SHOP);
+        }),
+        ("SYNs that the backend answers", |lab, n| {
+            if let Ok(talk) = Talk::knock(lab, anywhere(n), SHOP) {
+                talk.try_answer_tcp(lab, SYN | ACK);
+            }
+        }),
+        ("two datagrams a flow", |lab, n| {
+            let _ = Talk::ask(lab, anywhere(n), LOG);
+            let _ = Talk::ask(lab, anywhere(n), LOG);
+        }),
+    ];
+    for mode in NAT {
+        for (what, flood) in floods {
+            let seen = under(&mut lab(mode), Handshakes::with(WEB, 100), flood);
+            seen.assert_served(&format!("{mode}, {what}"));
+        }
+    }
+}
+
+#[test]
+fn a_handshake_that_the_backend_answered_outranks_unanswered_ones() {
+    for mode in NAT {
+        let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
+            let _ = Talk::knock(lab, anywhere(n), SHOP);
+        });
+        seen.assert_served(mode.as_str());
+    }
+}
+
+#[test]
+fn a_flood_from_one_network_costs_no_handshake_of_other_networks() {
+    for mode in NAT {
+        let seen = under(&mut lab(mode), Handshakes::with(SHOP, 100), |lab, n| {
+            if let Ok(talk) = Talk::knock(lab, in_one_network(n), SHOP) {
+                talk.try_answer_tcp(lab, SYN | ACK);
+            }
+        });
+        seen.assert_served(mode.as_str());
+    }
+}
+
+#[test]
+fn flows_that_are_over_make_way_before_a_handshake() {
+    for mode in NAT {
+        let seen = under(&mut lab(mode), Handshakes::with(SHOP, 1), |lab, n| {
+            let talk = Talk::open(lab, anywhere(n), SHOP).unwrap();
+            talk.close(lab);
+        });
+        seen.assert_served(mode.as_str());
+    }
+}
+
+#[test]
+fn a_dsr_handshake_under_a_flood_at_another_service_becomes_an_established_flow() {
+    let mut lab = lab(ForwardingMode::DsrL2);
+    let segment = |n: u32, flags| Builder::tcp(genuine(n), WEB).flags(flags);
+    let mut lost = 0;
+    for ms in 0..1_500 {
+        lab.wait(Duration::from_millis(1));
+        lab.pipeline.flows_mut().age(lab.now, 30 * AGEING_BUCKETS_PER_BURST);
+        for n in 0..FLOOD_PER_MS {
+            lab.send(Builder::tcp(anywhere(FLOOD_PER_MS * ms + n), SHOP).flags(SYN));
+        }
+        lab.send(segment(ms, SYN)).sent(TransmitReason::Forward);
+        if let Some(begun) = ms.checked_sub(CLIENT_MS) {
+            lost += u32::from(lab.send(segment(begun, ACK)).note.flow != FlowNote::Known);
+        }
+    }
+    assert_eq!(lost, 0);
+}
+
+#[test]
+fn a_dsr_flow_whose_entry_was_evicted_keeps_its_backend() {
+    // 3,000 flows of the Service under attack, so that the flood evicts many of them.
+    let mut lab = lab(ForwardingMode::DsrL2);
+    let segment = |n: u32, flags| Builder::tcp(genuine(n), SHOP).flags(flags);
+    let backends: Vec<_> = (0..3_000)
+        .map(|n| {
+            let fate = lab.send(segment(n, SYN));
+            lab.backend_of(&fate)
+        })
+        .collect();
+    for n in 0..30_000 {
+        lab.send(Builder::tcp(anywhere(n), SHOP).flags(SYN));
+    }
+    let mut pushed_out = 0;
+    for (n, backend) in (0..).zip(&backends) {
+        let fate = lab.send(segment(n, ACK));
+        fate.sent(TransmitReason::Forward);
+        pushed_out += u32::from(fate.note.flow == FlowNote::New);
+        assert_eq!(lab.backend_of(&fate), *backend);
+    }
+    assert!(pushed_out > 1_000, "{pushed_out}");
+}
+
+#[test]
+fn a_flow_that_the_backend_answered_keeps_its_snat_port_while_others_have_one() {
+    let one = service(ForwardingMode::FullNat, Protocol::Tcp, WEB, &["10.0.0.1:80"]);
+    let mut lab = Lab::new(vec![one]).with_entries(1 << 18);
+    let ports = 0x1_0000 - u32::from(tidegate_spec::limits::SNAT_PORT_MIN);
+    let mut answered = Vec::new();
+    for n in 0..ports + ports / 4 {
+        let talk = Talk::knock(&mut lab, anywhere(n), WEB).unwrap_or_else(|why| panic!("{why} at {n}"));
+        if n < ports && n % 100 == 0 {
+            talk.answer_tcp(&mut lab, SYN | ACK);
+            answered.push(talk);
+        }
+        if n == ports {
+            // The answered flows are idle for as long as all others.
+            lab.wait(Duration::from_secs(1));
+        }
+    }
+    for talk in answered {
+        let fate = talk.try_tcp(&mut lab, ACK);
+        assert_eq!(fate.note.flow, FlowNote::Known);
+        assert_eq!(ends(fate.sent(TransmitReason::Forward)), (talk.local, talk.backend));
+    }
+}

@@ -1,0 +1,278 @@
+//! Local ports of `fullnat`, and the client ports of `nat` with a backend that two services share.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_conntrack::EvictionReason;
+use tidegate_spec::limits::SNAT_PORT_MIN;
+use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
+use tidegate_wire::tcp::flags::{ACK, FIN, RST, SYN};
+
+use super::lab::{Lab, ROUTER_MAC, ip, service, spec};
+use super::talk::{Talk, client, ends};
+use crate::forward::snat_ports::{Steering, owner_of_port};
+use crate::pipeline::Arrival;
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+
+const VIP: &str = "203.0.113.5:80";
+const OTHER: &str = "203.0.113.5:81";
+/// The ports of one SNAT address for one backend.
+const PORTS: u32 = 0x1_0000 - SNAT_PORT_MIN as u32;
+
+fn fullnat() -> Lab {
+    let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
+    Lab::new(vec![one]).with_entries(200_000)
+}
+
+#[test]
+fn a_closed_flow_gives_its_port_up() {
+    let mut lab = fullnat();
+    let long = Talk::open(&mut lab, client(0), VIP).unwrap();
+    // All connections are opened within a second, so no flow times out.
+    for n in 1..=PORTS + 5_000 {
+        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        assert_ne!(talk.local, long.local, "an established flow keeps its port");
+        talk.close(&mut lab);
+    }
+    long.goes_on(&mut lab);
+    assert!(lab.pipeline.flows().counters().evictions(EvictionReason::PortReused) > 5_000);
+}
+
+#[test]
+fn a_flow_that_the_client_resets_gives_its_port_up() {
+    let mut lab = fullnat();
+    for n in 0..PORTS + 2_000 {
+        if n % 10_000 == 0 {
+            lab.wait(Duration::from_secs(1));
+        }
+        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        talk.ask_tcp(&mut lab, RST);
+    }
+}
+
+#[test]
+fn spoofed_syns_hold_no_port_that_a_connection_needs() {
+    let mut lab = fullnat();
+    let before = Talk::open(&mut lab, client(0), VIP).unwrap();
+    for n in 1..=2 * PORTS {
+        lab.wait(Duration::from_micros(100));
+        Talk::knock(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        if n % 1_000 == 0 {
+            // A connection whose handshake takes as long as 500 SYNs.
+            let real = Talk::knock(&mut lab, client(1_000_000 + n), VIP).unwrap();
+            for m in 0..500 {
+                Talk::knock(&mut lab, client(2_000_000 + 500 * n + m), VIP).unwrap();
+            }
+            real.answer_tcp(&mut lab, SYN | ACK);
+            real.ask_tcp(&mut lab, ACK);
+        }
+    }
+    before.goes_on(&mut lab);
+}
+
+/// The long form is `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-pipeline twenty_thousand`. In ten seconds, all ports
+/// are used one and a half times.
+#[test]
+fn twenty_thousand_new_connections_a_second_over_two_backends_are_never_refused() {
+    let seconds = std::env::var("TIDEGATE_SNAT_SECONDS").map_or(10, |text| text.parse().unwrap());
+    let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80", "10.0.0.2:80"]);
+    let mut lab = Lab::new(vec![one]).with_entries(1 << 20);
+    let long: Vec<Talk> = (0..100).map(|n| Talk::open(&mut lab, client(n), VIP).unwrap()).collect();
+    for ms in 0..1000 * seconds {
+        lab.wait(Duration::from_millis(1));
+        for n in 0..20 {
+            let from = client((100 + 20 * ms + n) % 100_000_000);
+            match Talk::open(&mut lab, from, VIP) {
+                Ok(talk) => talk.close(&mut lab),
+                Err(why) => panic!("{why} after {ms} ms"),
+            }
+            lab.pipeline.age(lab.now);
+        }
+        if ms % 60_000 == 0 {
+            long.iter().for_each(|talk| talk.goes_on(&mut lab));
+        }
+    }
+    long.iter().for_each(|talk| talk.goes_on(&mut lab));
+}
+
+#[test]
+fn a_port_comes_again_as_late_as_possible() {
+    let mut lab = fullnat();
+    let mut ports = HashSet::new();
+    for n in 0..PORTS {
+        let talk = Talk::open(&mut lab, client(n), VIP).unwrap();
+        talk.close(&mut lab);
+        assert!(ports.insert(talk.local.port()), "after {n} of {PORTS}");
+    }
+}
+
+#[test]
+fn established_flows_keep_their_ports_when_all_are_in_use() {
+    let mut lab = fullnat();
+    let talks: Vec<Talk> = (0..PORTS).map(|n| Talk::open(&mut lab, client(n), VIP).unwrap()).collect();
+    for n in PORTS..PORTS + 100 {
+        assert_eq!(Talk::open(&mut lab, client(n), VIP), Err(Refusal::SnatPortsExhausted));
+    }
+    talks[7].close(&mut lab);
+    let more = 2 * PORTS / tidegate_spec::limits::SNAT_PORT_PROBES as u32;
+    let found = (0..more).find_map(|n| Talk::open(&mut lab, client(2 * PORTS + n), VIP).ok());
+    assert_eq!(found.expect("the walk comes by in its turn").local, talks[7].local);
+    for talk in talks.iter().step_by(501) {
+        talk.goes_on(&mut lab);
+    }
+}
+
+#[test]
+fn a_busy_half_closed_connection_keeps_its_port() {
+    let mut lab = fullnat();
+    let half = Talk::open(&mut lab, client(0), VIP).unwrap();
+    half.ask_tcp(&mut lab, FIN | ACK);
+    for n in 1..=PORTS + 100 {
+        if n % 5_000 == 0 {
+            lab.wait(Duration::from_millis(500));
+            half.answer_tcp(&mut lab, ACK);
+        }
+        Talk::open(&mut lab, client(n), VIP).unwrap().close(&mut lab);
+    }
+    half.answer_tcp(&mut lab, ACK);
+}
+
+#[test]
+fn every_snat_address_adds_its_ports() {
+    let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
+    let mut spec = SnapshotSpec { services: vec![one.into()], ..spec() };
+    spec.network.snat_addresses.extend((240..252).map(|n| ip(&format!("10.0.0.{n}"))));
+    let mut lab = Lab::with_spec(spec).with_entries(200_000);
+    let mut used = HashSet::new();
+    for n in 0..2 * PORTS {
+        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        assert!(used.insert(talk.local));
+    }
+    let addresses: HashSet<_> = used.iter().map(SocketAddr::ip).collect();
+    assert_eq!(addresses.len(), 13);
+}
+
+/// Two service ports in `nat` mode with the same backend.
+fn shared(protocol: Protocol) -> Lab {
+    let of = |vip| service(ForwardingMode::Nat, protocol, vip, &["10.0.0.1:80"]);
+    Lab::new(vec![of(VIP), of(OTHER)]).with_entries(100_000)
+}
+
+#[test]
+fn one_client_port_reaches_one_backend_through_two_service_ports() {
+    let mut lab = shared(Protocol::Tcp);
+    let first = Talk::open(&mut lab, client(1), VIP).unwrap();
+    let second = Talk::open(&mut lab, client(1), OTHER).unwrap();
+    assert_eq!(first.local, first.client);
+    assert_eq!((second.local.ip(), second.backend), (second.client.ip(), first.backend));
+    assert_ne!(second.local.port(), second.client.port());
+    for talk in [first, second, first, second] {
+        talk.goes_on(&mut lab);
+    }
+    second.close(&mut lab);
+    first.goes_on(&mut lab);
+}
+
+#[test]
+fn datagrams_of_one_client_port_through_two_service_ports_are_not_mixed_up() {
+    let mut lab = shared(Protocol::Udp);
+    let first = Talk::ask(&mut lab, client(1), VIP).unwrap();
+    let second = Talk::ask(&mut lab, client(1), OTHER).unwrap();
+    assert_ne!(first.local, second.local);
+    for talk in [first, second] {
+        talk.answer(&mut lab);
+    }
+    assert_eq!(Talk::ask(&mut lab, client(1), OTHER), Ok(second));
+}
+
+#[test]
+fn a_flow_that_is_over_gives_the_clients_port_up_at_once() {
+    for end in [FIN | ACK, RST] {
+        let mut lab = shared(Protocol::Tcp);
+        let first = Talk::open(&mut lab, client(1), VIP).unwrap();
+        first.ask_tcp(&mut lab, FIN | ACK);
+        first.answer_tcp(&mut lab, end);
+        let second = Talk::open(&mut lab, client(1), OTHER).unwrap();
+        assert_eq!(second.local, second.client);
+        assert!(first.is_forgotten(&mut lab), "both entries are gone");
+    }
+}
+
+#[test]
+fn a_connection_that_begins_anew_keeps_the_clients_port() {
+    let mut lab = shared(Protocol::Tcp);
+    for _ in 0..3 {
+        let talk = Talk::open(&mut lab, client(1), VIP).unwrap();
+        assert_eq!(talk.local, talk.client);
+        talk.close(&mut lab);
+    }
+}
+
+#[test]
+fn an_unanswered_handshake_releases_the_clients_port() {
+    let mut lab = shared(Protocol::Tcp);
+    Talk::knock(&mut lab, client(1), VIP).unwrap();
+    lab.wait(Duration::from_secs(1));
+    let second = Talk::open(&mut lab, client(1), OTHER).unwrap();
+    assert_eq!(second.local, second.client);
+}
+
+#[test]
+fn a_port_that_nat_changes_leads_home() {
+    let services = [VIP, OTHER].map(|vip| service(ForwardingMode::Nat, Protocol::Udp, vip, &["10.0.0.1:80"]));
+    let spec = SnapshotSpec { services: services.map(Into::into).into(), ..spec() };
+    let mut labs = [0, 1, 2].map(|n| Lab::worker(spec.clone(), n, 3, Steering::Partition));
+    for n in 0..60 {
+        for vip in [VIP, OTHER] {
+            let there = Builder::udp(client(n), vip).mac(ROUTER_MAC, GATEWAY_MAC).build();
+            let home = match labs[0].receive(&there).verdict {
+                Verdict::HandOver(home) => usize::from(home),
+                _ => 0,
+            };
+            if home != 0 {
+                labs[home].receive_as(Arrival::HandedOver(0, 0), &there).sent(TransmitReason::Forward);
+            }
+            // A second packet shows how the flow is translated.
+            let fate = labs[home].receive_as(Arrival::HandedOver(0, 0), &there);
+            let (local, backend) = ends(fate.sent(TransmitReason::Forward));
+            assert_eq!(local == client(n), vip == VIP);
+            let back = Builder::udp(backend, local).mac(super::lab::backend_mac(1), GATEWAY_MAC).build();
+            let fate = labs[home].receive(&back);
+            assert_eq!(ends(fate.sent(TransmitReason::Reply)), (vip.parse().unwrap(), client(n)));
+        }
+    }
+}
+
+#[test]
+fn the_client_of_a_changed_port_hears_of_icmp_errors() {
+    let mut lab = shared(Protocol::Udp);
+    Talk::ask(&mut lab, client(1), VIP).unwrap();
+    let second = Talk::ask(&mut lab, client(1), OTHER).unwrap();
+    // An error from a router behind the gateway, about a packet to the backend.
+    let quoted = Builder::udp(second.local, second.backend).packet();
+    let error = Builder::icmp(ip("10.0.0.9"), second.local.ip(), 3, 4, [0; 4]).payload(&quoted);
+    let fate = lab.send(error);
+    let sent = fate.sent(TransmitReason::IcmpError);
+    let asked = Builder::udp(client(1), OTHER).packet();
+    // The addresses and ports of the quote, after the Ethernet, IPv4 and ICMP headers.
+    let quote = &sent[14 + 20 + 8..];
+    assert_eq!((&quote[12..20], &quote[20..24]), (&asked[12..20], &asked[20..24]));
+}
+
+#[test]
+fn rotating_ports_stay_with_their_worker() {
+    let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
+    let spec = SnapshotSpec { services: vec![one.into()], ..spec() };
+    let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
+    // There are more flows than the table holds: ended flows are evicted.
+    for n in 0..3 * PORTS / 2 {
+        if lab.send(Builder::tcp(client(n), VIP).flags(SYN)).verdict == Verdict::HandOver(0) {
+            continue;
+        }
+        let talk = Talk::open(&mut lab, client(n), VIP).unwrap_or_else(|why| panic!("{why} at {n}"));
+        assert_eq!(owner_of_port(talk.local.port(), 2), 1);
+        talk.close(&mut lab);
+    }
+}

@@ -1,0 +1,126 @@
+//! Connections through the lab. One value has both ends, so a test reads like the sequence of events of a connection.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_wire::tcp::flags::{ACK, FIN, SYN};
+use tidegate_wire::{Headers, Parsed, parse};
+
+use super::lab::{Fate, Lab, backend_mac};
+use crate::pipeline::FlowNote;
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+
+/// A unique client for each number.
+pub(super) fn client(n: u32) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0xc612_0000 + n / 50_000)), 10_000 + (n % 50_000) as u16)
+}
+
+/// The headers of a frame.
+pub(super) fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("not IP: {other:?}"),
+    }
+}
+
+/// Source and destination of a frame.
+pub(super) fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
+    let h = headers(frame);
+    (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port))
+}
+
+/// A flow that is assigned to a backend, in a mode that translates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Talk {
+    pub(super) client: SocketAddr,
+    pub(super) vip: SocketAddr,
+    /// The client's address and port as the backend sees them.
+    pub(super) local: SocketAddr,
+    pub(super) backend: SocketAddr,
+}
+
+impl Talk {
+    fn begun(client: SocketAddr, vip: &str, fate: &Fate) -> Result<Self, Refusal> {
+        if matches!(fate.verdict, Verdict::Drop(_)) {
+            return Err(fate.refused());
+        }
+        let (local, backend) = ends(fate.sent(TransmitReason::Forward));
+        Ok(Self { client, vip: vip.parse().unwrap(), local, backend })
+    }
+
+    /// Sends only a SYN.
+    pub(super) fn knock(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let fate = lab.send(Builder::tcp(client, vip).flags(SYN));
+        Self::begun(client, vip, &fate)
+    }
+
+    /// Completes a handshake.
+    pub(super) fn open(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let talk = Self::knock(lab, client, vip)?;
+        talk.answer_tcp(lab, SYN | ACK);
+        talk.ask_tcp(lab, ACK);
+        Ok(talk)
+    }
+
+    /// Sends a datagram, which begins a flow if there is none.
+    pub(super) fn ask(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let fate = lab.send(Builder::udp(client, vip));
+        Self::begun(client, vip, &fate)
+    }
+
+    /// Sends a segment of the client.
+    pub(super) fn try_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
+        lab.send(Builder::tcp(self.client, self.vip).flags(flags))
+    }
+
+    /// Sends a segment of the client, which must reach the backend like the earlier ones.
+    pub(super) fn ask_tcp(&self, lab: &mut Lab, flags: u8) {
+        let fate = self.try_tcp(lab, flags);
+        assert_eq!(ends(fate.sent(TransmitReason::Forward)), (self.local, self.backend));
+    }
+
+    fn send_back(&self, lab: &mut Lab, answer: Builder) -> Fate {
+        let IpAddr::V4(backend) = self.backend.ip() else { panic!("these tests are of IPv4") };
+        lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
+    }
+
+    /// Sends a segment of the backend.
+    pub(super) fn try_answer_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
+        self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags))
+    }
+
+    /// Sends a segment of the backend, which must reach the client from the VIP.
+    pub(super) fn answer_tcp(&self, lab: &mut Lab, flags: u8) {
+        let fate = self.try_answer_tcp(lab, flags);
+        assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
+    }
+
+    /// Sends a datagram of the backend, which must reach the client from the VIP.
+    pub(super) fn answer(&self, lab: &mut Lab) {
+        let fate = self.send_back(lab, Builder::udp(self.backend, self.local));
+        assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
+    }
+
+    /// Closes the connection, the client first.
+    pub(super) fn close(&self, lab: &mut Lab) {
+        self.ask_tcp(lab, FIN | ACK);
+        self.answer_tcp(lab, FIN | ACK);
+        self.ask_tcp(lab, ACK);
+    }
+
+    /// Sends data in both directions.
+    pub(super) fn goes_on(&self, lab: &mut Lab) {
+        self.ask_tcp(lab, ACK);
+        self.answer_tcp(lab, ACK);
+    }
+
+    /// Whether a segment of the client belongs to no flow.
+    pub(super) fn is_forgotten(&self, lab: &mut Lab) -> bool {
+        self.try_tcp(lab, ACK).note.flow != FlowNote::Known
+    }
+
+    /// Whether the gateway has kept the flow: a repeated SYN takes the same path.
+    pub(super) fn is_known(&self, lab: &mut Lab) -> bool {
+        self.try_tcp(lab, SYN).note.flow == FlowNote::Known
+    }
+}

@@ -1,0 +1,341 @@
+//! The backends that refused or ignored new connections, as one worker saw it.
+//!
+//! A backend that fails several times in a row is set aside: it gets no new flows for a while. Then one flow is a
+//! trial. If the backend answers it, the backend is back; if not, it is set aside again. `pipeline/passive.rs` decides
+//! what a failure is.
+//!
+//! Only this worker sees the failures of its own flows, so workers may differ for as long as it takes each of them to
+//! meet enough failures. Nothing is shared.
+//!
+//! Invariant: at most [`MARKED_MAX`] backends are marked, and a backend that is not marked costs nothing.
+
+use tidegate_spec::PassiveHealth;
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::limits::{BACKENDS_MAX, FAILURE_OF_SOURCE_MS, FAILURES_WITHIN_MS, MARKED_MAX};
+use tidegate_spec::now::Now;
+
+/// See [the module](self).
+#[derive(Debug)]
+pub(crate) struct SetAside {
+    /// By index of the id. The system zeroes the memory, so backends without failures take none.
+    marks: Box<[[u32; 4]]>,
+    marked: Vec<BackendId>,
+    counts: SetAsideCounts,
+}
+
+/// How often backends were set aside, and how often they came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAsideCounts {
+    /// A backend was set aside, for the first time or again after a trial.
+    pub set_aside: u64,
+    /// A backend that was set aside answered again.
+    pub returned: u64,
+}
+
+/// What is known about a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark {
+    id: BackendId,
+    state: State,
+    failures: u8,
+    /// A hash of the client whose flow failed last.
+    source: u16,
+    /// When the last failure was counted.
+    counted: u32,
+    /// When the next trial may begin.
+    until: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It takes flows, and some have failed.
+    Suspect = 1,
+    /// It takes none, until the time of its trial.
+    Aside = 2,
+    /// One flow has been given to it as a trial.
+    OnTrial = 3,
+}
+
+impl Mark {
+    fn from_words(words: [u32; 4]) -> Option<Self> {
+        let [id, rest, counted, until] = words;
+        let state = match rest & 3 {
+            1 => State::Suspect,
+            2 => State::Aside,
+            3 => State::OnTrial,
+            _ => return None,
+        };
+        let (failures, source) = ((rest >> 8) as u8, (rest >> 16) as u16);
+        Some(Self { id: BackendId::from_raw(id), state, failures, source, counted, until })
+    }
+
+    fn words(self) -> [u32; 4] {
+        let rest = self.state as u32 | u32::from(self.failures) << 8 | u32::from(self.source) << 16;
+        [self.id.raw(), rest, self.counted, self.until]
+    }
+
+    /// Whether it takes no flow now.
+    fn is_closed(self, now: u32) -> bool {
+        self.state != State::Suspect && is_before(now, self.until)
+    }
+}
+
+/// Whether a time in milliseconds is before another, less than 24 days apart.
+fn is_before(time: u32, other: u32) -> bool {
+    time.wrapping_sub(other) > u32::MAX / 2
+}
+
+impl SetAside {
+    pub(crate) fn new() -> Self {
+        Self {
+            marks: vec![[0; 4]; BACKENDS_MAX].into_boxed_slice(),
+            marked: Vec::with_capacity(MARKED_MAX),
+            counts: SetAsideCounts::default(),
+        }
+    }
+
+    /// Whether no backend is marked.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.marked.is_empty()
+    }
+
+    /// The marked backends.
+    pub(crate) fn marked(&self) -> &[BackendId] {
+        &self.marked
+    }
+
+    pub(crate) fn counts(&self) -> SetAsideCounts {
+        self.counts
+    }
+
+    fn mark(&self, id: BackendId) -> Option<Mark> {
+        Mark::from_words(*self.marks.get(id.index())?).filter(|mark| mark.id == id)
+    }
+
+    /// Records a failure of a backend with a client that has this hash. `may_go` is whether the backend may be
+    /// set aside now, if it comes to that.
+    pub(crate) fn failed(
+        &mut self,
+        id: BackendId,
+        source: u16,
+        rules: &PassiveHealth,
+        now: Now,
+        may_go: impl FnOnce(&Self) -> bool,
+    ) {
+        let now = now.millis();
+        let Some(mut mark) = self.mark(id).or_else(|| self.begin(id, source, now)) else { return };
+        let since = now.wrapping_sub(mark.counted);
+        match mark.state {
+            // A flow that began before it was set aside.
+            State::Aside if mark.is_closed(now) => return,
+            // The trial, or a flow that got the backend by affinity after its time.
+            State::Aside | State::OnTrial => self.put(&mut mark, rules, now),
+            State::Suspect => {
+                if mark.failures > 0 && mark.source == source && since < FAILURE_OF_SOURCE_MS {
+                    return;
+                }
+                let before = if since > FAILURES_WITHIN_MS { 0 } else { mark.failures };
+                (mark.failures, mark.source, mark.counted) = (before.saturating_add(1), source, now);
+                if rules.failures > 0 && mark.failures >= rules.failures {
+                    // Otherwise the count begins again, so that the question is not asked for each failure.
+                    mark.failures = 0;
+                    if may_go(self) {
+                        self.put(&mut mark, rules, now);
+                    }
+                }
+            }
+        }
+        self.store(mark);
+    }
+
+    /// The first mark of a backend, if there is room.
+    fn begin(&mut self, id: BackendId, source: u16, now: u32) -> Option<Mark> {
+        let before = Mark::from_words(*self.marks.get(id.index())?);
+        if let Some(before) = before {
+            // Of a backend that had the index earlier.
+            self.forget(before.id);
+        }
+        if self.marked.len() == MARKED_MAX {
+            return None;
+        }
+        self.marked.push(id);
+        Some(Mark { id, state: State::Suspect, failures: 0, source, counted: now, until: now })
+    }
+
+    fn put(&mut self, mark: &mut Mark, rules: &PassiveHealth, now: u32) {
+        // Below 2^31, so that it can be compared.
+        let aside = u32::try_from(rules.set_aside.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32);
+        (mark.state, mark.until) = (State::Aside, now.wrapping_add(aside));
+        self.counts.set_aside += 1;
+    }
+
+    fn store(&mut self, mark: Mark) {
+        if let Some(words) = self.marks.get_mut(mark.id.index()) {
+            *words = mark.words();
+        }
+    }
+
+    /// Records that a backend has answered a new flow.
+    #[cold]
+    pub(crate) fn answered(&mut self, id: BackendId) {
+        if let Some(mark) = self.mark(id) {
+            self.counts.returned += u64::from(mark.state != State::Suspect);
+            self.forget(id);
+        }
+    }
+
+    /// Removes the mark of a backend.
+    pub(crate) fn forget(&mut self, id: BackendId) {
+        if self.mark(id).is_some() {
+            self.marks[id.index()] = [0; 4];
+        }
+        if let Some(at) = self.marked.iter().position(|&one| one == id) {
+            self.marked.swap_remove(at);
+        }
+    }
+
+    /// Whether a backend takes no new flow now.
+    pub(crate) fn closes(&self, id: BackendId, now: Now) -> bool {
+        self.mark(id).is_some_and(|mark| mark.is_closed(now.millis()))
+    }
+
+    /// Whether a backend is set aside, also while its trial is due or in progress.
+    pub(crate) fn has(&self, id: BackendId) -> bool {
+        self.mark(id).is_some_and(|mark| mark.state != State::Suspect)
+    }
+
+    /// Records that a backend gets a new flow. If it was set aside, this flow is its trial, and others wait for as long
+    /// as the backend would be set aside.
+    pub(crate) fn gets_flow(&mut self, id: BackendId, rules: &PassiveHealth, now: Now) {
+        let Some(mut mark) = self.mark(id) else { return };
+        if mark.state != State::Suspect && !mark.is_closed(now.millis()) {
+            let before = self.counts;
+            self.put(&mut mark, rules, now.millis());
+            self.counts = before;
+            mark.state = State::OnTrial;
+            self.store(mark);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: usize = 7;
+
+    fn id() -> BackendId {
+        BackendId::new(ID, 0)
+    }
+
+    fn rules(failures: u8) -> PassiveHealth {
+        PassiveHealth { failures, ..PassiveHealth::default() }
+    }
+
+    fn at(ms: u64) -> Now {
+        Now(ms * 1_000_000)
+    }
+
+    /// A failure of the backend with another client each time.
+    fn fails(aside: &mut SetAside, times: u16, failures: u8, ms: u64) {
+        (0..times).for_each(|n| aside.failed(id(), n, &rules(failures), at(ms), |_| true));
+    }
+
+    #[test]
+    fn a_backend_is_set_aside_after_failures_in_a_row() {
+        let mut aside = SetAside::new();
+        assert!(aside.is_empty());
+        fails(&mut aside, 2, 3, 0);
+        assert!(!aside.closes(id(), at(0)) && !aside.has(id()));
+        aside.answered(id());
+        assert!(aside.is_empty());
+        fails(&mut aside, 2, 3, 0);
+        assert!(!aside.closes(id(), at(0)));
+        fails(&mut aside, 3, 3, 0);
+        assert!(aside.closes(id(), at(9_999)) && aside.has(id()));
+        assert_eq!(aside.counts(), SetAsideCounts { set_aside: 1, returned: 0 });
+    }
+
+    #[test]
+    fn one_client_counts_once_a_second() {
+        let mut aside = SetAside::new();
+        for ms in [0, 1, 999, 1_000, 1_500, 1_999] {
+            aside.failed(id(), 5, &rules(3), at(ms), |_| true);
+        }
+        assert!(!aside.has(id()));
+        aside.failed(id(), 5, &rules(3), at(2_000), |_| true);
+        assert!(aside.has(id()));
+    }
+
+    #[test]
+    fn failures_far_apart_are_not_in_a_row() {
+        let mut aside = SetAside::new();
+        for n in 0..6 {
+            aside.failed(id(), n, &rules(2), at(u64::from(n) * 60_001), |_| true);
+        }
+        assert!(!aside.has(id()));
+    }
+
+    #[test]
+    fn after_its_time_one_flow_is_a_trial() {
+        let mut aside = SetAside::new();
+        fails(&mut aside, 1, 1, 0);
+        assert!(aside.closes(id(), at(9_999)));
+        assert!(!aside.closes(id(), at(10_000)));
+        aside.gets_flow(id(), &rules(1), at(10_000));
+        assert!(aside.closes(id(), at(10_001)), "others wait for the trial");
+        fails(&mut aside, 1, 1, 10_500);
+        assert!(aside.closes(id(), at(20_499)) && !aside.closes(id(), at(20_500)));
+        aside.gets_flow(id(), &rules(1), at(20_500));
+        aside.answered(id());
+        assert!(!aside.closes(id(), at(20_501)) && aside.is_empty());
+        assert_eq!(aside.counts(), SetAsideCounts { set_aside: 2, returned: 1 });
+    }
+
+    #[test]
+    fn a_failure_after_its_time_sets_it_aside_again_also_without_a_trial() {
+        let mut aside = SetAside::new();
+        fails(&mut aside, 1, 1, 0);
+        fails(&mut aside, 1, 1, 9_999);
+        assert!(!aside.closes(id(), at(10_000)), "flows from before do not prolong it");
+        fails(&mut aside, 1, 1, 10_500);
+        assert!(aside.closes(id(), at(20_499)) && !aside.closes(id(), at(20_500)));
+    }
+
+    #[test]
+    fn a_backend_that_must_stay_is_not_set_aside() {
+        let mut aside = SetAside::new();
+        for n in 0..20 {
+            aside.failed(id(), n, &rules(3), at(0), |_| false);
+        }
+        assert!(!aside.has(id()) && !aside.closes(id(), at(0)));
+        fails(&mut aside, 20, 0, 0);
+        assert!(!aside.has(id()), "0 sets none aside");
+    }
+
+    #[test]
+    fn a_backend_with_the_index_of_a_removed_one_begins_anew() {
+        let mut aside = SetAside::new();
+        fails(&mut aside, 1, 1, 0);
+        let next = BackendId::new(ID, 1);
+        assert!(!aside.has(next) && !aside.closes(next, at(1)));
+        aside.failed(next, 0, &rules(2), at(1), |_| true);
+        assert!(!aside.has(id()) && !aside.has(next));
+        assert_eq!(aside.marked(), [next]);
+    }
+
+    #[test]
+    fn the_number_of_marked_backends_is_bounded() {
+        let mut aside = SetAside::new();
+        for n in 0..MARKED_MAX + 10 {
+            aside.failed(BackendId::new(n, 0), 0, &rules(1), at(0), |_| true);
+        }
+        assert_eq!(aside.marked().len(), MARKED_MAX);
+        assert!(!aside.has(BackendId::new(MARKED_MAX, 0)));
+        for n in 0..MARKED_MAX {
+            aside.forget(BackendId::new(n, 0));
+        }
+        assert!(aside.is_empty());
+    }
+}

@@ -1,0 +1,15 @@
+//! The input of a table, and the value of a slot without an owner.
+
+use tidegate_wire::Addr;
+
+/// The value of a slot without an owner.
+pub const NO_BACKEND: u16 = u16::MAX;
+
+/// A backend as the input of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member {
+    /// The address. Together with the number of equal addresses before it, it is the identity.
+    pub address: Addr,
+    /// The share of the slots relative to the other members. A member with 0 owns no slot, but keeps its position.
+    pub weight: u16,
+}

@@ -1,0 +1,400 @@
+//! A service port and its backends as packets meet them, and as people do.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_conntrack::IdleTimeout;
+use tidegate_select::loads::{LoadMember, Loaded};
+use tidegate_select::maglev::{self, Tables};
+use tidegate_select::rendezvous::{self, Identity, Rendezvous};
+use tidegate_select::selector::{BothSeats, Selector, Slots};
+use tidegate_select::turns::Turns;
+use tidegate_select::warm_up::{self, WarmUp};
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::LoadRule;
+use tidegate_spec::PassiveHealth;
+use tidegate_spec::Problem;
+use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_spec::limits;
+use tidegate_spec::{
+    BackendState, FlowTracking, FormerWeight, HashInput, Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS,
+};
+use tidegate_wire::Addr;
+use tidegate_wire::proxy_header::ProxyVersion;
+use tidegate_wire::proxy_tlvs::ProxyTlvs;
+
+use super::services::{Programmed, Reachable};
+use crate::backend::{Backend, LastStage};
+use crate::service::{BackendInfo, ChoiceBasis, Entries, Service, ServiceInfo};
+use crate::service_limits::LimitFlags;
+use crate::source_ranges::SourceRanges;
+
+/// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
+/// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges (from 1, 0 for
+/// none) and the ranges.
+pub(super) fn finish(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    named: impl Iterator<Item = (BackendId, EndpointId)>,
+    ranges: (u32, Option<Arc<SourceRanges>>),
+    tables: &Tables,
+    hot: &mut Vec<Backend>,
+) -> (Service, ServiceInfo, Option<Problem>) {
+    let infos = backends_of(service, id, named, hot);
+    let (selector, problem) = selector(service, &infos, tables);
+    let record = hot_service(service, id, ranges.0, selector);
+    (record, info(service.spec, id, ranges.1, infos), problem)
+}
+
+/// The backends of a service for display. Appends their records for packets to `hot`.
+fn backends_of(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    named: impl Iterator<Item = (BackendId, EndpointId)>,
+    hot: &mut Vec<Backend>,
+) -> Vec<BackendInfo> {
+    let named = service.backends.iter().zip(named);
+    named
+        .map(|(backend, (id_of_backend, endpoint))| {
+            hot.push(hot_backend(service, id, backend, id_of_backend, endpoint));
+            BackendInfo {
+                id: id_of_backend,
+                endpoint,
+                address: backend.address,
+                port: backend.spec.port,
+                weight: backend.spec.weight,
+                state: backend.spec.state,
+            }
+        })
+        .collect()
+}
+
+/// The selector of a service. It depends only on the backends that take new flows.
+fn selector(
+    service: &Programmed<'_>,
+    backends: &[BackendInfo],
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    // In the order of (address, port), like all backends.
+    let takers: Vec<&BackendInfo> =
+        backends.iter().filter(|b| b.state == BackendState::Active && b.weight > 0).collect();
+    if let Some(moved) = moved(service.spec).filter(|moved| !moved.is_empty()) {
+        return seats_in_flux(service, backends, &takers, moved);
+    }
+    if takers.is_empty() {
+        return (Selector::default(), None);
+    }
+    let steps = steps(service.spec, &takers);
+    match service.spec.scheduler {
+        Scheduler::WeightedRoundRobin => turns(service, &takers, &steps),
+        Scheduler::Loads(rule) => (loads(&takers, &steps, rule), None),
+        _ if steps.is_empty() => by_hash(service, &takers, tables),
+        _ => {
+            let (all, problem) = by_hash(service, &takers, tables);
+            let is_warm = |backend: &&&BackendInfo| !steps.iter().any(|&(id, _)| id == backend.id);
+            let warm: Vec<&BackendInfo> = takers.iter().filter(is_warm).copied().collect();
+            let (warm, _) = by_hash(service, &warm, tables);
+            (Selector::WarmUp(Arc::new(WarmUp::new(all, warm, steps))), problem)
+        }
+    }
+}
+
+/// The seats or the table of a scheduler that chooses by a hash.
+fn by_hash(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    if let Scheduler::Maglev { slots } = service.spec.scheduler {
+        return maglev_table(service, takers, slots, tables);
+    }
+    let (seats, problem) = seats(service, takers);
+    (Selector::Rendezvous(seats), problem)
+}
+
+/// The backends that are warming up, with their steps. None if no other backend takes new flows: they then share the
+/// flows as if all were warm.
+fn steps(spec: &ServiceSpec, takers: &[&BackendInfo]) -> Vec<(BackendId, u8)> {
+    if spec.choice.warming.is_empty() {
+        return Vec::new();
+    }
+    let warming: HashMap<(Addr, u16), u8> =
+        spec.choice.warming.iter().map(|one| ((one.address.into(), one.port), one.step)).collect();
+    let step = |backend: &&BackendInfo| {
+        let step = warming.get(&(backend.address, backend.port)).filter(|&&step| step < WARM_UP_STEPS)?;
+        Some((backend.id, *step))
+    };
+    let steps: Vec<(BackendId, u8)> = takers.iter().filter_map(step).collect();
+    if steps.len() < takers.len() { steps } else { Vec::new() }
+}
+
+/// The weights with which backends are taken in turn or compared.
+fn weights(takers: &[&BackendInfo], steps: &[(BackendId, u8)]) -> Vec<u16> {
+    if steps.is_empty() {
+        return takers.iter().map(|backend| backend.weight).collect();
+    }
+    let steps: HashMap<BackendId, u8> = steps.iter().copied().collect();
+    let weights: Vec<_> =
+        takers.iter().map(|backend| (backend.weight, steps.get(&backend.id).copied())).collect();
+    warm_up::scaled(&weights)
+}
+
+/// The part of a packet that determines the choice.
+fn basis(spec: &ServiceSpec) -> ChoiceBasis {
+    match spec.scheduler {
+        Scheduler::DestinationHash => ChoiceBasis::Vip,
+        Scheduler::SourceHash => ChoiceBasis::Client,
+        _ if spec.affinity.is_some() || spec.choice.hash == HashInput::Client => ChoiceBasis::Client,
+        _ => ChoiceBasis::Flow,
+    }
+}
+
+/// The ring of turns.
+fn turns(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    steps: &[(BackendId, u8)],
+) -> (Selector, Option<Problem>) {
+    let weights = weights(takers, steps);
+    let members: Vec<_> = takers.iter().zip(weights).map(|(backend, weight)| (backend.id, weight)).collect();
+    let built = Turns::build(&members);
+    // The factor of a warm-up ends with it, so its effect is not reported.
+    let divisor = if steps.is_empty() { built.divisor } else { 1 };
+    let problem = divided(service, takers, divisor, limits::WRR_TURNS_MAX);
+    (Selector::Turns(Arc::new(built.turns)), problem)
+}
+
+/// The backends that are compared by their loads.
+fn loads(takers: &[&BackendInfo], steps: &[(BackendId, u8)], rule: LoadRule) -> Selector {
+    let weights = weights(takers, steps);
+    let members =
+        takers.iter().zip(weights).map(|(backend, weight)| LoadMember { owner: backend.id, weight });
+    Selector::Loads(Arc::new(Loaded { rule, members: members.collect() }))
+}
+
+/// The report that the weights of a service were divided, if they were.
+fn divided(service: &Programmed<'_>, takers: &[&BackendInfo], divisor: u32, max: usize) -> Option<Problem> {
+    (divisor > 1).then(|| Problem::WeightsDivided {
+        service: service.spec.key,
+        label: service.spec.label(),
+        sum: takers.iter().map(|backend| u64::from(backend.weight)).sum(),
+        max,
+        divisor,
+    })
+}
+
+/// Seats by rendezvous. If the choice follows from the client or the VIP alone, ports do not count, so that a client has
+/// the same backend on all ports of a Service.
+fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Option<Problem>) {
+    let protocol = service.spec.key.protocol.number();
+    let by_address = basis(service.spec) != ChoiceBasis::Flow;
+    let mut before: Option<(Addr, u32)> = None;
+    let mut identity = |backend: &BackendInfo| {
+        if !by_address {
+            return Identity::of_port(backend.address, backend.port, protocol);
+        }
+        let occurrence = before.filter(|&(address, _)| address == backend.address).map_or(0, |(_, n)| n + 1);
+        before = Some((backend.address, occurrence));
+        Identity::of_address(backend.address, occurrence)
+    };
+    let member = |backend: &&BackendInfo| rendezvous::Member {
+        identity: identity(backend),
+        weight: backend.weight,
+        owner: backend.id,
+    };
+    let members: Vec<_> = takers.iter().map(member).collect();
+    let built = Rendezvous::build(&members);
+    let problem = divided(service, takers, built.divisor, limits::RENDEZVOUS_SEATS_MAX);
+    (built.rendezvous, problem)
+}
+
+/// The backends whose weight changed lately, of a service that tracks flows on change, or did so until lately; `None` if
+/// it tracks always.
+fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
+    let can = spec.mode.is_dsr()
+        && spec.scheduler == Scheduler::Rendezvous
+        && spec.affinity.is_none()
+        && matches!(spec.key.protocol, Protocol::Tcp | Protocol::Udp);
+    match &spec.flow_tracking {
+        FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) if can => Some(moved),
+        FlowTracking::OnChange(_) | FlowTracking::AlwaysAfter(_) | FlowTracking::Always => None,
+    }
+}
+
+/// The seats by the present weights and by the former ones. The former seats follow from addresses and weights alone, so a
+/// backend that this gateway does not know any more has its seats too: otherwise gateways that know it would decide
+/// otherwise.
+fn seats_in_flux(
+    service: &Programmed<'_>,
+    backends: &[BackendInfo],
+    takers: &[&BackendInfo],
+    moved: &[FormerWeight],
+) -> (Selector, Option<Problem>) {
+    let place = |backend: &BackendInfo| (backend.address, backend.port);
+    let former: BTreeMap<(Addr, u16), u16> =
+        moved.iter().map(|one| ((one.address.into(), one.port), one.weight)).collect();
+    let weight = |backend: &BackendInfo| {
+        let present = if backend.state == BackendState::Active { backend.weight } else { 0 };
+        former.get(&place(backend)).copied().unwrap_or(present)
+    };
+    let known = backends.iter().map(|backend| BackendInfo { weight: weight(backend), ..*backend });
+    let is_unknown = |at: &(Addr, u16)| backends.binary_search_by(|known| place(known).cmp(at)).is_err();
+    let unknown = former.iter().filter(|(at, _)| is_unknown(at)).map(|(&(address, port), &weight)| {
+        let (id, endpoint) = (BackendId::ABSENT, EndpointId::from_raw(u32::MAX));
+        BackendInfo { id, endpoint, address, port, weight, state: BackendState::Down }
+    });
+    let mut then: Vec<BackendInfo> = known.chain(unknown).filter(|backend| backend.weight > 0).collect();
+    then.sort_unstable_by_key(place);
+    let then: Vec<&BackendInfo> = then.iter().collect();
+    let (present, problem) = seats(service, takers);
+    let (former, _) = seats(service, &then);
+    let both = BothSeats { present, former };
+    (Selector::InFlux(Arc::new(both)), problem)
+}
+
+/// The Maglev table, shared by all services with equal backends.
+fn maglev_table(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    slots: u32,
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    let member = |backend: &&BackendInfo| maglev::Member { address: backend.address, weight: backend.weight };
+    let table = tables.table(takers.iter().map(member).collect(), slots);
+    let problem = ((slots as usize) < takers.len()).then(|| Problem::TableTooSmall {
+        service: service.spec.key,
+        label: service.spec.label(),
+        slots,
+        backends: takers.len(),
+    });
+    let owners = takers.iter().map(|backend| backend.id).collect();
+    (Selector::Maglev(Arc::new(Slots::new(table, owners))), problem)
+}
+
+fn hot_backend(
+    service: &Programmed<'_>,
+    service_id: ServiceId,
+    backend: &Reachable<'_>,
+    id: BackendId,
+    endpoint: EndpointId,
+) -> Backend {
+    Backend {
+        address: backend.address,
+        id,
+        service: service_id,
+        endpoint,
+        neighbor: backend.neighbor,
+        port: backend.spec.port,
+        interface: backend.interface,
+        family: backend.address.family(),
+        state: backend.spec.state,
+        mode: service.spec.mode,
+        protocol: service.spec.key.protocol,
+        encapsulation: service.spec.mode.encapsulation(&service.spec.tunnel),
+        last_stage: last_stage(service.spec),
+    }
+}
+
+fn last_stage(spec: &ServiceSpec) -> LastStage {
+    let is_plain = spec.limits.bandwidth.is_none();
+    match spec.mode {
+        ForwardingMode::DsrL2 if is_plain => LastStage::Link,
+        ForwardingMode::DsrIpip if is_plain && spec.mss_clamp.limit() == 0 => LastStage::IpInIp,
+        mode if mode.is_dsr() => LastStage::Checks,
+        _ => LastStage::Translation,
+    }
+}
+
+fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, selector: Selector) -> Service {
+    let (limits, mss_limit) = (&service.spec.limits, service.spec.mss_clamp.limit());
+    let proxy_protocol = proxy_protocol(service.spec);
+    Service {
+        vip: service.vip,
+        id,
+        affinity_ms: service.spec.affinity.map_or(0, |timeout| millis(timeout).max(1)),
+        idle: IdleTimeout::new(match service.spec.key.protocol {
+            Protocol::Tcp => service.spec.idle_timeout_tcp,
+            Protocol::Udp => service.spec.idle_timeout_udp,
+            Protocol::Sctp => service.spec.idle_timeout_sctp,
+        }),
+        source_ranges,
+        limited: LimitFlags::new(limits),
+        port: service.spec.key.port,
+        mss_limit,
+        protocol: service.spec.key.protocol,
+        mode: service.spec.mode,
+        no_endpoints: service.spec.no_endpoints,
+        basis: basis(service.spec),
+        entries: match service.spec.flow_tracking {
+            _ if !service.spec.mode.is_dsr() => Entries::Pairs,
+            FlowTracking::OnChange(_) if moved(service.spec).is_some() => Entries::InFlux,
+            _ => Entries::EachFlow,
+        },
+        dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
+        proxy_protocol,
+        proxy_tlvs: proxy_tlvs(service.spec),
+        syn_cookies: service.spec.syn_cookies,
+        // An INIT ACK gets the further VIPs of its Service.
+        is_plain: limits.bandwidth.is_none()
+            && mss_limit == 0
+            && proxy_protocol.is_none()
+            && service.spec.key.protocol != Protocol::Sctp,
+        passive: passive_health(service.spec).is_some(),
+        selector,
+    }
+}
+
+fn info(
+    spec: &ServiceSpec,
+    id: ServiceId,
+    source_ranges: Option<Arc<SourceRanges>>,
+    backends: Vec<BackendInfo>,
+) -> ServiceInfo {
+    ServiceInfo {
+        id,
+        key: spec.key,
+        namespace: spec.namespace.clone(),
+        name: spec.name.clone(),
+        port_name: spec.port_name.clone(),
+        mode: spec.mode,
+        scheduler: spec.scheduler,
+        proxy_protocol: spec.proxy_protocol,
+        proxy_tlvs: proxy_tlvs(spec),
+        vpce_id: spec.vpce_id,
+        passive_health: passive_health(spec),
+        source_ranges,
+        backends: backends.into(),
+    }
+}
+
+/// The header of the PROXY protocol, where it has an effect. The option TOA is for TCP, and in `nat` backends see the
+/// client's address anyway.
+fn proxy_protocol(spec: &ServiceSpec) -> Option<ProxyVersion> {
+    spec.proxy_protocol.filter(|version| match version {
+        ProxyVersion::V1 | ProxyVersion::V2 => !spec.mode.is_dsr(),
+        ProxyVersion::Toa => spec.mode == ForwardingMode::FullNat && spec.key.protocol == Protocol::Tcp,
+    })
+}
+
+/// The TLVs of the header, where they have an effect: version 1 has none, and a datagram belongs to no connection.
+fn proxy_tlvs(spec: &ServiceSpec) -> ProxyTlvs {
+    match (spec.proxy_protocol, spec.key.protocol) {
+        _ if spec.mode.is_dsr() => ProxyTlvs::NONE,
+        (Some(ProxyVersion::V2), Protocol::Tcp) => spec.proxy_tlvs,
+        (Some(ProxyVersion::V2), Protocol::Udp) => spec.proxy_tlvs.without(ProxyTlvs::UNIQUE_ID),
+        _ => ProxyTlvs::NONE,
+    }
+}
+
+/// The rules of passive health, where they have an effect: the gateway sees the answers, and another backend exists.
+fn passive_health(spec: &ServiceSpec) -> Option<PassiveHealth> {
+    let takers = spec.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0);
+    let can = !spec.mode.is_dsr() && spec.key.protocol == Protocol::Tcp && takers.take(2).count() > 1;
+    spec.passive_health.filter(|rules| can && rules.is_on())
+}
+
+/// Whole milliseconds, below 2^31: ages are differences modulo 2^32.
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32)
+}

@@ -1,0 +1,405 @@
+//! Derives the next snapshot from the previous one if only some services came, went, or have different backends or
+//! options.
+//!
+//! Unchanged parts are shared. Tables that packets read get new entries only for the changes (see [`tidegate_structures::table`]). So
+//! a change of one service costs little, and not a compile of everything. All other cases (another network, other source
+//! ranges, another order of the spec, a refused spec, something left out of a full neighbour table, a backend that has or
+//! had the address of a VIP) use the compile from scratch.
+//!
+//! Invariant: the result equals that of a compile from scratch with the same previous snapshot (tested).
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidegate_spec::Problem;
+use tidegate_spec::ServiceLimits;
+use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_spec::ownership::Layer2;
+use tidegate_spec::{NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
+use tidegate_wire::Addr;
+
+use super::changes::Changes;
+use super::identity::same_kind_of_flow;
+use super::limited::limited_services;
+use super::records::finish;
+use super::services::{Programmed, Sorted, sorted_service};
+use crate::backend::{Backend, EndpointKey, Revision, Uses};
+use crate::carried::Carried;
+use crate::indices::{Generations, Kind};
+use crate::lineage::{Fresh, Lineage, Problems, place};
+use crate::neighbors::NeighborTable;
+use crate::network::Network;
+use crate::routes::NextHop;
+use crate::service::{Service, ServiceInfo};
+use crate::state::Snapshot;
+
+/// The snapshot of `spec`, with its problems; `None` if it must be compiled from scratch.
+pub(super) fn revise(
+    spec: &SnapshotSpec,
+    previous: &Snapshot,
+    neighbors: &NeighborTable,
+) -> Option<(Snapshot, Vec<Problem>)> {
+    let before = &previous.carried;
+    // What was left out must be tried again: there may be room now. The holds of a chain of revisions would also keep
+    // slots that nobody needs any more.
+    if before.lineage.problems.lack_room() {
+        return None;
+    }
+    let changes = Changes::between(&before.lineage, spec)?;
+    if changes.services.iter().any(|change| change.differs(|service| service.source_ranges.as_ref())) {
+        return None;
+    }
+    // The list of VIPs that are not always answered is built from all services.
+    let listed = |service: &ServiceSpec| {
+        let is_usual = matches!(service.layer2, Layer2::Always | Layer2::Answered);
+        (!is_usual || !previous.network.layer2.is_empty()).then_some(service.layer2)
+    };
+    if changes.services.iter().any(|change| change.differs(listed)) {
+        return None;
+    }
+    let limits_of = |service| limits(service).map(|limits| (limits, leaves(service)));
+    let same_limits = !changes.services.iter().any(|change| change.differs(limits_of));
+    // They are built from the services in the order of their keys.
+    if !same_limits && before.lineage.ranks.is_some() {
+        return None;
+    }
+    let network = around(previous, &changes.vips)?;
+    let news = changes.services.iter().filter_map(|change| change.new);
+    let sorted: Vec<Sorted<'_>> = news.map(|new| sorted_service(new.spec).ok()).collect::<Option<_>>()?;
+    let mut problems = before.lineage.problems.clone();
+    let mut hold = neighbors.hold();
+    let revised: Vec<Revised<'_>> = sorted
+        .iter()
+        .map(|service| {
+            let mut found = Vec::new();
+            let programmed = network.program(service, &mut hold, &mut found);
+            problems.left_out(place(&service.spec.key), found);
+            Revised::new(previous, programmed)
+        })
+        .collect();
+    // The compile from scratch divides the room among namespaces.
+    if problems.lack_room() {
+        return None;
+    }
+    let gone: Vec<&ServiceInfo> = changes
+        .services
+        .iter()
+        .filter(|change| change.new.is_none())
+        .map(|change| {
+            problems.left_out(change.place, Vec::new());
+            problems.selection(change.place, None);
+            previous.services.at(&change.place).expect("it was programmed").1
+        })
+        .collect();
+    let numbers = Numbers::of(previous, &revised, &gone);
+    let (records, hot) = records(previous, &revised, &numbers, &mut problems);
+    let by_key = by_key(previous.services.by_key(), &changes, &records);
+    let gone: Vec<ServiceId> = gone.iter().map(|info| info.id).collect();
+    let services = previous.services.revised(numbers.services.len(), &gone, records, by_key);
+    let compares = |service: &ServiceSpec| service.scheduler.compares_loads().then_some(());
+    let same_compared = !changes.services.iter().any(|change| change.differs(compares));
+    let compared = if same_compared { Arc::clone(&previous.compared) } else { services.compared() };
+    let is_sctp = |service: &ServiceSpec| service.key.protocol == Protocol::Sctp;
+    let has_sctp = changes.services.iter().any(|change| change.any(is_sctp));
+    let further_vips = if has_sctp { services.further_vips() } else { Arc::clone(&previous.further_vips) };
+    let limited = if same_limits {
+        previous.limited.clone()
+    } else {
+        let ports = spec.services.iter().map(|service| &**service);
+        let ports = ports.zip(services.by_key().iter().copied());
+        limited_services(spec.generation, Some(previous), ports, numbers.services.len())
+    };
+    before.tables.tidy();
+
+    let same_outside = changes.services.iter().all(|change| {
+        !change.differs(|service| (service.layer2 != Layer2::Answered).then_some(service.layer2))
+            && !change.any(|service| on_link(&network, service))
+    });
+    // The next hops of a service that went are free for others at once.
+    let frees_next_hops = changes
+        .services
+        .iter()
+        .any(|change| change.new.is_none() && change.any(|service| on_link(&network, service)));
+    let held = if changes.is_structural {
+        spec.services.iter().cloned().collect()
+    } else {
+        let mut held = before.lineage.services.clone();
+        let news = changes.services.iter().filter_map(|change| change.new);
+        news.for_each(|new| held.set(new.at, spec.services[new.at].clone()));
+        held
+    };
+    let mut snapshot = Snapshot {
+        generation: spec.generation,
+        services,
+        compared,
+        further_vips,
+        backends: previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot),
+        endpoints: previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions),
+        network,
+        policy: spec.network.policy,
+        source_ranges: previous.source_ranges.clone(),
+        limited,
+        sources: previous.sources.clone(),
+        source_rates: previous.source_rates.clone(),
+        admission: previous.admission,
+        carried: Carried {
+            generations: Generations {
+                services: numbers.services,
+                backends: numbers.backends,
+                endpoints: numbers.endpoints,
+            },
+            tables: before.tables.clone(),
+            static_neighbors: Arc::clone(&before.static_neighbors),
+            holds: before.holds.and(hold),
+            lineage: Lineage {
+                network: before.lineage.network.clone(),
+                services: held,
+                ranks: before.lineage.ranks.clone(),
+                backends: changes.backends,
+                problems,
+                fresh: Fresh { services: numbers.fresh_services.into(), backends: numbers.fresh.into() },
+                same_outside,
+            },
+        },
+    };
+    if frees_next_hops || snapshot.carried.holds.is_long() {
+        hold_anew(&mut snapshot);
+    }
+    let problems = snapshot.carried.lineage.problems();
+    Some((snapshot, problems))
+}
+
+/// The network with these addresses as VIPs, or no longer; `None` if a backend of an unchanged service has or had one
+/// of the addresses: no backend can have the address of a VIP.
+fn around(previous: &Snapshot, vips: &[(Addr, bool)]) -> Option<Network> {
+    let mut network = previous.network.clone();
+    if vips.is_empty() {
+        return Some(network);
+    }
+    let is_left_out = |vip: &Addr| {
+        let mut left_out = previous.carried.lineage.problems.left_out.values().flatten();
+        left_out.any(|problem| match problem {
+            Problem::Backend { backend, .. } => Addr::from(backend.ip()) == *vip,
+            _ => false,
+        })
+    };
+    if vips.iter().any(|(vip, _)| previous.endpoints.has_address(vip) || is_left_out(vip)) {
+        return None;
+    }
+    network.addresses = network.addresses.revised(vips);
+    Some(network)
+}
+
+/// The ids in the order of their keys, after services came and went.
+fn by_key(
+    before: &Arc<[ServiceId]>,
+    changes: &Changes<'_>,
+    records: &[(Service, ServiceInfo)],
+) -> Arc<[ServiceId]> {
+    if !changes.is_structural {
+        return Arc::clone(before);
+    }
+    let (mut ids, mut from) = (Vec::with_capacity(before.len() + records.len()), 0);
+    // There is a record for each service that is not gone.
+    let mut records = records.iter();
+    for change in &changes.services {
+        let id = change.new.and_then(|_| records.next()).map(|(service, _)| service.id);
+        match (change.old, change.new) {
+            (Some(old), None) => {
+                ids.extend_from_slice(&before[from..old.at]);
+                from = old.at + 1;
+            }
+            (None, Some(new)) => {
+                let kept = new.at - ids.len();
+                ids.extend_from_slice(&before[from..from + kept]);
+                from += kept;
+                ids.extend(id);
+            }
+            _ => {}
+        }
+    }
+    ids.extend_from_slice(&before[from..]);
+    ids.into()
+}
+
+/// The records of the changed services that remain, and the records of their backends.
+fn records(
+    previous: &Snapshot,
+    revised: &[Revised<'_>],
+    numbers: &Numbers,
+    problems: &mut Problems,
+) -> (Vec<(Service, ServiceInfo)>, Vec<Backend>) {
+    let new_endpoints: HashMap<EndpointKey, EndpointId> =
+        numbers.revisions.iter().map(|revision| (revision.key, revision.id)).collect();
+    let endpoint = |key: &EndpointKey| match new_endpoints.get(key) {
+        Some(&id) => id,
+        None => previous.endpoints.known(key).expect("an endpoint that is not new is known").0,
+    };
+    let mut unused_ids = numbers.fresh_services.iter().copied();
+    let (mut unused, mut hot) = (numbers.fresh.iter().copied(), Vec::new());
+    let mut services = Vec::with_capacity(revised.len());
+    for Revised { service, kept, before } in revised {
+        let id = before.map(|(record, _)| record.id).or_else(|| unused_ids.next());
+        let id = id.expect("one for each that is new");
+        let ids: Vec<BackendId> = kept
+            .iter()
+            .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
+            .collect();
+        let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
+        let ranges =
+            before.map_or((0, None), |(record, info)| (record.source_ranges, info.source_ranges.clone()));
+        let (record, info, problem) = finish(service, id, named, ranges, &previous.carried.tables, &mut hot);
+        problems.selection(place(&service.spec.key), problem);
+        services.push((record, info));
+    }
+    (services, hot)
+}
+
+/// Holds what the snapshot names, and no more.
+fn hold_anew(snapshot: &mut Snapshot) {
+    let slots = snapshot.next_hops();
+    let others = snapshot.carried.static_neighbors.iter().chain(&*snapshot.network.default_routers);
+    let holds = snapshot.carried.holds.only(slots.iter().chain(others).copied());
+    snapshot.carried.holds = holds;
+}
+
+/// The limits of a service port, and the Service to which they apply.
+fn limits(service: &ServiceSpec) -> Option<(ServiceLimits, &str, &str)> {
+    (!service.limits.is_none()).then_some((service.limits, &service.namespace, &service.name))
+}
+
+/// Whether the service does not make its VIP an address of the gateway.
+fn leaves(service: &ServiceSpec) -> bool {
+    service.no_endpoints == NoEndpoints::Unserved
+}
+
+/// Whether a backend of the service is a next hop itself, or is in a network of an interface. Such backends are
+/// resolved ahead, even if a narrower route leads to them through a router.
+fn on_link(network: &Network, service: &ServiceSpec) -> bool {
+    let itself = |hop: NextHop| hop.via.is_none();
+    let is_near = |address: &IpAddr| {
+        network.interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.contains(address))
+    };
+    let mut addresses = service.backends.iter().map(|backend| backend.address);
+    addresses.any(|address| is_near(&address) || network.routes.find(&address.into()).is_some_and(itself))
+}
+
+/// A service that changed or came.
+struct Revised<'a> {
+    service: Programmed<'a>,
+    /// The records of the service in the previous snapshot.
+    before: Option<(&'a Service, &'a ServiceInfo)>,
+    /// The id of each backend in the previous snapshot, if it had one.
+    kept: Vec<Option<BackendId>>,
+}
+
+impl<'a> Revised<'a> {
+    fn new(previous: &'a Snapshot, service: Programmed<'a>) -> Self {
+        let before = previous.services.at(&place(&service.spec.key));
+        let known = |address, port| {
+            let (_, info) = before.filter(|(_, info)| same_kind_of_flow(info.mode, service.spec.mode))?;
+            let at = info.backends.binary_search_by_key(&(address, port), |b| (b.address, b.port)).ok()?;
+            Some(info.backends[at].id)
+        };
+        let kept = service.backends.iter().map(|b| known(b.address, b.spec.port)).collect();
+        Self { service, before, kept }
+    }
+}
+
+/// The endpoint of each backend.
+fn keys(service: &Programmed<'_>) -> impl Iterator<Item = EndpointKey> {
+    let protocol = service.spec.key.protocol;
+    service.backends.iter().map(move |b| EndpointKey { address: b.address, port: b.spec.port, protocol })
+}
+
+/// The ids after the change.
+struct Numbers {
+    services: Kind,
+    /// The ids of new services, in their order.
+    fresh_services: Vec<ServiceId>,
+    backends: Kind,
+    /// The ids of new backends, in their order.
+    fresh: Vec<BackendId>,
+    /// The ids of backends that are no longer there.
+    gone: Vec<BackendId>,
+    endpoints: Kind,
+    /// The endpoints whose number of backends changes, in the order of their keys.
+    revisions: Vec<Revision>,
+}
+
+impl Numbers {
+    /// `gone` are the services that are no longer there.
+    fn of(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]) -> Self {
+        let generations = &previous.carried.generations;
+        let new = revised.iter().filter(|service| service.before.is_none()).count();
+        let (services, fresh) = generations.services.revised(gone.iter().map(|info| info.id.index()), new);
+        let fresh_services =
+            fresh.into_iter().map(|(index, generation)| ServiceId::new(index, generation)).collect();
+        let (backends, fresh, gone_backends) = backend_ids(previous, revised, gone);
+        let (endpoints, revisions) = endpoints(previous, revised, gone);
+        Self { services, fresh_services, backends, fresh, gone: gone_backends, endpoints, revisions }
+    }
+}
+
+/// The indices of backends, the ids of new ones in their order, and the removed ids.
+fn backend_ids(
+    previous: &Snapshot,
+    revised: &[Revised<'_>],
+    gone: &[&ServiceInfo],
+) -> (Kind, Vec<BackendId>, Vec<BackendId>) {
+    let mut gone: Vec<BackendId> =
+        gone.iter().flat_map(|info| &info.backends).map(|backend| backend.id).collect();
+    for Revised { before, kept, .. } in revised {
+        let Some((_, info)) = before else { continue };
+        let mut stay: Vec<BackendId> = kept.iter().flatten().copied().collect();
+        stay.sort_unstable();
+        gone.extend(info.backends.iter().map(|b| b.id).filter(|id| stay.binary_search(id).is_err()));
+    }
+    let new = revised.iter().flat_map(|service| &service.kept).filter(|kept| kept.is_none()).count();
+    let (kind, fresh) = previous.carried.generations.backends.revised(gone.iter().map(|id| id.index()), new);
+    let fresh = fresh.into_iter().map(|(index, generation)| BackendId::new(index, generation)).collect();
+    (kind, fresh, gone)
+}
+
+/// The indices of endpoints, and the endpoints whose number of backends changes, in the order of their keys.
+fn endpoints(previous: &Snapshot, revised: &[Revised<'_>], gone: &[&ServiceInfo]) -> (Kind, Vec<Revision>) {
+    let mut counts: BTreeMap<EndpointKey, (i64, i64)> = BTreeMap::new();
+    let mut count = |key, sign: i64, mode: tidegate_spec::ForwardingMode| {
+        let (all, replies) = counts.entry(key).or_default();
+        (*all, *replies) = (*all + sign, *replies + if mode.is_dsr() { 0 } else { sign });
+    };
+    let before = revised.iter().filter_map(|service| service.before).map(|(_, info)| info);
+    for info in before.chain(gone.iter().copied()) {
+        let protocol = info.key.protocol;
+        for b in &info.backends {
+            count(EndpointKey { address: b.address, port: b.port, protocol }, -1, info.mode);
+        }
+    }
+    for Revised { service, .. } in revised {
+        keys(service).for_each(|key| count(key, 1, service.spec.mode));
+    }
+    let moved = |count: u32, by: i64| {
+        u32::try_from(i64::from(count) + by).expect("what is counted out was counted in")
+    };
+    let mut revisions = Vec::new();
+    let mut new = Vec::new();
+    for (key, (all, replies)) in counts.into_iter().filter(|(_, by)| *by != (0, 0)) {
+        let known = previous.endpoints.known(&key);
+        let (id, before) = known.unwrap_or((EndpointId::from_raw(0), Uses::default()));
+        if known.is_none() {
+            new.push(revisions.len());
+        }
+        let after = Uses { all: moved(before.all, all), replies: moved(before.replies, replies) };
+        revisions.push(Revision { key, id, before, after });
+    }
+    let gone = revisions.iter().filter(|r| r.after.all == 0).map(|r| r.id.index());
+    let (kind, fresh) = previous.carried.generations.endpoints.revised(gone, new.len());
+    for (at, (index, generation)) in new.into_iter().zip(fresh) {
+        revisions[at].id = EndpointId::new(index, generation);
+    }
+    (kind, revisions)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! The counters of a worker: written by one worker, read by anyone, without locks.
+//!
+//! A counter is an atomic that its worker loads, adds to and stores with relaxed order. On the usual machines that is
+//! a plain `mov`, and a reader sees a value that was correct a moment ago. [`WorkerCounters`] live as long as the
+//! worker. [`Tallies`] (per service, per backend) have the size of a snapshot and are replaced to grow, so a reader
+//! adds up all of them that a worker has had.
+//!
+//! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs and drops
+//! (`tests/pipeline_fuzz.rs`).
+
+use std::ops::Range;
+
+use tidegate_select::loads::Load;
+use tidegate_spec::ids::{BackendId, InterfaceIndex, ServiceId};
+use tidegate_spec::limits::INTERFACES_MAX;
+use tidegate_spec::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+use tidegate_structures::counter::Counter;
+
+/// Frames and bytes through one interface, as one worker saw them.
+#[derive(Debug, Default)]
+pub struct InterfaceCounters {
+    /// Frames received.
+    pub rx_packets: Counter,
+    /// Bytes received, without preamble and check sequence.
+    pub rx_bytes: Counter,
+    /// Frames sent.
+    pub tx_packets: Counter,
+    /// Bytes sent.
+    pub tx_bytes: Counter,
+    /// Packets in which another station claimed an address of ours.
+    pub address_conflicts: Counter,
+    /// Packets of a sample whose transport checksum was looked at.
+    pub checksums_sampled: Counter,
+    /// Of the sample, those whose checksum the sender left to its NIC, and no NIC completed.
+    pub checksums_partial: Counter,
+}
+
+/// Everything that one worker counts over its life.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct WorkerCounters {
+    interfaces: [InterfaceCounters; INTERFACES_MAX],
+    transmits: [Counter; TransmitReason::COUNT],
+    punts: [Counter; PuntReason::COUNT],
+    drops: [Counter; DropReason::COUNT],
+    hand_overs: Counter,
+}
+
+impl Default for WorkerCounters {
+    fn default() -> Self {
+        Self {
+            interfaces: std::array::from_fn(|_| InterfaceCounters::default()),
+            transmits: std::array::from_fn(|_| Counter::default()),
+            punts: std::array::from_fn(|_| Counter::default()),
+            drops: std::array::from_fn(|_| Counter::default()),
+            hand_overs: Counter::default(),
+        }
+    }
+}
+
+impl WorkerCounters {
+    /// Counts the verdict on one frame. The worker calls it once for each frame, when the outcome is certain: a
+    /// `Transmit` that the queue did not accept is recorded as a drop instead.
+    #[inline]
+    pub fn record(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Transmit { why, .. } => self.transmits[why.index()].add(1),
+            Verdict::Punt(why) => self.punts[why.index()].add(1),
+            Verdict::HandOver(_) => self.hand_overs.add(1),
+            Verdict::Drop(why) => self.drops[why.index()].add(1),
+        }
+    }
+
+    /// The counters of an interface.
+    ///
+    /// # Panics
+    /// If the index is not below [`INTERFACES_MAX`].
+    #[inline]
+    #[must_use]
+    pub fn interface(&self, interface: InterfaceIndex) -> &InterfaceCounters {
+        &self.interfaces[usize::from(interface)]
+    }
+
+    /// Frames sent for this reason.
+    #[must_use]
+    pub fn transmits(&self, why: TransmitReason) -> u64 {
+        self.transmits[why.index()].value()
+    }
+
+    /// Frames handed to the kernel for this reason.
+    #[must_use]
+    pub fn punts(&self, why: PuntReason) -> u64 {
+        self.punts[why.index()].value()
+    }
+
+    /// Frames dropped for this reason.
+    #[must_use]
+    pub fn drops(&self, why: DropReason) -> u64 {
+        self.drops[why.index()].value()
+    }
+
+    /// Frames handed to another worker.
+    #[must_use]
+    pub fn hand_overs(&self) -> u64 {
+        self.hand_overs.value()
+    }
+}
+
+/// The direction of a forwarded packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From a client to a backend.
+    Request = 0,
+    /// From a backend to a client. In the DSR modes replies don't pass through the gateway.
+    Reply = 1,
+}
+
+impl Direction {
+    /// Both of them, in the order of their numbers.
+    pub const ALL: [Self; 2] = [Self::Request, Self::Reply];
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Reply => "reply",
+        }
+    }
+}
+
+/// Packets of one service port in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Packets forwarded.
+    pub packets: u64,
+    /// Bytes of their IP packets.
+    pub bytes: u64,
+}
+
+/// Traffic of one service port, by [`Direction`].
+#[derive(Debug, Default)]
+struct ServiceTally([TrafficCounters; 2]);
+
+#[derive(Debug, Default)]
+struct TrafficCounters {
+    packets: Counter,
+    bytes: Counter,
+}
+
+/// A list that has its cache lines for itself, so that two workers never write to the same line.
+#[derive(Debug)]
+struct Lines<T> {
+    parts: Box<[Part<T>]>,
+    len: usize,
+}
+
+/// Counters that fill a cache line.
+const PART: usize = 8;
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Part<T>([T; PART]);
+
+impl<T: Default> Lines<T> {
+    fn new(len: usize) -> Self {
+        Self { parts: std::iter::repeat_with(Part::default).take(len.div_ceil(PART)).collect(), len }
+    }
+
+    #[inline]
+    fn get(&self, at: usize) -> Option<&T> {
+        self.parts.get(at / PART).map(|part| &part.0[at % PART])
+    }
+
+    /// The addresses of all items.
+    fn addresses(&self) -> Range<usize> {
+        let start = self.parts.as_ptr().addr();
+        start..start + size_of_val(&*self.parts)
+    }
+}
+
+/// Per-service and per-backend counts of one worker, by the index of the ids.
+#[derive(Debug)]
+pub struct Tallies {
+    services: Lines<ServiceTally>,
+    connections: Lines<Counter>,
+    /// The loads of backends in this worker's flow tables, for the other workers ([`Load::word`]). Only those that
+    /// schedulers compare are set.
+    loads: Lines<Counter>,
+    /// Whether this worker has set the backend aside: 1 or 0.
+    set_aside: Lines<Counter>,
+    /// Whether the service is under a SYN flood at this worker: 1 or 0.
+    flooded: Lines<Counter>,
+    /// Sampled packets to the service with a partial checksum.
+    partial: Lines<Counter>,
+}
+
+impl Tallies {
+    /// Tallies for ids with indices below these numbers. Ids with larger indices may not be counted.
+    #[must_use]
+    pub fn with_capacity(services: usize, backends: usize) -> Self {
+        Self {
+            services: Lines::new(services),
+            connections: Lines::new(backends),
+            loads: Lines::new(backends),
+            set_aside: Lines::new(backends),
+            flooded: Lines::new(services),
+            partial: Lines::new(services),
+        }
+    }
+
+    /// The numbers of service and backend indices that the tallies have room for.
+    #[must_use]
+    pub fn capacity(&self) -> (usize, usize) {
+        (self.services.len, self.connections.len)
+    }
+
+    /// The addresses that its worker writes to.
+    #[must_use]
+    pub fn written(&self) -> [Range<usize>; 6] {
+        [
+            self.services.addresses(),
+            self.connections.addresses(),
+            self.loads.addresses(),
+            self.set_aside.addresses(),
+            self.flooded.addresses(),
+            self.partial.addresses(),
+        ]
+    }
+
+    /// Counts one forwarded packet.
+    #[inline]
+    pub fn forwarded(&self, service: ServiceId, direction: Direction, bytes: usize) {
+        if let Some(tally) = self.services.get(service.index()) {
+            let traffic = &tally.0[direction as usize];
+            traffic.packets.add(1);
+            traffic.bytes.add(bytes as u64);
+        }
+    }
+
+    /// Counts one new flow given to a backend.
+    #[inline]
+    pub fn connected(&self, backend: BackendId) {
+        if let Some(connections) = self.connections.get(backend.index()) {
+            connections.add(1);
+        }
+    }
+
+    /// Tells the other workers the load of a backend.
+    pub fn share_load(&self, backend: BackendId, load: Load) {
+        if let Some(word) = self.loads.get(backend.index()) {
+            word.set(load.word());
+        }
+    }
+
+    /// The load of a backend that the worker told last.
+    #[must_use]
+    pub fn load(&self, backend: BackendId) -> Load {
+        self.loads.get(backend.index()).map_or(Load::default(), |word| Load::from_word(word.value()))
+    }
+
+    /// Tells whether the worker has set a backend aside.
+    pub fn tell_set_aside(&self, backend: BackendId, is_aside: bool) {
+        if let Some(word) = self.set_aside.get(backend.index()) {
+            word.set(u64::from(is_aside));
+        }
+    }
+
+    /// Whether the worker has set aside the backend at this index, as it told last.
+    #[must_use]
+    pub fn is_set_aside(&self, index: usize) -> bool {
+        self.set_aside.get(index).is_some_and(|word| word.value() != 0)
+    }
+
+    /// Tells whether a service is under a SYN flood, which SYN cookies answer.
+    pub fn tell_flood(&self, service: ServiceId, is_flooded: bool) {
+        if let Some(word) = self.flooded.get(service.index()) {
+            word.set(u64::from(is_flooded));
+        }
+    }
+
+    /// Whether the service at this index is under a SYN flood, as the worker told last.
+    #[must_use]
+    pub fn is_flooded(&self, index: usize) -> bool {
+        self.flooded.get(index).is_some_and(|word| word.value() != 0)
+    }
+
+    /// Counts a sampled packet to a service whose sender left the checksum to its NIC.
+    pub fn count_partial(&self, service: ServiceId) {
+        if let Some(count) = self.partial.get(service.index()) {
+            count.add(1);
+        }
+    }
+
+    /// Sampled packets to the service at this index with a partial checksum, since these tallies were created.
+    #[must_use]
+    pub fn partial(&self, index: usize) -> u64 {
+        self.partial.get(index).map_or(0, Counter::value)
+    }
+
+    /// The traffic of the service at this index since these tallies were created, by [`Direction`].
+    #[must_use]
+    pub fn service(&self, index: usize) -> [Traffic; 2] {
+        let read = |one: &TrafficCounters| Traffic { packets: one.packets.value(), bytes: one.bytes.value() };
+        self.services.get(index).map_or_else(Default::default, |tally| tally.0.each_ref().map(read))
+    }
+
+    /// New flows of the backend at this index since these tallies were created.
+    #[must_use]
+    pub fn connections(&self, index: usize) -> u64 {
+        self.connections.get(index).map_or(0, Counter::value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_spec::verdict::Refusal;
+
+    #[test]
+    fn each_verdict_is_counted_where_it_belongs() {
+        let counters = WorkerCounters::default();
+        counters.record(Refusal::NoService.into());
+        counters.record(Verdict::Punt(PuntReason::Local));
+        counters.record(Verdict::HandOver(3));
+        counters.record(Verdict::Transmit { interface: 0, why: TransmitReason::Reply });
+        assert_eq!(counters.drops(Refusal::NoService.into()), 1);
+        assert_eq!(counters.drops(Refusal::NoFlow.into()), 0);
+        assert_eq!(counters.punts(PuntReason::Local), 1);
+        assert_eq!(counters.hand_overs(), 1);
+        assert_eq!(counters.transmits(TransmitReason::Reply), 1);
+    }
+
+    #[test]
+    fn ids_beyond_the_tallies_are_not_counted_and_do_no_harm() {
+        let tallies = Tallies::with_capacity(1, 1);
+        tallies.forwarded(ServiceId::new(0, 0), Direction::Reply, 100);
+        tallies.forwarded(ServiceId::new(8, 0), Direction::Request, 100);
+        tallies.connected(BackendId::new(9, 0));
+        let reply = Traffic { packets: 1, bytes: 100 };
+        assert_eq!((tallies.service(0), tallies.capacity()), ([Traffic::default(), reply], (1, 1)));
+        assert_eq!(tallies.service(8), [Traffic::default(); 2]);
+        assert_eq!(tallies.connections(9), 0);
+    }
+}

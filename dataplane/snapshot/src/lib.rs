@@ -1,0 +1,42 @@
+//! `Snapshot`: the forwarding state of one moment, immutable, read by all workers at once.
+//!
+//! The control plane compiles one from a [`SnapshotSpec`] and publishes it; workers take it once per burst. Look-ups
+//! have several steps, so that a stage can prefetch what the next one reads: hash, prefetch, find;
+//! [`Service::prefetch_choice`](crate::service::Service::prefetch_choice),
+//! [`Service::select`](crate::service::Service::select), prefetch, [`Snapshot::backend`]. Nothing here allocates, except
+//! the functions for people. Link addresses are not here, because they change independently: they are in
+//! the [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
+//!
+//! Invariant: a snapshot names no backend that it does not contain; an id from an older snapshot finds the same object
+//! or nothing. Equal specs compile to snapshots that make the same decisions, in whatever order they list services and
+//! backends.
+//!
+//! May depend on: `tidegate-conntrack`, `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
+#![deny(unsafe_code)]
+
+pub mod addresses;
+pub mod backend;
+mod carried;
+mod compare;
+mod compile;
+pub mod counters;
+mod holds;
+mod indices;
+mod interface;
+mod lineage;
+pub mod neighbors;
+mod network;
+pub mod path_mtu;
+pub mod routes;
+pub mod service;
+pub mod service_limits;
+pub mod source_ranges;
+pub mod source_rates;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use interface::Interface;
+pub use lineage::Fresh;
+pub use network::Transit;
+pub use state::Snapshot;

@@ -1,0 +1,102 @@
+//! What a snapshot was compiled from, and what was left out: the start of the next compile.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use tidegate_spec::NetworkSpec;
+use tidegate_spec::Problem;
+use tidegate_spec::Shared;
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_spec::{Protocol, ServiceKey, SharedService, SnapshotSpec};
+use tidegate_structures::chunked::Chunked;
+use tidegate_wire::Addr;
+
+/// The key of a service as everything is sorted by it: IPv4-mapped addresses, then protocols, then ports.
+pub(super) type Place = (Addr, Protocol, u16);
+
+pub(super) fn place(key: &ServiceKey) -> Place {
+    (key.vip.into(), key.protocol, key.port)
+}
+
+/// The input of the next compile in addition to the tables. Workers do not read it.
+#[derive(Debug)]
+pub(super) struct Lineage {
+    /// The network of the spec.
+    pub(super) network: Shared<NetworkSpec>,
+    /// The services, in the order in which the spec listed them.
+    pub(super) services: Chunked<SharedService>,
+    /// The position of each service in the order of keys; `None` if the spec lists them in that order.
+    pub(super) ranks: Option<Arc<[u32]>>,
+    /// The number of backends in the spec, including those left out.
+    pub(super) backends: usize,
+    pub(super) problems: Problems,
+    pub(super) fresh: Fresh,
+    /// Whether next hops and announced addresses are those of the previous snapshot.
+    pub(super) same_outside: bool,
+}
+
+impl Lineage {
+    /// All problems of the spec.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        self.problems.all()
+    }
+
+    /// The parts of the stored spec that differ from `spec`, and the stored counts: for a comparison.
+    pub(super) fn basis(&self, spec: &SnapshotSpec) -> impl Debug {
+        let Self { network, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
+        let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
+        let other = other.map(|(known, _)| known.clone());
+        (services.len(), other, *network == spec.network, *backends, ranks.clone())
+    }
+}
+
+/// The ids that the previous snapshot did not have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fresh {
+    /// Ids of service ports.
+    pub services: Box<[ServiceId]>,
+    /// Ids of backends.
+    pub backends: Box<[BackendId]>,
+}
+
+/// Problems by the objects that they concern, so that those of unchanged objects are kept.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Problems {
+    pub(super) network: Vec<Problem>,
+    /// Problems of backends, by their service.
+    pub(super) left_out: BTreeMap<Place, Vec<Problem>>,
+    pub(super) neighbors: Vec<Problem>,
+    /// Problems of the selection, by the service.
+    pub(super) selection: BTreeMap<Place, Problem>,
+}
+
+impl Problems {
+    pub(super) fn left_out(&mut self, service: Place, found: Vec<Problem>) {
+        if found.is_empty() {
+            self.left_out.remove(&service);
+        } else {
+            self.left_out.insert(service, found);
+        }
+    }
+
+    pub(super) fn selection(&mut self, service: Place, found: Option<Problem>) {
+        match found {
+            Some(problem) => self.selection.insert(service, problem),
+            None => self.selection.remove(&service),
+        };
+    }
+
+    /// Whether something is left out because the neighbour table was full.
+    pub(super) fn lack_room(&self) -> bool {
+        let mut all = self.network.iter().chain(self.left_out.values().flatten()).chain(&self.neighbors);
+        all.any(Problem::is_lack_of_room)
+    }
+
+    pub(super) fn all(&self) -> Vec<Problem> {
+        let of_backends = self.left_out.values().flatten();
+        let all =
+            self.network.iter().chain(of_backends).chain(&self.neighbors).chain(self.selection.values());
+        all.cloned().collect()
+    }
+}

@@ -1,0 +1,134 @@
+//! A token bucket that several workers share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_spec::now::Now;
+
+/// How fast a bucket fills, and how much it holds. A unit is a byte or a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refill {
+    /// Units per second, at least 1 and at most 2^34.
+    pub(crate) per_second: u64,
+    /// Units that the bucket holds, at most one second's worth or 2^20.
+    pub(crate) burst: u64,
+}
+
+impl Refill {
+    /// What a worker takes at once: a millisecond's worth, so that workers meet at the bucket at most a thousand times a
+    /// second each.
+    pub(crate) fn share(self) -> u64 {
+        (self.per_second / 1_000).max(1)
+    }
+
+    /// The time in which this many units arrive, in nanoseconds, rounded up.
+    fn nanos(self, units: u64) -> u64 {
+        let nanos = (u128::from(units) * 1_000_000_000).div_ceil(u128::from(self.per_second.max(1)));
+        u64::try_from(nanos).unwrap_or(u64::MAX)
+    }
+
+    /// The units that arrive in this time, rounded down.
+    fn units(self, nanos: u64) -> u64 {
+        let units = u128::from(nanos) * u128::from(self.per_second) / 1_000_000_000;
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+}
+
+/// A token bucket, stored as the moment up to which its tokens are spent. A new bucket is full.
+#[derive(Debug, Default)]
+pub(crate) struct SharedBucket(AtomicU64);
+
+impl SharedBucket {
+    /// Takes `wanted` units, or as many as there are if that is at least what is needed now. Returns how many were taken:
+    /// 0 if there are fewer than needed.
+    pub(crate) fn take(&self, refill: Refill, needed: u64, wanted: u64, now: Now) -> u64 {
+        let mut spent = self.0.load(Ordering::Relaxed);
+        loop {
+            let (from, left) = left(spent, refill, now);
+            let units = wanted.max(needed).min(refill.units(left));
+            if units < needed {
+                return 0;
+            }
+            // What is left is at least what these units cost, so the sum is at most `now` or the burst.
+            let after = from.saturating_add(refill.nanos(units));
+            // Another worker that came first has taken units, so each round is progress of one of them.
+            match self.0.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return units,
+                Err(changed) => spent = changed,
+            }
+        }
+    }
+
+    /// Whether this many units are there now.
+    pub(crate) fn has(&self, refill: Refill, units: u64, now: Now) -> bool {
+        refill.units(left(self.0.load(Ordering::Relaxed), refill, now).1) >= units
+    }
+}
+
+/// The moment from which the tokens that are there count, and how many nanoseconds' worth there are.
+fn left(spent: u64, refill: Refill, now: Now) -> (u64, u64) {
+    let saved_max = refill.nanos(refill.burst);
+    let from = spent.max(now.0.saturating_sub(saved_max));
+    // Before the bucket could have filled once since time 0, it is full.
+    (from, now.0.max(saved_max).saturating_sub(from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_bucket_gives_its_burst_and_then_its_rate_for_any_rate() {
+        for per_second in [1_u64, 7, 1_000, 125_000, 250_000_000, 12_500_000_000] {
+            let refill = Refill { per_second, burst: per_second };
+            for start in [0, 1_700_000_000 * SECOND] {
+                let bucket = SharedBucket::default();
+                assert_eq!(bucket.take(refill, per_second, per_second, Now(start)), per_second);
+                assert_eq!(bucket.take(refill, 1, 1, Now(start)), 0, "{per_second}");
+            }
+            let (bucket, mut taken) = (SharedBucket::default(), 0);
+            // Ten seconds, in steps of a third of a millisecond.
+            for step in 0..=30_000 {
+                let now = Now(100 * SECOND + step * SECOND / 3_000);
+                while let units @ 1.. = bucket.take(refill, 1, refill.share(), now) {
+                    taken += units;
+                }
+            }
+            let expected = 11 * per_second;
+            assert!(taken <= expected, "{taken} of {expected}");
+            // Each of the 40,000 takes may lose what arrives in a nanosecond.
+            assert!(taken + 1 + per_second / 10_000 >= expected, "{taken} of {expected}");
+        }
+    }
+
+    #[test]
+    fn two_threads_together_take_no_more_than_the_bucket_gives() {
+        let refill = Refill { per_second: 1_000_000, burst: 1_000_000 };
+        let bucket = SharedBucket::default();
+        let take_all = || {
+            let mut taken = 0;
+            loop {
+                match bucket.take(refill, 1, refill.share(), Now(5 * SECOND)) {
+                    0 => return taken,
+                    units => taken += units,
+                }
+            }
+        };
+        let (one, other): (u64, u64) = std::thread::scope(|scope| {
+            let (one, other) = (scope.spawn(take_all), scope.spawn(take_all));
+            (one.join().unwrap(), other.join().unwrap())
+        });
+        assert_eq!(one + other, 1_000_000);
+    }
+
+    #[test]
+    fn time_that_stops_goes_back_or_ends_adds_no_tokens() {
+        let refill = Refill { per_second: 10, burst: 10 };
+        let bucket = SharedBucket::default();
+        assert_eq!(bucket.take(refill, 10, 10, Now(u64::MAX)), 10);
+        for now in [u64::MAX, 5, 0] {
+            assert_eq!(bucket.take(refill, 1, 1, Now(now)), 0);
+        }
+    }
+}

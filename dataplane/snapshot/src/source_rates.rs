@@ -1,0 +1,160 @@
+//! How many new flows each source prefix may begin per second: `protection.newConnections`.
+//!
+//! All workers share one table of token buckets, which only packets that begin a flow read: a source whose connections
+//! RSS spreads over the workers has the same limit as one whose connections reach a single worker. The table has a fixed
+//! size, [`SOURCE_RATES_MAX`] prefixes. A prefix has four places, by a secret hash; if others have all four, it takes the
+//! place of the one that used least of its rate, and a prefix without a place has its whole burst. So a flood of many
+//! prefixes cannot displace the one that floods most, nor refuse a prefix that does not.
+//!
+//! Workers that count flows of one prefix at the same moment count all of them. Only a prefix that comes into the table at
+//! the same moment as another one at the same place may be counted once too few or too many.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_spec::SourceRate;
+use tidegate_spec::limits::{Rate, SOURCE_RATES_MAX};
+use tidegate_spec::now::Now;
+use tidegate_structures::hash::keyed_hash;
+use tidegate_wire::Addr;
+
+/// Prefixes that share a cache line.
+const WAYS: usize = 4;
+const BUCKETS: usize = SOURCE_RATES_MAX / WAYS;
+const _: () = assert!(BUCKETS.is_power_of_two());
+
+/// Four prefixes: their hashes (0 for none), and the moments up to which their tokens are spent.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket {
+    tags: [AtomicU64; WAYS],
+    spent: [AtomicU64; WAYS],
+}
+
+/// The rate, and the buckets that all workers share.
+#[derive(Debug)]
+pub struct SourceRates {
+    pub(crate) rate: SourceRate,
+    buckets: Box<[Bucket]>,
+}
+
+impl SourceRates {
+    /// Empty buckets for this rate.
+    pub fn new(rate: SourceRate) -> Self {
+        Self { rate, buckets: std::iter::repeat_with(Bucket::default).take(BUCKETS).collect() }
+    }
+
+    /// Whether a source may begin one more flow now; if so, it is counted. All workers need the same `secret`.
+    pub fn take(&self, source: &Addr, secret: u64, now: Now) -> bool {
+        let (prefix, family) = self.rate.prefix(source);
+        let tag = keyed_hash(prefix, secret ^ family) | 1;
+        // The upper bits, so that the index is below the number of buckets.
+        let bucket = &self.buckets[(tag >> (u64::BITS - BUCKETS.ilog2())) as usize];
+        let rate = Rate { per_second: self.rate.per_second, burst: self.rate.burst };
+        let way = bucket.way(tag);
+        let place = &bucket.spent[way];
+        let mut spent = place.load(Ordering::Relaxed);
+        loop {
+            let Some(after) = rate.spend(spent, now) else { return false };
+            match place.compare_exchange_weak(spent, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(changed) => spent = changed,
+            }
+        }
+    }
+}
+
+impl Bucket {
+    /// The way of a prefix. If it has none, it gets that of the prefix that has spent least.
+    fn way(&self, tag: u64) -> usize {
+        if let Some(known) = self.tags.iter().position(|known| known.load(Ordering::Relaxed) == tag) {
+            return known;
+        }
+        let spent = |way: &usize| self.spent[*way].load(Ordering::Relaxed);
+        let least = (0..WAYS).min_by_key(spent).unwrap_or(0);
+        self.tags[least].store(tag, Ordering::Relaxed);
+        self.spent[least].store(0, Ordering::Relaxed);
+        least
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: SourceRate = SourceRate { per_second: 10, burst: 20, v4_len: 24, v6_len: 56 };
+    const NOW: Now = Now(1_000_000_000_000);
+
+    fn passed(rates: &SourceRates, source: &Addr, now: Now) -> usize {
+        (0..100).filter(|_| rates.take(source, 7, now)).count()
+    }
+
+    fn addr(text: &str) -> Addr {
+        text.parse::<std::net::IpAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn a_prefix_has_its_burst_and_then_its_rate_and_no_other_prefix_pays_for_it() {
+        let rates = SourceRates::new(RATE);
+        assert_eq!(passed(&rates, &addr("198.51.100.7"), NOW), 20);
+        assert_eq!(passed(&rates, &addr("198.51.100.200"), NOW), 0, "of the same /24");
+        assert_eq!(passed(&rates, &addr("198.51.101.7"), NOW), 20);
+        assert_eq!(passed(&rates, &addr("2001:db8:0:100::1"), NOW), 20);
+        assert_eq!(passed(&rates, &addr("2001:db8:0:1ff::2"), NOW), 0, "of the same /56");
+        assert_eq!(passed(&rates, &addr("2001:db8:0:200::1"), NOW), 20);
+        let later = Now(NOW.0 + 500_000_000);
+        assert_eq!(passed(&rates, &addr("198.51.100.7"), later), 5);
+        assert_eq!(passed(&rates, &addr("198.51.100.7"), Now(NOW.0 + 3_600_000_000_000)), 20);
+    }
+
+    #[test]
+    fn any_length_of_prefix_is_right_and_the_whole_family_may_be_one_prefix() {
+        for (v4_len, v6_len, v4_same, v6_same) in
+            [(32, 64, false, false), (0, 0, true, true), (8, 32, true, true)]
+        {
+            let rates = SourceRates::new(SourceRate { v4_len, v6_len, ..RATE });
+            passed(&rates, &addr("10.1.2.3"), NOW);
+            passed(&rates, &addr("2001:db8:1::1"), NOW);
+            assert_eq!(passed(&rates, &addr("10.200.2.3"), NOW) == 0, v4_same, "/{v4_len}");
+            assert_eq!(passed(&rates, &addr("2001:db8:2::1"), NOW) == 0, v6_same, "/{v6_len}");
+            assert_eq!(passed(&rates, &addr("2001:db8:1::2"), NOW), 0, "one /64 is one prefix");
+        }
+    }
+
+    #[test]
+    fn a_flood_of_other_prefixes_neither_frees_the_one_that_floods_nor_refuses_one_that_does_not() {
+        let rates = SourceRates::new(RATE);
+        let flooder = addr("198.51.100.7");
+        let (mut now, mut flooded, mut others) = (NOW, 0, 0);
+        passed(&rates, &flooder, now);
+        // Ten times as many prefixes as there are places, in two seconds.
+        for n in 0..10 * SOURCE_RATES_MAX as u64 {
+            now = Now(NOW.0 + n * 2_000_000_000 / (10 * SOURCE_RATES_MAX as u64));
+            let [_, _, _, _, a, b, c, d] = (0x0100_0000_u64 + (n << 8)).to_be_bytes();
+            others += usize::from(rates.take(&Addr::v4([a, b, c, d]), 7, now));
+            flooded += usize::from(rates.take(&flooder, 7, now));
+        }
+        assert_eq!(others, 10 * SOURCE_RATES_MAX, "each has begun one flow");
+        assert!((19..=21).contains(&flooded), "{flooded}: its rate for two seconds");
+    }
+
+    #[test]
+    fn two_workers_that_count_one_prefix_together_admit_its_burst_once() {
+        let rates = SourceRates::new(SourceRate { burst: 10_000, ..RATE });
+        // It comes into the table before they begin.
+        assert!(rates.take(&addr("198.51.100.7"), 7, NOW));
+        let count = || (0..10_000).filter(|_| rates.take(&addr("198.51.100.7"), 7, NOW)).count();
+        let (one, other) = std::thread::scope(|scope| {
+            let (one, other) = (scope.spawn(count), scope.spawn(count));
+            (one.join().unwrap(), other.join().unwrap())
+        });
+        assert_eq!(one + other, 9_999);
+    }
+
+    #[test]
+    fn the_rate_holds_at_both_ends_of_time() {
+        let rates = SourceRates::new(RATE);
+        for now in [Now(0), Now(u64::MAX), Now(5)] {
+            assert!(passed(&rates, &addr("198.51.100.7"), now) <= 20);
+        }
+    }
+}

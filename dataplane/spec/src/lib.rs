@@ -1,0 +1,36 @@
+//! The contract between the control plane and the packet path: what is to be forwarded, and the words for what happens.
+//!
+//! A [`SnapshotSpec`] holds plain values; `tidegate-snapshot` compiles it to tables. [`limits`] bounds everything,
+//! [`verdict`] names every outcome of a packet, and [`ids`] are what flow entries and counters store. Crates that only need
+//! these, such as `tidegate-policy`, do not compile the packet path.
+//!
+//! May depend on: `tidegate-structures`, `tidegate-wire`.
+#![deny(unsafe_code)]
+
+pub mod ids;
+pub mod limits;
+mod load_rule;
+mod network;
+pub mod now;
+pub mod ownership;
+mod passive_health;
+mod problem;
+mod service;
+mod service_limits;
+mod shared;
+pub mod source_lists;
+mod source_rate;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod tunnel_prefix;
+pub mod verdict;
+
+pub use load_rule::LoadRule;
+pub use network::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, SynCookies};
+pub use passive_health::PassiveHealth;
+pub use problem::{BackendProblem, CompileError, Problem};
+pub use service::*;
+pub use service_limits::ServiceLimits;
+pub use shared::Shared;
+pub use source_rate::SourceRate;
+pub use tunnel_prefix::TunnelPrefix;

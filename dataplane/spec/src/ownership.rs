@@ -1,0 +1,349 @@
+//! Which VIPs the gateway answers ARP and neighbour solicitations for, where several gateways are on one link.
+//!
+//! A snapshot says for each VIP how its link address is answered ([`Layer2`]). If one of several gateways is to answer,
+//! it names an [`OwnerKey`], which stands for a group of VIPs. [`Ownership`] has the time until which this gateway owns
+//! each key. The control plane writes it, and the answering path reads it for each request, so a gateway whose time is
+//! over is silent whatever its control plane does: a process that was stopped for longer than that is silent from its
+//! first packet on.
+//!
+//! SNAT addresses follow the same idea. A gateway answers for its own ones, unless it has released them to the other
+//! gateways that have its flows ([`Ownership::release_snat`]), and for those of gateways that are gone
+//! ([`Ownership::take_over`]), which are in no snapshot.
+//!
+//! Times are of [`BootTime`], a clock that also counts while the machine is suspended. The creator of the table passes
+//! the function that reads it, so that this crate reads no clock. Without one ([`Ownership::of_all`]) every key counts
+//! as owned: `replay` and `explain` show what an owner does.
+//!
+//! Invariant: a key that was never granted, or whose time is over, is not owned. Workers take no lock. A key has a slot
+//! from a grant until its time is ended ([`BootTime`] 0); whoever reads the time of a slot looks at its key before and after.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidegate_wire::Addr;
+
+use crate::limits::OWNER_KEYS_MAX;
+
+/// Nanoseconds of the system's clock that includes the time of suspension (`CLOCK_BOOTTIME`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// Later than any other time.
+    pub const NEVER_OVER: Self = Self(u64::MAX);
+
+    /// The time `after` this one.
+    #[must_use]
+    pub fn plus(self, after: std::time::Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// A group of VIPs that one gateway at a time owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerKey(NonZeroU64);
+
+impl OwnerKey {
+    /// The key with this number, such as a hash of the group's name. 0 stands for 1, and the largest number for the one before
+    /// it.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
+        Self(NonZeroU64::new(number.min(RELEASED - 1)).unwrap_or(NonZeroU64::MIN))
+    }
+
+    /// The key of a SNAT address of another gateway: a hash, as the numbers of groups are.
+    fn of_snat(address: &Addr) -> Self {
+        let bytes = address.bytes();
+        let (high, low) = bytes.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        Self::new(tidegate_structures::hash::mix(word(high) ^ tidegate_structures::hash::mix(word(low))))
+    }
+}
+
+/// How the link address of a VIP is answered and announced. If several service ports with one VIP differ, the smallest
+/// one applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Layer2 {
+    /// The gateway answers requests, and announces the VIP when it is new.
+    Always,
+    /// Both, while the gateway owns the key.
+    Owned(OwnerKey),
+    /// Neither.
+    Silent,
+    /// The gateway answers requests and announces nothing: routes lead to the VIP.
+    Answered,
+}
+
+/// What this gateway owns, and until when.
+#[derive(Debug)]
+pub struct Ownership {
+    slots: Box<[Slot]>,
+    /// `None`: every key is owned.
+    clock: Option<fn() -> BootTime>,
+    /// Other gateways answer for the gateway's SNAT addresses.
+    has_released_snat: AtomicBool,
+    /// The SNAT addresses of gateways that are gone, for the announcements. Workers ask for the keys.
+    taken_over: Mutex<Arc<BTreeSet<IpAddr>>>,
+    /// Whoever changes the slots has it.
+    writer: Mutex<()>,
+}
+
+/// The key of a slot that was never used: a search ends there.
+const FREE: u64 = 0;
+/// The key of a slot that is free again: a search passes it.
+const RELEASED: u64 = u64::MAX;
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// A key, [`FREE`] or [`RELEASED`].
+    key: AtomicU64,
+    /// The time until which the key is owned.
+    until: AtomicU64,
+}
+
+impl Default for Ownership {
+    fn default() -> Self {
+        Self::of_all()
+    }
+}
+
+impl Ownership {
+    /// Every key is owned.
+    #[must_use]
+    pub fn of_all() -> Self {
+        Self {
+            slots: Box::default(),
+            clock: None,
+            has_released_snat: AtomicBool::new(false),
+            taken_over: Mutex::default(),
+            writer: Mutex::default(),
+        }
+    }
+
+    /// No key is owned until it is granted. `clock` is read for each question.
+    #[must_use]
+    pub fn by(clock: fn() -> BootTime) -> Self {
+        let slots = (0..OWNER_KEYS_MAX).map(|_| Slot::default()).collect();
+        Self { slots, clock: Some(clock), ..Self::of_all() }
+    }
+
+    /// The time now; `None` without a clock.
+    #[must_use]
+    pub fn now(&self) -> Option<BootTime> {
+        self.clock.map(|clock| clock())
+    }
+
+    /// Whether this gateway owns the key now.
+    #[must_use]
+    pub fn owns(&self, key: OwnerKey) -> bool {
+        let Some(clock) = self.clock else { return true };
+        // The deadline is read first: the time is then at least as new as the answer.
+        let until = self.until(key);
+        clock() < until
+    }
+
+    /// Like [`Self::owns`], at a time that the caller has read ([`Self::now`]).
+    #[must_use]
+    pub fn owns_at(&self, key: OwnerKey, now: Option<BootTime>) -> bool {
+        now.is_none_or(|now| now < self.until(key))
+    }
+
+    /// Whether this gateway answers requests for an address that is handled like this.
+    #[must_use]
+    pub fn answers(&self, layer2: Layer2) -> bool {
+        match layer2 {
+            Layer2::Always | Layer2::Answered => true,
+            Layer2::Silent => false,
+            Layer2::Owned(key) => self.owns(key),
+        }
+    }
+
+    /// Whether this gateway announces an address that is handled like this.
+    #[must_use]
+    pub fn announces(&self, layer2: Layer2) -> bool {
+        layer2 != Layer2::Answered && self.answers(layer2)
+    }
+
+    /// The time until which the key is owned; time 0 if it is not.
+    #[must_use]
+    pub fn until(&self, key: OwnerKey) -> BootTime {
+        for slot in self.probe(key).map(|at| &self.slots[at]) {
+            match slot.key.load(Ordering::Acquire) {
+                found if found == key.0.get() => {
+                    let until = slot.until.load(Ordering::Acquire);
+                    // Otherwise it may be the time of another key.
+                    let is_of_key = slot.key.load(Ordering::Acquire) == found;
+                    return if is_of_key { BootTime(until) } else { BootTime(0) };
+                }
+                FREE => break,
+                _ => {}
+            }
+        }
+        BootTime(0)
+    }
+
+    /// Grants the key until this time, or ends that ([`BootTime`] 0). Returns whether there was room for the key; only the
+    /// control plane calls it. Without a clock there is nothing to grant.
+    pub fn grant(&self, key: OwnerKey, until: BootTime) -> bool {
+        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = None;
+        for at in self.probe(key) {
+            let slot = &self.slots[at];
+            let found = slot.key.load(Ordering::Relaxed);
+            if found == key.0.get() {
+                slot.until.store(until.0, Ordering::Release);
+                if until == BootTime(0) {
+                    self.release(at);
+                }
+                return true;
+            }
+            if [FREE, RELEASED].contains(&found) {
+                free.get_or_insert(slot);
+            }
+            if found == FREE {
+                break;
+            }
+        }
+        if until == BootTime(0) {
+            return true;
+        }
+        let Some(slot) = free else { return false };
+        // Its time is 0 until the key is there.
+        slot.key.store(key.0.get(), Ordering::Release);
+        slot.until.store(until.0, Ordering::Release);
+        true
+    }
+
+    /// Frees a slot whose time is 0. If no search goes on behind it, searches end there again, and at released ones before it.
+    fn release(&self, at: usize) {
+        let len = self.slots.len();
+        let key = |at: usize| &self.slots[at].key;
+        key(at).store(RELEASED, Ordering::Release);
+        if key((at + 1) % len).load(Ordering::Relaxed) != FREE {
+            return;
+        }
+        let before = (0..len).map(|n| (at + len - n) % len);
+        for at in before.take_while(|&at| key(at).load(Ordering::Relaxed) == RELEASED) {
+            key(at).store(FREE, Ordering::Release);
+        }
+    }
+
+    /// Sets whether other gateways answer for the SNAT addresses of this one.
+    pub fn release_snat(&self, is_released: bool) {
+        self.has_released_snat.store(is_released, Ordering::Relaxed);
+    }
+
+    /// Whether this gateway answers for its own SNAT addresses.
+    #[must_use]
+    pub fn answers_for_snat(&self) -> bool {
+        !self.has_released_snat.load(Ordering::Relaxed)
+    }
+
+    /// Answers for these SNAT addresses of other gateways until this time, and for no others.
+    pub fn take_over(&self, addresses: &Arc<BTreeSet<IpAddr>>, until: BootTime) {
+        let mut taken = self.taken_over.lock().unwrap_or_else(PoisonError::into_inner);
+        for &address in taken.difference(addresses) {
+            self.grant(OwnerKey::of_snat(&address.into()), BootTime(0));
+        }
+        for &address in addresses.iter() {
+            // Without room for the key, nobody answers, as before.
+            self.grant(OwnerKey::of_snat(&address.into()), until);
+        }
+        *taken = Arc::clone(addresses);
+    }
+
+    /// Whether this gateway answers for an address that is none of its own: a SNAT address of a gateway that is gone.
+    #[must_use]
+    pub fn has_taken_over(&self, address: &Addr) -> bool {
+        self.clock.is_some() && self.owns(OwnerKey::of_snat(address))
+    }
+
+    /// The SNAT addresses of other gateways that this one answers for.
+    #[must_use]
+    pub fn taken_over(&self) -> Arc<BTreeSet<IpAddr>> {
+        Arc::clone(&self.taken_over.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The indexes of the slots in which the key may be, in the order of the search.
+    fn probe(&self, key: OwnerKey) -> impl Iterator<Item = usize> {
+        let len = self.slots.len();
+        let first = tidegate_structures::hash::mix(key.0.get()) as usize;
+        (0..len).map(move |n| (first.wrapping_add(n)) % len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static NOW: AtomicU64 = AtomicU64::new(0);
+
+    fn clock() -> BootTime {
+        BootTime(NOW.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_key_is_owned_until_its_time_is_over_and_no_longer() {
+        let ownership = Ownership::by(clock);
+        let (a, b) = (OwnerKey::new(1), OwnerKey::new(2));
+        NOW.store(10, Ordering::Relaxed);
+        assert!(!ownership.owns(a), "nothing was granted");
+        assert!(ownership.grant(a, BootTime(20)));
+        NOW.store(19, Ordering::Relaxed);
+        assert!(ownership.owns(a) && !ownership.owns(b));
+        assert!(ownership.answers(Layer2::Owned(a)) && ownership.announces(Layer2::Owned(a)));
+        NOW.store(20, Ordering::Relaxed);
+        assert!(!ownership.owns(a) && !ownership.answers(Layer2::Owned(a)));
+        assert!(ownership.grant(a, BootTime::NEVER_OVER) && ownership.owns(a));
+        assert!(ownership.grant(a, BootTime(0)) && !ownership.owns(a), "it is taken back");
+    }
+
+    #[test]
+    fn more_keys_than_there_is_room_for_are_refused_and_cost_no_other_key() {
+        let ownership = Ownership::by(clock);
+        let keys = || (1..=OWNER_KEYS_MAX as u64).map(OwnerKey::new);
+        assert!(keys().all(|key| ownership.grant(key, BootTime::NEVER_OVER)));
+        let further = OwnerKey::new(u64::MAX);
+        assert!(!ownership.grant(further, BootTime::NEVER_OVER) && !ownership.owns(further));
+        assert!(keys().all(|key| ownership.owns(key)));
+    }
+
+    #[test]
+    fn keys_that_are_ended_make_room_for_others_and_cost_no_other_key() {
+        let ownership = Ownership::by(clock);
+        let end = |number| assert!(ownership.grant(OwnerKey::new(number), BootTime(0)));
+        let owned = |number| ownership.until(OwnerKey::new(number)) > BootTime(0);
+        let mut granted = BTreeSet::new();
+        // Many more than there are slots, of which at most half are granted at a time.
+        for number in 1..=4 * OWNER_KEYS_MAX as u64 {
+            assert!(ownership.grant(OwnerKey::new(number), BootTime::NEVER_OVER), "{number}");
+            granted.insert(number);
+            if granted.len() > OWNER_KEYS_MAX / 2 {
+                // Neither the oldest nor the newest ones, so that searches pass what is free again.
+                let ended = *granted
+                    .range(tidegate_structures::hash::mix(number) % number..)
+                    .next()
+                    .unwrap_or(&number);
+                granted.remove(&ended);
+                end(ended);
+                assert!(!owned(ended));
+            }
+        }
+        assert!(granted.iter().all(|&number| owned(number)));
+        granted.iter().for_each(|&number| end(number));
+        let is_free = |slot: &Slot| slot.key.load(Ordering::Relaxed) == FREE;
+        assert!(ownership.slots.iter().all(is_free), "no search is longer than at the start");
+    }
+
+    #[test]
+    fn only_silent_addresses_and_those_of_others_are_not_answered() {
+        let offline = Ownership::of_all();
+        let owned = Layer2::Owned(OwnerKey::new(7));
+        let shown = [Layer2::Always, owned, Layer2::Silent, Layer2::Answered]
+            .map(|layer2| (offline.answers(layer2), offline.announces(layer2)));
+        assert_eq!(shown, [(true, true), (true, true), (false, false), (true, false)]);
+    }
+}

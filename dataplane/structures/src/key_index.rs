@@ -1,0 +1,227 @@
+//! `KeyIndex`: finds the position of the record with a key, by a hash and open addressing.
+//!
+//! Each slot is one 4-byte word (occupied, 9 bits of the hash, 22 bits of position), with 16 slots in a cache line,
+//! and the table is at most half full: 1,000 services take 8 KiB here, and nearly every look-up reads one line here
+//! and one of the records. Keys stay in the records, which the caller compares in full. Built once, then only read.
+//!
+//! Invariant: at least half of the slots are empty, so every probe ends.
+
+use crate::prefetch;
+use crate::table::{Edit, Table};
+
+const SLOTS_PER_LINE: usize = 16;
+const POSITION_BITS: u32 = 22;
+const POSITION_MASK: u32 = (1 << POSITION_BITS) - 1;
+const OCCUPIED: u32 = 1 << 31;
+
+#[repr(align(64))]
+#[derive(Debug, Clone, Copy)]
+struct Line([u32; SLOTS_PER_LINE]);
+
+/// An index from keys to positions. A copy shares the slots.
+#[derive(Debug, Clone)]
+pub struct KeyIndex {
+    lines: Table<Line>,
+    /// The number of slots, which is a power of two, minus one.
+    mask: usize,
+    /// The number of entries.
+    len: usize,
+}
+
+impl KeyIndex {
+    /// An index of `(hash, position)` pairs with distinct keys.
+    ///
+    /// # Panics
+    /// If a position is not below 2^22. The limits of a snapshot are checked first.
+    pub fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
+        let len = entries.len();
+        let lines = (len * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
+        let mut lines = vec![Line([0; SLOTS_PER_LINE]); lines];
+        let mask = lines.len() * SLOTS_PER_LINE - 1;
+        for (hash, position) in entries {
+            let at = free_slot(&lines, mask, hash);
+            lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] = slot(hash, position);
+        }
+        Self { mask, lines: lines.into(), len }
+    }
+
+    /// A copy without some entries and with others. `hash_of` returns the hash of a position in this index. `None` if
+    /// the result would be more than half full: then the index must be rebuilt.
+    ///
+    /// # Panics
+    /// If an entry to be removed does not exist.
+    pub fn edited(
+        &self,
+        gone: &[(u64, usize)],
+        new: &[(u64, usize)],
+        hash_of: impl Fn(usize) -> u64,
+    ) -> Option<Self> {
+        let len = self.len - gone.len() + new.len();
+        if len * 2 > self.mask + 1 {
+            return None;
+        }
+        let mask = self.mask;
+        let lines = self.lines.revised([], |lines| {
+            let mut slots = Slots { lines, mask };
+            gone.iter().for_each(|&(hash, position)| slots.take(hash, position, &hash_of));
+            new.iter().for_each(|&(hash, position)| slots.put(hash, position));
+        });
+        Some(Self { lines, mask, len })
+    }
+
+    /// Prefetches the line at which the probe begins.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        if let Some(line) = self.lines.get(self.start(hash) / SLOTS_PER_LINE) {
+            prefetch::read(line);
+        }
+    }
+
+    /// The first position with this hash for which `matches` is true. `matches` compares the whole key.
+    #[inline(always)]
+    pub fn find(&self, hash: u64, mut matches: impl FnMut(usize) -> bool) -> Option<usize> {
+        let (tag, lines) = (tag(hash), &self.lines[..]);
+        let mut at = self.start(hash);
+        loop {
+            let slot = lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE];
+            // An empty slot never has the tag, which has the occupied bit.
+            if (slot ^ tag) & !POSITION_MASK == 0 {
+                let position = (slot & POSITION_MASK) as usize;
+                if matches(position) {
+                    return Some(position);
+                }
+            }
+            if slot == 0 {
+                return None;
+            }
+            at = (at + 1) & self.mask;
+        }
+    }
+
+    #[inline]
+    fn start(&self, hash: u64) -> usize {
+        hash as usize & self.mask
+    }
+}
+
+/// The slots during an edit.
+struct Slots<'a, 'b> {
+    lines: &'a mut Edit<'b, Line>,
+    /// Same as [`KeyIndex::mask`].
+    mask: usize,
+}
+
+impl Slots<'_, '_> {
+    fn put(&mut self, hash: u64, position: usize) {
+        let at = free_slot(self.lines, self.mask, hash);
+        self.set(at, slot(hash, position));
+    }
+
+    /// Empties the slot of an entry, and moves the entries behind it that could not be found any more.
+    fn take(&mut self, hash: u64, position: usize, hash_of: &impl Fn(usize) -> u64) {
+        let (mask, mut hole) = (self.mask, hash as usize & self.mask);
+        let of = |slot: u32| (slot & POSITION_MASK) as usize;
+        while of(self.get(hole)) != position || self.get(hole) == 0 {
+            assert!(self.get(hole) != 0, "an entry that is taken out is there");
+            hole = (hole + 1) & mask;
+        }
+        let mut at = (hole + 1) & mask;
+        while self.get(at) != 0 {
+            let slot = self.get(at);
+            let home = hash_of(of(slot)) as usize & mask;
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.set(hole, slot);
+                hole = at;
+            }
+            at = (at + 1) & mask;
+        }
+        self.set(hole, 0);
+    }
+
+    fn get(&self, at: usize) -> u32 {
+        self.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE]
+    }
+
+    fn set(&mut self, at: usize, slot: u32) {
+        self.lines.get_mut(at / SLOTS_PER_LINE).0[at % SLOTS_PER_LINE] = slot;
+    }
+}
+
+/// The first empty slot from the one at which the probe begins.
+fn free_slot(lines: &[Line], mask: usize, hash: u64) -> usize {
+    let mut at = hash as usize & mask;
+    while lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] != 0 {
+        at = (at + 1) & mask;
+    }
+    at
+}
+
+/// The slot of an entry.
+fn slot(hash: u64, position: usize) -> u32 {
+    let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
+    tag(hash) | position.expect("positions are within the limits of a snapshot")
+}
+
+/// The occupied bit and the 9 bits of the hash that do not determine where the probe begins.
+#[inline]
+fn tag(hash: u64) -> u32 {
+    OCCUPIED | ((hash >> 55) as u32) << POSITION_BITS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    proptest! {
+        #[test]
+        fn finds_what_a_hash_map_finds(keys in proptest::collection::hash_set(0_u32..5_000, 0..800), squeeze in 0_u32..60) {
+            // With fewer distinct hashes than keys, all kinds of collisions occur.
+            let hash = |key: u32| u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> squeeze;
+            let records: Vec<u32> = keys.into_iter().collect();
+            let index = KeyIndex::build(records.iter().enumerate().map(|(at, &key)| (hash(key), at)));
+            let oracle: HashMap<u32, usize> = records.iter().enumerate().map(|(at, &key)| (key, at)).collect();
+            for key in 0..5_000 {
+                prop_assert_eq!(index.find(hash(key), |at| records[at] == key), oracle.get(&key).copied());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_edited_index_finds_what_a_new_one_finds(
+            before in proptest::collection::btree_set(0_u32..400, 0..120),
+            after in proptest::collection::btree_set(0_u32..400, 0..60),
+            squeeze in 0_u32..62,
+        ) {
+            let hash = |key: u32| u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> squeeze;
+            // A key's position is the key itself.
+            let entry = |key: u32| (hash(key), key as usize);
+            let index = KeyIndex::build(before.iter().map(|&key| entry(key)).collect::<Vec<_>>().into_iter());
+            let gone: Vec<_> = before.difference(&after).map(|&key| entry(key)).collect();
+            let new: Vec<_> = after.difference(&before).map(|&key| entry(key)).collect();
+            let Some(edited) = index.edited(&gone, &new, |at| hash(at as u32)) else {
+                prop_assert!(after.len() > before.len());
+                return Ok(());
+            };
+            for key in 0..400 {
+                let found = edited.find(hash(key), |at| at == key as usize);
+                prop_assert_eq!(found.is_some(), after.contains(&key), "{}", key);
+            }
+        }
+    }
+
+    #[test]
+    fn a_thousand_keys_take_eight_kibibytes() {
+        let index = KeyIndex::build((0..1_000_usize).map(|n| (n as u64 * 0x1234_5677, n)));
+        assert_eq!(index.lines.len() * 64, 8 * 1024);
+    }
+
+    #[test]
+    fn an_empty_index_finds_nothing() {
+        let index = KeyIndex::build(std::iter::empty());
+        index.prefetch(u64::MAX);
+        assert_eq!(index.find(u64::MAX, |_| true), None);
+    }
+}

@@ -1,0 +1,19 @@
+//! Data structures of the packet path and of those who prepare it: hashes, tables for look-ups, lists whose copies share
+//! unchanged parts, counters and histograms.
+//!
+//! May depend on: `tidegate-wire` (addresses).
+//!
+//! Invariant: what a packet reads neither allocates nor blocks. `unsafe` is in [`prefetch`] only.
+#![deny(unsafe_code)]
+
+pub mod chunked;
+pub mod counter;
+pub mod difference;
+pub mod hash;
+pub mod histogram;
+pub mod key_index;
+pub mod prefetch;
+pub mod ranks;
+pub mod selection_key;
+pub mod sorted_chunks;
+pub mod table;
