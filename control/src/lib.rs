@@ -1,7 +1,7 @@
 //! The control plane: compiles configuration and Kubernetes objects into the forwarding state of the dataplane.
 //!
 //! Layers that need no DPDK are separate crates below `control/`; each says in its `lib.rs` what it may depend on.
-//! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`]. It does not process packets.
+//! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], and what `explain` computes. It does not process packets.
 //!
 //! May depend on: all other crates. It is the only one, except for benches, that may use `tidegate-dataplane`.
 
@@ -9,6 +9,7 @@ pub mod admin;
 pub mod assemble;
 pub mod cli;
 pub mod daemon;
+pub mod explain;
 mod log_sink;
 mod logging;
 mod state_file;

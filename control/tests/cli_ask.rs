@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::admin::{AdminBackend, Server};
+use tidegate_admin_api::explain::{Explanation, Packet, Step};
 use tidegate_admin_api::*;
 use tidegate_model::objects::ServiceType;
-use tidegate_policy::explain::{Explanation, Packet, Step};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::{ForwardingMode, Protocol};
 

@@ -218,7 +218,7 @@ const MISTAKES: &[Mistake] = &[
         &[(
             GATEWAY_FILE,
             BGP,
-            "announce: {bgp: {asn: 64512, peers: [{address: 203.0.113.1, asn: 64513}]}}\npools:\n",
+            "announce: {bgp: {asn: 64512, peers: [{address: 203.0.113.1, asn: 64513, ebgpMultihop: 2}]}}\npools:\n",
         )],
         (WEB, "load-balancer-ips"),
         &["203.0.113.1", "an address of a peer"],

@@ -4,8 +4,9 @@
 //! Kubernetes, configuration files, `unsafe` (which belongs to crate `dpdk`), decisions about packets (which belong
 //! to `tidegate_pipeline`). Read [`worker`] first: it is the loop that everything else serves.
 //!
-//! May depend on: `tidegate-pipeline` (decisions on packets), `tidegate-probe` (connections of health checks), `dpdk`. May
-//! not: the control plane.
+//! May depend on: the crates below `dataplane/`: `tidegate-pipeline` (decisions on packets), `tidegate-snapshot`,
+//! `tidegate-conntrack`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`, `tidegate-capture`, `tidegate-probe`
+//! (connections of health checks); and `dpdk`. May not: the control plane.
 //!
 //! Invariant: workers share nothing except bounded queues; a worker's loop takes no lock and allocates nothing, and
 //! the control plane never waits for a worker without a limit.

@@ -4,7 +4,8 @@
 //! of flows in an order that is random but the same on every run. [`sampling`] computes medians. The programs are in
 //! `bin/` and `benches/`; README.md beside this crate explains the figures.
 //!
-//! May depend on: `tidegate-pipeline`. No other crate may use it.
+//! May depend on: `tidegate-pipeline`, `tidegate-snapshot`, `tidegate-select`, `tidegate-spec`, `tidegate-structures`,
+//! `tidegate-wire`. No other crate may use it.
 //!
 //! Invariant: the timed part is always the pipeline as the daemon's workers call it, or the trivial forwarder. Frames
 //! are created outside of the timed part.

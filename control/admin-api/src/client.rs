@@ -11,7 +11,6 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 use tokio::net::UnixStream;
@@ -29,6 +28,7 @@ use super::status::Status;
 use super::traffic::{DropsAnswer, TrafficAnswer};
 use super::watch::{UnwatchAnswer, WatchAnswer, WatchedAnswer};
 use super::watch_query::WatchQuery;
+use crate::explain::{Explanation, Packet};
 
 /// The maximum wait for an answer: a reload reads all manifests.
 const TIMEOUT: Duration = Duration::from_secs(30);

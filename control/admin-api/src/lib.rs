@@ -14,7 +14,7 @@
 //! | `GET /v1/watched?id=N` | [`WatchedAnswer`] |
 //! | `POST /v1/unwatch?id=N` | [`UnwatchAnswer`] |
 //! | `GET /v1/metrics` | Prometheus text |
-//! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](tidegate_policy::explain::Explanation) |
+//! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](explain::Explanation) |
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`DrainAnswer`] |
 //! | `POST /v1/drain?gateway=true`, `POST /v1/undrain?gateway=true` | [`GatewayDrainAnswer`] |
 //! | `POST /v1/reload` | [`ReloadAnswer`] |
@@ -26,7 +26,7 @@
 //! The field names are what `-o json` and `-o yaml` show: an interface. Fields are added, not renamed; counters count
 //! since the daemon's start.
 //!
-//! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services, explanations), `tidegate-core` (a point
+//! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services), `tidegate-spec` (protocols, a point
 //! in time). May not: DPDK, the dataplane, an API server.
 //!
 //! Invariant: an invalid request gets a 4xx answer with an [`ErrorAnswer`] that says what is accepted.
@@ -36,6 +36,7 @@ mod client;
 mod clock;
 mod drain;
 mod error;
+pub mod explain;
 mod findings;
 mod flow_sharing;
 mod flows;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use tidegate_policy::explain::Transport;
+use crate::explain::Transport;
 
 use super::error::AdminError;
 use super::flows_query::{BackendName, ServiceName};

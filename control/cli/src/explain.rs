@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tidegate_admin_api::Client;
-use tidegate_policy::explain::{Packet, Transport};
+use tidegate_admin_api::explain::{Packet, Transport};
 
 use super::args::{OutputArgs, SOCKET};
 use super::ask::answered;

@@ -6,8 +6,8 @@
 //! they ask, and print the answer ([`output`]).
 //!
 //! May depend on: `tidegate-admin-api` (the admin socket), `tidegate-cluster` (our kinds, and what gateways wrote),
-//! `tidegate-source` (the connection to the API server), `tidegate-policy`, `tidegate-model`, `tidegate-core` (pcapng
-//! files). May not: DPDK, the dataplane, the daemon.
+//! `tidegate-source` (the connection to the API server), `tidegate-policy`, `tidegate-model`, `tidegate-capture`
+//! (pcapng files). May not: DPDK, the dataplane, the daemon.
 //!
 //! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong; 3 packets
 //! still came to a gateway at the timeout of `drain --gateway`.

@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tidegate_admin_api::explain::Transport;
 use tidegate_admin_api::{
     BackendName, Client, SNAP_MAX, ServiceName, Snap, VerdictName, WatchAnswer, WatchQuery, WatchedFrame,
     WatchedRow,
 };
 use tidegate_capture::{Captured, Direction, PcapngWriter};
-use tidegate_policy::explain::Transport;
 
 use super::failure::Failure;
 use super::output::{Format, Style};

@@ -10,8 +10,8 @@
 //! [`uninstall`] removes everything that was written.
 //!
 //! May depend on: `tidegate-model`, `tidegate-source` (the connection, and the state of the source),
-//! `tidegate-policy` (the results to write), `tidegate-pipeline` (the text of a difference). May not: health checks, the
-//! dataplane.
+//! `tidegate-policy` (the results to write), `tidegate-spec` (ownership of VIPs), `tidegate-structures` (the text of a
+//! difference). May not: health checks, the dataplane.
 //!
 //! Invariant: forwarding never waits for anything here, whatever the API server does. Invariant: only the leader
 //! writes Services and AddressPools. Every gateway writes its own `GatewayStatus`.

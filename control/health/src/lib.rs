@@ -6,8 +6,8 @@
 //! clock or a socket. Checks use the host's kernel, like any connection of this host. Checks of DSR backends go
 //! through the dataplane to the VIP, as clients' packets do.
 //!
-//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-pipeline`
-//! (protocol numbers), `tidegate-http`. May not: `tidegate-policy`, which acts on the verdicts; the dataplane.
+//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-wire`
+//! (protocol numbers), `tidegate-structures` (histograms), `tidegate-http`. May not: `tidegate-policy`, which acts on the verdicts; the dataplane.
 //!
 //! Invariant: a target that was never checked passes. A gateway that starts forwards at once to the endpoints that
 //! Kubernetes lists, and removes those that then fail. Invariant: a fault of the gateway itself (no file descriptor,

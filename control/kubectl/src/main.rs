@@ -24,7 +24,7 @@ enum Command {
     /// Explain step by step what the gateway on this machine does with a packet
     Explain(ExplainArgs),
     #[command(flatten)]
-    Other(tidegate_cli::Command),
+    Other(Box<tidegate_cli::Command>),
 }
 
 fn main() -> ExitCode {

@@ -6,9 +6,10 @@
 //! health checks. [`shared_map`] is the map in which sources keep their objects, [`fnv`] the hash on which gateways
 //! agree, and [`time`] formats points in time.
 //!
-//! May depend on: `tidegate-pipeline`, for values such as forwarding modes and MAC addresses. May not: a Kubernetes
-//! client, the dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with
-//! [`bounded_file`], which the directory source uses as well.
+//! May depend on: `tidegate-spec`, `tidegate-wire`, `tidegate-structures`, `tidegate-select`, for values such as forwarding
+//! modes, MAC addresses, the key of the selection, and sizes of Maglev tables. May not: a Kubernetes client, the dataplane,
+//! another crate of the control plane, sockets, threads. Only [`config::load`] reads files, with [`bounded_file`], which
+//! the directory source uses as well.
 
 pub mod bounded_file;
 pub mod config;

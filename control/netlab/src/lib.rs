@@ -6,7 +6,7 @@
 //! an attacking host ([`flood`]), a bad wire ([`wire`]), a station that watches who answers for VIPs ([`arp_watch`]) and
 //! the demonstration itself ([`demo`]). Only the gateway under test forwards packets between client and server.
 //!
-//! May depend on: `tidegate-core` (headers of packets). The gateway is a process here, the binary `tidegate`.
+//! May depend on: `tidegate-wire` (headers of packets). The gateway is a process here, the binary `tidegate`.
 //!
 //! All names begin with `tg<pid>-<n>`. The lab is removed when the [`Lab`] is dropped, on SIGINT and SIGTERM after
 //! [`cleanup::on_signals`], and by the next lab if the process died in another way ([`cleanup::sweep`]).

@@ -16,8 +16,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_conntrack::flow_record::{BackendChange, FlowNews};
-use tidegate_pipeline::pipeline::Walks;
+use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::Walks;
+use tidegate_spec::BackendChange;
 use tidegate_spec::ServiceKey;
 use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 

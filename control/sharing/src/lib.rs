@@ -5,7 +5,7 @@
 //! the time in, and sends what comes out. [`record`] writes and reads what is said about a flow, [`crypt`] seals datagrams,
 //! and `session` keeps one peer's sequence of messages.
 //!
-//! May depend on: `tidegate-pipeline`, for the records of flows. May not: the dataplane, tokio, the configuration.
+//! May depend on: `tidegate-conntrack` (the records of flows), `tidegate-spec`, `tidegate-wire`. May not: the dataplane, tokio, the configuration.
 //!
 //! Invariant: no datagram panics, and nothing of it is used before it is known to come from a holder of the key and to be
 //! neither old nor a copy. Every queue is bounded. Only ages are exchanged, never times.

@@ -12,11 +12,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_conntrack::flow_record::{
-    BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend, Translation,
-};
+use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
 use tidegate_conntrack::{SideState, Splice, Stream, TagPair};
-use tidegate_select::rendezvous::MovedSeat;
+use tidegate_spec::MovedSeat;
+use tidegate_spec::{BackendChange, LeftBackend};
 use tidegate_spec::{Protocol, ServiceKey};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate_conntrack::SideState;
-use tidegate_conntrack::flow_record::{BackendChange, FlowName, FlowNews, FlowRecord, LeftBackend};
-use tidegate_pipeline::pipeline::Walks;
-use tidegate_select::rendezvous::MovedSeat;
+use tidegate_conntrack::flow_record::Walks;
+use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord};
+use tidegate_spec::MovedSeat;
+use tidegate_spec::{BackendChange, LeftBackend};
 use tidegate_spec::{Protocol, ServiceKey};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;

@@ -13,8 +13,8 @@ pub use server::Server;
 
 use std::future::Future;
 
+use tidegate_admin_api::explain::{Explanation, Packet};
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
-use tidegate_policy::explain::{Explanation, Packet};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 

@@ -9,12 +9,12 @@ use std::process::ExitCode;
 use clap::Args;
 use tidegate_cli::output::print_answer;
 use tidegate_cli::{ExplainArgs, REFUSED};
-use tidegate_policy::explain::{Circumstances, explain, refusal};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::now::Now;
 
 use super::load;
+use crate::explain::{Circumstances, explain, refusal};
 
 /// Arguments of `explain`.
 #[derive(Debug, Args)]

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_cluster::FlowPeers;
-use tidegate_conntrack::flow_record::BackendChange;
 use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::Sharing;
@@ -31,6 +30,7 @@ use tidegate_sharing::{
     Hub, HubConfig, HubCounts, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
+use tidegate_spec::BackendChange;
 use tidegate_spec::ServiceKey;
 use tokio::sync::{oneshot, watch};
 

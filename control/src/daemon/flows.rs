@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_admin_api::explain::{KnownFlow, Packet};
 use tidegate_admin_api::{AdminError, BackendName, FlowRow, FlowRowKind, FlowsQuery, ServiceName};
 use tidegate_conntrack::{FlowKind, FlowView};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
-use tidegate_policy::explain::{KnownFlow, Packet};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::service::{BackendInfo, ServiceInfo};
 use tidegate_spec::ids::{BackendId, ServiceId};

@@ -9,8 +9,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_conntrack::flow_record::BackendChange;
 use tidegate_policy::reconcile::Drains;
+use tidegate_spec::BackendChange;
 use tidegate_spec::ServiceKey;
 
 /// Changes of the backends, by service port.

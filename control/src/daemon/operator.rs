@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_admin_api::explain::{Explanation, Packet};
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_cluster::DRAIN_ANNOTATION;
 use tidegate_conntrack::NotRestored;
@@ -17,7 +18,6 @@ use tidegate_dataplane::gateway::{
 };
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
-use tidegate_policy::explain::{Circumstances, Explanation, Packet, explain, refusal};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_sharing::PeerStatus;
@@ -35,6 +35,7 @@ use super::refused;
 use super::state::{Round, State, timestamp};
 use super::watches::Watches;
 use crate::admin::AdminBackend;
+use crate::explain::{Circumstances, explain, refusal};
 use crate::telemetry::Latency;
 
 /// The maximum time that a listing waits for a worker.

@@ -186,14 +186,15 @@ impl SnatExchange {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::conntrack::SideState;
-    use tidegate_core::flow_record::{FlowName, FlowRecord, Translation};
-    use tidegate_core::snapshot::{Protocol, ServiceKey};
-    use tidegate_core::wire::Addr;
-    use tidegate_core::wire::rewrite::Endpoint;
+    use tidegate_conntrack::SideState;
+    use tidegate_conntrack::flow_record::{FlowName, FlowRecord, Translation};
+    use tidegate_spec::{Protocol, ServiceKey};
+    use tidegate_wire::Addr;
+    use tidegate_wire::rewrite::Endpoint;
 
     use super::*;
     use crate::daemon::snat_owners::tests::peer;
+    use tidegate_sharing::PeerState;
 
     /// An established flow that uses the SNAT address of gateway 2.
     fn flow(has_replies: bool) -> FlowNews {

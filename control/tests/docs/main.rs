@@ -10,4 +10,5 @@ mod features;
 mod imports;
 mod names;
 mod repository;
+mod sizes;
 mod troubleshooting;

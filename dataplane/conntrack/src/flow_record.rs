@@ -6,10 +6,6 @@
 //!
 //! Invariant: a record contains no id, no hash and no time of the process that wrote it.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use tidegate_select::rendezvous::MovedSeat;
 use tidegate_spec::ServiceKey;
 use tidegate_wire::rewrite::Endpoint;
 
@@ -87,43 +83,11 @@ impl FlowNews {
     }
 }
 
-/// A recent change of the backends of a service port, for a gateway that has not seen it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackendChange {
-    /// The weight of a backend has changed, and the Service tracks flows on change.
-    Moved(MovedSeat),
-    /// A backend has left and keeps its flows.
-    Left(LeftBackend),
-}
-
-impl BackendChange {
-    /// How long the change still matters.
-    #[must_use]
-    pub fn left(&self) -> Duration {
-        match self {
-            Self::Moved(seat) => seat.left,
-            Self::Left(backend) => backend.left,
-        }
-    }
-
-    /// The same change after this time; `None` if it no longer matters.
-    #[must_use]
-    pub fn after(&self, passed: Duration) -> Option<Self> {
-        let left = self.left().saturating_sub(passed);
-        (!left.is_zero()).then_some(match *self {
-            Self::Moved(seat) => Self::Moved(MovedSeat { left, ..seat }),
-            Self::Left(backend) => Self::Left(LeftBackend { left, ..backend }),
-        })
-    }
-}
-
-/// A backend that has left its Service and keeps its flows until the drain timeout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeftBackend {
-    /// The mark of the Service ([`owner_mark`](tidegate_spec::owner_mark)): another one may get the port.
-    pub owner: u32,
-    /// The backend.
-    pub backend: SocketAddr,
-    /// The rest of the drain timeout.
-    pub left: Duration,
+/// A walk through the tables that others have asked for, by counts that only grow: a walk begins when one has grown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Walks {
+    /// Walks for gateways that missed something: flows that came from others and were not used here are left out.
+    pub refreshing: u64,
+    /// Walks for a gateway that has lost its tables: all flows.
+    pub complete: u64,
 }

@@ -65,7 +65,7 @@ pub use output::{
 };
 pub use restore::{KnownIds, RestoreCounts};
 pub use sharing::Learned;
-pub use sharing_state::{SharedFlows, Walks};
+pub use sharing_state::SharedFlows;
 pub use state::{Pipeline, PipelineConfig};
 pub use view::{Arrival, View};
 

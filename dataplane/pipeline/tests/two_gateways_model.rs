@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_pipeline::forward::snat_ports::Steering;
-use tidegate_pipeline::pipeline::{FlowNote, SharedFlows, Walks};
+use tidegate_pipeline::pipeline::{FlowNote, SharedFlows};
 use tidegate_pipeline::testing::builder::{Builder, GATEWAY_MAC};
 use tidegate_pipeline::testing::lab::{self, Fate, Lab, ROUTER_MAC, ip, service};
 use tidegate_snapshot::Snapshot;

@@ -7,6 +7,7 @@
 //! May depend on: `tidegate-structures`, `tidegate-wire`.
 #![deny(unsafe_code)]
 
+mod backend_change;
 pub mod ids;
 pub mod limits;
 mod load_rule;
@@ -25,6 +26,7 @@ pub mod testing;
 mod tunnel_prefix;
 pub mod verdict;
 
+pub use backend_change::{BackendChange, LeftBackend, MovedSeat};
 pub use load_rule::LoadRule;
 pub use network::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, SynCookies};
 pub use passive_health::PassiveHealth;

@@ -18,9 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_pipeline::fragments::FragmentKey;
 use tidegate_pipeline::frame::Frame;
-use tidegate_pipeline::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View, Walks};
+use tidegate_pipeline::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View};
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::ids::{InterfaceIndex, WorkerIndex};
 use tidegate_spec::limits::BURST;

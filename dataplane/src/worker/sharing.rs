@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_conntrack::flow_record::FlowNews;
-use tidegate_pipeline::pipeline::{Learned, SharedFlows, Walks};
+use tidegate_conntrack::flow_record::Walks;
+use tidegate_pipeline::pipeline::{Learned, SharedFlows};
 use tidegate_structures::counter::Counter;
 
 /// Messages that wait in each direction.

@@ -17,6 +17,7 @@ pub struct Chunked<T> {
 impl<T> Chunked<T> {
     /// The number of items.
     #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks for it")]
     pub fn len(&self) -> usize {
         self.len
     }

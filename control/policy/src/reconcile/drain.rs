@@ -11,10 +11,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_conntrack::flow_record::{BackendChange, LeftBackend};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 use tidegate_select::rendezvous::SeatHistory;
+use tidegate_spec::{BackendChange, LeftBackend};
 use tidegate_spec::{ServiceKey, Warming, owner_mark};
 
 use super::warm_up::WarmUps;

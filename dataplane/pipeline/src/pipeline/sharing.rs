@@ -9,6 +9,7 @@
 //!
 //! Invariant: nothing here waits. Without sharing, the only cost is one comparison in each turn of the worker.
 
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
 use tidegate_conntrack::{Adoption, FlowKey, FlowTags, SharedChange, SharedFlow, SharedReply};
 use tidegate_select::selector::Selector;
@@ -23,7 +24,7 @@ use tidegate_wire::rewrite::Endpoint;
 
 use super::on_change;
 use super::owners::Dealt;
-use super::sharing_state::{SharedFlows, Sharing, Walks};
+use super::sharing_state::{SharedFlows, Sharing};
 use super::state::Pipeline;
 
 /// What became of a message of another gateway.

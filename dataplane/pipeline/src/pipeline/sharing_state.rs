@@ -6,6 +6,7 @@
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::FlowKey;
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::limits::SHARING_CONTRADICTED_MAX;
 
@@ -16,15 +17,6 @@ pub enum SharedFlows {
     InFlux,
     /// Flows in flux, and all NAT flows.
     Nat,
-}
-
-/// A walk through the tables that others have asked for, by counts that only grow: a walk begins when one has grown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Walks {
-    /// Walks for gateways that missed something: flows that came from others and were not used here are left out.
-    pub refreshing: u64,
-    /// Walks for a gateway that has lost its tables: all flows.
-    pub complete: u64,
 }
 
 /// What a worker has told, and the walk in progress.

@@ -107,7 +107,7 @@ impl Pipeline {
             fragmenting: Bucket::default(),
             outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
             schedule: Schedule::new(config.worker, config.workers, config.seed),
-            limits: WorkerLimits::new(),
+            limits: WorkerLimits::default(),
             affinities: None,
             associations: Arc::new(Associations::new(config.entries, config.seed)),
             ended_paths: EndedPaths::new(),

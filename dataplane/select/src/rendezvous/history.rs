@@ -13,16 +13,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A backend whose weight changed lately, as gateways tell it each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovedSeat {
-    /// The backend.
-    pub backend: SocketAddr,
-    /// Its weight at the beginning of the window; 0 if it took no new flows.
-    pub former: u16,
-    /// The rest of the window.
-    pub left: Duration,
-}
+use tidegate_spec::MovedSeat;
 
 /// The recent changes of one service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -22,7 +22,7 @@ mod seats;
 mod tests;
 mod walk;
 
-pub use history::{MovedSeat, SeatHistory};
+pub use history::SeatHistory;
 pub use member::{Identity, Member};
 pub use place::{DECK_SEATS, Place};
 

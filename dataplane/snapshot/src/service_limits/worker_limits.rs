@@ -39,13 +39,15 @@ pub struct WorkerLimits {
     next: usize,
 }
 
-impl WorkerLimits {
+impl Default for WorkerLimits {
     /// Room for as many Services as a snapshot may have.
-    pub fn new() -> Self {
+    fn default() -> Self {
         // The system zeroes the memory, so places without a Service take none.
         Self { services: vec![[0; WORDS]; SERVICES_MAX].into_boxed_slice(), next: 0 }
     }
+}
 
+impl WorkerLimits {
     fn words(&mut self, service: &LimitedService) -> Option<&mut [u32; WORDS]> {
         let words = self.services.get_mut(service.place as usize)?;
         if words[SINCE] != service.since {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_spec::limits::FAST_PATH_RESTS;
 use tidegate_spec::source_lists::SourceLists;
@@ -24,7 +25,7 @@ use tidegate_wire::{MacAddr, Parsed, parse};
 
 use super::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
 use crate::frame::{Frame, MemoryFrame};
-use crate::pipeline::{Arrival, BurstOutput, FlowNote, SharedFlows, View, Walks};
+use crate::pipeline::{Arrival, BurstOutput, FlowNote, SharedFlows, View};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::testing::summary;
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_select::rendezvous::SeatHistory;
 use tidegate_spec::verdict::TransmitReason;
 use tidegate_spec::{
@@ -22,7 +23,7 @@ use tidegate_spec::{
 use tidegate_wire::tcp::flags::{ACK, PSH, SYN};
 
 use super::lab::{Lab, backend_mac, service};
-use crate::pipeline::{SharedFlows, Walks};
+use crate::pipeline::SharedFlows;
 use crate::testing::builder::Builder;
 
 const VIP: &str = "203.0.113.5:80";

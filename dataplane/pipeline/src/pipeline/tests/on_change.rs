@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_select::rendezvous::SeatHistory;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
 use tidegate_spec::{
@@ -15,7 +16,7 @@ use tidegate_spec::{
 use tidegate_wire::tcp::flags;
 
 use super::lab::{Lab, service};
-use crate::pipeline::{FlowNote, Learned, SharedFlows, Walks};
+use crate::pipeline::{FlowNote, Learned, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 const VIP: &str = "203.0.113.5:80";

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidegate_conntrack::TagPair;
 use tidegate_conntrack::affinities::Affinities;
 use tidegate_conntrack::flow_record::FlowNews;
+use tidegate_conntrack::flow_record::Walks;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{
     BackendState, FlowTracking, FormerWeight, ForwardingMode, Protocol, ServiceSpec, SnapshotSpec,
@@ -16,7 +17,7 @@ use tidegate_wire::{Headers, Parsed};
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend, backend_mac, service, spec};
 use crate::forward::snat_ports::Steering;
-use crate::pipeline::{Arrival, KnownIds, Learned, SharedFlows, Walks};
+use crate::pipeline::{Arrival, KnownIds, Learned, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 
 /// The entries and the secret of the tables of a lab.

@@ -67,7 +67,8 @@ fn services_that_share_a_vip_have_one_lease_whatever_their_policies() {
         outcome.services.iter().map(|service| service.vips[0].edge.owner.clone()).collect();
     assert_eq!(outcome.services.len(), 2, "{:?}", messages(&outcome));
     assert_eq!(owners, [Some("tidegate-l2-all-203.0.113.5".to_owned())].into());
-    let both = Both::new(&shared("b", 82, "")).with(|world| world.settings.layer2.mode = Layer2Mode::Lease);
+    let alone = service_with("name: c", "  loadBalancerIP: 203.0.113.6\n");
+    let both = Both::new(&alone).with(|world| world.settings.layer2.mode = Layer2Mode::Lease);
     assert!(!is_of_one_vip(&both), "other VIPs may join its Lease");
 }
 

@@ -401,12 +401,16 @@ fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none(
         "{:?}",
         finding.diagnostic
     );
-    assert_eq!(pooled.step().findings, outcome.findings, "the cause stays");
+    // Without places, which are in files of different worlds.
+    let said = |outcome: &Outcome| -> Vec<String> {
+        outcome.findings.iter().map(|finding| finding.diagnostic.what.clone()).collect()
+    };
+    assert_eq!(said(&pooled.step()), said(&outcome), "the cause stays");
     pooled
         .services_are(&services.replace("name: c, ", "name: c, creationTimestamp: '2026-01-01T00:00:00Z', "));
     assert!(pooled.step().findings.is_empty(), "it is the older one now, and the others share");
     pooled.services_are(&services);
-    assert_eq!(pooled.step().findings, outcome.findings);
+    assert_eq!(said(&pooled.step()), said(&outcome));
     let mended = anywhere("a", "port: 80") + &anywhere("b", "port: 81") + &anywhere("c", "port: 82");
     pooled.services_are(&mended);
     assert!(pooled.step().findings.is_empty(), "it could share, and keeps what it has");

@@ -6,20 +6,19 @@
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 
-mod explanation;
-mod packet;
 #[cfg(test)]
 mod tests;
 mod text;
-
-pub use explanation::{BackendChoice, Egress, Explanation, PacketVerdict, Step};
-pub use packet::{KnownFlow, Packet, Transport};
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tidegate_admin_api::explain::{
+    BackendChoice, Egress, Explanation, KnownFlow, Packet, PacketVerdict, Step,
+};
 use tidegate_pipeline::forward::tunnel;
+use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::addresses::{AddressKind, SourceFault};
@@ -31,8 +30,6 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_spec::{BackendState, ForwardingMode, NoEndpoints, Protocol};
 use tidegate_wire::{Addr, mss};
-
-use crate::reconcile::view::ServiceView;
 
 /// The state that is not in the snapshot.
 #[derive(Debug, Clone, Copy)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidegate_admin_api::explain::Transport;
 use tidegate_pipeline::testing::builder::Builder;
 use tidegate_pipeline::testing::lab::{self, Lab};
 use tidegate_spec::LoadRule;

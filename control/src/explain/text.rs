@@ -1,9 +1,9 @@
 //! The texts of an explanation. Each function formats one step of `explain`; nothing is decided here.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use tidegate_admin_api::explain::{KnownFlow, Packet};
 use tidegate_model::yaml::text::{show_bit_rate, show_duration};
 use tidegate_select::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_select::selector::{Selector, Slots};
@@ -28,9 +28,6 @@ use tidegate_wire::proxy_tlvs::ProxyTlvs;
 use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::tcp_options::kind;
 use tidegate_wire::{Addr, Family};
-
-use super::explanation::{Explanation, PacketVerdict};
-use super::packet::{KnownFlow, Packet};
 
 pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot) -> String {
     match kind {
@@ -557,22 +554,4 @@ pub(super) fn masquerade(protocol: Protocol) -> String {
 pub(super) fn segment_size(most: u16, mode: ForwardingMode) -> String {
     let whose = if mode.is_dsr() { "in the client's SYN" } else { "in the SYN and in the backend's SYN ACK" };
     format!("at most {most} bytes {whose}, or less if the link by which it arrives has a smaller MTU")
-}
-
-impl fmt::Display for Explanation {
-    /// Writes the steps, one per line, then the verdict.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Packet { protocol, source, destination } = self.packet;
-        writeln!(f, "{protocol} {source} -> {destination}, by snapshot {}", self.generation)?;
-        let width = self.steps.iter().map(|s| s.step.len()).max().unwrap_or(0);
-        for (n, step) in self.steps.iter().enumerate() {
-            writeln!(f, "{:>2}. {:width$}  {}", n + 1, step.step, step.found)?;
-        }
-        match self.backend {
-            Some(backend) if self.verdict == PacketVerdict::Transmit => {
-                writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)
-            }
-            _ => writeln!(f, "=> {} ({})", self.verdict, self.reason),
-        }
-    }
 }
