@@ -42,22 +42,32 @@ const STDERR_TARGET: &str = "stderr";
 
 /// The targets that `RUST_LOG` may name without a level: the crates of the gateway, the Kubernetes client, and the lines
 /// of other libraries.
-const TARGETS: [&str; 15] = [
+const TARGETS: [&str; 25] = [
     "dpdk",
     "kube_client",
     STDERR_TARGET,
     "tidegate",
+    "tidegate_admin_api",
     "tidegate_announce",
+    "tidegate_capture",
+    "tidegate_cli",
     "tidegate_cluster",
-    "tidegate_pipeline",
+    "tidegate_conntrack",
     "tidegate_dataplane",
     "tidegate_health",
     "tidegate_http",
     "tidegate_model",
+    "tidegate_netlab",
+    "tidegate_pipeline",
     "tidegate_policy",
     "tidegate_probe",
+    "tidegate_select",
     "tidegate_sharing",
+    "tidegate_snapshot",
     "tidegate_source",
+    "tidegate_spec",
+    "tidegate_structures",
+    "tidegate_wire",
 ];
 
 /// Format of log lines.

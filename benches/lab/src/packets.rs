@@ -13,10 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tidegate_pipeline::testing::builder::Builder;
 use tidegate_wire::{Headers, MacAddr, Parsed, parse};
 
-use crate::scenario::{Family, Protocol, Scenario};
+use crate::scenario::{Family, MARK_LEN, Protocol, Scenario};
 
-/// Bytes of the mark: magic, flow, time.
-pub(crate) const MARK_LEN: usize = 16;
 const MAGIC: [u8; 4] = *b"tgb1";
 
 /// The link address of the generator, on both wires.

@@ -8,6 +8,9 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+/// Bytes of the mark at the end of each frame: magic, flow, time. No frame has room for less.
+pub(crate) const MARK_LEN: usize = 16;
+
 /// What one file describes. A list stands for several rows: each combination of its values is measured.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -290,7 +293,7 @@ impl Scenario {
             Protocol::Tcp => 20,
             Protocol::Udp => 8,
         };
-        (headers + crate::packets::MARK_LEN as u16).max(FRAME_MIN)
+        (headers + MARK_LEN as u16).max(FRAME_MIN)
     }
 
     /// Its name in tables: what differs between rows.

@@ -18,8 +18,7 @@ fn no_crate_has_more_production_code_than_a_day_of_reading() {
         .filter_map(|line| line.split_once(' '))
         .map(|(lines, name)| (name, lines.parse().expect("a number")))
         .collect();
-    let large: Vec<_> =
-        counts.iter().filter(|&(&name, &lines)| name != "all" && lines > CRATE_MAX).collect();
+    let large: Vec<_> = counts.iter().filter(|&(&name, &lines)| name != "all" && lines > CRATE_MAX).collect();
     assert!(counts.len() > 20, "the crates were counted: {counts:?}");
     assert!(large.is_empty(), "above {CRATE_MAX} lines: {large:?}");
 }

@@ -20,12 +20,11 @@ enum Format {
 ///
 /// # Examples
 /// ```
-/// use tidegate_capture;
 /// let frame = [0; 60];
-/// let mut writer = capture::Writer::new(Vec::new())?;
+/// let mut writer = tidegate_capture::Writer::new(Vec::new())?;
 /// writer.write(1_000, &frame)?;
 /// let file = writer.finish()?;
-/// for packet in capture::Reader::new(&file[..])? {
+/// for packet in tidegate_capture::Reader::new(&file[..])? {
 ///     assert_eq!(packet?.data, frame);
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -31,8 +31,9 @@ use crate::source_rates::SourceRates;
 /// The forwarding state of one moment. See [the module](crate).
 ///
 /// ```
+/// use tidegate_snapshot::Snapshot;
 /// use tidegate_snapshot::neighbors::NeighborTable;
-/// use tidegate_snapshot::{Snapshot, SnapshotSpec};
+/// use tidegate_spec::SnapshotSpec;
 /// let (snapshot, problems) = Snapshot::compile(&SnapshotSpec::default(), None, &NeighborTable::new())?;
 /// assert!(problems.is_empty() && snapshot.services().len() == 0);
 /// # Ok::<(), tidegate_spec::CompileError>(())

@@ -6,11 +6,11 @@ use std::sync::Arc;
 /// A value that specs of several generations share. Changing one copies it first.
 ///
 /// ```
-/// # use tidegate_pipeline::testing::lab;
-/// use tidegate_snapshot::Shared;
-/// # let spec = lab::service(
-/// #     tidegate_snapshot::ForwardingMode::Nat,
-/// #     tidegate_snapshot::Protocol::Tcp,
+/// # use tidegate_spec::testing;
+/// use tidegate_spec::Shared;
+/// # let spec = testing::service(
+/// #     tidegate_spec::ForwardingMode::Nat,
+/// #     tidegate_spec::Protocol::Tcp,
 /// #     "203.0.113.5:80",
 /// #     &["10.0.0.1:80"],
 /// # );

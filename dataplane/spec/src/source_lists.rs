@@ -40,7 +40,7 @@ pub struct Listed {
 /// Both lists.
 ///
 /// ```
-/// use tidegate_pipeline::source_lists::{SourceList, SourceLists};
+/// use tidegate_spec::source_lists::{SourceList, SourceLists};
 /// use tidegate_wire::Addr;
 ///
 /// let lists = SourceLists::new(&["198.51.100.0/24".parse()?], &["198.51.100.7/32".parse()?]);

@@ -19,7 +19,7 @@ use tidegate_wire::Addr;
 /// The outer source addresses of tunnels of one family.
 ///
 /// ```
-/// use tidegate_snapshot::TunnelPrefix;
+/// use tidegate_spec::TunnelPrefix;
 /// let prefix: TunnelPrefix = "192.0.2.64/28".parse()?;
 /// assert_eq!(prefix.addresses().count(), 14);
 /// let one: TunnelPrefix = "192.0.2.2".parse()?;

@@ -118,7 +118,7 @@ pub struct Published {
 /// The threads of a gateway. `F` is the driver's frame type.
 ///
 /// ```
-/// use tidegate_snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
+/// use tidegate_spec::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 /// use tidegate_wire::MacAddr;
 /// use tidegate_dataplane::drivers::memory::{self, Heap};
 /// use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};

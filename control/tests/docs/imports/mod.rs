@@ -25,7 +25,7 @@ fn crates(files: &[File]) -> BTreeMap<&str, BTreeMap<&str, &str>> {
             crates.entry(directory).or_default().insert(path, &file.text);
         }
     }
-    crates.retain(|_, sources| ["lib.rs", "main.rs"].iter().any(|root| sources.contains_key(root)));
+    crates.retain(|_, sources| sources.contains_key("lib.rs"));
     crates
 }
 

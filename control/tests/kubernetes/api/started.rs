@@ -49,6 +49,8 @@ impl ControlPlane {
         let plane = Self { binaries, place: lab.gateway().clone(), directory, processes, counted_from };
         plane.write_files();
         plane.launch();
+        // Those of the wait for readiness don't count: the server may have refused some.
+        plane.forget_requests();
         plane
     }
 
