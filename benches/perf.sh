@@ -4,7 +4,7 @@
 #
 # benches/perf.sh [SCENARIO ...]    default: those below
 #   ROUNDS=N       rounds, instead of those of the scenarios
-#   RESULTS=NAME   writes benches/results/NAME.json, .md and .html
+#   RESULTS=NAME   writes benches/results/NAME.md, and NAME.json and NAME.html in target/perf
 #
 # BENCH_ARGS are further arguments of `tidegate-bench run`.
 set -euo pipefail
@@ -26,9 +26,10 @@ read -ra more <<<"${BENCH_ARGS:-}"
 status=0
 deploy/scripts/hugepages.sh run 300 "$bench" run --out "$work/results.json" "${more[@]}" "$@" || status=$?
 if [[ -s $work/results.json && -n ${RESULTS:-} ]]; then
-  out=benches/results/$RESULTS
-  cp "$work/results.json" "${out}.json"
-  "$bench" table "$work/results.json" >"${out}.md"
-  "$bench" report "$work/results.json" --out "${out}.html"
+  out=${CARGO_TARGET_DIR:-target}/perf
+  mkdir -p "$out"
+  cp "$work/results.json" "$out/$RESULTS.json"
+  "$bench" report "$work/results.json" --out "$out/$RESULTS.html"
+  "$bench" table "$work/results.json" >"benches/results/$RESULTS.md"
 fi
 exit $status

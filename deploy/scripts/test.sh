@@ -24,7 +24,6 @@ finish() {
 trap finish EXIT
 stage "format and lints"
 make --no-print-directory lint
-benches/readme-figures.py
 
 stage "tests of the workspace"
 "$cargo" test --workspace --locked
