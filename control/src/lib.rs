@@ -3,7 +3,8 @@
 //! Layers that need no DPDK are separate crates below `control/`; each says in its `lib.rs` what it may depend on.
 //! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], and what `explain` computes. It does not process packets.
 //!
-//! May depend on: all other crates. It is the only one, except for benches, that may use `tidegate-dataplane`.
+//! May depend on: all other crates, except `tidegate-netlab` and `test-apiserver` (tests only) and the benches. It is the
+//! only one, except for benches, that may use `tidegate-dataplane`.
 
 pub mod admin;
 pub mod assemble;

@@ -42,7 +42,7 @@ const STDERR_TARGET: &str = "stderr";
 
 /// The targets that `RUST_LOG` may name without a level: the crates of the gateway, the Kubernetes client, and the lines
 /// of other libraries.
-const TARGETS: [&str; 25] = [
+const TARGETS: [&str; 24] = [
     "dpdk",
     "kube_client",
     STDERR_TARGET,
@@ -57,7 +57,6 @@ const TARGETS: [&str; 25] = [
     "tidegate_health",
     "tidegate_http",
     "tidegate_model",
-    "tidegate_netlab",
     "tidegate_pipeline",
     "tidegate_policy",
     "tidegate_probe",
@@ -262,7 +261,10 @@ mod tests {
         let manifest = include_str!("../../Cargo.toml");
         let named = manifest.lines().filter_map(|line| line.split_once(" = { path = "));
         let crates: Vec<String> = named.map(|(name, _)| name.replace('-', "_")).collect();
-        let ours: Vec<&String> = crates.iter().filter(|name| name.starts_with("tidegate")).collect();
+        let ours: Vec<&String> = crates
+            .iter()
+            .filter(|name| name.starts_with("tidegate") && name.as_str() != "tidegate_netlab")
+            .collect();
         assert!(ours.len() > 5, "{crates:?}");
         for name in ours {
             assert!(TARGETS.contains(&name.as_str()), "{name}");

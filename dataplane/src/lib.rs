@@ -1,4 +1,4 @@
-//! Runs the core on CPU cores: workers, drivers, publication of snapshots, neighbours, the path to the kernel.
+//! Runs the pipeline on CPU cores: workers, drivers, publication of snapshots, neighbours, the path to the kernel.
 //!
 //! Callers: the control plane, through [`gateway`]; `tidegate replay`, through [`replay`]. Not allowed here:
 //! Kubernetes, configuration files, `unsafe` (which belongs to crate `dpdk`), decisions about packets (which belong

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Counts the lines of production code: Rust without tests, test support, the network lab, the test API server, benches and
-# fuzzing. A module or item behind #[cfg(test)] doesn't count; comments and blank lines do.
+# fuzzing. A module or item behind #[cfg(test)] in its own file doesn't count; comments and blank lines do.
 #
 # deploy/scripts/count.sh           a line for each crate, the largest first, and the sum
 # deploy/scripts/count.sh --files   a line for each file: lines, crate, path
@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 files() {
-  git ls-files '*.rs' | grep -Ev '(^|/)(tests|testing|netlab|test-apiserver|benches|fuzz)/|(^|/|_)(tests|testing)\.rs$'
+  git ls-files '*.rs' | grep -Ev '(^|/)(tests|testing|netlab|test-apiserver|benches|examples|fuzz)/|(^|/|_)(tests|testing)\.rs$'
 }
 
 # The directory of the package that a file belongs to.

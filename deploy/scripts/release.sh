@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
 target=${CARGO_TARGET_DIR:-$PWD/target}
+command -v objcopy >/dev/null || { echo "release: no objcopy; install binutils" >&2; exit 1; }
 
 "$cargo" build --release --locked -p tidegate -p kubectl-tidegate
 mkdir -p "$target/install"

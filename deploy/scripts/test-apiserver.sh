@@ -49,7 +49,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 code=0
 # They mostly wait, so more of them than cores run at a time.
-"$cargo" test --workspace --test kubernetes --locked -- --test-threads 4 ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
+"$cargo" test --workspace --test kubernetes --locked --no-fail-fast -- --test-threads 4 ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
 # cargo counts a skipped test as passed, because it has no notion of it.
 skipped=$(grep -c '^skipped: ' "$log" || true)
 # Of the gateway's stories and of the plugin's tests.

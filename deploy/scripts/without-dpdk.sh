@@ -9,7 +9,7 @@ cargo=${CARGO:-cargo}
 say() { printf 'without-dpdk: %s\n' "$*"; }
 die() { printf 'without-dpdk: %s\n' "$*" >&2; exit 1; }
 
-if [[ -z ${TIDEGATE_ROOT:-} ]]; then
+if [[ ${1:-} != inside ]]; then
   [[ $(id -u) == 0 ]] || die "needs root: chroot and mounts"
   deploy/scripts/setup.sh without-dpdk
   "$cargo" fetch --locked -q --target "$(rustc -vV | sed -n 's/^host: //p')"
@@ -21,7 +21,7 @@ if [[ -z ${TIDEGATE_ROOT:-} ]]; then
   [[ -z $found ]] || die "the new root has DPDK: $found"
   export TIDEGATE_ROOT
   # The mounts end with their namespace.
-  unshare --mount --propagation private "$0"
+  unshare --mount --propagation private "$0" inside
   exit
 fi
 

@@ -1,6 +1,6 @@
 //! Safe DPDK: the EAL, packet memory, ports and their queues, for one process that owns them all.
 //!
-//! Contains all `unsafe` code of the project except the cache prefetch of `tidegate-pipeline`; each block says why it is
+//! Contains all `unsafe` code of the project except the cache prefetch of `tidegate-structures`; each block says why it is
 //! sound. Must not know VIPs, flows, Kubernetes, or anything else that DPDK does not know. The `dpdk` driver of the
 //! dataplane calls it, and tests do.
 //!

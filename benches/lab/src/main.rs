@@ -1,8 +1,8 @@
 //! `tidegate-bench`, the perf lab: throughput and latency of Tidegate in each mode, of a DPDK program that does nothing,
 //! and of the Linux kernel, over the same virtual wires in the same run.
 //!
-//! May depend on: `dpdk`, the namespaces of `tidegate`, and `tidegate-pipeline`'s packet builder. Called by people, and by
-//! `make perf`; benches/README.md explains what the figures mean.
+//! May depend on: `dpdk`, `tidegate-netlab` (namespaces), `tidegate-wire` and the packet builder (`testing` of
+//! `tidegate-pipeline`). Called by people, and by `make perf`; benches/README.md explains what the figures mean.
 
 mod dut;
 mod generator;

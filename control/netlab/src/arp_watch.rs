@@ -1,7 +1,7 @@
 //! A station that asks for the link address of VIPs all the time, and records who answers and when.
 //!
 //! It is a TAP device on the bridge of a lab. It sends an ARP request for each VIP every [`EVERY`], and records each reply
-//! and each gratuitous announcement with its arrival. So tests can say when one gateway stopped to answer and the next
+//! and each gratuitous announcement with its arrival. So tests can say when one gateway stopped answering and the next
 //! one began, and whether two answered at once.
 
 use std::net::Ipv4Addr;

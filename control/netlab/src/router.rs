@@ -146,14 +146,6 @@ impl Frr {
         let _ = fs::remove_file(self.directory.join("bgpd.vty"));
     }
 
-    /// Starts bgpd again.
-    ///
-    /// # Errors
-    /// When it does not start.
-    pub fn start_bgpd(&mut self) -> Result<()> {
-        self.start_daemon("bgpd")
-    }
-
     /// The end of the log of each daemon.
     #[must_use]
     pub fn log_tail(&self) -> String {

@@ -1,6 +1,6 @@
 //! `explain`: computes the decision for one packet step by step, as text and as data.
 //!
-//! The steps call the same functions of [`Snapshot`] and [`hash`] as the pipeline, so an explanation cannot differ
+//! The steps call the same functions of [`Snapshot`] and [`hash`](tidegate_structures::hash) as the pipeline, so an explanation cannot differ
 //! from what is forwarded. Checks of the frame itself (headers, TTL, fragments) are not part of it. `explain -c` uses
 //! a snapshot that is compiled from files, the daemon uses its current one.
 //!

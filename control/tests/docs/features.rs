@@ -2,8 +2,8 @@
 
 use crate::repository::files;
 
-/// The feature for test support: the packet builder, the lab and the fuzz harness of `tidegate-pipeline`, and the test
-/// support of `tidegate-source`.
+/// The feature for test support: the packet builder of `tidegate-wire`, the specs of `tidegate-spec`, the lab and the fuzz
+/// harness of `tidegate-pipeline`, and the test support of `tidegate-source`.
 const TEST_SUPPORT: &str = "\"testing\"";
 
 #[test]
@@ -51,6 +51,8 @@ fn each_crate_states_at_its_head_on_which_others_it_may_depend() {
             continue;
         };
         let stated = stated.split_once(" //!").map_or(stated, |(paragraph, _)| paragraph);
+        // Behind "May not" are the crates on which it must not depend.
+        let stated = stated.split_once(" May not").map_or(stated, |(may, _)| may);
         let manifest =
             files.iter().find(|file| file.path == format!("{directory}Cargo.toml")).expect("a manifest");
         let unstated =

@@ -1,5 +1,5 @@
 //! Two gateways behind a router: all backends are replaced under live connections, a gateway is killed half way, and both
-//! are upgraded. The scenario is that of `tidegate demo --fleet`.
+//! are upgraded. The scenario is that of `tidegate-demo --fleet`.
 
 use tidegate_netlab::demo::fleet::{FleetOptions, print, run};
 use tidegate_netlab::fleet::addresses::SERVICES;

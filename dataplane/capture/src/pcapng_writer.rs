@@ -1,6 +1,6 @@
 //! Writes pcapng (draft-ietf-opsawg-pcapng): one section, any number of interfaces, a comment for each packet.
 //!
-//! `tidegate capture` writes its files with it. The reader of this module and Wireshark read them.
+//! `tidegate capture` writes its files with it. The reader of this crate and Wireshark read them.
 
 use std::io::{self, Write};
 

@@ -40,7 +40,7 @@ const _: () = assert!(CLOSED_MS <= UNANSWERED_MS && UNANSWERED_MS <= OPENING_MS 
 /// The part of a packet that affects the state of its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packet {
-    /// A TCP segment with these flags (`wire::tcp::flags`).
+    /// A TCP segment with these flags ([`tidegate_wire::tcp::flags`]).
     Tcp(u8),
     /// An SCTP packet of this kind, as far as its verification tag proves it ([`super::Tags`]).
     Sctp(Kind),

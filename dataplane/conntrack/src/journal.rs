@@ -5,7 +5,7 @@
 //! never reaches it. [`Adopted`] remembers for each entry that another gateway told of when its last packet was, so that an
 //! entry with that time still has not been used here.
 //!
-//! Invariant: both are memory that the constructor reserved. A full journal loses a key, and counts it.
+//! Invariant: both are memory that the constructor reserved. A full journal takes no more keys.
 
 use tidegate_spec::limits::FLOW_JOURNAL_MAX;
 
@@ -16,14 +16,12 @@ use super::key::PackedKey;
 pub(super) struct Journal<const A: usize> {
     keys: Vec<PackedKey<A>>,
     pub(super) is_on: bool,
-    /// Keys that were lost because the journal was full.
-    pub(super) lost: u64,
 }
 
 impl<const A: usize> Journal<A> {
     /// An empty journal, which is off.
     pub(super) fn new() -> Self {
-        Self { keys: Vec::with_capacity(FLOW_JOURNAL_MAX), is_on: false, lost: 0 }
+        Self { keys: Vec::with_capacity(FLOW_JOURNAL_MAX), is_on: false }
     }
 
     /// Adds a key.
@@ -33,8 +31,6 @@ impl<const A: usize> Journal<A> {
         }
         if self.keys.len() < FLOW_JOURNAL_MAX {
             self.keys.push(key);
-        } else {
-            self.lost += 1;
         }
     }
 

@@ -169,15 +169,6 @@ impl FlowTables {
         take_changes(&mut nat.v6, now, &mut tell);
     }
 
-    /// Changes that were lost because the journals were full.
-    #[must_use]
-    pub fn changes_lost(&self) -> u64 {
-        self.dsr.v4.journal.lost
-            + self.dsr.v6.journal.lost
-            + self.nat.v4.journal.lost
-            + self.nat.v6.journal.lost
-    }
-
     /// Shows the flows that may be shared of up to `buckets` buckets from `cursor` on (0 at first): those of `nat` tables
     /// only if `with_nat`. Returns the next cursor, or `None` after the last bucket.
     pub fn scan_shared(

@@ -10,8 +10,10 @@
 //! Workers are not involved, except that they pass a packet from a VIP to an own address to the slow path if it answers
 //! a packet of the host.
 //!
-//! May depend on: `tidegate-pipeline`, `tidegate-snapshot`, `tidegate-spec`, `tidegate-wire`. Health checks open flows here, and the slow path of `tidegate-dataplane` moves their
-//! packets; neither needs the other for that.
+//! May depend on: `tidegate-pipeline`, `tidegate-snapshot`, `tidegate-spec`, `tidegate-wire`.
+//!
+//! Health checks open flows here, and the slow path of `tidegate-dataplane` moves their packets; neither needs the other
+//! for that.
 //!
 //! Invariant: the only packets sent to a VIP or received from one are those of an open [`Flow`].
 

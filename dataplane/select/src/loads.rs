@@ -1,6 +1,6 @@
 //! `scheduler: lc`, `sed` and `nq`: the backends of a service with the rule that compares their loads.
 //!
-//! The compile of a snapshot builds the list; the pipeline has the loads (`pipeline/schedule.rs`) and compares. A
+//! The compile of a snapshot builds the list; the pipeline has the loads (`schedule.rs` of `tidegate-pipeline`) and compares. A
 //! flow table counts the entries of each backend: one for a DSR flow, two for a NAT flow, one for each direction. An
 //! entry is active until its direction has ended the connection, and ended after that, for as long as the table keeps
 //! it. So a NAT connection that one side has ended counts as half active.

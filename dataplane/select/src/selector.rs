@@ -1,7 +1,8 @@
 //! Chooses the backend of a new flow of a service port: with seats, with a Maglev table, in turn, or by load.
 //!
-//! The compile of a snapshot builds both, only from the backends that take new flows: backends that drain or are down
-//! are local history, and have no influence. All return the id of the backend, so that no further look-up is needed.
+//! The compile of a snapshot builds it from the backends that take new flows only: backends that drain or are down
+//! are local history, and have no influence. Each variant returns the id of the backend, so that no further look-up is
+//! needed.
 //!
 //! Invariant: gateways with the same desired state choose the same backend with seats and with a Maglev table, whatever
 //! their history is. A choice in turn or by load depends on the worker that makes it; `pipeline/schedule.rs` has its

@@ -6,7 +6,7 @@
 //! adds up all of them that a worker has had.
 //!
 //! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs and drops
-//! (`tests/pipeline_fuzz.rs`).
+//! (`pipeline_fuzz.rs` in the tests of `tidegate-pipeline`).
 
 use std::ops::Range;
 

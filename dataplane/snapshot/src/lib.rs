@@ -1,6 +1,6 @@
 //! `Snapshot`: the forwarding state of one moment, immutable, read by all workers at once.
 //!
-//! The control plane compiles one from a [`SnapshotSpec`] and publishes it; workers take it once per burst. Look-ups
+//! The control plane compiles one from a [`SnapshotSpec`](tidegate_spec::SnapshotSpec) and publishes it; workers take it once per burst. Look-ups
 //! have several steps, so that a stage can prefetch what the next one reads: hash, prefetch, find;
 //! [`Service::prefetch_choice`](crate::service::Service::prefetch_choice),
 //! [`Service::select`](crate::service::Service::select), prefetch, [`Snapshot::backend`]. Nothing here allocates, except

@@ -1,6 +1,6 @@
 //! Every limit of the packet path in one place, with the reason for its value.
 //!
-//! Nothing in this crate grows without one of these. A limit that is reached has a named outcome: a drop
+//! Nothing in the packet path grows without one of these. A limit that is reached has a named outcome: a drop
 //! reason, an eviction reason, or a compile error of the snapshot.
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Time as an argument.
 //!
-//! Invariant: nothing in this crate reads a clock. Workers pass the nanoseconds of the time-stamp counter, replay
+//! Invariant: nothing in the packet path reads a clock. Workers pass the nanoseconds of the time-stamp counter, replay
 //! passes the capture's timestamps, tests pass any value.
 
 use std::time::Duration;

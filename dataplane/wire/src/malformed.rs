@@ -4,7 +4,7 @@
 //! valid but unwanted (a service that does not exist, a port of zero) are refused by policy and have no variant here.
 //! Source routes have one, because no node should follow them.
 //!
-//! Invariant: each variant is produced by at least one test (`wire/tests/checks.rs`).
+//! Invariant: each variant is produced by at least one test (`tests/checks.rs`).
 
 use core::fmt;
 

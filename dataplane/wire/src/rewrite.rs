@@ -4,7 +4,7 @@
 //! end host detects it. The `Headers` are updated together with the frame. The forwarding modes choose the new
 //! values.
 //!
-//! Invariant: only the named fields and the checksums over them change (`wire/tests/rewrites.rs` compares the bytes).
+//! Invariant: only the named fields and the checksums over them change (`tests/rewrites.rs` compares the bytes).
 
 use super::addr::Addr;
 use super::checksum::{Delta, after_hop};

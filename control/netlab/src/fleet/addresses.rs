@@ -1,4 +1,4 @@
-//! The addresses of the fleet's lab, beyond those of `netlab::addresses`.
+//! The addresses of the fleet's lab, beyond those of [`crate::addresses`].
 
 use crate::addresses::{Family, TELL_PORT, routed_vip};
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The connections of several processes, `tidegate lab tcp-hold` in the clients' namespace, as if they were of one.
+//! The connections of several processes, `tidegate-demo lab tcp-hold` in the clients' namespace, as if they were of one.
 //!
 //! The limit of open files is one of each process, and not everybody can raise it.
 //!

@@ -1,8 +1,8 @@
 //! Computes the desired state from Kubernetes objects, health results and drains. Read it top-down to follow a
 //! Service update.
 //!
-//! [`reconcile`] is a pure function: [`Settings`], [`Objects`], health, drains, the memory of the last call and `now`
-//! give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, the targets of health checks, the listeners, the
+//! [`reconcile`] is a pure function: [`Settings`], [`Objects`](tidegate_model::objects::Objects), health, drains, the memory of the last call and `now`
+//! give an [`Outcome`]: the [`SnapshotSpec`](tidegate_spec::SnapshotSpec) for the dataplane, the targets of health checks, the listeners, the
 //! views, and every request that was not granted, with its place. The steps:
 //!
 //! 1. [`plan`](plan::plan): whether the gateway serves a Service, and what its annotations request

@@ -1,4 +1,4 @@
-//! `decapsulate`: the receiver of a tunnel, written from the RFCs and not from `wire::encapsulation`, for tests.
+//! `decapsulate`: the receiver of a tunnel, written from the RFCs and not from [`crate::encapsulation`], for tests.
 //!
 //! It is stricter than a receiver: every field that has one right value must have it. Checksums are computed word by
 //! word.

@@ -1,6 +1,6 @@
 //! The fields of a frame by name, in order, for comparison and display.
 //!
-//! It does not use `wire::parse`, because tests use it to check the rewrites. Every byte belongs to exactly one field;
+//! It does not use [`crate::parse`], because tests use it to check the rewrites. Every byte belongs to exactly one field;
 //! unnamed bytes are `payload`, `trailer` or `rest`.
 
 use crate::MacAddr;
