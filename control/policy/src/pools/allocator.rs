@@ -103,10 +103,8 @@ impl Allocator {
             before.insert(key.clone(), Arc::make_mut(&mut self.granted).remove(&key));
             match applicant {
                 Some(applicant) => turns.push(Turn::new(applicant)),
-                None => {
-                    self.depart(&key);
-                    departed.insert(key);
-                }
+                None if self.depart(&key) => drop(departed.insert(key)),
+                None => {}
             }
         }
         if self.allocations.departed.len() > DEPARTED_MAX {
@@ -252,14 +250,15 @@ impl Allocator {
         gained
     }
 
-    /// Removes a Service that no longer takes part.
-    fn depart(&mut self, service: &ObjectKey) {
-        let Some(holdings) = self.allocations.by_service.get(service).cloned() else { return };
+    /// Removes a Service that no longer takes part. Returns whether it had addresses until now.
+    fn depart(&mut self, service: &ObjectKey) -> bool {
+        let Some(holdings) = self.allocations.by_service.get(service).cloned() else { return false };
         self.users.replace(service, &holdings.held, &[], &self.allocation.pools);
         let allocations = Arc::make_mut(&mut self.allocations);
         allocations.by_service.remove(service);
         allocations.departed.insert(service.clone(), holdings);
         self.unsettled.insert(service.clone());
+        true
     }
 
     /// If many Services have a memory that they did not have in their turn, checks whether it would make a difference.
