@@ -62,6 +62,8 @@ pub(super) struct Beside<'a> {
     /// This gateway was cut off and does not have the flows of other gateways yet: it takes no Lease that another one may
     /// take, and keeps those that it has.
     pub(super) is_cut_off: bool,
+    /// The number of Services of the group.
+    pub(super) services: usize,
     /// The wall clock, for people who read the Lease.
     pub(super) wall: Timestamp,
 }
@@ -208,7 +210,9 @@ impl Claim {
         now: Instant,
     ) -> bool {
         let others = beside.ranked.iter().filter(|one| Some(one.name.as_str()) != except || one.name == own);
-        if beside.is_cut_off && others.clone().any(|one| one.name != own) {
+        // A gateway that lacks all Services may not take the Lease at all.
+        let may_take = |one: &Ranked| one.name != own && one.lacking < beside.services;
+        if beside.is_cut_off && others.clone().any(may_take) {
             return false;
         }
         let rank = others.enumerate().find(|(_, one)| one.name == own).map(|(rank, _)| rank);
@@ -358,6 +362,7 @@ mod tests {
                 lasts: LASTS,
                 hand_back_delay: self.delay,
                 is_cut_off: self.is_cut_off,
+                services: 1,
                 wall: "2026-01-01T00:00:00Z".parse().expect("a time"),
             };
             if let Some(ask) = self.claim.ask(&beside, now)
@@ -506,6 +511,7 @@ mod tests {
         assert!(b.turn(&mut server, &["a", "b"], start, 34_000));
         assert!(b.turn(&mut server, &["a", "b"], start, 41_000), "it was renewed");
         assert!(a.turn(&mut Server::default(), &["a"], start, 50_000));
+        assert!(a.turn(&mut Server::default(), &["a", "b*1"], start, 50_000), "the other one serves nothing");
         // The holder is gone, and nobody else is there.
         assert!(!a.turn(&mut server, &["a", "b"], start, 60_000));
         assert!(a.turn(&mut server, &["a", "b"], start, 69_000));
@@ -548,7 +554,8 @@ mod tests {
         let ranked = [Ranked { name: "a".to_owned(), lacking: 0 }];
         let wall = "2026-01-01T00:00:00Z".parse().expect("a time");
         let (identity, hand_back_delay, is_cut_off) = ("a_1", LASTS, false);
-        let beside = Beside { identity, ranked: &ranked, lasts: LASTS, hand_back_delay, is_cut_off, wall };
+        let (lasts, services) = (LASTS, 1);
+        let beside = Beside { identity, ranked: &ranked, lasts, hand_back_delay, is_cut_off, services, wall };
         let ask = a.claim.ask(&beside, now).expect("it is free as far as it knows");
         assert_eq!(server.take(&ask), None);
         assert!(!a.owns(0) && b.owns(0) && boot == BootTime(0));

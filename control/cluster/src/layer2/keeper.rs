@@ -300,6 +300,7 @@ impl Task {
                     lasts: self.times.lasts,
                     hand_back_delay: self.times.hand_back_delay,
                     is_cut_off,
+                    services: wanted.groups.get(group).map_or(0, |of| of.services.len()),
                     wall,
                 };
                 Some((group.clone(), claim.ask(&beside, Instant::now())?))
