@@ -15,6 +15,9 @@ use tidegate_model::yaml::text;
 use super::allocate::{Allocation, Applicant, Granted, failed};
 use super::{Authority, Problem, ProblemKind, WantedPool};
 
+/// How many addresses with its sharing key a Service is compared with, to say why it shares none of them.
+const UNSHARED_LOOKED_AT: usize = 32;
+
 impl Allocation {
     /// Pass 3: chooses an address for every family that still lacks one.
     pub(super) fn choose(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
@@ -208,15 +211,17 @@ impl Allocation {
         let family = IpFamily::of(own);
         let shared = self.ledger.shared_under(applicant.sharing_key.as_deref()?);
         let mut refused = None;
-        for ip in shared.filter(|ip| *ip != own && IpFamily::of(*ip) == family) {
+        // Each round does this for each Service that could share, so not for all addresses of a key that everybody has.
+        let others = shared.filter(|ip| *ip != own && IpFamily::of(*ip) == family);
+        for ip in others.take(UNSHARED_LOOKED_AT) {
             let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
                 continue;
             };
             // If it could share one now, it only keeps what it has.
             let taken = self.admits(pool, ip, applicant).err()?;
             let is_senior = |other: &Service| other.meta.seniority() < applicant.service.meta.seniority();
-            if service(taken.owner()).is_some_and(is_senior) {
-                refused.get_or_insert((pool, ip, taken));
+            if refused.is_none() && service(taken.owner()).is_some_and(is_senior) {
+                refused = Some((pool, ip, taken));
             }
         }
         let (pool, ip, taken) = refused?;
