@@ -166,6 +166,8 @@ pub(super) async fn version_at(
     ];
     match heads(connection, uri_in(kind, &key.namespace, &query), METADATA_LIST, wait).await {
         Ok(list) => Ok(list.items.first().map(|item| version_number(&item.metadata.resource_version))),
+        // These say nothing about the past: the list is repeated.
+        Err(fault @ Fault::Refused { code: 401 | 429, .. }) => Err(fault),
         Err(Fault::Refused { .. }) => Ok(None),
         Err(fault) => Err(fault),
     }
