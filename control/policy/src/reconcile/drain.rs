@@ -14,8 +14,7 @@ use std::time::Duration;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 use tidegate_select::rendezvous::SeatHistory;
-use tidegate_spec::{BackendChange, LeftBackend};
-use tidegate_spec::{ServiceKey, Warming, owner_mark};
+use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, ServiceKey, Warming, owner_mark};
 
 use super::warm_up::WarmUps;
 
@@ -34,6 +33,15 @@ struct PortMemory {
     seats: Option<Seats>,
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
+}
+
+impl PortMemory {
+    /// Adds a change of a weight that another gateway has seen. Returns whether the seats are followed.
+    fn learn(&mut self, seat: &MovedSeat, now: Duration) -> bool {
+        let Some(seats) = &mut self.seats else { return false };
+        seats.history.learn(seat, self.drain_timeout, now);
+        true
+    }
 }
 
 /// The Service of a port.
@@ -186,25 +194,32 @@ impl Drains {
     /// Adds changes of the backends that another gateway has seen and this one has not. Changes of weights of service ports
     /// whose seats are not followed here are left out, and so are backends of another Service.
     pub fn learn(&mut self, changes: &[(ServiceKey, BackendChange)], now: Duration) {
+        // One copy for all changes of a port, which may have thousands of backends.
+        let mut by_port: BTreeMap<ServiceKey, Vec<&BackendChange>> = BTreeMap::new();
         for (key, change) in changes {
-            let memory = self.ports.get(key).map(|memory| PortMemory::clone(memory));
-            let memory = match change {
-                BackendChange::Left(left) => Self::with_left(memory, left, now),
-                BackendChange::Moved(seat) => memory.and_then(|mut memory| {
-                    memory.seats.as_mut()?.history.learn(seat, memory.drain_timeout, now);
-                    Some(memory)
-                }),
-            };
-            if let Some(memory) = memory {
-                self.ports.insert(*key, Arc::new(memory));
+            by_port.entry(*key).or_default().push(change);
+        }
+        for (key, changes) in by_port {
+            let mut memory = self.ports.get(&key).map(|memory| PortMemory::clone(memory));
+            let mut is_changed = false;
+            for change in changes {
+                is_changed |= match change {
+                    BackendChange::Left(left) => Self::add_left(&mut memory, left, now),
+                    BackendChange::Moved(seat) => {
+                        memory.as_mut().is_some_and(|memory| memory.learn(seat, now))
+                    }
+                };
+            }
+            if let Some(memory) = memory.filter(|_| is_changed) {
+                self.ports.insert(key, Arc::new(memory));
             }
         }
     }
 
-    /// The memory of a service port with a backend that has left; `None` if it stays as it is. A port without backends here
-    /// has no memory yet.
-    fn with_left(memory: Option<PortMemory>, left: &LeftBackend, now: Duration) -> Option<PortMemory> {
-        let mut memory = memory.unwrap_or_else(|| PortMemory {
+    /// Adds a backend that has left to the memory of its service port. Returns whether that changes anything. A port
+    /// without backends here has no memory yet.
+    fn add_left(memory: &mut Option<PortMemory>, left: &LeftBackend, now: Duration) -> bool {
+        let memory = memory.get_or_insert_with(|| PortMemory {
             owner: Owner::Mark(left.owner),
             drain_timeout: Duration::MAX,
             backends: BTreeMap::new(),
@@ -212,15 +227,17 @@ impl Drains {
             warm_ups: None,
         });
         if memory.owner.mark() != left.owner {
-            return None;
+            return false;
         }
         let until = now + left.left.min(memory.drain_timeout);
         match memory.backends.entry(left.backend) {
-            Entry::Vacant(place) => place.insert(Presence::LeftUntil(until)),
+            Entry::Vacant(place) => {
+                place.insert(Presence::LeftUntil(until));
+                true
+            }
             // It knows it by itself. Without a change, the next round has little to compute.
-            Entry::Occupied(_) => return None,
-        };
-        Some(memory)
+            Entry::Occupied(_) => false,
+        }
     }
 
     /// Whether the seats of a service port are followed.
