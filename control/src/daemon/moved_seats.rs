@@ -1,8 +1,8 @@
 //! Which backends changed lately, between the controller, which follows them, and the exchange with other gateways, which
 //! sends them to gateways that have not seen the changes.
 //!
-//! A gateway that has just started doesn't know the backends that have left and keep their flows. With `flowTracking:
-//! on-change` it would also send flows in flux elsewhere.
+//! A gateway that has just started doesn't know the backends that have left and keep their flows. In DSR modes it would
+//! also send flows in flux elsewhere.
 //!
 //! Invariant: the controller never waits here for long: it only leaves a copy of its memory, which shares everything.
 

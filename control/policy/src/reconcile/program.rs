@@ -301,7 +301,10 @@ fn service_spec(
         scheduler: options.scheduler.with_table(options.table_size),
         choice: ChoiceOptions { hash: options.hash, warming: backends.warming.as_slice().into() },
         flow_tracking: match options.flow_tracking {
-            config::FlowTracking::Always if backends.former_weights.is_empty() => FlowTracking::Always,
+            // If seats are followed, a removed Service keeps those of its last moment (`leaving`).
+            config::FlowTracking::Always if !options.follows_seats && backends.former_weights.is_empty() => {
+                FlowTracking::Always
+            }
             config::FlowTracking::Always => {
                 FlowTracking::AlwaysAfter(backends.former_weights.as_slice().into())
             }

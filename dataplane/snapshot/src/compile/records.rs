@@ -209,8 +209,8 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Rendezvous, Opti
     (built.rendezvous, problem)
 }
 
-/// The backends whose weight changed lately, of a service that tracks flows on change, or did so until lately; `None` if
-/// it tracks always.
+/// The backends whose weight changed lately, of a service whose packets without an entry may belong to a former owner;
+/// `None` for any other.
 fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
     let can = spec.mode.is_dsr()
         && spec.scheduler == Scheduler::Rendezvous
