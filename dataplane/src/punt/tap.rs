@@ -116,17 +116,20 @@ pub fn remove_left(mark: &str, kept: &[&str]) -> io::Result<Vec<String>> {
         let Ok(device) = builder(&name).build_sync() else { continue };
         // Another program may have renamed it, so that this is a new device, which ends here.
         if device.if_index().is_ok_and(|opened| opened == index) {
-            netlink.remove_link(index)?;
-            removed.push(name);
+            match netlink.remove_link(index) {
+                Ok(()) => removed.push(name),
+                Err(error) => {
+                    tracing::warn!(tap = name, %error, "cannot remove the tap of an earlier process");
+                }
+            }
         }
     }
     Ok(removed)
 }
 
-/// A device that is not changed, if it exists: while one is down, the kernel removes the routes and neighbours of the
-/// process that has left it.
+/// A device that stays up or down as it is, if it exists.
 fn builder(name: &str) -> DeviceBuilder {
-    DeviceBuilder::new().name(name).layer(Layer::L2).packet_information(false).enable(false)
+    DeviceBuilder::new().name(name).layer(Layer::L2).packet_information(false).inherit_enable_state()
 }
 
 impl Tap {
@@ -302,7 +305,9 @@ impl Tap {
     }
 
     fn device(name: &str, config: &TapConfig) -> io::Result<SyncDevice> {
-        let device = builder(name).mac_addr(config.mac.0).mtu(config.mtu).build_sync()?;
+        // Up again at the end: while a device that exists is down, the kernel removes the routes and neighbours of the process
+        // that has left it.
+        let device = builder(name).enable(false).mac_addr(config.mac.0).mtu(config.mtu).build_sync()?;
         if let Some(mark) = &config.mark {
             let marked = Netlink::open().and_then(|mut netlink| netlink.set_alias(device.if_index()?, mark));
             if let Err(error) = marked {
