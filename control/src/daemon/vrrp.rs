@@ -56,6 +56,8 @@ struct Groups {
     heard: BootTime,
     /// Since when no state of a group was heard, if so.
     unknown_since: Option<BootTime>,
+    /// When a check came after such a long silence that another gateway may have been the master meanwhile.
+    paused: Option<BootTime>,
 }
 
 impl Groups {
@@ -63,7 +65,15 @@ impl Groups {
         let states = config.groups.iter().map(|name| (name.clone(), GroupState::Unknown)).collect();
         let since = config.groups.iter().map(|name| (name.clone(), now)).collect();
         let (timeout, heard) = (config.heartbeat_timeout, BootTime(0));
-        Self { states, since, strangers: BTreeSet::new(), timeout, heard, unknown_since: Some(now) }
+        Self {
+            states,
+            since,
+            strangers: BTreeSet::new(),
+            timeout,
+            heard,
+            unknown_since: Some(now),
+            paused: None,
+        }
     }
 
     /// Applies a line of keepalived. Returns whether it changed a group of ours.
@@ -114,7 +124,15 @@ impl Groups {
         is_cut_off: bool,
     ) -> Option<String> {
         // A later time would be an error of the caller, and an earlier one is a check that waited.
-        self.heard = self.heard.max(began.min(now));
+        let began = began.min(now);
+        if self.heard > BootTime(0) && began > self.heard.plus(self.timeout) {
+            self.paused = Some(began);
+        }
+        self.heard = self.heard.max(began);
+        // The first checks after a pause may run before the exchange with other gateways has noticed it.
+        if !is_cut_off && self.paused.is_some_and(|at| began > at.plus(self.timeout)) {
+            self.paused = None;
+        }
         let is_unknown = self.unknown_since.is_some_and(|since| now < since.plus(UNKNOWN_MAX));
         let unknown = is_unknown.then(|| {
             "keepalived has not yet told the state of any VRRP group; this check fails so that it does"
@@ -122,7 +140,8 @@ impl Groups {
         });
         let is_healthy =
             self.states.values().any(|state| matches!(state, GroupState::Master | GroupState::Backup));
-        let behind = (is_cut_off && !is_healthy)
+        // After a pause, keepalived may be the master only because it did not hear the other one.
+        let behind = (is_cut_off && (!is_healthy || self.paused.is_some()))
             .then(|| "the gateway does not have the flows of other gateways yet".to_owned());
         not_ready.or(behind).or(unknown)
     }
@@ -419,6 +438,21 @@ mod tests {
             assert_eq!(fails(&mut groups, true), fails_while_behind, "{state}");
             assert!(!fails(&mut groups, false), "{state}");
         }
+    }
+
+    #[test]
+    fn a_gateway_whose_machine_was_paused_gives_a_group_up_until_it_has_the_flows() {
+        let mut groups = groups();
+        let mut fails = |seconds, is_cut_off| {
+            groups.line("INSTANCE \"a\" MASTER 100", BootTime(SECOND));
+            let at = BootTime(seconds * SECOND);
+            groups.check((at, at), None, is_cut_off).is_some()
+        };
+        assert!(!fails(100, true), "it was the master all the time");
+        // keepalived was paused as well, and has not heard the other master.
+        assert!(!fails(200, false) && fails(201, true), "the gateway notices the pause later");
+        assert!(!fails(202, false), "it has the flows");
+        assert!((203..300).all(|second| !fails(second, false)) && !fails(300, true), "the pause is over");
     }
 
     #[test]
