@@ -4,7 +4,7 @@
 #
 # benches/perf.sh [SCENARIO ...]    default: those below
 #   ROUNDS=N       rounds, instead of those of the scenarios
-#   RESULTS=NAME   writes benches/results/NAME.md, and NAME.json and NAME.html in target/perf
+#   RESULTS=NAME   writes NAME.json and NAME.html to target/perf, and the table to benches/results
 #
 # BENCH_ARGS are further arguments of `tidegate-bench run`.
 set -euo pipefail
@@ -30,6 +30,7 @@ if [[ -s $work/results.json && -n ${RESULTS:-} ]]; then
   mkdir -p "$out"
   cp "$work/results.json" "$out/$RESULTS.json"
   "$bench" report "$work/results.json" --out "$out/$RESULTS.html"
-  "$bench" table "$work/results.json" >"benches/results/$RESULTS.md"
+  table=benches/results/$RESULTS
+  "$bench" table "$work/results.json" >"${table}.md"
 fi
 exit $status
