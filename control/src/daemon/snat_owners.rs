@@ -28,6 +28,8 @@ pub(super) struct Input<'a> {
     pub(super) used: &'a BTreeSet<IpAddr>,
     /// The gateway has just started or resumed, and peers may not have answered yet.
     pub(super) is_starting: bool,
+    /// The gateway did not forward, or was paused, and has not caught up since: it cannot know whether silent peers are gone.
+    pub(super) is_cut_off: bool,
 }
 
 /// The decision.
@@ -43,7 +45,7 @@ pub(super) struct SnatOwners {
 
 impl SnatOwners {
     pub(super) fn decide(input: &Input<'_>) -> Self {
-        let Input { name, own, peers, used, is_starting } = *input;
+        let Input { name, own, peers, used, is_starting, is_cut_off } = *input;
         let serving: Vec<&PeerStatus> = peers.iter().filter(|peer| serves(peer)).collect();
         let is_released = !own.serves && (is_starting || !serving.is_empty());
         let preference = if own.serves { Preference::Own } else { Preference::Last };
@@ -66,9 +68,10 @@ impl SnatOwners {
         });
         let is_first = serving.iter().all(|peer| peer.name.as_deref().is_none_or(|other| name < other));
         for &address in of_peers.chain(used).filter(|address| !own.addresses.contains(address)) {
-            // A peer that was heard just now, or couldn't be heard because this process was paused, will answer.
+            // A peer that was heard just now, or couldn't be heard because this gateway was cut off or paused, will answer.
             let returns = |peer: &PeerStatus| {
-                let is_near = is_starting || peer.heard_ago.is_some_and(|ago| ago < SILENCE_MAX);
+                let is_near =
+                    is_starting || is_cut_off || peer.heard_ago.is_some_and(|ago| ago < SILENCE_MAX);
                 peer.state == PeerState::Connecting && peer.snat.serves && is_near
             };
             let is_served = peers
@@ -121,7 +124,14 @@ pub(super) mod tests {
     fn decide(n: u8, serves: bool, peers: &[PeerStatus], used: &[u8], is_starting: bool) -> SnatOwners {
         let used = used.iter().map(|&n| ip(n)).collect();
         let (name, own) = (format!("edge-{n}"), snat(n, serves));
-        SnatOwners::decide(&Input { name: &name, own: &own, peers, used: &used, is_starting })
+        SnatOwners::decide(&Input {
+            name: &name,
+            own: &own,
+            peers,
+            used: &used,
+            is_starting,
+            is_cut_off: false,
+        })
     }
 
     fn routes(owners: &SnatOwners) -> Vec<(IpAddr, Preference, bool)> {
@@ -176,6 +186,23 @@ pub(super) mod tests {
         assert!(decide(1, true, &[just_now], &[], false).taken_over.is_empty());
         assert!(decide(1, true, &[heard(SILENCE_MAX * 9)], &[], true).taken_over.is_empty(), "after a pause");
         assert_eq!(decide(1, true, &[heard(SILENCE_MAX)], &[], false).taken_over, [ip(2)].into());
+    }
+
+    #[test]
+    fn a_gateway_that_was_cut_off_takes_no_address_over_before_it_has_caught_up() {
+        let silent = [PeerStatus { heard_ago: Some(SILENCE_MAX * 9), ..peer(2, Connecting, true) }];
+        let (own, used) = (snat(1, true), BTreeSet::new());
+        let of = |is_cut_off| Input {
+            name: "edge-1",
+            own: &own,
+            peers: &silent,
+            used: &used,
+            is_starting: false,
+            is_cut_off,
+        };
+        let cut_off = SnatOwners::decide(&of(true));
+        assert_eq!((cut_off.is_released, cut_off.taken_over), (false, [].into()));
+        assert_eq!(SnatOwners::decide(&of(false)).taken_over, [ip(2)].into());
     }
 
     #[test]
