@@ -30,8 +30,7 @@ use tidegate_sharing::{
     Hub, HubConfig, HubCounts, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy,
     limits::DATAGRAM_MAX,
 };
-use tidegate_spec::BackendChange;
-use tidegate_spec::ServiceKey;
+use tidegate_spec::{BackendChange, ServiceKey};
 use tokio::sync::{oneshot, watch};
 
 use super::catch_up::{CatchUp, Seen, Step};
@@ -502,8 +501,8 @@ impl Exchange {
             self.catches_up(is_known.then_some(&expected), was_interrupted || shown.was_interrupted, is_able);
         let was_paused = std::mem::take(&mut self.was_paused);
         let is_cut_off = catches_up && (shown.is_cut_off || was_paused || !is_able);
-        let snat =
-            self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, catches_up, self.resumed, now));
+        let state = (catches_up, is_cut_off);
+        let snat = self.snat.as_mut().map(|snat| snat.look(&mut self.hub, &peers, state, self.resumed, now));
         for peer in &peers {
             let before = shown.peers.iter().find(|one| one.address == peer.address).map(|one| one.state);
             if before == Some(peer.state) {

@@ -99,8 +99,6 @@ pub(super) struct SnatExchange {
     stays: BTreeSet<IpAddr>,
     /// When the gateway last forwarded and did not drain.
     served: Option<Duration>,
-    /// It did not forward, or was paused, and has not caught up since.
-    is_cut_off: bool,
     uses: Uses,
     owners: SnatOwners,
     /// Whether the announcer has the routes of `owners`.
@@ -116,7 +114,6 @@ impl SnatExchange {
             own: Snat::default(),
             stays: BTreeSet::new(),
             served: None,
-            is_cut_off: true,
             uses: Uses::default(),
             owners: SnatOwners::default(),
             is_announced: false,
@@ -130,20 +127,19 @@ impl SnatExchange {
         self.uses.note(news, now, |address| own.contains(address) || stays.contains(address));
     }
 
-    /// Decides anew, and applies the decision. `resumed` is the end of the last pause of this process. Returns the addresses
-    /// of others that flows use although no reply comes.
+    /// Decides anew, and applies the decision. The gateway catches up, or catches up because it was cut off from the others
+    /// ([`Shown::is_cut_off`](super::flow_sharing::Shown)). `resumed` is the end of the last pause of this process. Returns the
+    /// addresses of others that flows use although no reply comes.
     pub(super) fn look(
         &mut self,
         hub: &mut Hub,
         peers: &[PeerStatus],
-        catches_up: bool,
+        (catches_up, is_cut_off): (bool, bool),
         resumed: Duration,
         now: Duration,
     ) -> Vec<IpAddr> {
         let (own, stays) = (self.links.own)();
         self.stays = stays;
-        let is_starting = now.saturating_sub(resumed) < STARTING;
-        self.is_cut_off = !own.serves || is_starting || (self.is_cut_off && catches_up);
         // Later than at the start, it still has the flows of its own addresses while it catches up.
         let serves = own.serves && (!catches_up || self.served.is_some());
         if serves {
@@ -157,7 +153,8 @@ impl SnatExchange {
             now.saturating_sub(used.last) < USED_MAX && !own.contains(address) && !stays.contains(address)
         });
         let used: BTreeSet<IpAddr> = self.uses.0.keys().copied().collect();
-        let (name, own, is_cut_off) = (self.name.as_str(), &self.own, self.is_cut_off);
+        let is_starting = now.saturating_sub(resumed) < STARTING;
+        let (name, own) = (self.name.as_str(), &self.own);
         let owners = SnatOwners::decide(&Input { name, own, peers, used: &used, is_starting, is_cut_off });
         if owners != self.owners {
             self.log(&owners);
