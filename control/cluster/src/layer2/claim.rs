@@ -553,9 +553,15 @@ mod tests {
         assert!(b.turn(&mut server, &["b"], start, 0));
         let ranked = [Ranked { name: "a".to_owned(), lacking: 0 }];
         let wall = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let (identity, hand_back_delay, is_cut_off) = ("a_1", LASTS, false);
-        let (lasts, services) = (LASTS, 1);
-        let beside = Beside { identity, ranked: &ranked, lasts, hand_back_delay, is_cut_off, services, wall };
+        let beside = Beside {
+            identity: "a_1",
+            ranked: &ranked,
+            lasts: LASTS,
+            hand_back_delay: LASTS,
+            is_cut_off: false,
+            services: 1,
+            wall,
+        };
         let ask = a.claim.ask(&beside, now).expect("it is free as far as it knows");
         assert_eq!(server.take(&ask), None);
         assert!(!a.owns(0) && b.owns(0) && boot == BootTime(0));

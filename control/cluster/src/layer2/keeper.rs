@@ -292,15 +292,15 @@ impl Task {
             .iter_mut()
             .filter_map(|(group, claim)| {
                 let own = self.identity.rsplit_once('_').map_or(self.identity.as_str(), |(name, _)| name);
-                let ranked =
-                    wanted.groups.get(group).map_or_else(Vec::new, |of| order(group, of, own, wanted, &live));
+                let of = wanted.groups.get(group);
+                let ranked = of.map_or_else(Vec::new, |of| order(group, of, own, wanted, &live));
                 let beside = Beside {
                     identity: &self.identity,
                     ranked: &ranked,
                     lasts: self.times.lasts,
                     hand_back_delay: self.times.hand_back_delay,
                     is_cut_off,
-                    services: wanted.groups.get(group).map_or(0, |of| of.services.len()),
+                    services: of.map_or(0, |of| of.services.len()),
                     wall,
                 };
                 Some((group.clone(), claim.ask(&beside, Instant::now())?))
