@@ -3,12 +3,15 @@
 /// The checksum of `bytes`.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = bytes
-        .chunks(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])))
-        .sum();
+    let words = bytes.chunks(2);
+    let words = words.map(|pair| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])));
+    !folded(words.sum())
+}
+
+/// The sum of 16-bit words in ones' complement.
+pub(crate) fn folded(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    !u16::try_from(sum).expect("folded to 16 bits")
+    sum as u16
 }

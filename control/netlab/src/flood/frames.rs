@@ -6,7 +6,7 @@
 //! Invariant: frame `n` of a template is a function of `n` alone, and every frame has correct checksums.
 
 use super::super::addresses::{CLIENT_MAC, GATEWAY_MAC};
-use crate::checksum::checksum;
+use crate::checksum::{checksum, folded};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The Ethernet address of the flooding host.
@@ -413,13 +413,6 @@ fn pseudo_header(addresses: &[u8], segment: &[u8], protocol: u8) -> Vec<u8> {
 fn put_sum(bytes: &mut [u8], at: usize, more: &[u8]) {
     let sum = checksum(&[bytes, more].concat());
     bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-}
-
-fn folded(mut sum: u32) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
 }
 
 /// The finaliser of SplitMix64: a bijection, so different numbers give different values.
