@@ -11,28 +11,27 @@ files() {
   git ls-files '*.rs' | grep -Ev '(^|/)(tests|testing|netlab|test-apiserver|benches|examples|fuzz)/|(^|/|_)(tests|testing)\.rs$'
 }
 
-# The directory of the package that a file belongs to.
-crate_of() {
-  local directory=$1
-  until [[ -e $directory/Cargo.toml ]]; do directory=$(dirname "$directory"); done
-  echo "$directory"
-}
-
 each_file() {
-  local file
-  files | while read -r file; do
-    # An item behind #[cfg(test)] ends with a brace at its own indentation, or with a semicolon on its first lines.
-    awk -v crate="$(crate_of "$(dirname "$file")")" -v file="$file" '
-      function indentation() { match($0, /^ */); return RLENGTH }
-      skipping && !opened && /;[[:space:]]*$/ { skipping = 0; next }
-      skipping && /\{[[:space:]]*$/ { opened = 1 }
-      skipping && opened && /^ *\}/ && indentation() == depth { skipping = 0; next }
-      skipping && !opened && /\{.*\}[[:space:]]*$/ { skipping = 0; next }
-      skipping { next }
-      /^ *#\[cfg\((test|all\(test,[^)]*\))\)\]$/ { skipping = 1; opened = 0; depth = indentation(); next }
-      { lines++ }
-      END { print lines + 0, crate, file }' "$file"
-  done
+  local crates
+  crates=$(git ls-files '*/Cargo.toml' | xargs dirname)
+  # The crate of a file is the longest directory of a manifest above it. An item behind #[cfg(test)] ends with a brace at
+  # its own indentation, or with a semicolon on its first lines.
+  files | xargs awk -v crates="$crates" '
+    function indentation() { match($0, /^ */); return RLENGTH }
+    function report(  crate, best) {
+      for (crate in of_all) if (index(file, crate "/") == 1 && length(crate) > length(best)) best = crate
+      if (file) print lines + 0, best, file
+    }
+    BEGIN { split(crates, list, "\n"); for (at in list) of_all[list[at]] }
+    FNR == 1 { report(); file = FILENAME; lines = skipping = 0 }
+    skipping && !opened && /;[[:space:]]*$/ { skipping = 0; next }
+    skipping && /\{[[:space:]]*$/ { opened = 1 }
+    skipping && opened && /^ *\}/ && indentation() == depth { skipping = 0; next }
+    skipping && !opened && /\{.*\}[[:space:]]*$/ { skipping = 0; next }
+    skipping { next }
+    /^ *#\[cfg\((test|all\(test,[^)]*\))\)\]$/ { skipping = 1; opened = 0; depth = indentation(); next }
+    { lines++ }
+    END { report() }'
 }
 
 case ${1:-} in
