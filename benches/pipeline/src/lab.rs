@@ -20,11 +20,11 @@ use tidegate_snapshot::counters::{Tallies, WorkerCounters};
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::limits::BURST;
 use tidegate_spec::now::Now;
+use tidegate_spec::testing;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{
-    BackendSpec, BackendState, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp,
-    NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol, RouteSpec, Scheduler, ServiceKey,
-    ServiceLimits, ServiceSpec, SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, FlowTracking, GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy,
+    Protocol, RouteSpec, ServiceSpec, SnapshotSpec,
 };
 use tidegate_wire::MacAddr;
 
@@ -440,39 +440,17 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         weight: 1,
         state: BackendState::Active,
     });
+    let protocol = if tcp { Protocol::Tcp } else { Protocol::Udp };
     ServiceSpec {
-        key: ServiceKey {
-            vip: vip.ip(),
-            protocol: if tcp { Protocol::Tcp } else { Protocol::Udp },
-            port: vip.port(),
-        },
-        namespace: "default".into(),
         name: format!("service-{n}"),
         port_name: "main".into(),
-        mode: scenario.mode(),
-        tunnel: TunnelOptions::default(),
-        scheduler: Scheduler::Rendezvous,
-        affinity: None,
-        no_endpoints: NoEndpoints::Reject,
-        mss_clamp: MssClamp::Off,
-        choice: ChoiceOptions::default(),
         flow_tracking: if scenario.on_change {
             FlowTracking::OnChange([].into())
         } else {
             FlowTracking::Always
         },
-        idle_timeout_tcp: Duration::from_secs(900),
-        idle_timeout_udp: Duration::from_secs(120),
-        idle_timeout_sctp: Duration::from_secs(120),
-        source_ranges: None,
-        limits: ServiceLimits::default(),
-        proxy_protocol: None,
-        proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
-        vpce_id: Default::default(),
-        syn_cookies: None,
-        passive_health: None,
-        layer2: tidegate_spec::ownership::Layer2::Always,
         backends: backends.collect(),
+        ..testing::service(scenario.mode(), protocol, &vip.to_string(), &[])
     }
 }
 

@@ -1,15 +1,15 @@
 //! Tests of explanations, with snapshots compiled from hand-written specs.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidegate_admin_api::explain::Transport;
 use tidegate_pipeline::testing::builder::Builder;
 use tidegate_pipeline::testing::lab::{self, Lab};
-use tidegate_spec::LoadRule;
+use tidegate_spec::testing;
 use tidegate_spec::{
-    BackendSpec, ChoiceOptions, FlowTracking, GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec,
-    NetworkSpec, PassiveHealth, Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
-    SnapshotSpec, SynCookies, TunnelOptions,
+    BackendSpec, GatewaySpec, InterfaceSpec, LoadRule, MssClamp, NeighborSpec, NetworkSpec, PassiveHealth,
+    Policy, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, SynCookies,
 };
 use tidegate_structures::hash::selection_hash;
 use tidegate_wire::MacAddr;
@@ -30,31 +30,14 @@ fn service(
         weight: 1,
         state,
     };
+    let vip = SocketAddr::new(vip.parse().expect("an address"), port);
     ServiceSpec {
-        key: ServiceKey { vip: vip.parse().expect("an address"), protocol: Protocol::Tcp, port },
-        namespace: "default".into(),
-        name: "web".into(),
         port_name: "http".into(),
-        mode,
-        tunnel: TunnelOptions::default(),
-        scheduler: Scheduler::Rendezvous,
-        affinity: None,
-        no_endpoints: NoEndpoints::Reject,
-        mss_clamp: MssClamp::Off,
-        choice: ChoiceOptions::default(),
-        flow_tracking: FlowTracking::Always,
         idle_timeout_tcp: Duration::from_secs(7440),
         idle_timeout_udp: Duration::from_secs(300),
         idle_timeout_sctp: Duration::from_secs(300),
-        source_ranges: None,
-        limits: ServiceLimits::default(),
-        proxy_protocol: None,
-        proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
-        vpce_id: Default::default(),
-        syn_cookies: None,
-        passive_health: None,
-        layer2: tidegate_spec::ownership::Layer2::Always,
         backends: backends.iter().map(backend).collect(),
+        ..testing::service(mode, Protocol::Tcp, &vip.to_string(), &[])
     }
 }
 

@@ -8,7 +8,7 @@ mod refusals;
 mod sizes;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use tidegate_select::selector::Selector;
 use tidegate_spec::ForwardingMode::{DsrIpip, DsrL2, FullNat, Nat};
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits;
+use tidegate_spec::testing;
 use tidegate_spec::{
-    BackendProblem, BackendSpec, BackendState, ChoiceOptions, CompileError, FlowTracking, ForwardingMode,
-    GatewaySpec, InterfaceSpec, MssClamp, NeighborSpec, NetworkSpec, NoEndpoints, Policy, Problem, Protocol,
-    RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, TunnelOptions,
+    BackendProblem, BackendSpec, BackendState, CompileError, ForwardingMode, GatewaySpec, InterfaceSpec,
+    NeighborSpec, NetworkSpec, Policy, Problem, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec,
+    SnapshotSpec,
 };
 use tidegate_structures::hash::{client_hash, selection_hash};
-use tidegate_wire::proxy_tlvs::ProxyTlvs;
 use tidegate_wire::{Addr, Family, MacAddr};
 
 use super::*;
@@ -46,31 +46,12 @@ fn backend(address: &str, port: u16) -> BackendSpec {
 }
 
 fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec>) -> ServiceSpec {
+    let vip = SocketAddr::new(ip(vip), port);
     ServiceSpec {
-        key: ServiceKey { vip: ip(vip), protocol: Protocol::Tcp, port },
-        namespace: "default".into(),
-        name: "web".into(),
-        port_name: port.to_string(),
-        mode,
-        tunnel: TunnelOptions::default(),
-        scheduler: Scheduler::Rendezvous,
-        affinity: None,
-        no_endpoints: NoEndpoints::Reject,
-        mss_clamp: MssClamp::Off,
-        choice: ChoiceOptions::default(),
-        flow_tracking: FlowTracking::Always,
-        idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
         idle_timeout_sctp: Duration::from_secs(60),
-        source_ranges: None,
-        limits: ServiceLimits::default(),
-        proxy_protocol: None,
-        proxy_tlvs: ProxyTlvs::NONE,
-        vpce_id: Default::default(),
-        syn_cookies: None,
-        passive_health: None,
-        layer2: tidegate_spec::ownership::Layer2::Always,
         backends,
+        ..testing::service(mode, Protocol::Tcp, &vip.to_string(), &[])
     }
 }
 

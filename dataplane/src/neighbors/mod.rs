@@ -135,12 +135,13 @@ fn slot(table: &NeighborTable, interface: u8, address: IpAddr) -> Option<Neighbo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddr;
     use std::sync::Arc;
     use std::time::Duration;
+    use tidegate_spec::testing;
     use tidegate_spec::{
-        BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp,
-        NetworkSpec, NoEndpoints, Protocol, RouteSpec, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
-        TunnelOptions,
+        BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NetworkSpec, Protocol, RouteSpec,
+        ServiceSpec,
     };
     use tidegate_wire::MacAddr;
 
@@ -149,29 +150,12 @@ mod tests {
     }
 
     fn service(vip: &str, layer2: Layer2, backend: &str) -> ServiceSpec {
+        let vip = SocketAddr::new(ip(vip), 80);
         ServiceSpec {
-            key: ServiceKey { vip: ip(vip), protocol: Protocol::Tcp, port: 80 },
-            namespace: "default".into(),
-            name: "web".into(),
             port_name: "http".into(),
-            mode: ForwardingMode::FullNat,
-            tunnel: TunnelOptions::default(),
-            scheduler: Scheduler::Rendezvous,
-            affinity: None,
-            no_endpoints: NoEndpoints::Reject,
-            mss_clamp: MssClamp::Off,
-            choice: ChoiceOptions::default(),
-            flow_tracking: FlowTracking::Always,
-            idle_timeout_tcp: Duration::from_secs(900),
             idle_timeout_udp: Duration::from_secs(60),
             idle_timeout_sctp: Duration::from_secs(60),
             source_ranges: Some(Arc::from([])),
-            limits: ServiceLimits::default(),
-            proxy_protocol: None,
-            proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
-            vpce_id: Default::default(),
-            syn_cookies: None,
-            passive_health: None,
             layer2,
             backends: vec![BackendSpec {
                 address: ip(backend),
@@ -179,6 +163,7 @@ mod tests {
                 weight: 1,
                 state: BackendState::Active,
             }],
+            ..testing::service(ForwardingMode::FullNat, Protocol::Tcp, &vip.to_string(), &[])
         }
     }
 

@@ -3,14 +3,14 @@
 
 pub mod bench;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tidegate_pipeline::testing::Builder;
+use tidegate_spec::testing;
 use tidegate_spec::{
-    BackendSpec, BackendState, ChoiceOptions, FlowTracking, ForwardingMode, InterfaceSpec, MssClamp,
-    NeighborSpec, NetworkSpec, NoEndpoints, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
-    SnapshotSpec, TunnelOptions,
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, Protocol, Scheduler,
+    ServiceSpec, SnapshotSpec,
 };
 use tidegate_wire::{MacAddr, tcp};
 
@@ -29,36 +29,20 @@ pub fn ip(text: &str) -> IpAddr {
 }
 
 pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
+    let vip = SocketAddr::new(ip(vip), 80);
     ServiceSpec {
-        key: ServiceKey { vip: ip(vip), protocol: Protocol::Tcp, port: 80 },
-        namespace: "default".into(),
         name: name.into(),
         port_name: "http".into(),
-        mode,
-        tunnel: TunnelOptions::default(),
         scheduler: Scheduler::Maglev { slots: 101 },
-        affinity: None,
-        no_endpoints: NoEndpoints::Reject,
-        mss_clamp: MssClamp::Off,
-        choice: ChoiceOptions::default(),
-        flow_tracking: FlowTracking::Always,
-        idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
         idle_timeout_sctp: Duration::from_secs(60),
-        source_ranges: None,
-        limits: ServiceLimits::default(),
-        proxy_protocol: None,
-        proxy_tlvs: tidegate_wire::proxy_tlvs::ProxyTlvs::NONE,
-        vpce_id: Default::default(),
-        syn_cookies: None,
-        passive_health: None,
-        layer2: tidegate_spec::ownership::Layer2::Always,
         backends: vec![BackendSpec {
             address: ip(BACKEND_IP),
             port: 80,
             weight: 1,
             state: BackendState::Active,
         }],
+        ..testing::service(mode, Protocol::Tcp, &vip.to_string(), &[])
     }
 }
 
