@@ -14,9 +14,7 @@ use std::time::Duration;
 
 use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord, Translation};
 use tidegate_conntrack::{SideState, Splice, Stream, TagPair};
-use tidegate_spec::MovedSeat;
-use tidegate_spec::{BackendChange, LeftBackend};
-use tidegate_spec::{Protocol, ServiceKey};
+use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, Protocol, ServiceKey};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 

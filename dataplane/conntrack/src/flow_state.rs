@@ -19,17 +19,17 @@ use tidegate_wire::tcp::flags;
 
 /// The timeout after a client's SYN that no packet has followed yet: longer than the usual handshake retries. It also
 /// applies to a TCP flow whose beginning was not seen.
-pub const OPENING_MS: u32 = 60_000;
+pub(crate) const OPENING_MS: u32 = 60_000;
 
 /// The timeout of a datagram flow whose backend has not answered, as on Linux (`nf_conntrack_udp_timeout`).
-pub const UNANSWERED_MS: u32 = 30_000;
+pub(crate) const UNANSWERED_MS: u32 = 30_000;
 
 /// The timeout after both sides have closed: longer than TIME_WAIT on Linux (60 s). With DSR, after the client's FIN.
-pub const CLOSING_MS: u32 = 120_000;
+pub(crate) const CLOSING_MS: u32 = 120_000;
 
 /// The timeout after a RST that the other side has confirmed: long enough for late packets. With DSR, after the
 /// client's RST.
-pub const CLOSED_MS: u32 = 10_000;
+pub(crate) const CLOSED_MS: u32 = 10_000;
 
 /// No flow is removed sooner: the shortest [`IdleTimeout`], and at most as long as the timeouts above.
 pub(super) const IDLE_MIN_MS: u32 = 1_000;

@@ -53,7 +53,7 @@ mod view;
 pub use answer::{First, Full, PairError};
 pub use dsr::{DsrHit, DsrTable};
 pub use eviction::{EvictionReason, FlowCounters};
-pub use flow_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
+pub use flow_state::{IdleTimeout, Packet, Phase};
 pub use kept_syns::{KeptSyn, KeptSyns, Tried};
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
 pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};

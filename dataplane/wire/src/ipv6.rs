@@ -116,7 +116,7 @@ fn has_authentication(frame: &[u8], h: &Headers) -> bool {
 
 /// True for the headers that the walk skips.
 #[inline]
-pub const fn is_extension(next: u8) -> bool {
+pub(crate) const fn is_extension(next: u8) -> bool {
     matches!(
         next,
         proto::HOP_BY_HOP | proto::ROUTING | proto::FRAGMENT | proto::AH | proto::DESTINATION_OPTIONS
@@ -135,7 +135,7 @@ pub struct Walk {
 
 /// Like [`walk`], for a packet that an ICMP error quotes and may truncate. A chain that passes the end is a truncated
 /// quote, and lengths of fragments are not checked.
-pub fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
+pub(crate) fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
     walk_headers(next, payload, true).map_err(|reason| match reason {
         Malformed::Ipv6ExtensionTruncated => Malformed::QuoteTruncated,
         other => other,

@@ -11,7 +11,7 @@ use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_wire::Addr;
 use tidegate_wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 
-use super::flow_state::State;
+use super::flow_state::{CLOSED_MS, CLOSING_MS, OPENING_MS, State};
 use super::table::Table;
 use super::*;
 

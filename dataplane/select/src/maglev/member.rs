@@ -3,7 +3,7 @@
 use tidegate_wire::Addr;
 
 /// The value of a slot without an owner.
-pub const NO_BACKEND: u16 = u16::MAX;
+pub(super) const NO_BACKEND: u16 = u16::MAX;
 
 /// A backend as the input of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

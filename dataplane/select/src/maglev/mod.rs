@@ -15,7 +15,7 @@ mod fill;
 mod member;
 mod order;
 
-pub use member::{Member, NO_BACKEND};
+pub use member::Member;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,6 +23,8 @@ use std::hash::BuildHasherDefault;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_structures::hash::FoldHasher;
+
+use member::NO_BACKEND;
 
 /// Whether a size is prime, as required: otherwise some step widths would not visit every slot.
 #[must_use]

@@ -11,14 +11,11 @@ use tidegate_select::rendezvous::{self, Identity, Rendezvous};
 use tidegate_select::selector::{BothSeats, Selector, Slots};
 use tidegate_select::turns::Turns;
 use tidegate_select::warm_up::{self, WarmUp};
-use tidegate_spec::ForwardingMode;
-use tidegate_spec::LoadRule;
-use tidegate_spec::PassiveHealth;
-use tidegate_spec::Problem;
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::limits;
 use tidegate_spec::{
-    BackendState, FlowTracking, FormerWeight, HashInput, Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS,
+    BackendState, FlowTracking, FormerWeight, ForwardingMode, HashInput, LoadRule, PassiveHealth, Problem,
+    Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS,
 };
 use tidegate_wire::Addr;
 use tidegate_wire::proxy_header::ProxyVersion;

@@ -21,8 +21,7 @@ impl LimitFlags {
     const BANDWIDTH: u8 = 2;
 
     /// What these limits apply to.
-    #[must_use]
-    pub fn new(limits: &ServiceLimits) -> Self {
+    pub(crate) fn new(limits: &ServiceLimits) -> Self {
         let of = |is: bool, flag| if is { flag } else { 0 };
         Self(of(limits.limits_new_flows(), Self::NEW_FLOWS) | of(limits.bandwidth.is_some(), Self::BANDWIDTH))
     }
