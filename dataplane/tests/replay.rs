@@ -12,11 +12,10 @@ use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, repl
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_pipeline::testing::Builder;
 use tidegate_pipeline::testing::builder::fragments;
-use tidegate_spec::LoadRule;
 use tidegate_spec::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{
-    BackendSpec, BackendState, ForwardingMode, NeighborSpec, Protocol, Scheduler, ServiceLimits, ServiceSpec,
-    SnapshotSpec,
+    BackendSpec, BackendState, ForwardingMode, LoadRule, NeighborSpec, Protocol, Scheduler, ServiceLimits,
+    ServiceSpec, SnapshotSpec,
 };
 
 const VIP_WEIGHTED: &str = "192.0.2.102";

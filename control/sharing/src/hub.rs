@@ -18,9 +18,8 @@ use std::time::Duration;
 
 use tidegate_conntrack::flow_record::FlowNews;
 use tidegate_conntrack::flow_record::Walks;
-use tidegate_spec::BackendChange;
-use tidegate_spec::ServiceKey;
 use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
+use tidegate_spec::{BackendChange, ServiceKey};
 
 use crate::allowance::Allowance;
 use crate::crypt::{Entropy, Keys, Random, SharedKey, Side};

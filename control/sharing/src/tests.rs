@@ -9,9 +9,7 @@ use proptest::prelude::*;
 use tidegate_conntrack::SideState;
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_conntrack::flow_record::{FlowName, FlowNews, FlowRecord};
-use tidegate_spec::MovedSeat;
-use tidegate_spec::{BackendChange, LeftBackend};
-use tidegate_spec::{Protocol, ServiceKey};
+use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, Protocol, ServiceKey};
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 

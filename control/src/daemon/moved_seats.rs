@@ -10,8 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_policy::reconcile::Drains;
-use tidegate_spec::BackendChange;
-use tidegate_spec::ServiceKey;
+use tidegate_spec::{BackendChange, ServiceKey};
 
 /// Changes of the backends, by service port.
 pub(super) type Moved = Vec<(ServiceKey, BackendChange)>;

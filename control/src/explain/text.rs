@@ -14,12 +14,12 @@ use tidegate_snapshot::path_mtu;
 use tidegate_snapshot::service::{ChoiceBasis, Service, ServiceInfo};
 use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
 use tidegate_snapshot::{Snapshot, Transit};
-use tidegate_spec::SourceRate;
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::source_lists::{Listed, SourceList, SourceLists};
 use tidegate_spec::verdict::TransmitReason;
 use tidegate_spec::{
-    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, SynCookies, TunnelPrefix, WARM_UP_STEPS,
+    BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, SourceRate, SynCookies, TunnelPrefix,
+    WARM_UP_STEPS,
 };
 use tidegate_structures::hash::{outer_hash, selection_hash};
 use tidegate_wire::encapsulation::{Encapsulation, source_port};

@@ -11,13 +11,12 @@ use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_pipeline::pipeline::Arrival;
 use tidegate_pipeline::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_pipeline::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec, spec_with};
-use tidegate_spec::SourceRate;
 use tidegate_spec::limits::BANDWIDTH_BURST_MIN;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use tidegate_spec::{
     ForwardingMode, NoEndpoints, PassiveHealth, Policy, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec,
-    SynCookies,
+    SourceRate, SynCookies,
 };
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};

@@ -12,9 +12,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use tidegate_select::selector::Selector;
-use tidegate_spec::Problem;
-use tidegate_spec::SnapshotSpec;
 use tidegate_spec::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
+use tidegate_spec::{Problem, SnapshotSpec};
 use tidegate_structures::difference::{self, Difference};
 use tidegate_structures::hash::mix;
 use tidegate_wire::{Addr, Family};

@@ -4,11 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use tidegate_spec::NetworkSpec;
-use tidegate_spec::Problem;
-use tidegate_spec::Shared;
 use tidegate_spec::ids::{BackendId, ServiceId};
-use tidegate_spec::{Protocol, ServiceKey, SharedService, SnapshotSpec};
+use tidegate_spec::{NetworkSpec, Problem, Protocol, ServiceKey, Shared, SharedService, SnapshotSpec};
 use tidegate_structures::chunked::Chunked;
 use tidegate_wire::Addr;
 

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use tidegate_select::selector::Selector;
-use tidegate_spec::Policy;
-use tidegate_spec::SourceRate;
-use tidegate_spec::TunnelPrefix;
 use tidegate_spec::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::source_lists::{SourceList, SourceLists};
-use tidegate_spec::{ForwardingMode, Protocol};
+use tidegate_spec::{ForwardingMode, Policy, Protocol, SourceRate, TunnelPrefix};
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::prefetch;
 use tidegate_structures::selection_key::{client_choice, flow_choice};

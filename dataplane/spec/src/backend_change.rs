@@ -6,7 +6,7 @@ use std::time::Duration;
 /// A recent change of the backends of a service port, for a gateway that has not seen it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendChange {
-    /// The weight of a backend has changed, and the Service tracks flows on change.
+    /// The weight of a backend has changed, and the Service follows its seats.
     Moved(MovedSeat),
     /// A backend has left and keeps its flows.
     Left(LeftBackend),

@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_spec::SourceRate;
-use tidegate_spec::SynCookies;
 use tidegate_spec::limits::LISTED_SOURCES_MAX;
 use tidegate_spec::source_lists::SourceLists;
+use tidegate_spec::{SourceRate, SynCookies};
 
 use super::files::{Files, List};
 use super::section::{scalar_text, section};

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_select::maglev::is_prime;
-use tidegate_spec::LoadRule;
 use tidegate_spec::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 pub use tidegate_spec::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
-use tidegate_spec::{Policy, TunnelOptions};
+use tidegate_spec::{LoadRule, Policy, TunnelOptions};
 
 use super::section::{scalar_text, section};
 use super::tunnels;

@@ -9,6 +9,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tidegate_conntrack::flow_copies::{FlowCopy, FlowUse};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::counters::{Tallies, WorkerCounters};
+use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::ids::WorkerIndex;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -17,10 +20,6 @@ use tidegate_wire::MacAddr;
 use tidegate_wire::cut::Cut;
 
 pub use tidegate_spec::testing::*;
-
-use tidegate_snapshot::Snapshot;
-use tidegate_snapshot::counters::{Tallies, WorkerCounters};
-use tidegate_snapshot::neighbors::NeighborTable;
 
 use crate::forward::snat_ports::Steering;
 use crate::fragments::FragmentKey;

@@ -23,8 +23,7 @@ use identity::Ids;
 use records::finish;
 use services::{Programmed, Sorted, at_most, sorted_services};
 use tidegate_spec::limits;
-use tidegate_spec::{CompileError, Problem};
-use tidegate_spec::{ServiceKey, SnapshotSpec};
+use tidegate_spec::{CompileError, Problem, ServiceKey, SnapshotSpec};
 
 use super::carried::Carried;
 use super::holds::Holds;

@@ -7,11 +7,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_spec::GatewaySpec;
 use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::ownership::Layer2;
-use tidegate_spec::{BackendProblem, Problem};
-use tidegate_spec::{BackendSpec, ForwardingMode, NoEndpoints, ServiceSpec, SnapshotSpec};
+use tidegate_spec::{
+    BackendProblem, BackendSpec, ForwardingMode, GatewaySpec, NoEndpoints, Problem, ServiceSpec, SnapshotSpec,
+};
 use tidegate_wire::{Addr, Family};
 
 use super::services::{Programmed, Reachable, Sorted, socket};

@@ -12,11 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_spec::Problem;
-use tidegate_spec::ServiceLimits;
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::ownership::Layer2;
-use tidegate_spec::{NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
+use tidegate_spec::{NoEndpoints, Problem, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec};
 use tidegate_wire::Addr;
 
 use super::changes::Changes;

@@ -3,10 +3,9 @@
 use std::net::SocketAddr;
 
 use tidegate_select::maglev;
-use tidegate_spec::CompileError;
 use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::limits;
-use tidegate_spec::{BackendSpec, Scheduler, ServiceSpec, SnapshotSpec};
+use tidegate_spec::{BackendSpec, CompileError, Scheduler, ServiceSpec, SnapshotSpec};
 use tidegate_wire::Addr;
 
 use crate::neighbors::NeighborSlot;

@@ -1,8 +1,9 @@
 //! Every key of every section arrives in the validated configuration, and has its default.
 
-use tidegate_spec::SourceRate;
 use tidegate_spec::source_lists::SourceList;
-use tidegate_spec::{GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, SynCookies, TunnelOptions};
+use tidegate_spec::{
+    GatewaySpec, NeighborSpec, PassiveHealth, Policy, RouteSpec, SourceRate, SynCookies, TunnelOptions,
+};
 use tidegate_structures::selection_key::SelectionKey;
 use tidegate_wire::MacAddr;
 use tidegate_wire::encapsulation::{GueVariant, ServiceIdentity, Vni};

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate_conntrack::affinities::Affinities;
-use tidegate_spec::LoadRule;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
-use tidegate_spec::{BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SnapshotSpec};
+use tidegate_spec::{BackendState, ForwardingMode, LoadRule, Protocol, Scheduler, ServiceSpec, SnapshotSpec};
 use tidegate_wire::tcp::flags;
 
 use super::lab::{Fate, Lab, ROUTER_MAC, backend, ip, service, spec};

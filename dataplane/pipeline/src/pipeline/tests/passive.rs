@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_spec::LoadRule;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
-use tidegate_spec::{BackendState, ForwardingMode, PassiveHealth, Protocol, Scheduler, ServiceSpec};
+use tidegate_spec::{
+    BackendState, ForwardingMode, LoadRule, PassiveHealth, Protocol, Scheduler, ServiceSpec,
+};
 use tidegate_wire::ethernet;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::tcp::{flags, segment};

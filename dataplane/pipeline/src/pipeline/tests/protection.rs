@@ -4,10 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_spec::SourceRate;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
-use tidegate_spec::{FlowTracking, ForwardingMode, Protocol, ServiceLimits, ServiceSpec};
+use tidegate_spec::{FlowTracking, ForwardingMode, Protocol, ServiceLimits, ServiceSpec, SourceRate};
 use tidegate_structures::selection_key::{SelectionKey, client_choice, flow_choice};
 use tidegate_wire::tcp::flags;
 

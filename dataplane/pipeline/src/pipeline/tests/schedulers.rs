@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use tidegate_select::loads::LOADS_COMPARED;
 use tidegate_snapshot::counters::Tallies;
-use tidegate_spec::LoadRule;
 use tidegate_spec::limits::LOADS_SHARED_MS;
 use tidegate_spec::verdict::{Refusal, TransmitReason};
 use tidegate_spec::{
-    BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SnapshotSpec,
+    BackendSpec, BackendState, ForwardingMode, LoadRule, Protocol, Scheduler, ServiceSpec, SnapshotSpec,
 };
 use tidegate_wire::tcp::flags;
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use tidegate_spec::LoadRule;
-use tidegate_spec::{BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS, Warming};
+use tidegate_spec::{
+    BackendState, ForwardingMode, LoadRule, Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS, Warming,
+};
 use tidegate_wire::tcp::flags;
 
 use super::lab::{Lab, ip, service};

@@ -14,16 +14,14 @@ use tidegate_conntrack::associations::Associations;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::{Tallies, WorkerCounters};
 use tidegate_snapshot::neighbors::NeighborTable;
-use tidegate_spec::LoadRule;
-use tidegate_spec::SourceRate;
 use tidegate_spec::limits::{BURST, HEADROOM_MIN, MASQUERADE_FLOWS_MIN, MASQUERADE_TABLE_SHARE};
 use tidegate_spec::now::Now;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use tidegate_spec::{
     BackendSpec, BackendState, ChoiceOptions, FlowTracking, FormerWeight, ForwardingMode, GatewaySpec,
-    InterfaceSpec, MssClamp, NeighborSpec, NoEndpoints, PassiveHealth, Policy, Protocol, Scheduler,
-    ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, SynCookies, TunnelOptions, Warming,
+    InterfaceSpec, LoadRule, MssClamp, NeighborSpec, NoEndpoints, PassiveHealth, Policy, Protocol, Scheduler,
+    ServiceKey, ServiceLimits, ServiceSpec, SnapshotSpec, SourceRate, SynCookies, TunnelOptions, Warming,
 };
 use tidegate_structures::selection_key::SelectionKey;
 use tidegate_wire::encapsulation::{GENEVE_PORT, GUE_PORT, GueVariant, ServiceIdentity, Vni};

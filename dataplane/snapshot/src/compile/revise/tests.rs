@@ -1,10 +1,9 @@
 //! Revised snapshots against those that are compiled from scratch, over random histories.
 
 use proptest::prelude::*;
-use tidegate_spec::LoadRule;
 use tidegate_spec::testing as lab;
 use tidegate_spec::{
-    BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SharedService,
+    BackendSpec, BackendState, ForwardingMode, LoadRule, Protocol, Scheduler, ServiceSpec, SharedService,
 };
 use tidegate_wire::Addr;
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
-use tidegate_spec::SourceRate;
-use tidegate_spec::{FlowTracking, FormerWeight, HashInput, MssClamp, Scheduler, SynCookies};
+use tidegate_spec::{FlowTracking, FormerWeight, HashInput, MssClamp, Scheduler, SourceRate, SynCookies};
 
 use super::*;
 use crate::reconcile::annotations::key;
