@@ -558,8 +558,10 @@ impl Hub {
                 send(peer.address, &hello.seal(&self.config.keys.own, &self.entropy.random()));
             }
             let Some(session) = &mut peer.session else { continue };
-            if std::mem::take(&mut session.walks.is_asked) {
+            if std::mem::take(&mut session.walks.wants_changes) {
                 self.seats.of(now).for_each(|message| session.tell(&message));
+            }
+            if std::mem::take(&mut session.walks.wants_flows) {
                 self.walks.complete += 1;
                 session.walks.number = self.walks.complete;
             }

@@ -51,7 +51,7 @@ pub enum Walk {
     Complete,
     /// A request: the sender has refused messages that it could use now, so everything is to be sent again.
     Again,
-    /// A request: [`Walk::Complete`] is to follow what has been sent so far.
+    /// A request: the changes of backends are to be sent again, and [`Walk::Complete`] is to follow what has been sent then.
     Check,
 }
 

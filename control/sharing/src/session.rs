@@ -50,13 +50,15 @@ pub(crate) struct WalksOfSession {
     pub(crate) owed: u32,
     /// The times that this side waits for it.
     pub(crate) awaited: u32,
+    /// The peer wants the changes of backends again.
+    pub(crate) wants_changes: bool,
     /// The peer wants everything again.
-    pub(crate) is_asked: bool,
+    pub(crate) wants_flows: bool,
 }
 
 impl Default for WalksOfSession {
     fn default() -> Self {
-        Self { number: 0, owed: 1, awaited: 1, is_asked: false }
+        Self { number: 0, owed: 1, awaited: 1, wants_changes: false, wants_flows: false }
     }
 }
 
@@ -236,8 +238,9 @@ impl Session {
                 true
             }
             Message::Walk(request) => {
+                walks.wants_changes = true;
                 // If messages were lost, only a walk brings them.
-                walks.is_asked |= *request == Walk::Again || is_behind;
+                walks.wants_flows |= *request == Walk::Again || is_behind;
                 walks.owed = walks.owed.saturating_add(1);
                 true
             }

@@ -469,6 +469,22 @@ fn a_gateway_knows_when_everything_has_arrived_that_was_sent_before() {
 }
 
 #[test]
+fn a_gateway_that_checks_learns_the_changes_that_its_peer_has_applied_since_the_session_began() {
+    let mut world = World::new(2);
+    world.run(Duration::from_secs(8));
+    let service = ServiceKey { vip: "203.0.113.1".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
+    let backend = SocketAddr::from(([10, 0, 0, 1], 80));
+    let seat = BackendChange::Moved(MovedSeat { backend, former: 1, left: Duration::from_secs(60) });
+    let as_of = world.now + world.gateways[0].offset;
+    world.gateways[0].hub.set_seats(Seats { moved: [(service, seat)].into(), as_of });
+    world.run(Duration::from_secs(1));
+    assert!(world.gateways[1].changes.is_empty());
+    world.gateways[1].hub.ask(Walk::Check);
+    world.run(Duration::from_secs(1));
+    assert_eq!((world.walk(1, 0), world.gateways[1].changes.len()), (PeerWalk::Complete, 1));
+}
+
+#[test]
 fn a_handshake_follows_at_once_when_a_link_returns() {
     let mut world = World::new(2);
     world.run(Duration::from_secs(8));

@@ -21,6 +21,9 @@ const ABSENT: Duration = Duration::from_secs(4);
 const ABSENT_AFTER_RESTART: Duration = Duration::from_secs(1);
 /// The same for peers that were found: they must find this gateway first.
 const FOUND_ABSENT: Duration = Duration::from_secs(8);
+/// A change of the Services or EndpointSlices reaches every gateway, and the peers are ready to send it, in this time. A
+/// gateway that starts may have read one that its peers apply after they have sent everything, so it asks again then.
+const SETTLED: Duration = Duration::from_secs(2);
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(15);
 /// How often peers are asked for everything again because messages about unknown Services or backends were refused, and
@@ -42,6 +45,8 @@ pub(super) struct CatchUp {
     refused: u64,
     asked: Duration,
     repeated: u32,
+    /// Whether peers have been asked for the changes that they may have applied later than this gateway.
+    has_settled: bool,
     is_over: bool,
     /// Whether it was over once.
     was_over: bool,
@@ -62,15 +67,24 @@ pub(super) struct Seen<'a> {
     pub(super) is_able: bool,
 }
 
+impl Seen<'_> {
+    /// Whether there is a session with a peer.
+    fn has_session(&self) -> bool {
+        let is_up = |peer: &PeerStatus| matches!(peer.state, PeerState::Up | PeerState::Behind);
+        self.peers.is_some_and(|peers| peers.iter().any(is_up))
+    }
+}
+
 /// What follows from a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// The gateway waits.
     Waits,
-    /// Peers without a session are to be sought, because the gateway begins to forward.
+    /// The gateway begins to forward: peers without a session are to be sought, and the others are to say when everything has
+    /// arrived.
     Seeks,
-    /// Likewise, and the other peers are to say when everything has arrived: this is not the first time.
-    SeeksAndChecks,
+    /// Peers are to send the changes of backends again, and to say when everything has arrived.
+    Checks,
     /// Peers are to send everything again.
     AsksAgain,
     /// The gateway has caught up.
@@ -94,6 +108,7 @@ impl CatchUp {
             refused: 0,
             asked: Duration::ZERO,
             repeated: 0,
+            has_settled: false,
             is_over: false,
             was_over: false,
         }
@@ -124,11 +139,20 @@ impl CatchUp {
         let Some(began) = self.began else {
             (self.began, self.asked, self.repeated) = (Some(now), now, 0);
             self.refused = if self.was_over { seen.refused } else { 0 };
-            return if self.was_over { Step::SeeksAndChecks } else { Step::Seeks };
+            // After an interruption, the gateway sees the changes itself.
+            self.has_settled = self.was_over;
+            return Step::Seeks;
         };
         let (waited, is_late) = (now.saturating_sub(began), now.saturating_sub(since) >= WAIT_MAX);
         if !is_late && !self.has_all(seen, arrived, waited) {
             return Step::Waits;
+        }
+        if !self.has_settled && !is_late && seen.has_session() {
+            if waited < SETTLED {
+                return Step::Waits;
+            }
+            self.has_settled = true;
+            return Step::Checks;
         }
         // What was refused because this gateway was behind may be known by now.
         let (most, pause) = ASKED_AGAIN;
@@ -204,6 +228,13 @@ mod tests {
         catch_up.step(&seen, Duration::from_millis(ms))
     }
 
+    /// A gateway that has caught up once.
+    fn caught_up(all: &[(PeerState, PeerWalk)]) -> CatchUp {
+        let mut catch_up = CatchUp::new(false, false);
+        while look(&mut catch_up, all, true, 3_000) != Step::IsOver {}
+        catch_up
+    }
+
     #[test]
     fn a_gateway_waits_until_its_peers_have_sent_everything() {
         let mut catch_up = CatchUp::new(false, false);
@@ -212,7 +243,9 @@ mod tests {
         assert_eq!(look(&mut catch_up, &[itself, UP], false, 60_000), Step::Waits);
         assert_eq!(look(&mut catch_up, &[itself, WALKS], true, 61_000), Step::Seeks);
         assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::IsOver);
+        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_200), Step::Checks);
+        assert_eq!(look(&mut catch_up, &[itself, UP, WALKS], true, 64_400), Step::Waits);
+        assert_eq!(look(&mut catch_up, &[itself, UP, UP], true, 64_600), Step::IsOver);
         assert_eq!(look(&mut catch_up, &[itself, UP, DOWN], true, 65_000), Step::IsOver);
     }
 
@@ -220,16 +253,18 @@ mod tests {
     fn a_gateway_catches_up_again_after_each_interruption() {
         let mut catch_up = CatchUp::new(false, true);
         assert_eq!(look(&mut catch_up, &[UP], true, 0), Step::Seeks);
-        assert_eq!(look(&mut catch_up, &[UP], true, 200), Step::IsOver);
+        assert_eq!(look(&mut catch_up, &[UP], true, 1_800), Step::Waits, "peers may apply a change later");
+        assert_eq!(look(&mut catch_up, &[UP], true, 2_000), Step::Checks);
+        assert_eq!(look(&mut catch_up, &[UP], true, 2_200), Step::IsOver);
         // Its link is down.
         assert_eq!(look(&mut catch_up, &[UP], false, 10_000), Step::Waits);
-        assert_eq!(look(&mut catch_up, &[DOWN], true, 20_000), Step::SeeksAndChecks);
+        assert_eq!(look(&mut catch_up, &[DOWN], true, 20_000), Step::Seeks);
         assert_eq!(look(&mut catch_up, &[DOWN], true, 23_900), Step::Waits);
         assert_eq!(look(&mut catch_up, &[WALKS], true, 24_100), Step::Waits);
         assert_eq!(look(&mut catch_up, &[UP], true, 24_300), Step::IsOver);
         // Its process was paused, or it has lost all sessions.
         catch_up.interrupt();
-        assert_eq!(look(&mut catch_up, &[UP], true, 60_000), Step::SeeksAndChecks);
+        assert_eq!(look(&mut catch_up, &[UP], true, 60_000), Step::Seeks);
         assert_eq!(look(&mut catch_up, &[WALKS], true, 60_200), Step::Waits);
         assert_eq!(look(&mut catch_up, &[UP], true, 60_400), Step::IsOver);
     }
@@ -238,15 +273,21 @@ mod tests {
     fn refused_messages_are_sent_again_before_the_gateway_has_caught_up() {
         let mut catch_up = CatchUp::new(false, false);
         assert_eq!(refused(&mut catch_up, &[UP], true, 0, 7), Step::Seeks);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 200, 7), Step::Waits, "the Services may follow soon");
-        assert_eq!(refused(&mut catch_up, &[UP], true, 1_000, 7), Step::AsksAgain);
-        assert_eq!(refused(&mut catch_up, &[UP], true, 1_200, 7), Step::IsOver);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 2_000, 7), Step::Checks);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 2_200, 7), Step::AsksAgain);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 2_400, 7), Step::IsOver);
 
         // Some are refused for ever, because the configurations differ.
-        let mut catch_up = CatchUp::new(false, false);
-        let steps = (0..).map(|n| refused(&mut catch_up, &[UP], true, n * 1_000, n + 1));
+        let mut catch_up = caught_up(&[UP]);
+        catch_up.interrupt();
+        let steps = (10..).map(|n| refused(&mut catch_up, &[UP], true, n * 1_000, n + 1));
         let steps: Vec<Step> = steps.take(5).collect();
         assert_eq!(steps, [Step::Seeks, Step::AsksAgain, Step::AsksAgain, Step::IsOver, Step::IsOver]);
+        // The Services may follow soon.
+        catch_up.interrupt();
+        assert_eq!(refused(&mut catch_up, &[UP], true, 20_000, 7), Step::Seeks);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 20_200, 8), Step::Waits);
+        assert_eq!(refused(&mut catch_up, &[UP], true, 21_000, 8), Step::AsksAgain);
     }
 
     #[test]
@@ -289,7 +330,8 @@ mod tests {
         assert_eq!(look(0, 0), Step::Seeks);
         assert_eq!(look(1_900, 10_000), Step::Waits);
         assert_eq!(look(2_100, 20_000), Step::Waits, "the walk goes on");
-        assert_eq!(look(2_300, 20_100), Step::IsOver);
+        assert_eq!(look(2_300, 20_100), Step::Checks);
+        assert_eq!(look(2_500, 20_100), Step::IsOver);
     }
 
     #[test]
@@ -303,7 +345,8 @@ mod tests {
         assert_eq!(look(None, true, 0), Step::Seeks);
         assert_eq!(look(None, true, 9_000), Step::Waits);
         assert_eq!(look(Some(&up), false, 10_000), Step::Waits);
-        assert_eq!(look(Some(&up), true, 10_200), Step::IsOver);
+        assert_eq!(look(Some(&up), true, 10_200), Step::Checks);
+        assert_eq!(look(Some(&up), true, 10_400), Step::IsOver);
 
         let mut catch_up = CatchUp::new(false, false);
         assert_eq!(self::look(&mut catch_up, &[], true, 0), Step::Seeks);

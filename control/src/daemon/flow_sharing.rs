@@ -571,13 +571,14 @@ impl Exchange {
             is_able,
         };
         let step = self.catch_up.step(&seen, now);
-        if matches!(step, Step::Seeks | Step::SeeksAndChecks) {
-            self.hub.seek(now);
-        }
         match step {
-            Step::SeeksAndChecks => self.hub.ask(Walk::Check),
+            Step::Seeks => {
+                self.hub.seek(now);
+                self.hub.ask(Walk::Check);
+            }
+            Step::Checks => self.hub.ask(Walk::Check),
             Step::AsksAgain => self.hub.ask(Walk::Again),
-            Step::Seeks | Step::Waits | Step::IsOver => {}
+            Step::Waits | Step::IsOver => {}
         }
         step != Step::IsOver
     }
