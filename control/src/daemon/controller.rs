@@ -177,9 +177,7 @@ impl Controller {
     /// Keeps the backends of the last process that have left since, because their flows are restored with the first
     /// Services.
     pub(super) fn keep_earlier_backends(&mut self) {
-        let ports = self.dataplane.take_earlier_ports();
-        let ports = ports.into_iter().map(|port| (port.key, port.owner, port.backends));
-        self.desired.earlier = Some(reconcile::Drains::of_earlier(ports));
+        self.desired.earlier = Some(reconcile::Drains::of_earlier(self.dataplane.take_earlier_ports()));
     }
 
     /// Loads the addresses that Services had in the last run, and saves later ones.

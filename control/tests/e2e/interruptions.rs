@@ -87,7 +87,7 @@ impl Interrupted {
         self.fleet.take_gateway(2).kill();
         let begun = Instant::now();
         self.fleet.launch(2)?;
-        self.fleet.gateway_mut(2).wait_until_ready()?;
+        self.replace()?;
         self.announces(2)?;
         println!("gateway 2 announces its VIPs {:?} after its start", begun.elapsed());
         self.used(&[2, 3])?;

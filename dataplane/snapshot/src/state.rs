@@ -6,7 +6,8 @@ use tidegate_select::selector::Selector;
 use tidegate_spec::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::source_lists::{SourceList, SourceLists};
-use tidegate_spec::{ForwardingMode, Policy, Protocol, SourceRate, TunnelPrefix};
+use tidegate_spec::{ForwardingMode, Policy, Protocol, SharedService, SourceRate, TunnelPrefix};
+use tidegate_structures::chunked::Chunked;
 use tidegate_structures::hash::key_hash;
 use tidegate_structures::prefetch;
 use tidegate_structures::selection_key::{client_choice, flow_choice};
@@ -404,6 +405,12 @@ impl Snapshot {
     /// All service ports in the order of (VIP, protocol, port). Their backends are in the [`ServiceInfo`].
     pub fn services(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
         self.services.iter()
+    }
+
+    /// The service ports of the spec, in its order.
+    #[must_use]
+    pub fn specs(&self) -> &Chunked<SharedService> {
+        &self.carried.lineage.services
     }
 
     /// A service port for display, if it still exists.

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod backend_change;
+mod earlier;
 pub mod ids;
 pub mod limits;
 mod load_rule;
@@ -27,6 +28,7 @@ mod tunnel_prefix;
 pub mod verdict;
 
 pub use backend_change::{BackendChange, LeftBackend, MovedSeat};
+pub use earlier::{EarlierPort, EarlierSeat};
 pub use load_rule::LoadRule;
 pub use network::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, SynCookies};
 pub use passive_health::PassiveHealth;

@@ -2,28 +2,28 @@
 //! processes.
 //!
 //! The file is a list of records of 32 bytes. The publisher appends the new ids of a snapshot before workers get it, so no
-//! flow has an id that the file lacks, unless a write failed ([`Identities::is_whole`]). When most records are of former objects, the file is written anew.
+//! flow has an id that the file lacks, unless a write failed ([`Identities::is_whole`]). When most records are of former objects,
+//! the file is written anew. Beside it, [`Seats`] records weights.
 //!
-//! Invariant: a record that is incomplete or changed ends the list. Flows of later ids are not restored, and count as damaged.
+//! Invariant: flows of ids behind a damaged record are not restored, and count as damaged.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tidegate_pipeline::pipeline::KnownIds;
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::ids::{BackendId, ServiceId};
-use tidegate_spec::{Protocol, ServiceKey, owner_mark};
+use tidegate_spec::{EarlierPort, Protocol, ServiceKey, owner_mark};
 use tidegate_wire::Addr;
+
+use super::record_log::{self, RecordLog, seal, unseal};
+use super::seats::{self, Seats};
 
 const RECORD: usize = 32;
 const SERVICE: u8 = 1;
 const BACKEND: u8 = 2;
-/// The file is written anew when it has more than twice as many records as there are objects, and this many more.
-const SLACK: usize = 65_536;
 
 /// The name of the file.
 const FILE: &str = "identities";
@@ -61,13 +61,12 @@ impl Record {
         to.extend(self.id.to_le_bytes());
         to.extend(self.of.to_le_bytes());
         to.extend(self.addr.bytes());
-        let sum = crc32c::crc32c(&to[start..]);
-        to.extend(sum.to_le_bytes());
+        seal(to, start);
     }
 
     fn read(bytes: &[u8; RECORD]) -> Option<Self> {
+        let content = unseal(bytes)?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let (content, _) = bytes.split_at(RECORD - 4);
         let addr: [u8; 16] = content[12..].try_into().ok()?;
         let record = Self {
             kind: bytes[0],
@@ -77,37 +76,38 @@ impl Record {
             of: word(8),
             addr: Addr::v6(addr),
         };
-        (crc32c::crc32c(content) == word(RECORD - 4) && [SERVICE, BACKEND].contains(&record.kind))
-            .then_some(record)
+        [SERVICE, BACKEND].contains(&record.kind).then_some(record)
     }
 }
 
-/// The names of this process's ids.
+/// The names of this process's ids, and the weights of its backends.
 #[derive(Debug)]
 pub(super) struct Identities {
-    path: PathBuf,
-    file: File,
-    records: usize,
-    /// Whether the file has all ids. Otherwise it is written anew for the next snapshot.
+    log: RecordLog<RECORD>,
+    seats: Seats,
+    /// Whether the files have everything. Otherwise they are written anew for the next snapshot.
     is_whole: bool,
 }
 
 impl Identities {
-    /// An empty file in this directory.
+    /// Empty files in this directory.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
-        let path = directory.join(FILE);
-        let file = open(&path)?;
-        Ok(Self { path, file, records: 0, is_whole: true })
+        let (log, seats) = (RecordLog::create(directory.join(FILE))?, Seats::create(directory)?);
+        Ok(Self { log, seats, is_whole: true })
     }
 
-    /// Whether the file has all ids that it was told.
+    /// Whether the files have everything that they were told.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Adds the ids that the previous snapshot did not have. After a failure it adds all ids of the snapshot.
+    /// Adds what the previous snapshot did not have. After a failure it adds everything of the snapshot.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> io::Result<()> {
-        let written = if self.is_whole { self.add(snapshot) } else { self.rewrite(snapshot) };
+        let written = if self.is_whole {
+            self.add(snapshot).and_then(|()| self.seats.add(snapshot))
+        } else {
+            self.rewrite(snapshot).and_then(|()| self.seats.rewrite(snapshot))
+        };
         self.is_whole = written.is_ok();
         written
     }
@@ -119,16 +119,11 @@ impl Identities {
         services.for_each(|record| record.write(&mut bytes));
         let backends = fresh.backends.iter().filter_map(|&id| Record::of_backend(snapshot, id));
         backends.for_each(|record| record.write(&mut bytes));
-        let more = bytes.len() / RECORD;
-        if self.records + more > SLACK {
-            let live: usize = snapshot.services().map(|(_, info)| 1 + info.backends.len()).sum();
-            if self.records + more > 2 * live + SLACK {
-                return self.rewrite(snapshot);
-            }
+        let live = || snapshot.services().map(|(_, info)| 1 + info.backends.len()).sum();
+        if self.log.is_too_long(bytes.len(), live) {
+            return self.rewrite(snapshot);
         }
-        self.file.write_all(&bytes)?;
-        self.records += more;
-        Ok(())
+        self.log.append(&bytes)
     }
 
     /// Writes the file anew, with the objects of this snapshot only. The flows of others are not forwarded any more.
@@ -139,38 +134,13 @@ impl Identities {
             let backends = info.backends.iter().filter_map(|one| Record::of_backend(snapshot, one.id));
             backends.for_each(|record| record.write(&mut bytes));
         }
-        let new = self.path.with_extension("new");
-        let mut file = open(&new)?;
-        // What a full directory has taken would leave no room for others.
-        file.write_all(&bytes).inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        std::fs::rename(&new, &self.path)?;
-        (self.file, self.records) = (file, bytes.len() / RECORD);
-        Ok(())
+        self.log.replace(&bytes)
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 /// The records of the file, and whether those are all.
 fn records(directory: &Path) -> io::Result<(Vec<Record>, bool)> {
-    let bytes = std::fs::read(directory.join(FILE))?;
-    let (chunks, rest) = bytes.as_chunks::<RECORD>();
-    let records: Vec<Record> = chunks.iter().map_while(Record::read).collect();
-    let is_whole = !records.is_empty() && records.len() == chunks.len() && rest.is_empty();
-    Ok((records, is_whole))
-}
-
-/// A service port that an earlier process forwarded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EarlierPort {
-    /// The port.
-    pub key: ServiceKey,
-    /// [`owner_mark`] of its Service.
-    pub owner: u32,
-    /// Its backends, also those that only kept their flows.
-    pub backends: Vec<SocketAddr>,
+    record_log::read(&directory.join(FILE), Record::read)
 }
 
 /// The service ports of an earlier process. A backend that left there is among them until another one has its place in the
@@ -183,7 +153,7 @@ pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
     for record in of_kind(SERVICE) {
         let Some(protocol) = Protocol::from_number(record.proto) else { continue };
         let key = ServiceKey { vip: record.addr.ip(), protocol, port: record.port };
-        let port = EarlierPort { key, owner: record.of, backends: Vec::new() };
+        let port = EarlierPort { key, owner: record.of, backends: Vec::new(), seats: Vec::new() };
         services.insert(ServiceId::from_raw(record.id).index(), (record.id, port));
     }
     let backends: BTreeMap<usize, &Record> =
@@ -196,7 +166,9 @@ pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
             _ => {}
         }
     }
-    Ok(services.into_values().map(|(_, port)| port).collect())
+    let mut ports: Vec<EarlierPort> = services.into_values().map(|(_, port)| port).collect();
+    seats::add_to(&mut ports, directory)?;
+    Ok(ports)
 }
 
 /// The ids of an earlier process, with their successors in a snapshot.
@@ -314,7 +286,7 @@ mod tests {
         file.follow(&first).expect("room");
         let second = compile(&["10.0.0.11:80", "10.0.0.12:80"], Some(&first));
         // As on a file system that is full.
-        file.file = File::open(directory.path().join(FILE)).expect("it is there");
+        file.log.break_off();
         let beside = directory.path().join(FILE).with_extension("new");
         std::fs::create_dir(&beside).expect("ours");
         file.follow(&second).expect_err("it cannot be written");

@@ -8,8 +8,11 @@
 //!
 //! Invariant: nothing here runs on the packet path. [`FlowMemory::prepare`] runs on the publisher's thread.
 
+mod boot_clock;
 mod identities;
+mod record_log;
 mod restoration;
+mod seats;
 mod store;
 
 use std::fs::File;
@@ -20,11 +23,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dpdk::{Region, region};
 use tidegate_conntrack::{Part, TableKind, TableMemory};
 use tidegate_snapshot::Snapshot;
+use tidegate_spec::EarlierPort;
 use tidegate_wire::Family;
 
 use crate::gateway::threads::OnFailure;
 
-pub use identities::EarlierPort;
 pub use restoration::{Outliving, Restoration, Restored};
 pub use store::{Shape, Store, StoreError};
 

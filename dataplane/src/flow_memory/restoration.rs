@@ -18,8 +18,9 @@ use tidegate_spec::now::Now;
 
 use crate::gateway::threads::{OnFailure, guarded};
 
+use super::boot_clock::clock_difference;
 use super::identities;
-use super::store::{Earlier, Shape, clock_difference, remove};
+use super::store::{Earlier, Shape, remove};
 
 /// What became of the flows of earlier processes, as far as workers have restored theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

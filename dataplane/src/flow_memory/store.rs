@@ -4,6 +4,7 @@
 //! DIRECTORY/lock              held by the process that uses the directory
 //! DIRECTORY/run-N/about       what the tables of the N-th process are: form, number of workers, secret, checksum
 //! DIRECTORY/run-N/identities  the services and backends of its ids
+//! DIRECTORY/run-N/seats       the weights of backends of Services that follow their seats
 //! DIRECTORY/run-N/WORKER-TABLE-PART    the words of an array
 //! DIRECTORY/run-N/WORKER-clock         one word: the kernel's clock minus the worker's, in milliseconds
 //! ```
@@ -20,18 +21,18 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use dpdk::Region;
 use dpdk::region::{self, Reading};
 use rustix::fs::{FlockOperation, flock, statfs};
-use rustix::time::{ClockId, clock_gettime};
 use tidegate_conntrack::{Part, STORED_FORM, StoredTable, StoredTables, TableKind};
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_snapshot::Snapshot;
+use tidegate_spec::EarlierPort;
 use tidegate_spec::now::Now;
 
-use super::identities::{self, EarlierPort, Identities};
+use super::boot_clock::{clock_difference, kernel_ms};
+use super::identities::{self, Identities};
 
 /// The first line of `about`. A change of this file's form changes the number.
 const TITLE: &str = "tidegate flow tables 1";
@@ -272,20 +273,6 @@ impl Own {
         write(&new, about.text().as_bytes()).and_then(|()| fs::rename(&new, &path))?;
         Ok(Self { run: run.to_owned(), identities })
     }
-}
-
-/// The kernel's clock minus a worker's, in milliseconds modulo 2^32.
-#[must_use]
-pub(super) fn clock_difference(now: Now) -> u32 {
-    kernel_ms().wrapping_sub(now.millis())
-}
-
-/// The kernel's clock since boot, which counts the time in which the machine sleeps.
-fn kernel_ms() -> u32 {
-    let time = clock_gettime(ClockId::Boottime);
-    let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
-    // The truncation is intended: only differences count.
-    (seconds.as_millis() as u32).wrapping_add(u32::try_from(time.tv_nsec / 1_000_000).unwrap_or(0))
 }
 
 impl Earlier {

@@ -26,7 +26,7 @@ use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::now::Now;
-use tidegate_spec::{CompileError, Problem, SnapshotSpec};
+use tidegate_spec::{CompileError, EarlierPort, Problem, SnapshotSpec};
 use tidegate_wire::Addr;
 
 use super::error::{PublishError, WorkerPoolError};
@@ -39,7 +39,7 @@ use super::worker_handle::{WorkerHandle, WorkerState};
 use crate::clock::Clock;
 use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
-use crate::flow_memory::{EarlierPort, FlowMemory, Outliving, Restoration, Shape, Store};
+use crate::flow_memory::{FlowMemory, Outliving, Restoration, Shape, Store};
 use crate::links::Links;
 use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;

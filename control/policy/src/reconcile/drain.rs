@@ -5,6 +5,7 @@
 //!
 //! Invariant: nothing here reads a clock; times count from the start of the daemon.
 
+use std::borrow::Cow;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +15,9 @@ use std::time::Duration;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 use tidegate_select::rendezvous::SeatHistory;
-use tidegate_spec::{BackendChange, LeftBackend, MovedSeat, ServiceKey, Warming, owner_mark};
+use tidegate_spec::{
+    BackendChange, EarlierPort, EarlierSeat, LeftBackend, MovedSeat, ServiceKey, Warming, owner_mark,
+};
 
 use super::warm_up::WarmUps;
 
@@ -31,11 +34,22 @@ struct PortMemory {
     backends: BTreeMap<SocketAddr, Presence>,
     /// If the Service follows its seats, and for a drain timeout after it: which seats changed hands.
     seats: Option<Seats>,
+    /// If it is that of an earlier process: the seats that this one followed.
+    earlier_seats: Vec<EarlierSeat>,
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
 }
 
 impl PortMemory {
+    /// The seats that are followed, if any, or those of an earlier process.
+    fn followed(&self, window: Duration, now: Duration) -> Option<Cow<'_, Seats>> {
+        if let Some(seats) = &self.seats {
+            return Some(Cow::Borrowed(seats));
+        }
+        let history = || SeatHistory::of_earlier(&self.earlier_seats, window, now);
+        (!self.earlier_seats.is_empty()).then(|| Cow::Owned(Seats { history: history(), until: None }))
+    }
+
     /// Adds a change of a weight that another gateway has seen. Returns whether the seats are followed.
     fn learn(&mut self, seat: &MovedSeat, now: Duration) -> bool {
         let Some(seats) = &mut self.seats else { return false };
@@ -94,15 +108,17 @@ pub(super) struct PortNow<'a> {
 }
 
 impl Drains {
-    /// The memory of a process that forwards the flows of an earlier one: its service ports, each with the
-    /// [`owner_mark`] of its Service and with its backends. When those have left is not known, so the drain timeout of
-    /// each begins now.
+    /// The memory of a process that forwards the flows of an earlier one, with its service ports. When backends have left or
+    /// changed their weights is not known, so the drain timeout of each begins now.
     #[must_use]
-    pub fn of_earlier(ports: impl IntoIterator<Item = (ServiceKey, u32, Vec<SocketAddr>)>) -> Self {
-        let memory = |(key, mark, backends): (ServiceKey, u32, Vec<SocketAddr>)| {
-            let backends = backends.into_iter().map(|backend| (backend, Presence::Listed)).collect();
-            let (owner, drain_timeout) = (Owner::Mark(mark), Duration::ZERO);
-            (key, Arc::new(PortMemory { owner, drain_timeout, backends, seats: None, warm_ups: None }))
+    pub fn of_earlier(ports: impl IntoIterator<Item = EarlierPort>) -> Self {
+        let memory = |port: EarlierPort| {
+            let backends = port.backends.into_iter().map(|backend| (backend, Presence::Listed)).collect();
+            let (owner, drain_timeout) = (Owner::Mark(port.owner), Duration::ZERO);
+            let earlier_seats = port.seats;
+            let memory =
+                PortMemory { owner, drain_timeout, backends, seats: None, earlier_seats, warm_ups: None };
+            (port.key, Arc::new(memory))
         };
         Self { ports: ports.into_iter().map(memory).collect() }
     }
@@ -135,7 +151,14 @@ impl Drains {
         backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
             let owner = Owner::Service((*owner).clone());
-            let memory = PortMemory { owner, drain_timeout, backends, seats: None, warm_ups: None };
+            let memory = PortMemory {
+                owner,
+                drain_timeout,
+                backends,
+                seats: None,
+                earlier_seats: Vec::new(),
+                warm_ups: None,
+            };
             self.ports.insert(key, Arc::new(memory));
         }
         kept.into_iter().map(|(_, address)| address).collect()
@@ -155,9 +178,9 @@ impl Drains {
         now: Duration,
     ) -> Vec<(SocketAddr, u16)> {
         let Some(memory) = self.ports.get(key) else { return Vec::new() };
-        let before = previous.ports.get(key).filter(|before| before.owner == memory.owner);
-        let before = before.and_then(|before| before.seats.as_ref());
-        let until = match (follows, before) {
+        let before = previous.ports.get(key).filter(|before| before.owner.mark() == memory.owner.mark());
+        let before = before.and_then(|before| before.followed(memory.drain_timeout, now));
+        let until = match (follows, &before) {
             (true, _) => None,
             (false, None) => return Vec::new(),
             (false, Some(before)) => Some(before.until.unwrap_or(now + memory.drain_timeout)),
@@ -165,7 +188,7 @@ impl Drains {
         if until.is_some_and(|until| until <= now) {
             return Vec::new();
         }
-        let history = before.map(|before| &before.history);
+        let history = before.as_ref().map(|before| &before.history);
         let history = SeatHistory::next(history, weights, memory.drain_timeout, now);
         let former = history.former_weights().collect();
         let memory = PortMemory { seats: Some(Seats { history, until }), ..PortMemory::clone(memory) };
@@ -224,6 +247,7 @@ impl Drains {
             drain_timeout: Duration::MAX,
             backends: BTreeMap::new(),
             seats: None,
+            earlier_seats: Vec::new(),
             warm_ups: None,
         });
         if memory.owner.mark() != left.owner {
@@ -242,7 +266,7 @@ impl Drains {
 
     /// Whether the seats of a service port are followed.
     pub(super) fn has_seats(&self, key: &ServiceKey) -> bool {
-        self.ports.get(key).is_some_and(|memory| memory.seats.is_some())
+        self.ports.get(key).is_some_and(|memory| memory.seats.is_some() || !memory.earlier_seats.is_empty())
     }
 
     /// Updates the warm-ups of a service port that [`Self::step`] has just updated, given the backends that take new flows.
@@ -385,7 +409,8 @@ mod tests {
     fn backends_of_an_earlier_process_are_kept_for_the_same_service_only() {
         let [stays, left] = ["10.0.0.1:80", "10.0.0.2:80"].map(|one| one.parse().expect("an address"));
         let key = ServiceKey { vip: IpAddr::from([203, 0, 113, 1]), protocol: Protocol::Tcp, port: 80 };
-        let earlier = Drains::of_earlier([(key, owner_mark("shop", "web"), vec![stays, left])]);
+        let (owner, backends) = (owner_mark("shop", "web"), vec![stays, left]);
+        let earlier = Drains::of_earlier([EarlierPort { key, owner, backends, seats: Vec::new() }]);
         let kept = |name: &str, previous: &Drains, at: u64| {
             let owner = ObjectKey::new("shop", name);
             let listed = [stays].into();
@@ -400,5 +425,35 @@ mod tests {
         assert_eq!(first, [left]);
         assert_eq!(kept("web", &next, 300).0, [left]);
         assert_eq!(kept("web", &next, 301).0, [], "the drain timeout began with this process");
+    }
+
+    #[test]
+    fn seats_that_changed_before_and_during_a_restart_are_followed() {
+        let [left, leaves, stays] = [1, 2, 3].map(|n| SocketAddr::from(([10, 0, 0, n], 80)));
+        let key = ServiceKey { vip: IpAddr::from([203, 0, 113, 1]), protocol: Protocol::Tcp, port: 80 };
+        let seat =
+            |backend, weight, former| EarlierSeat { backend, weight, former, ago: Duration::from_secs(100) };
+        let seats = vec![seat(left, 0, 1), seat(leaves, 1, 1), seat(stays, 1, 1)];
+        let (owner, backends) = (owner_mark("shop", "web"), vec![left, leaves, stays]);
+        let earlier = Drains::of_earlier([EarlierPort { key, owner, backends, seats }]);
+        let former = |previous: &Drains, follows: bool, at: u64| {
+            let (owner, now) = (ObjectKey::new("shop", "web"), Duration::from_secs(at));
+            let drain_timeout = Duration::from_secs(300);
+            let port = PortNow { key, owner: &owner, listed: [stays].into(), drain_timeout, kept_max: 8 };
+            let mut drains = Drains::default();
+            drains.step(previous, &port, now);
+            let former = drains.step_seats(previous, &key, follows, [(stays, 1)].into(), now);
+            (former, drains)
+        };
+        assert!(earlier.has_seats(&key));
+        let (first, next) = former(&earlier, true, 1);
+        assert_eq!(first, [(left, 1), (leaves, 1)]);
+        assert_eq!(former(&next, true, 202).0, [(leaves, 1)]);
+        assert_eq!(former(&next, true, 301).0, []);
+        assert_eq!(
+            former(&earlier, false, 1).0,
+            [(left, 1), (leaves, 1)],
+            "with always for a drain timeout more"
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_spec::MovedSeat;
+use tidegate_spec::{EarlierSeat, MovedSeat};
 
 /// The recent changes of one service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,6 +33,17 @@ struct Moved {
 }
 
 impl SeatHistory {
+    /// The history that an earlier process had.
+    #[must_use]
+    pub fn of_earlier(seats: &[EarlierSeat], window: Duration, now: Duration) -> Self {
+        let weights = seats.iter().filter(|seat| seat.weight > 0).map(|seat| (seat.backend, seat.weight));
+        let moved = seats.iter().filter(|seat| seat.weight != seat.former);
+        let moved = moved.map(|seat| {
+            (seat.backend, Moved { former: seat.former, until: now + window.saturating_sub(seat.ago) })
+        });
+        Self { weights: weights.collect(), moved: moved.collect() }
+    }
+
     /// The history after a change to these weights at `now`. Flows whose owner changes are in flux until `window` later.
     ///
     /// Without a `previous` history nothing is known about earlier owners, and nothing is in flux. A backend that
@@ -126,6 +137,22 @@ mod tests {
         assert_eq!(third, second, "no change prolongs no window");
         let over = SeatHistory::next(Some(&third), same, window, seconds(310));
         assert_eq!((former(&over), over.next_deadline()), (vec![], None));
+    }
+
+    #[test]
+    fn a_process_goes_on_with_the_seats_of_the_earlier_one() {
+        let (window, now) = (seconds(100), seconds(5));
+        let seat =
+            |n: u8, weight, former, ago| EarlierSeat { backend: at(n), weight, former, ago: seconds(ago) };
+        // 1 left and 3 came before the restart, and 5 long before it. During the restart 2 leaves and 4 comes.
+        let seats = [seat(1, 0, 1, 40), seat(2, 1, 1, 0), seat(3, 1, 0, 30), seat(5, 0, 1, 100)];
+        let earlier = SeatHistory::of_earlier(&seats, window, now);
+        let present = weights(&[(3, 1), (4, 1)]);
+        let next = SeatHistory::next(Some(&earlier), present.clone(), window, now);
+        assert_eq!(former(&next), [(at(1), 1), (at(2), 1), (at(3), 0), (at(4), 0)]);
+        assert_eq!(next.next_deadline(), Some(seconds(65)));
+        let over = SeatHistory::next(Some(&next), present, window, seconds(105));
+        assert_eq!(former(&over), []);
     }
 
     #[test]

@@ -1,0 +1,309 @@
+//! The weights of backends beside stored flow tables, for Services that follow their seats (`docs/selection.md`, "Flows in
+//! flux"): the next process compares them with those that it finds, so it knows which flows had another owner.
+//!
+//! Invariant: like the ids, weights are recorded before workers get the snapshot.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use tidegate_snapshot::Snapshot;
+use tidegate_spec::{
+    BackendState, EarlierPort, EarlierSeat, FlowTracking, Protocol, ServiceKey, ServiceSpec, SharedService,
+    owner_mark,
+};
+use tidegate_structures::chunked::Chunked;
+
+use super::boot_clock::kernel_ms;
+use super::record_log::{RecordLog, read, seal, unseal};
+
+/// VIP, protocol, a zero, port; mark of the Service; backend: address and port; weight, former weight; time; checksum.
+const RECORD: usize = 16 + 1 + 1 + 2 + 4 + 16 + 2 + 2 + 2 + 4 + 4;
+/// The name of the file.
+const FILE: &str = "seats";
+
+/// The weight of each backend, and its weight before a recent change.
+type Weights = BTreeMap<SocketAddr, (u16, u16)>;
+/// When the weights of backends changed, by [`kernel_ms`]. Others have not changed lately.
+type Changes = BTreeMap<SocketAddr, u32>;
+
+/// The weights of a service port, if its Service follows its seats.
+fn weights(service: &ServiceSpec) -> Weights {
+    let (FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved)) = &service.flow_tracking else {
+        return Weights::new();
+    };
+    let takers = service.backends.iter().filter(|one| one.state == BackendState::Active && one.weight > 0);
+    let mut all: Weights =
+        takers.map(|one| (SocketAddr::new(one.address, one.port), (one.weight, one.weight))).collect();
+    for one in moved.iter() {
+        all.entry(SocketAddr::new(one.address, one.port)).or_default().1 = one.weight;
+    }
+    all
+}
+
+/// A record: the last one about a backend of a port counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Record {
+    key: ServiceKey,
+    owner: u32,
+    backend: SocketAddr,
+    weight: u16,
+    former: u16,
+    /// When the weight changed, by [`kernel_ms`].
+    changed: u32,
+}
+
+impl Record {
+    fn write(&self, to: &mut Vec<u8>) {
+        let start = to.len();
+        let address = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        to.extend(address(self.key.vip));
+        to.extend([self.key.protocol.number(), 0]);
+        to.extend(self.key.port.to_le_bytes());
+        to.extend(self.owner.to_le_bytes());
+        to.extend(address(self.backend.ip()));
+        for word in [self.backend.port(), self.weight, self.former] {
+            to.extend(word.to_le_bytes());
+        }
+        to.extend(self.changed.to_le_bytes());
+        seal(to, start);
+    }
+
+    fn read(record: &[u8; RECORD]) -> Option<Self> {
+        let content = unseal(record)?;
+        let (vip, rest) = content.split_first_chunk::<16>()?;
+        let ([protocol, _, port @ ..], rest) = rest.split_first_chunk::<4>()?;
+        let (owner, rest) = rest.split_first_chunk::<4>()?;
+        let (backend, rest) = rest.split_first_chunk::<16>()?;
+        let (words, changed) = rest.split_first_chunk::<6>()?;
+        let [of_backend, weight, former] = words.as_chunks::<2>().0 else { return None };
+        let address = |bytes: &[u8; 16]| Ipv6Addr::from(*bytes).to_canonical();
+        let word = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes);
+        let protocol = Protocol::from_number(*protocol)?;
+        Some(Self {
+            key: ServiceKey { vip: address(vip), protocol, port: word(port) },
+            owner: u32::from_le_bytes(*owner),
+            backend: SocketAddr::new(address(backend), word(of_backend)),
+            weight: word(weight),
+            former: word(former),
+            changed: u32::from_le_bytes(changed.try_into().ok()?),
+        })
+    }
+
+    /// What a process learns from it at `now`, by [`kernel_ms`].
+    fn seat(&self, now: u32) -> EarlierSeat {
+        let &Self { backend, weight, former, .. } = self;
+        EarlierSeat {
+            backend,
+            weight,
+            former,
+            ago: Duration::from_millis(now.wrapping_sub(self.changed).into()),
+        }
+    }
+}
+
+/// The weights of this process's backends.
+#[derive(Debug)]
+pub(super) struct Seats {
+    log: RecordLog<RECORD>,
+    /// The service ports of the last snapshot.
+    last: Chunked<SharedService>,
+    /// The service ports whose weights are in the file, as they were then.
+    recorded: BTreeMap<ServiceKey, Recorded>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    service: SharedService,
+    changes: Changes,
+}
+
+impl Seats {
+    /// An empty file in this directory.
+    pub(super) fn create(directory: &Path) -> io::Result<Self> {
+        let log = RecordLog::create(directory.join(FILE))?;
+        Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new() })
+    }
+
+    /// Records the weights that have changed.
+    pub(super) fn add(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let (mut bytes, mut changed) = (Vec::new(), Vec::new());
+        for (at, service) in snapshot.specs().iter().enumerate() {
+            if self.last.get(at).is_some_and(|last| last.is_same(service)) {
+                continue;
+            }
+            let before = self.recorded.get(&service.key);
+            if let Some(new) = append(&mut bytes, before, service) {
+                changed.push((service.key, new));
+            }
+        }
+        if self.log.is_too_long(bytes.len(), || count(snapshot)) {
+            return self.rewrite(snapshot);
+        }
+        self.log.append(&bytes)?;
+        self.recorded.extend(changed);
+        self.last = snapshot.specs().clone();
+        Ok(())
+    }
+
+    /// Writes the file anew.
+    pub(super) fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let (mut bytes, mut recorded) = (Vec::new(), BTreeMap::new());
+        for service in snapshot.specs().iter() {
+            let changes = changes(self.recorded.get(&service.key), service);
+            let weights = weights(service);
+            weights.keys().for_each(|backend| write(&mut bytes, service, *backend, &weights, &changes));
+            if !weights.is_empty() {
+                recorded.insert(service.key, Recorded { service: service.clone(), changes });
+            }
+        }
+        self.log.replace(&bytes)?;
+        (self.recorded, self.last) = (recorded, snapshot.specs().clone());
+        Ok(())
+    }
+}
+
+fn owner(service: &ServiceSpec) -> u32 {
+    owner_mark(&service.namespace, &service.name)
+}
+
+/// The records that the file needs.
+fn count(snapshot: &Snapshot) -> usize {
+    snapshot.specs().iter().map(|service| weights(service).len()).sum()
+}
+
+/// When the weights of a service port changed: those that differ from the record have changed now.
+fn changes(before: Option<&Recorded>, service: &ServiceSpec) -> Changes {
+    let (was, now) = (before.map(|before| weights(&before.service)).unwrap_or_default(), kernel_ms());
+    let moved = weights(service).into_iter().filter(|(_, (weight, former))| weight != former);
+    let changed = |(backend, (weight, _)): (SocketAddr, (u16, u16))| {
+        let is_old = was.get(&backend).map_or(0, |(weight, _)| *weight) == weight;
+        let known = before.and_then(|before| before.changes.get(&backend)).filter(|_| is_old);
+        (backend, known.copied().unwrap_or(now))
+    };
+    moved.map(changed).collect()
+}
+
+/// Appends what differs from the record of a service port: weights, and zeros for backends that have none any more.
+fn append(bytes: &mut Vec<u8>, before: Option<&Recorded>, service: &SharedService) -> Option<Recorded> {
+    let was = before.map(|before| weights(&before.service)).unwrap_or_default();
+    let is = weights(service);
+    let has_same_owner = before.is_none_or(|before| owner(&before.service) == owner(service));
+    if was == is && has_same_owner {
+        return None;
+    }
+    let changes = changes(before.filter(|_| has_same_owner), service);
+    let backends: BTreeSet<SocketAddr> = was.into_keys().chain(is.keys().copied()).collect();
+    backends.into_iter().for_each(|backend| write(bytes, service, backend, &is, &changes));
+    Some(Recorded { service: service.clone(), changes })
+}
+
+fn write(
+    bytes: &mut Vec<u8>,
+    service: &ServiceSpec,
+    backend: SocketAddr,
+    weights: &Weights,
+    changes: &Changes,
+) {
+    let (weight, former) = weights.get(&backend).copied().unwrap_or_default();
+    let changed = changes.get(&backend).copied().unwrap_or_default();
+    Record { key: service.key, owner: owner(service), backend, weight, former, changed }.write(bytes);
+}
+
+/// Adds the weights of an earlier process to its service ports. A port that another Service had then gets none.
+pub(super) fn add_to(ports: &mut [EarlierPort], directory: &Path) -> io::Result<()> {
+    let (records, _) = match read(&directory.join(FILE), Record::read) {
+        // An older version has no such file.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    let mut last: BTreeMap<ServiceKey, BTreeMap<SocketAddr, Record>> = BTreeMap::new();
+    for record in records {
+        last.entry(record.key).or_default().insert(record.backend, record);
+    }
+    let now = kernel_ms();
+    for port in ports {
+        let records = last.remove(&port.key).into_iter().flat_map(BTreeMap::into_values);
+        let of_owner = records.filter(|record| record.owner == port.owner);
+        let seats = of_owner.map(|record| record.seat(now));
+        port.seats = seats.filter(|seat| (seat.weight, seat.former) != (0, 0)).collect();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidegate_pipeline::testing::lab;
+    use tidegate_snapshot::neighbors::NeighborTable;
+    use tidegate_spec::{FormerWeight, ForwardingMode, SnapshotSpec};
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_not_with_a_flipped_bit() {
+        let key = ServiceKey { vip: "2001:db8::1".parse().unwrap(), protocol: Protocol::Udp, port: 53 };
+        let backend = "10.0.0.1:5353".parse().unwrap();
+        let record = Record { key, owner: 0xdead_beef, backend, weight: 7, former: 3, changed: 0xffff_0001 };
+        let mut bytes = Vec::new();
+        record.write(&mut bytes);
+        let bytes: [u8; RECORD] = bytes.try_into().expect("the length of a record");
+        assert_eq!(Record::read(&bytes), Some(record));
+        assert_eq!(record.seat(0x0000_0001).ago, Duration::from_millis(0x1_0000), "the clock may wrap");
+        for bit in 0..RECORD * 8 {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Record::read(&changed), None, "bit {bit}");
+        }
+    }
+
+    fn service(name: &str, backends: &[&str], moved: Option<&[(&str, u16)]>) -> ServiceSpec {
+        let mut service = lab::service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.9:80", backends);
+        service.name = name.into();
+        if let Some(moved) = moved {
+            let former = moved.iter().map(|&(backend, weight)| {
+                let backend: SocketAddr = backend.parse().expect("an address");
+                FormerWeight { address: backend.ip(), port: backend.port(), weight }
+            });
+            service.flow_tracking = FlowTracking::OnChange(Arc::from_iter(former));
+        }
+        service
+    }
+
+    #[test]
+    fn the_next_process_learns_the_last_weights_of_the_services_that_follow_them() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut seats = Seats::create(directory.path()).expect("a file");
+        let mut previous = None;
+        let mut learnt = |service: ServiceSpec, is_anew: bool| {
+            let key = service.key;
+            let spec = SnapshotSpec { services: vec![service.into()], ..lab::spec() };
+            let snapshot =
+                Snapshot::compile(&spec, previous.as_ref(), &NeighborTable::new()).expect("it compiles").0;
+            let written = if is_anew { seats.rewrite(&snapshot) } else { seats.add(&snapshot) };
+            written.expect("room");
+            previous = Some(snapshot);
+            let owner = owner_mark("default", "web");
+            let mut ports = [EarlierPort { key, owner, backends: Vec::new(), seats: Vec::new() }];
+            add_to(&mut ports, directory.path()).expect("a file");
+            let seats = std::mem::take(&mut ports[0].seats).into_iter();
+            seats.map(|one| (one.backend.to_string(), one.weight, one.former)).collect::<Vec<_>>()
+        };
+        let (one, two) = ("10.0.0.11:80", "10.0.0.12:80");
+        let seat = |backend: &str, weight, former| (backend.to_owned(), weight, former);
+        assert_eq!(learnt(service("web", &[one, two], None), false), []);
+        assert_eq!(learnt(service("web", &[one, two], Some(&[])), false), [seat(one, 1, 1), seat(two, 1, 1)]);
+        let moved: &[_] = &[(one, 1), (two, 0)];
+        assert_eq!(learnt(service("web", &[two], Some(moved)), false), [seat(one, 0, 1), seat(two, 1, 0)]);
+        assert_eq!(learnt(service("web", &[two], Some(moved)), true), [seat(one, 0, 1), seat(two, 1, 0)]);
+        assert_eq!(learnt(service("web", &[two], Some(&[])), false), [seat(two, 1, 1)], "the window is over");
+        assert_eq!(learnt(service("other", &[two], Some(&[])), false), [], "another Service has the port");
+        assert_eq!(learnt(service("web", &[two], None), false), [], "it follows its seats no longer");
+    }
+}
