@@ -27,7 +27,7 @@ use tidegate_spec::verdict::DropReason;
 use tokio::sync::{mpsc, oneshot};
 
 use super::announcements;
-use super::controller::{Command, Drained};
+use super::command::{Command, Drained};
 use super::flow_sharing::Shown;
 use super::flows::{self, Listing};
 use super::layer2::Layer2View;

@@ -18,7 +18,7 @@ use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::{mpsc, watch};
 
 use super::address_file::AddressFile;
-use super::controller::Command;
+use super::command::Command;
 use super::operator::Operator;
 use super::snat_exchange::SnatLinks;
 use super::state::State;

@@ -1,0 +1,66 @@
+//! The requests that change the desired state, from the operator and from the exchange with other gateways.
+//!
+//! Invariant: each request has one answer, and a request of an operator who was told that it failed is not carried out.
+
+use tidegate_admin_api::ReloadAnswer;
+use tidegate_policy::reconcile::DrainTarget;
+use tokio::sync::oneshot;
+
+use super::moved_seats::Moved;
+
+/// A request of the operator or of another thread that changes the desired state. The answer is sent when it is decided.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Drain a backend, or all backends of a node. The answer is the list of everything that is drained.
+    Drain(DrainTarget, oneshot::Sender<Drained>),
+    /// Undrain. The answer is the list of everything that is still drained, or `None` if the target was not drained.
+    Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
+    /// Drain the gateway itself. The answer is why a restart would lose that.
+    DrainGateway(oneshot::Sender<Option<String>>),
+    /// Undrain the gateway itself. The answer is like that of a drain, or `None` if the command did not drain it.
+    UndrainGateway(oneshot::Sender<Option<Option<String>>>),
+    /// Read the configuration again.
+    Reload(oneshot::Sender<ReloadAnswer>),
+    /// Learn which backends changed before this gateway started. The answer says that the workers know it.
+    LearnSeats(Moved, oneshot::Sender<()>),
+}
+
+impl Command {
+    /// Whether nobody waits for the answer to a request of the operator, who was then told that it failed.
+    pub(super) fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Drain(_, answer) => answer.is_closed(),
+            Self::Undrain(_, answer) => answer.is_closed(),
+            Self::DrainGateway(answer) => answer.is_closed(),
+            Self::UndrainGateway(answer) => answer.is_closed(),
+            Self::Reload(answer) => answer.is_closed(),
+            Self::LearnSeats(..) => false,
+        }
+    }
+}
+
+/// The result of a drain or undrain.
+#[derive(Debug)]
+pub(super) struct Drained {
+    /// The drained targets.
+    pub(super) targets: Vec<String>,
+    /// Why a restart would lose them.
+    pub(super) not_kept: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_whose_sender_no_longer_waits_is_not_made() {
+        let (answer, waits) = oneshot::channel();
+        let command = Command::DrainGateway(answer);
+        assert!(!command.is_abandoned());
+        drop(waits);
+        assert!(command.is_abandoned());
+        let (answer, waits) = oneshot::channel();
+        drop(waits);
+        assert!(Command::Drain("node-a".parse().expect("a node"), answer).is_abandoned());
+    }
+}

@@ -1,0 +1,152 @@
+//! The first phase of a round: collects everything that the round is computed from.
+//!
+//! [`Gatherer`] keeps the newest of each input between rounds. [`Gathered`] borrows it, so no input changes during a round.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_cluster::plan::LeaseHolders;
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::ObjectKey;
+use tidegate_policy::pools::{Allocations, Authority, Holdings};
+use tidegate_source::{RefusedObject, SourceUpdate};
+use tokio::time::Instant;
+
+use crate::daemon::cluster::Cluster;
+use crate::daemon::configuration::Configuration;
+use crate::daemon::drains::Drains;
+use crate::daemon::list_copies::ListCopies;
+
+/// The newest inputs.
+pub(in crate::daemon) struct Gatherer {
+    pub(in crate::daemon) configuration: Configuration,
+    /// The copies of the lists of `protection`.
+    pub(in crate::daemon) copies: Arc<ListCopies>,
+    /// The current state of the source; `None` before its first state.
+    pub(in crate::daemon) manifests: Option<SourceUpdate>,
+    /// The results of the health checks.
+    pub(in crate::daemon) verdicts: Verdicts,
+    /// What operators have drained.
+    pub(in crate::daemon) drained: Drains,
+    /// What is wrong with the annotation that drains the gateway.
+    pub(in crate::daemon) annotation_fault: Option<String>,
+    /// The holders of the Leases of VIPs.
+    pub(in crate::daemon) lease_holders: Arc<LeaseHolders>,
+    /// The Services that were refused in the last round because of an error in their manifest.
+    refused: BTreeSet<ObjectKey>,
+}
+
+/// The addresses that Services have before the round.
+pub(in crate::daemon) struct Given<'a> {
+    pub(super) allocations: &'a Arc<Allocations>,
+    /// Whether a file of this gateway keeps them: then it decides on addresses.
+    pub(super) are_kept_here: bool,
+}
+
+/// The inputs of one round.
+pub(in crate::daemon) struct Gathered<'a> {
+    pub(super) inputs: &'a Gatherer,
+    pub(super) manifests: &'a SourceUpdate,
+    /// Services that were refused in the last round and are not any more: they get their addresses again.
+    pub(super) mended: Vec<ObjectKey>,
+    began: Instant,
+    /// When the first change was seen that the round is made for.
+    seen: std::time::Instant,
+}
+
+impl Gatherer {
+    /// The inputs before the first objects.
+    pub(in crate::daemon) fn new(
+        configuration: Configuration,
+        copies: Arc<ListCopies>,
+        drained: Drains,
+    ) -> Self {
+        Self {
+            configuration,
+            copies,
+            manifests: None,
+            verdicts: Verdicts::default(),
+            drained,
+            annotation_fault: None,
+            lease_holders: Arc::default(),
+            refused: BTreeSet::new(),
+        }
+    }
+
+    /// Collects the inputs of a round; `None` before the first objects. `seen` is when the first change of the round was
+    /// seen. Which gateway decides on addresses, and which are withheld, is set here.
+    pub(in crate::daemon) fn gather(
+        &mut self,
+        seen: Option<std::time::Instant>,
+        given: &Given<'_>,
+        cluster: &mut Cluster,
+    ) -> Option<Gathered<'_>> {
+        let manifests = self.manifests.as_ref()?;
+        let began = Instant::now();
+        let settings = &mut self.configuration.settings;
+        cluster.check_peers(manifests, given.allocations, settings);
+        let mut mended = Vec::new();
+        if given.are_kept_here {
+            let withheld = waiting(given.allocations, &manifests.refused);
+            settings.authority = Authority::Decides { withheld };
+            let refused = manifests.refused.iter().filter(|refused| refused.kind == "Service");
+            let refused = refused.map(|refused| refused.key.clone()).collect();
+            mended.extend(std::mem::replace(&mut self.refused, refused));
+            mended.retain(|key| !self.refused.contains(key) && manifests.objects.services.contains_key(key));
+        }
+        let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
+        Some(Gathered { inputs: self, manifests, mended, began, seen })
+    }
+}
+
+impl Gathered<'_> {
+    /// The time since the round began.
+    pub(super) fn took(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The time since the first change was seen that the round is made for.
+    pub(super) fn since_change(&self) -> Duration {
+        self.seen.elapsed()
+    }
+}
+
+/// The addresses of Services that are refused because of an error in their manifest: no other Service gets them, so that
+/// the Service has them again when the error is mended.
+fn waiting(given: &Allocations, refused: &[RefusedObject]) -> BTreeSet<IpAddr> {
+    let refused = refused.iter().filter(|refused| refused.kind == "Service");
+    let holdings = refused.filter_map(|refused| {
+        given.by_service.get(&refused.key).or_else(|| given.departed.get(&refused.key))
+    });
+    holdings.flat_map(Holdings::load_balancer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_policy::pools::Held;
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_refused_services_wait_for_them_before_and_after_a_restart() {
+        let address = |n: u8| IpAddr::from([203, 0, 113, n]);
+        let holds = |name: &str, n: u8| {
+            (ObjectKey::new("shop", name), Holdings::new("", vec![Held::of_status(address(n))]))
+        };
+        let given = Allocations {
+            by_service: [holds("served", 1), holds("just-loaded", 2)].into_iter().collect(),
+            departed: [holds("known-before", 3), holds("deleted", 4)].into_iter().collect(),
+        };
+        let refused = |kind, name: &str| RefusedObject {
+            kind,
+            key: ObjectKey::new("shop", name),
+            service: None,
+            faults: Vec::new(),
+        };
+        let all = ["just-loaded", "known-before", "never-seen"].map(|name| refused("Service", name));
+        assert_eq!(waiting(&given, &all), [address(2), address(3)].into());
+        assert_eq!(waiting(&given, &[refused("EndpointSlice", "served")]), [].into());
+    }
+}

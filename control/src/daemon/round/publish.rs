@@ -1,0 +1,94 @@
+//! The third phase of a round: gives the desired state to the workers.
+//!
+//! Its result is the outcome with what only the compiler of the snapshot knows: which parts no worker has.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::Outcome;
+use tidegate_spec::Problem;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::decide::Decided;
+use super::gather::Gathered;
+use crate::daemon::left_out::Completion;
+use crate::daemon::publisher::Publisher;
+use crate::daemon::self_check::Subject;
+use crate::daemon::state::State;
+
+/// The publication of desired states.
+pub(in crate::daemon) struct Publication {
+    publisher: Publisher,
+    completion: Completion,
+    /// Who waits until the workers know which backends changed before this gateway started.
+    seats_learnt: Vec<oneshot::Sender<()>>,
+    state: Arc<State>,
+}
+
+/// What became of a desired state at the workers.
+pub(in crate::daemon) struct Published<'a> {
+    pub(super) gathered: Gathered<'a>,
+    /// The desired state, with the backends that were left out.
+    pub(super) outcome: Arc<Outcome>,
+    /// Parts that the dataplane leaves out.
+    pub(super) problems: Vec<Problem>,
+    /// Services whose newest state the workers have not applied yet.
+    pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
+    /// The subject of a comparison, if one is due.
+    pub(super) subject: Option<Subject>,
+    /// The number of comparisons that were due so far.
+    pub(super) comparisons: u64,
+    version_applied: u64,
+}
+
+impl Publication {
+    /// Nothing is published yet.
+    pub(in crate::daemon) fn new(publisher: Publisher, state: Arc<State>) -> Self {
+        Self { publisher, completion: Completion::default(), seats_learnt: Vec::new(), state }
+    }
+
+    /// The generation of the next state.
+    pub(in crate::daemon) fn next_generation(&self) -> u64 {
+        self.publisher.next_generation()
+    }
+
+    /// When [`Self::publish`] must be called although nothing changes.
+    pub(in crate::daemon) fn due(&self) -> Option<Instant> {
+        self.publisher.due()
+    }
+
+    /// Answers when the workers know what the next round changes.
+    pub(in crate::daemon) fn answer_after_next(&mut self, answer: oneshot::Sender<()>) {
+        self.seats_learnt.push(answer);
+    }
+
+    /// Publishes the desired state if it differs from the last one, and waits with a limit for the workers to apply it.
+    pub(in crate::daemon) async fn publish<'a>(&mut self, decided: Decided<'a>) -> Published<'a> {
+        if decided.recompiles() {
+            self.publisher.recompile();
+        }
+        let Decided { gathered, outcome, mut subject, comparisons, .. } = decided;
+        let problems = self.publisher.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
+        for answer in self.seats_learnt.drain(..) {
+            // Nobody waits if the exchange has ended.
+            let _ = answer.send(());
+        }
+        let manifests = gathered.manifests;
+        let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
+        let outcome = self.completion.complete(outcome, &problems, &manifests.objects);
+        if let Some(subject) = &mut subject {
+            subject.snapshot = self.publisher.in_use();
+        }
+        let version_applied = self.publisher.version_applied();
+        Published { gathered, outcome, problems, unapplied, subject, comparisons, version_applied }
+    }
+}
+
+impl Published<'_> {
+    /// The version of the newest Services that all workers have applied.
+    pub(super) fn version_applied(&self) -> u64 {
+        self.version_applied
+    }
+}
