@@ -497,8 +497,8 @@ fn flow_sharing(shown: &Shown) -> api::FlowSharingStatus {
     };
     api::FlowSharingStatus {
         mode: shown.mode.to_owned(),
-        key: shown.key.clone(),
-        accepted_key: shown.accepted_key.clone(),
+        key: shown.keys.own.clone(),
+        accepted_key: shown.keys.accepted.clone(),
         finds_peers: shown.finds_peers,
         peers: shown.peers.iter().map(peer).collect(),
     }

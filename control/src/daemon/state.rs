@@ -28,7 +28,7 @@ use tidegate_source::{SourceState, SourceUpdate};
 use tidegate_spec::Problem;
 use tokio::sync::watch;
 
-use super::flow_sharing::{self, Shown};
+use super::flow_sharing::{self, Gap, Shown};
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::layer2::Layer2View;
 use super::moved_seats::MovedSeats;
@@ -254,20 +254,20 @@ impl State {
     pub(super) fn interrupt(&self) {
         if let Some(shown) = self.flow_sharing.get() {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
-            (shown.was_interrupted, shown.catches_up, shown.is_cut_off) = (true, true, true);
+            shown.gap = Gap { catches_up: true, was_interrupted: true, is_cut_off: true };
         }
     }
 
     /// Whether the gateway has started or was interrupted, and has not got the flows of other gateways yet.
     pub(super) fn catches_up(&self) -> bool {
         let shown = self.flow_sharing.get();
-        shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).catches_up)
+        shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.catches_up)
     }
 
     /// Whether it catches up because other gateways may serve its VIPs since its start or the interruption.
     pub(super) fn is_cut_off(&self) -> bool {
         let shown = self.flow_sharing.get();
-        shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).is_cut_off)
+        shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.is_cut_off)
     }
 
     /// The other gateway with the same name.
