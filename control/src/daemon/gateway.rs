@@ -1,0 +1,264 @@
+//! The running gateway without its dataplane: the loop that runs the rounds, and its end.
+//!
+//! [`Gateway::run`] waits for everything that can change the desired state ([`Inputs`]). It lets changes settle, and has the
+//! [`Controller`] reconcile and publish.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_admin_api::{DrainRequester, GatewayDrainState};
+use tidegate_announce::Announcer;
+use tidegate_cluster::cpu_time;
+use tidegate_source::SourceState;
+use tokio::time::{Instant, sleep_until};
+
+use super::announcements;
+use super::controller::Controller;
+use super::drain_watch::DrainWatch;
+use super::flow_sharing::FlowExchange;
+use super::inputs::{Inputs, Wake};
+use super::pace::Pace;
+use super::start::Listeners;
+use super::state::State;
+use super::supervisor::Supervisor;
+use super::vital::Vital;
+
+/// Exit code if another gateway has the same `metadata.name` at the same API server.
+const NAME_TAKEN: u8 = 3;
+/// A gateway that finds its name taken within this time after its start exits. A later one has flows, and keeps
+/// forwarding them.
+const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
+/// The maximum time for the threads of the dataplane to end. Each of them ends at the end of its turn, unless it hangs.
+const THREADS_END: Duration = Duration::from_secs(10);
+/// The same after one of them has failed: packets are being lost, and one that hangs does not end.
+const THREADS_END_AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// How often the loop looks whether a task has ended that must not.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
+/// packets elsewhere.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
+
+/// A running gateway, without its dataplane.
+pub(super) struct Gateway {
+    pub(super) _held: Held,
+    pub(super) controller: Controller,
+    pub(super) inputs: Inputs,
+    pub(super) state: Arc<State>,
+    pub(super) announcer: Arc<Announcer>,
+    /// The tasks and threads that must not end.
+    pub(super) vital: Vital,
+    /// The latest end of the drain that a signal has begun.
+    pub(super) stops_at: Option<Instant>,
+}
+
+/// What runs until it is dropped.
+pub(super) struct Held {
+    _listeners: Listeners,
+    _flow_exchange: Option<FlowExchange>,
+    _drain_watch: DrainWatch,
+}
+
+impl Held {
+    pub(super) fn new(
+        listeners: Listeners,
+        flow_exchange: Option<FlowExchange>,
+        drain_watch: DrainWatch,
+    ) -> Self {
+        Self { _listeners: listeners, _flow_exchange: flow_exchange, _drain_watch: drain_watch }
+    }
+}
+
+/// How the loop ends.
+pub(super) struct End {
+    pub(super) code: ExitCode,
+    /// How long to keep forwarding.
+    pub(super) grace: Duration,
+    /// How long to wait for the threads of the dataplane.
+    pub(super) threads_end: Duration,
+}
+
+impl End {
+    fn new(code: ExitCode, grace: Duration) -> Self {
+        Self { code, grace, threads_end: THREADS_END }
+    }
+
+    /// The end because of a failure that only a new process can fix.
+    fn of_failure(why: &str) -> Self {
+        tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
+        // Packets may already be lost.
+        Self { threads_end: THREADS_END_AFTER_FAILURE, ..Self::new(ExitCode::FAILURE, Duration::ZERO) }
+    }
+}
+
+impl Gateway {
+    /// Runs a round after each change, until a signal, a dead thread or task, or another gateway's name ends it.
+    pub(super) async fn run(&mut self) -> End {
+        self.state.turn.begin();
+        self.inputs.pass_to(&mut self.controller);
+        self.controller.apply(None).await;
+        let started = Instant::now();
+        let mut pace = Pace::begin();
+        let mut supervisor = Supervisor::of_environment();
+        self.tell(&mut supervisor);
+        match self.inputs.manifests.borrow().revision {
+            0 => tracing::info!(gateway = self.controller.config().name, "waiting for the initial objects"),
+            _ => tracing::info!(gateway = self.controller.config().name, "forwarding"),
+        }
+        let end = loop {
+            let mut seen = None;
+            if let Some(end) = self.stops() {
+                break end;
+            }
+            let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
+            self.state.turn.end();
+            let wake = self.wait(due, &mut supervisor).await;
+            self.state.turn.begin();
+            match wake {
+                Wake::Changed => {
+                    seen = self.inputs.seen.take();
+                    sleep_until(pace.next()).await;
+                }
+                Wake::Compared => {
+                    // Most comparisons find no difference, and no round is due.
+                    if !self.controller.heal() {
+                        continue;
+                    }
+                    sleep_until(pace.next()).await;
+                }
+                Wake::Command(command) => self.controller.execute(command).await,
+                Wake::Reload => {
+                    self.controller.request_reload();
+                    continue;
+                }
+                Wake::Read(read) => {
+                    self.controller.reload(*read);
+                    self.inputs.source.reload();
+                }
+                Wake::End => match self.begin_stop() {
+                    Some(end) => break end,
+                    None => supervisor.stopping(),
+                },
+                Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
+                    tracing::error!("exiting: another gateway has the same metadata.name");
+                    break End::new(ExitCode::from(NAME_TAKEN), Duration::ZERO);
+                }
+                Wake::NameTaken => {
+                    tracing::error!(
+                        "another gateway has the same metadata.name: this one keeps forwarding existing traffic; change the name of one of them"
+                    );
+                }
+                Wake::Failed(why) => break End::of_failure(&why),
+            }
+            self.inputs.pass_to(&mut self.controller);
+            // The main thread runs this loop and its rounds. Elapsed time would include the CPU time of others: on a
+            // busy machine each slow round would be followed by an equally long pause.
+            let before = cpu_time();
+            self.controller.apply(seen).await;
+            pace.ended(cpu_time().saturating_sub(before));
+            self.tell(&mut supervisor);
+        };
+        supervisor.stopping();
+        end
+    }
+
+    /// Waits for something to happen, or for `due`. Meanwhile it looks whether a task has ended that must not, and tells the
+    /// supervisor's watchdog, and who asks `/watchdog`, that the loop goes on.
+    async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
+        loop {
+            let looks = self.state.dataplane.looks();
+            self.state.progress.seen(looks);
+            supervisor.goes_on(looks);
+            if let Some(what) = self.vital.ended() {
+                return Wake::Failed(format!("{what} ended unexpectedly"));
+            }
+            let next = self.inputs.next(due, self.controller.read());
+            if let Ok(wake) = tokio::time::timeout(LOOK_EVERY, next).await {
+                return wake;
+            }
+        }
+    }
+
+    /// Tells the supervisor whether the gateway forwards, or what it waits for.
+    fn tell(&self, supervisor: &mut Supervisor) {
+        let health = self.state.health();
+        supervisor.notify(self.state.forwards(), || {
+            waits_for(&self.inputs.source.state().borrow(), &health.degraded)
+        });
+    }
+
+    /// A signal has requested the end. Returns the end, or `None` if the gateway drains first: then the loop goes on, so
+    /// that changes of backends reach the packets that still come.
+    fn begin_stop(&mut self) -> Option<End> {
+        let is_taken = self.inputs.cluster.name_taken.borrow().is_some();
+        let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
+        let is_drained = self.state.drain.phase() == GatewayDrainState::Drained;
+        self.state.request_drain(DrainRequester::Signal, true);
+        let config = self.controller.config();
+        match config.drain.stop_timeout(config.announce.is_withdrawable()) {
+            _ if is_drained => Some(End::new(code, Duration::ZERO)),
+            _ if self.stops_at.is_some() => {
+                tracing::warn!("a second signal ends the drain: stopping now");
+                Some(End::new(code, Duration::ZERO))
+            }
+            Some(timeout) if !is_taken => {
+                tracing::info!(?timeout, quiet = ?config.drain.quiet, "stopping when no packet comes any more, or at the timeout");
+                self.stops_at = Some(Instant::now() + timeout);
+                None
+            }
+            _ => Some(End::new(code, SHUTDOWN_GRACE)),
+        }
+    }
+
+    /// The end of the drain that a signal has begun, if it is time.
+    fn stops(&self) -> Option<End> {
+        let stops_at = self.stops_at?;
+        let is_late = Instant::now() >= stops_at;
+        if is_late && self.state.drain.phase() != GatewayDrainState::Drained {
+            let drain = self.state.drain.view();
+            tracing::warn!(
+                packets_per_second = drain.packets_per_second,
+                flows = drain.flows,
+                "stopping although packets still come: drain.stopTimeout is over"
+            );
+        }
+        (is_late || self.state.drain.phase() == GatewayDrainState::Drained)
+            .then_some(End::new(ExitCode::SUCCESS, Duration::ZERO))
+    }
+
+    /// Keeps forwarding for `grace`, and ends everything but the dataplane.
+    pub(super) async fn shut_down(mut self, grace: Duration) {
+        tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
+        self.state.request_drain(DrainRequester::Signal, true);
+        // Routers must have another way before this gateway stops to forward.
+        announcements::withdraw(Arc::clone(&self.announcer)).await;
+        // Old and new flows are forwarded to the last moment. No other gateway takes them over until a router has seen
+        // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a
+        // second or three later.
+        let forwarding = async {
+            tokio::select! {
+                () = tokio::time::sleep(grace) => {}
+                () = self.inputs.signals.end() => {}
+            }
+        };
+        // The slow tasks run during the grace period.
+        // The VIPs first: other gateways take them over while this one still forwards.
+        let leave = async {
+            self.controller.leave_layer2().await;
+            self.controller.leave_cluster().await;
+        };
+        tokio::join!(forwarding, leave, self.inputs.source.save());
+        announcements::stop(self.announcer).await;
+    }
+}
+
+/// Why the gateway does not forward yet, as text for people.
+fn waits_for(source: &SourceState, degraded: &[String]) -> String {
+    if !degraded.is_empty() {
+        return format!("cannot forward: {}", degraded.join("; "));
+    }
+    match &source.last_error {
+        Some(why) => format!("waiting for the initial objects: {why}"),
+        None => "waiting for objects, or for the workers to apply them".to_owned(),
+    }
+}

@@ -1,0 +1,203 @@
+//! Starts everything but the dataplane, and connects the parts.
+//!
+//! Invariant: a part that others need is started before them. A failure ends what was started until then.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use tidegate_announce::Announcer;
+use tidegate_cluster::{ClusterWriter, FlowPeers};
+use tidegate_dataplane::gateway::Dataplane;
+use tidegate_health::{Checker, Limits, NetworkProber};
+use tidegate_model::config::GatewayConfig;
+use tokio::sync::{mpsc, watch};
+
+use super::command::Command;
+use super::controller::Controller;
+use super::flow_sharing::{FlowExchange, Teach};
+use super::gateway::{Gateway, Held};
+use super::inputs::{FromCluster, Inputs, Signals};
+use super::layer2::Layer2;
+use super::list_copies::Lists;
+use super::start::{self, Listeners, Source};
+use super::state::State;
+use super::vital::Vital;
+use super::{announcements, drain_watch, flood_log, kube_proxy, observer};
+
+impl Gateway {
+    /// Starts everything but the dataplane.
+    pub(super) async fn start(
+        path: &Path,
+        config: GatewayConfig,
+        lists: Lists,
+        dataplane: &Arc<Dataplane>,
+        failures: watch::Receiver<Option<String>>,
+        changes: watch::Receiver<()>,
+    ) -> anyhow::Result<Self> {
+        let source = Source::open(&config)?;
+        let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
+        let checker = Checker::start(prober, Limits::of_this_process(), &config.name);
+        let verdicts = checker.verdicts();
+        let state = state(&config, dataplane, &checker, &source);
+        let (operator, commands) = mpsc::channel(16);
+        let flow_peers = Arc::default();
+        let flow_exchange = share_flows(&config, dataplane, &state, operator.clone(), &flow_peers)?;
+        let listeners = start::listeners(&config, &state, operator).await?;
+        let cluster = start::cluster(&config, &source);
+        if let Some(cluster) = &cluster {
+            state.join_cluster(cluster.counts(), cluster.name_taken());
+            let _ = flow_peers.set(cluster.flow_peers());
+        }
+        let from_cluster = FromCluster::of(cluster.as_ref());
+        let mut vital = Vital::default();
+        let kube_proxy = kube_proxy::follow(&config, &mut vital);
+        vital.task("the log of SYN floods", flood_log::follow(dataplane));
+        let (symptoms, observer) = observer::follow(&state);
+        vital.task("the search for misconfigurations", observer);
+        state.show_symptoms(symptoms.clone());
+        let addresses = start::address_file(&config);
+        let announcer = announcements::start(&config, &state)?;
+        let layer2 = layer2(&config, dataplane, &state, cluster.as_ref(), &source)?;
+        let parts = Parts {
+            source: &source,
+            checker: &checker,
+            listeners: &listeners,
+            flow_exchange: flow_exchange.as_ref(),
+            cluster: cluster.as_ref(),
+            layer2: &layer2,
+            announcer: &announcer,
+        };
+        parts.add_to(&mut vital);
+        let lease_holders = layer2.holders();
+        let mut controller = Controller::new(
+            config,
+            path,
+            Arc::clone(dataplane),
+            Arc::clone(&state),
+            checker,
+            (cluster, layer2),
+            Arc::clone(&announcer),
+        );
+        controller.keep_earlier_backends();
+        if let Some(addresses) = addresses {
+            controller.resume(addresses);
+        }
+        controller.begin_with(lists);
+        let inputs = Inputs {
+            manifests: source.updates(),
+            seen: None,
+            source,
+            verdicts,
+            unbound: controller.unbound(),
+            symptoms,
+            cluster: from_cluster,
+            drain: state.drain.changes(),
+            kube_proxy,
+            lease_holders,
+            commands,
+            failures,
+            changes,
+            comparisons: controller.comparisons_end(),
+            signals: Signals::receive()?,
+        };
+        vital.sender("the listeners of health-check node ports", controller.unbound());
+        let drain_watch = drain_watch::follow(&state);
+        vital.task("the count of packets during a drain", drain_watch.task());
+        let held = Held::new(listeners, flow_exchange, drain_watch);
+        Ok(Self { _held: held, controller, inputs, state, stops_at: None, announcer, vital })
+    }
+}
+
+/// The state that other tasks read. From now on checks fail only while the gateway can forward.
+fn state(
+    config: &GatewayConfig,
+    dataplane: &Arc<Dataplane>,
+    checker: &Checker,
+    source: &Source,
+) -> Arc<State> {
+    let state = State::new(config.name.clone(), Arc::clone(dataplane), checker.counts(), source.state());
+    let state = Arc::new(state);
+    let of_checks = Arc::downgrade(&state);
+    checker.fail_only_while(move || of_checks.upgrade().is_none_or(|state| state.can_forward()));
+    state.configure(config);
+    state
+}
+
+/// Starts the exchange of flows with other gateways, if the configuration shares any.
+fn share_flows(
+    config: &GatewayConfig,
+    dataplane: &Arc<Dataplane>,
+    state: &Arc<State>,
+    commands: mpsc::Sender<Command>,
+    flow_peers: &Arc<OnceLock<FlowPeers>>,
+) -> anyhow::Result<Option<FlowExchange>> {
+    let of_exchange = Arc::clone(state);
+    let is_able = move || of_exchange.forwards();
+    let seats = (&state.moved_seats, teach(commands));
+    let links = (state.sharing_keys(), start::snat_links(dataplane, state));
+    let flow_exchange = FlowExchange::start(config, dataplane, is_able, seats, flow_peers, links)?;
+    if let Some(exchange) = &flow_exchange {
+        state.share_flows(exchange.shown());
+    }
+    Ok(flow_exchange)
+}
+
+/// How the exchange with other gateways gives the controller changes of backends that it has not seen.
+fn teach(commands: mpsc::Sender<Command>) -> Teach {
+    Box::new(move |moved, answer| match commands.try_send(Command::LearnSeats(moved, answer)) {
+        Err(mpsc::error::TrySendError::Full(Command::LearnSeats(moved, _))) => Some(moved),
+        // Otherwise the controller has them, or the gateway stops.
+        _ => None,
+    })
+}
+
+/// Starts the keeper of the VIPs on layer 2.
+fn layer2(
+    config: &GatewayConfig,
+    dataplane: &Arc<Dataplane>,
+    state: &Arc<State>,
+    cluster: Option<&ClusterWriter>,
+    source: &Source,
+) -> anyhow::Result<Layer2> {
+    let connector = match source {
+        Source::Watched(watched) => Some(watched.connector()),
+        Source::Directory(..) => None,
+    };
+    let of_layer2 = Arc::clone(state);
+    let is_cut_off = move || of_layer2.is_cut_off();
+    let ownership = dataplane.neighbors().ownership();
+    let (layer2, view) = Layer2::start(config, cluster.zip(connector), ownership, is_cut_off)?;
+    state.join_layer2(view);
+    Ok(layer2)
+}
+
+/// The parts whose tasks and threads must not end.
+struct Parts<'a> {
+    source: &'a Source,
+    checker: &'a Checker,
+    listeners: &'a Listeners,
+    flow_exchange: Option<&'a FlowExchange>,
+    cluster: Option<&'a ClusterWriter>,
+    layer2: &'a Layer2,
+    announcer: &'a Arc<Announcer>,
+}
+
+impl Parts<'_> {
+    fn add_to(&self, vital: &mut Vital) {
+        vital.sender("the source of the objects", self.source.updates());
+        vital.sender("the state of the source", self.source.state());
+        vital.sender("the health checks", self.checker.verdicts());
+        self.listeners.add_to(vital);
+        if let Some(exchange) = self.flow_exchange {
+            vital.sender("flow sharing", exchange.lives());
+        }
+        for task in self.cluster.into_iter().flat_map(ClusterWriter::tasks) {
+            vital.task("the writer to the API server", task.clone());
+        }
+        if let Some(task) = self.layer2.task() {
+            vital.task("the keeper of VIPs on layer 2", task);
+        }
+        let of_announcements = Arc::clone(self.announcer);
+        vital.add("the thread of the announcements", move || of_announcements.has_ended());
+    }
+}
