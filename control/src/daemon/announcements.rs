@@ -15,7 +15,8 @@ use tidegate_announce::announcer::{Condition, Round, Setup, directory_beside};
 use tidegate_announce::status::{BgpStatus, KernelStatus, PeerStatus, Status};
 use tidegate_model::config::GatewayConfig;
 
-use super::state::{self, State};
+use super::last_round;
+use super::state::State;
 
 /// The longest wait for the withdrawal at the end. BIRD needs some 20 ms for 10,000 routes.
 const WITHDRAW_MAX: Duration = Duration::from_millis(800);
@@ -50,7 +51,7 @@ pub(super) fn setup(config: &GatewayConfig) -> Setup {
 }
 
 /// The part of a round that the announcer uses.
-pub(super) fn round(round: &state::Round) -> Round {
+pub(super) fn round(round: &last_round::Round) -> Round {
     // Pools say which gateways announce their addresses, and how.
     let vips = round.outcome.services.iter().flat_map(|service| &service.vips);
     let withheld: BTreeSet<IpAddr> =

@@ -94,7 +94,7 @@ impl End {
 impl Gateway {
     /// Runs a round after each change, until a signal, a dead thread or task, or another gateway's name ends it.
     pub(super) async fn run(&mut self) -> End {
-        self.state.turn.begin();
+        self.state.main_loop.turn.begin();
         self.inputs.pass_to(&mut self.controller);
         self.controller.apply(None).await;
         let started = Instant::now();
@@ -111,9 +111,9 @@ impl Gateway {
                 break end;
             }
             let due = self.controller.due().into_iter().chain(supervisor.due()).chain(self.stops_at).min();
-            self.state.turn.end();
+            self.state.main_loop.turn.end();
             let wake = self.wait(due, &mut supervisor).await;
-            self.state.turn.begin();
+            self.state.main_loop.turn.begin();
             match wake {
                 Wake::Changed => {
                     seen = self.inputs.seen.take();
@@ -167,7 +167,7 @@ impl Gateway {
     async fn wait(&mut self, due: Option<Instant>, supervisor: &mut Supervisor) -> Wake {
         loop {
             let looks = self.state.dataplane.looks();
-            self.state.progress.seen(looks);
+            self.state.main_loop.progress.seen(looks);
             supervisor.goes_on(looks);
             if let Some(what) = self.vital.ended() {
                 return Wake::Failed(format!("{what} ended unexpectedly"));

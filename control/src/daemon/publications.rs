@@ -6,6 +6,8 @@ use std::sync::{PoisonError, RwLock};
 use jiff::Timestamp;
 use tidegate_model::time::whole_seconds;
 
+use crate::telemetry::Timings;
+
 /// The newest desired state cannot be published: the last good one keeps forwarding.
 #[derive(Debug, Clone)]
 pub(super) struct PublishFailure {
@@ -32,9 +34,15 @@ pub(super) struct Publications {
     desired: AtomicU64,
     failures: AtomicU64,
     failure: RwLock<Option<PublishFailure>>,
+    timings: Timings,
 }
 
 impl Publications {
+    /// How long updates took.
+    pub(super) fn timings(&self) -> &Timings {
+        &self.timings
+    }
+
     /// The newest generation that was published.
     pub(super) fn desired(&self) -> u64 {
         self.desired.load(Ordering::Relaxed)

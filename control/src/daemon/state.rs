@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -20,16 +20,15 @@ use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
 use tidegate_health::health_check_node_port::HealthReport;
 use tidegate_model::config::GatewayConfig;
-use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
-use tidegate_policy::reconcile::{DrainTarget, Finding, Outcome};
 use tidegate_sharing::{Keys, Snat};
-use tidegate_source::{SourceState, SourceUpdate};
+use tidegate_source::SourceState;
 use tidegate_spec::Problem;
 use tokio::sync::watch;
 
 use super::flow_sharing::{self, Gap, Shown};
 use super::gateway_drain::{Counted, GatewayDrain};
+use super::last_round::{Round, Rounds};
 use super::layer2::Layer2View;
 use super::moved_seats::MovedSeats;
 use super::publications::{Publications, PublishFailure};
@@ -37,39 +36,7 @@ use super::readiness::Readiness;
 use super::self_check::Comparisons;
 use super::symptoms::Symptoms;
 use super::turn::{Progress, Turn};
-use crate::telemetry::{
-    self, CheckSample, DataplaneSample, Generations, Latencies, Process, PublicationSample, RoundSample,
-    Sample, Timings,
-};
-
-/// How long a scrape waits for the workers' count of local ports in use.
-const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
-
-/// The result of a round of the controller.
-#[derive(Debug, Clone)]
-pub(super) struct Round {
-    /// The desired state, and what was not granted.
-    pub(super) outcome: Arc<Outcome>,
-    /// What this gateway alone found.
-    pub(super) own_findings: Vec<Finding>,
-    /// Services whose newest state the workers have not applied yet.
-    pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
-    /// Parts that the dataplane leaves out.
-    pub(super) problems: Vec<Problem>,
-    /// The objects from which it was computed.
-    pub(super) manifests: SourceUpdate,
-    /// Targets that the operator drained.
-    pub(super) drained: BTreeSet<DrainTarget>,
-    /// When it ended.
-    pub(super) ended: Timestamp,
-}
-
-impl Round {
-    /// What was not granted, and what this gateway alone found.
-    pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
-        self.outcome.findings.iter().chain(&self.own_findings)
-    }
-}
+use crate::telemetry::{Generations, Latencies};
 
 /// The state that other tasks read.
 #[derive(Debug)]
@@ -83,25 +50,49 @@ pub(super) struct State {
     pub(super) comparisons: Arc<Comparisons>,
     /// The drain of the gateway itself.
     pub(super) drain: GatewayDrain,
-    /// The turn of the daemon's loop.
-    pub(super) turn: Turn,
     /// Whether the daemon's loop goes on.
-    pub(super) progress: Progress,
+    pub(super) main_loop: Loop,
     /// Which backends changed lately, for other gateways.
     pub(super) moved_seats: Arc<MovedSeats>,
-    timings: Timings,
     readiness: Readiness,
-    publications: Publications,
-    /// Log lines that were left out.
-    lines_left_out: AtomicU64,
-    last: RwLock<Option<Arc<Round>>>,
-    /// Why the configuration on disk is not in use.
-    refused_configuration: RwLock<Option<String>>,
+    pub(super) publications: Publications,
+    pub(super) rounds: Rounds,
+    configured: Configured,
+    on_disk: OnDisk,
+    source: watch::Receiver<SourceState>,
+    joined: Joined,
+}
+
+/// The daemon's loop.
+#[derive(Debug, Default)]
+pub(super) struct Loop {
+    /// Its turn.
+    pub(super) turn: Turn,
+    /// Whether it goes on.
+    pub(super) progress: Progress,
+}
+
+/// The part of the configuration that is used here.
+#[derive(Debug)]
+struct Configured {
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
+    /// The keys of `flowSharing`.
+    sharing_keys: watch::Sender<Option<Keys>>,
+}
+
+/// What is wrong with files.
+#[derive(Debug, Default)]
+struct OnDisk {
+    /// Why the configuration on disk is not in use.
+    refused_configuration: RwLock<Option<String>>,
     /// Why addresses of Services, drained targets and lists of `protection` are not saved on disk.
     unsaved: RwLock<[Option<String>; 3]>,
-    source: watch::Receiver<SourceState>,
+}
+
+/// The parts of the gateway that start later than this state.
+#[derive(Debug, Default)]
+struct Joined {
     /// The state of the cluster, if the objects come from an API server.
     cluster: OnceLock<ClusterState>,
     announcer: OnceLock<Arc<Announcer>>,
@@ -111,7 +102,6 @@ pub(super) struct State {
     flow_sharing: OnceLock<Arc<Mutex<Shown>>>,
     /// What traffic shows of misconfigurations.
     symptoms: OnceLock<watch::Receiver<Arc<Symptoms>>>,
-    sharing_keys: watch::Sender<Option<Keys>>,
 }
 
 /// The state of the cluster writer.
@@ -137,47 +127,41 @@ impl State {
             checks,
             comparisons: Arc::default(),
             drain: GatewayDrain::default(),
-            turn: Turn::default(),
-            progress: Progress::default(),
+            main_loop: Loop::default(),
             moved_seats: Arc::default(),
-            timings: Timings::default(),
             readiness: Readiness::new(started),
             publications: Publications::default(),
-            lines_left_out: AtomicU64::new(0),
-            last: RwLock::new(None),
-            refused_configuration: RwLock::new(None),
-            metrics_per_backend: AtomicBool::new(true),
-            unsaved: RwLock::default(),
+            rounds: Rounds::default(),
+            configured: Configured {
+                metrics_per_backend: AtomicBool::new(true),
+                sharing_keys: watch::Sender::new(None),
+            },
+            on_disk: OnDisk::default(),
             source,
-            cluster: OnceLock::new(),
-            announcer: OnceLock::new(),
-            layer2: OnceLock::new(),
-            flow_sharing: OnceLock::new(),
-            symptoms: OnceLock::new(),
-            sharing_keys: watch::Sender::new(None),
+            joined: Joined::default(),
         }
     }
 
     /// Sets the view of who owns which VIPs on layer 2.
     pub(super) fn join_layer2(&self, view: Layer2View) {
         // Called once.
-        let _ = self.layer2.set(view);
+        let _ = self.joined.layer2.set(view);
     }
 
     /// Who owns which VIPs on layer 2; `None` before the start is complete.
     pub(super) fn layer2(&self) -> Option<&Layer2View> {
-        self.layer2.get()
+        self.joined.layer2.get()
     }
 
     /// Sets where symptoms of misconfigurations are shown.
     pub(super) fn show_symptoms(&self, symptoms: watch::Receiver<Arc<Symptoms>>) {
         // Called once, at the start.
-        let _ = self.symptoms.set(symptoms);
+        let _ = self.joined.symptoms.set(symptoms);
     }
 
     /// What traffic shows of misconfigurations.
     pub(super) fn symptoms(&self) -> Arc<Symptoms> {
-        self.symptoms.get().map(|symptoms| Arc::clone(&symptoms.borrow())).unwrap_or_default()
+        self.joined.symptoms.get().map(|symptoms| Arc::clone(&symptoms.borrow())).unwrap_or_default()
     }
 
     /// Sets the counters of the cluster writer, and its information about a gateway with the same name.
@@ -187,18 +171,18 @@ impl State {
         name_taken: watch::Receiver<Option<String>>,
     ) {
         // Called once, at the start.
-        let _ = self.cluster.set(ClusterState { counts, name_taken });
+        let _ = self.joined.cluster.set(ClusterState { counts, name_taken });
     }
 
     /// Sets the announcer, whose state is shown.
     pub(super) fn announce_with(&self, announcer: Arc<Announcer>) {
         // Called once, at the start.
-        let _ = self.announcer.set(announcer);
+        let _ = self.joined.announcer.set(announcer);
     }
 
     /// Announces these SNAT addresses. Returns false before there is an announcer.
     pub(super) fn announce_snat(&self, routes: SnatRoutes) -> bool {
-        self.announcer.get().map(|announcer| announcer.announce_snat(routes)).is_some()
+        self.joined.announcer.get().map(|announcer| announcer.announce_snat(routes)).is_some()
     }
 
     /// The SNAT addresses that may move to another gateway, and whether replies are to reach this one; and the addresses of
@@ -216,7 +200,7 @@ impl State {
 
     /// The state of the announcements, if anything announces.
     pub(super) fn announcements(&self) -> Option<Arc<AnnounceStatus>> {
-        Some(self.announcer.get()?.status()).filter(|status| status.is_configured)
+        Some(self.joined.announcer.get()?.status()).filter(|status| status.is_configured)
     }
 
     /// Whether the gateway can forward: the workers run and have a snapshot, and every interface carries packets.
@@ -242,17 +226,17 @@ impl State {
     /// Sets where the state of the exchange of flows with other gateways is shown.
     pub(super) fn share_flows(&self, shown: Arc<Mutex<Shown>>) {
         // Called once, at the start.
-        let _ = self.flow_sharing.set(shown);
+        let _ = self.joined.flow_sharing.set(shown);
     }
 
     /// The state of the exchange of flows with other gateways, if there is one.
     pub(super) fn flow_sharing(&self) -> Option<Shown> {
-        Some(self.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(self.joined.flow_sharing.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// Records that the gateway doesn't forward: when it does again, it must get the flows of other gateways first.
     pub(super) fn interrupt(&self) {
-        if let Some(shown) = self.flow_sharing.get() {
+        if let Some(shown) = self.joined.flow_sharing.get() {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
             shown.gap = Gap { catches_up: true, was_interrupted: true, is_cut_off: true };
         }
@@ -260,29 +244,29 @@ impl State {
 
     /// Whether the gateway has started or was interrupted, and has not got the flows of other gateways yet.
     pub(super) fn catches_up(&self) -> bool {
-        let shown = self.flow_sharing.get();
+        let shown = self.joined.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.catches_up)
     }
 
     /// Whether it catches up because other gateways may serve its VIPs since its start or the interruption.
     pub(super) fn is_cut_off(&self) -> bool {
-        let shown = self.flow_sharing.get();
+        let shown = self.joined.flow_sharing.get();
         shown.is_some_and(|shown| shown.lock().unwrap_or_else(PoisonError::into_inner).gap.is_cut_off)
     }
 
     /// The other gateway with the same name.
     pub(super) fn name_taken(&self) -> Option<String> {
-        self.cluster.get()?.name_taken.borrow().clone()
+        self.joined.cluster.get()?.name_taken.borrow().clone()
     }
 
     /// The counters of the cluster writer, if the objects come from an API server.
     pub(super) fn cluster(&self) -> Option<tidegate_cluster::Reading> {
-        self.cluster.get().map(|cluster| cluster.counts.read())
+        self.joined.cluster.get().map(|cluster| cluster.counts.read())
     }
 
     /// The state of the election, if the objects come from an API server.
     pub(super) fn candidate(&self) -> tidegate_cluster::Candidate {
-        self.cluster.get().map(|cluster| cluster.counts.candidate()).unwrap_or_default()
+        self.joined.cluster.get().map(|cluster| cluster.counts.candidate()).unwrap_or_default()
     }
 
     /// The state of the source.
@@ -298,22 +282,23 @@ impl State {
 
     /// Records why the latest configuration is refused, or that it is in use.
     pub(super) fn refuse_configuration(&self, why: Option<String>) {
-        *self.refused_configuration.write().unwrap_or_else(PoisonError::into_inner) = why;
+        *self.on_disk.refused_configuration.write().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     /// Why the latest configuration is not in use.
     pub(super) fn refused_configuration(&self) -> Option<String> {
-        self.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.on_disk.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Records why the addresses of Services, the drained targets and the lists of `protection` are not saved on disk.
     pub(super) fn leave_unsaved(&self, unsaved: [Option<String>; 3]) {
-        *self.unsaved.write().unwrap_or_else(PoisonError::into_inner) = unsaved;
+        *self.on_disk.unsaved.write().unwrap_or_else(PoisonError::into_inner) = unsaved;
     }
 
     /// State that a restart would lose, by its name in metrics, with the reason.
     pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 5] {
-        let [addresses, drained, lists] = self.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let [addresses, drained, lists] =
+            self.on_disk.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
         let objects = self.source_state().unsaved;
         let flows = self.dataplane.flows_not_kept();
         [
@@ -349,32 +334,32 @@ impl State {
 
     /// Counts log lines that were left out.
     pub(super) fn log_lines_left_out(&self, count: u64) {
-        self.lines_left_out.fetch_add(count, Ordering::Relaxed);
+        self.rounds.leave_lines_out(count);
     }
 
     /// Records a round; `took` is the time from its beginning until it was applied, `change` the time since its
     /// change of the manifests was seen.
     pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
-        self.timings.observe_sync(took);
+        self.publications.timings().observe_sync(took);
         if let Some(change) = change {
-            self.timings.observe_programming(change);
+            self.publications.timings().observe_programming(change);
         }
-        *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(round));
+        self.rounds.replace(round);
     }
 
     /// Records the time after which every worker has applied a snapshot. Only the daemon's loop calls it.
     pub(super) fn applied(&self, took: Duration) {
-        self.timings.observe_publication(took);
+        self.publications.timings().observe_publication(took);
     }
 
     /// Durations of the parts of the gateway.
     pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
-        Latencies::merge(stats, &self.checks.round_trips(), &self.timings.publications())
+        Latencies::merge(stats, &self.checks.round_trips(), &self.publications.timings().publications())
     }
 
     /// The last round.
     pub(super) fn last(&self) -> Option<Arc<Round>> {
-        self.last.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.rounds.last()
     }
 
     /// The parts that the dataplane leaves out since the last round.
@@ -390,14 +375,24 @@ impl State {
 
     /// Sets the part of the configuration that is used here.
     pub(super) fn configure(&self, config: &GatewayConfig) {
-        self.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
+        self.configured.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
         self.drain.configure(&config.drain);
-        self.sharing_keys.send_replace(flow_sharing::keys(&config.flow_sharing));
+        self.configured.sharing_keys.send_replace(flow_sharing::keys(&config.flow_sharing));
+    }
+
+    /// Whether `/metrics` has series for each backend.
+    pub(super) fn shows_backends(&self) -> bool {
+        self.configured.metrics_per_backend.load(Ordering::Relaxed)
+    }
+
+    /// The results of health checks.
+    pub(super) fn checks(&self) -> &CheckCounts {
+        &self.checks
     }
 
     /// The keys of `flowSharing`, also after a reload.
     pub(super) fn sharing_keys(&self) -> watch::Receiver<Option<Keys>> {
-        self.sharing_keys.subscribe()
+        self.configured.sharing_keys.subscribe()
     }
 
     /// Sets whether `by` requests a drain of the gateway.
@@ -416,7 +411,7 @@ impl State {
         let is_draining = self.drain.phase() != GatewayDrainState::Serving;
         let (is_applied, workers_run) = (self.is_applied(), self.dataplane.healthy());
         let report = self.readiness.report(is_applied, workers_run, is_draining, self.troubles());
-        HealthReport { goes_on: self.progress.goes_on(), ..report }
+        HealthReport { goes_on: self.main_loop.progress.goes_on(), ..report }
     }
 
     /// Whether every worker has a snapshot and every interface a link, so that packets are forwarded. Unlike readiness this
@@ -453,71 +448,6 @@ impl State {
     /// Workers and slow path, if they hang, as text for display.
     pub(super) fn hung(&self) -> Vec<String> {
         with_times(self.dataplane.hung())
-    }
-
-    /// The page of `/metrics`.
-    pub(super) fn metrics(&self) -> String {
-        let last = self.last();
-        let outcome = last.as_ref().map(|round| &round.outcome);
-        let interfaces: Vec<String> =
-            self.dataplane.interfaces().iter().map(|interface| interface.name.clone()).collect();
-        let per_backend = self.metrics_per_backend.load(Ordering::Relaxed);
-        let stats = self.dataplane.stats();
-        let cluster = self.cluster();
-        let plans = cluster.as_ref().map(|cluster| ("plan", cluster.comparisons.0, cluster.comparisons.1));
-        let comparisons: Vec<_> = self.comparisons.read().into_iter().chain(plans).collect();
-        let announced = self.announcements();
-        let withheld = announced.as_deref().map(AnnounceStatus::withheld_counts).unwrap_or_default();
-        telemetry::render(&Sample {
-            version: env!("CARGO_PKG_VERSION"),
-            dataplane: DataplaneSample {
-                interfaces: &interfaces,
-                links: &self.dataplane.links().report(),
-                ports: &self.dataplane.links().port_reports(),
-                stats: &stats,
-                services: &self.dataplane.service_stats(),
-                limited: &self.dataplane.limited_services(),
-                snat_ports: &if per_backend {
-                    self.dataplane.snat_ports(SNAT_PORTS_WAIT)
-                } else {
-                    Vec::new()
-                },
-                packet_buffers: self.dataplane.buffers(),
-            },
-            round: RoundSample {
-                services: outcome.map_or(&[], |outcome| &outcome.services),
-                findings: outcome.map_or(&[], |outcome| &outcome.findings),
-                own_findings: last.as_ref().map_or(&[], |round| &round.own_findings),
-                pools: outcome.map_or(&[], |outcome| &outcome.pools),
-                stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
-                slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
-            },
-            publication: PublicationSample {
-                generations: self.generations(),
-                failures: self.publications.failures(),
-                timings: &self.timings,
-            },
-            checks: CheckSample { results: &self.checks.read(), load: self.checks.load() },
-            drain: self.drain.phase(),
-            ready: self.health().ready,
-            degraded: self.degraded().len(),
-            configuration_refused: self.refused_configuration().is_some(),
-            unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
-            comparisons: &comparisons,
-            latencies: &self.latencies(&stats),
-            flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
-            log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed)
-                + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
-            log_lines_lost: crate::logging::lost_lines(),
-            source: &self.source_state(),
-            cluster,
-            announce: announced
-                .as_deref()
-                .map(|status| telemetry::AnnounceSample { status, withheld: &withheld }),
-            layer2: self.layer2().and_then(Layer2View::counts),
-            process: Process::read().ok().as_ref(),
-            per_backend,
-        })
     }
 }
 

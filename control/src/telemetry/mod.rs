@@ -27,8 +27,8 @@ pub use exposition::CONTENT_TYPE;
 pub use latency::{Latencies, Latency};
 pub use process::Process;
 pub use sample::{
-    AnnounceSample, CheckSample, DataplaneSample, FlowSharingSample, Generations, Layer2Counts,
-    PublicationSample, RoundSample, Sample,
+    AnnounceSample, CheckSample, DataplaneSample, FlowSharingSample, GatewaySample, Generations,
+    Layer2Counts, LogSample, PublicationSample, RoundSample, Sample,
 };
 pub use serve::{Listener, serve};
 pub use timings::Timings;

@@ -27,26 +27,14 @@ pub struct Sample<'a> {
     pub publication: PublicationSample<'a>,
     /// Health checks.
     pub checks: CheckSample<'a>,
-    /// The state of the drain of the gateway.
-    pub drain: GatewayDrainState,
-    /// Whether the gateway is ready, as `/readyz` says.
-    pub ready: bool,
-    /// The number of faults that `tidegate status` shows as DEGRADED.
-    pub degraded: usize,
-    /// Whether the latest configuration is not in use.
-    pub configuration_refused: bool,
-    /// Kinds of state that a restart would lose, each with whether it is missing on disk.
-    pub unsaved: &'a [(&'static str, bool)],
-    /// Comparisons of incremental results: (layer, made, found different), each layer once.
-    pub comparisons: &'a [(&'static str, u64, u64)],
+    /// The condition of the gateway.
+    pub gateway: GatewaySample<'a>,
     /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
     pub latencies: &'a Latencies,
     /// The exchange of flows with other gateways; `None` leaves its families out.
     pub flow_sharing: Option<&'a FlowSharingSample>,
-    /// Log lines about faults of objects that were left out.
-    pub log_lines_left_out: u64,
-    /// Log lines that standard error did not take.
-    pub log_lines_lost: u64,
+    /// The log.
+    pub log: LogSample,
     /// The state of the source.
     pub source: &'a SourceState,
     /// What is written to the cluster; `None` leaves its families out.
@@ -59,6 +47,32 @@ pub struct Sample<'a> {
     pub process: Option<&'a Process>,
     /// Whether there are series for each backend: the product of backends and service ports can be large.
     pub per_backend: bool,
+}
+
+/// The condition of the gateway.
+#[derive(Debug, Clone, Copy)]
+pub struct GatewaySample<'a> {
+    /// The state of the drain of the gateway.
+    pub drain: GatewayDrainState,
+    /// Whether the gateway is ready, as `/readyz` says.
+    pub ready: bool,
+    /// The number of faults that `tidegate status` shows as DEGRADED.
+    pub degraded: usize,
+    /// Whether the latest configuration is not in use.
+    pub configuration_refused: bool,
+    /// Kinds of state that a restart would lose, each with whether it is missing on disk.
+    pub unsaved: &'a [(&'static str, bool)],
+    /// Comparisons of incremental results: (layer, made, found different), each layer once.
+    pub comparisons: &'a [(&'static str, u64, u64)],
+}
+
+/// Lines that the log does not have.
+#[derive(Debug, Clone, Copy)]
+pub struct LogSample {
+    /// Lines about faults of objects that were left out.
+    pub left_out: u64,
+    /// Lines that standard error did not take.
+    pub lost: u64,
 }
 
 /// The announcements.

@@ -23,11 +23,12 @@ use super::gather::Gatherer;
 use super::publish::Published;
 use crate::daemon::announcements;
 use crate::daemon::cluster::Cluster;
+use crate::daemon::last_round::Round;
 use crate::daemon::layer2::{Layer2, Unable};
 use crate::daemon::node_ports::{NodePorts, unopened};
 use crate::daemon::round_log::RoundLog;
 use crate::daemon::self_check::Subject;
-use crate::daemon::state::{Round, State};
+use crate::daemon::state::State;
 
 /// Everybody who gets the rounds, except the cluster writer.
 pub(in crate::daemon) struct Reporter {

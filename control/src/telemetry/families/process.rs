@@ -1,0 +1,41 @@
+//! The families of the process: its build, durations that its threads recorded, and what it uses.
+
+use crate::telemetry::exposition::Exposition;
+use crate::telemetry::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
+use crate::telemetry::process::Process;
+
+/// Build information.
+pub(in crate::telemetry) fn build(page: &mut Exposition, version: &str) {
+    let help = "Always 1; the label is the version of the binary.";
+    page.gauge("tidegate_build_info", help, ["version"]).sample([version], true);
+}
+
+/// Durations that workers, the slow path, the health checks and the daemon's loop recorded.
+pub(in crate::telemetry) fn latencies(page: &mut Exposition, latencies: &Latencies) {
+    let help = "Time of one turn of a worker's loop that had work: receive a burst from each interface, process and send it.";
+    page.histogram("tidegate_worker_turn_seconds", help, latencies.worker_turn.reading(WORKER_TURN));
+    let help =
+        "Time that a frame for the kernel waited in a queue, from the worker until the slow path took it.";
+    page.histogram("tidegate_punt_queue_seconds", help, latencies.punt_queue.reading(PUNT_QUEUE));
+    let help = "Time from the start of a health check to its result; a check without an answer counts with its timeout.";
+    page.histogram("tidegate_health_check_seconds", help, latencies.health_check.reading(HEALTH_CHECK));
+    let help = "Time from when the workers were given a snapshot until every worker forwarded by it.";
+    page.histogram("tidegate_publication_seconds", help, latencies.publication.reading(PUBLICATION));
+}
+
+/// The process, with the names that client libraries use.
+pub(in crate::telemetry) fn process(page: &mut Exposition, process: &Process) {
+    let help = "User and system CPU time in seconds; a worker that polls uses all of its core.";
+    page.counter("process_cpu_seconds_total", help, []).sample([], process.cpu_seconds);
+    page.gauge("process_resident_memory_bytes", "Resident memory in bytes.", [])
+        .sample([], process.resident_bytes);
+    page.gauge("process_virtual_memory_bytes", "Virtual memory in bytes.", [])
+        .sample([], process.virtual_bytes);
+    page.gauge("process_open_fds", "Open file descriptors.", []).sample([], process.open_fds);
+    if let Some(max) = process.max_fds {
+        page.gauge("process_max_fds", "Limit of open file descriptors.", []).sample([], max);
+    }
+    page.gauge("process_threads", "Threads.", []).sample([], process.threads);
+    let help = "Unix time at which the process started.";
+    page.gauge("process_start_time_seconds", help, []).sample([], process.start_time_seconds);
+}

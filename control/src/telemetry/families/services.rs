@@ -1,0 +1,227 @@
+//! The families of Services: traffic, limits, backends, local ports and health checks.
+//!
+//! Invariant: no series depends on the VIPs of a Service, which are summed.
+
+use std::collections::BTreeMap;
+
+use tidegate_dataplane::gateway::{ServiceStats, SnatPortStats};
+use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
+use tidegate_snapshot::counters::{Direction, Traffic};
+use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::limits::SNAT_PORT_MIN;
+
+use crate::telemetry::detail::WithoutSeries;
+use crate::telemetry::exposition::Exposition;
+use crate::telemetry::sample::Sample;
+
+/// The labels of a service port's series, which are independent of its VIPs.
+type PortKey<'a> = [&'a str; 4];
+
+const PORT_LABELS: [&str; 4] = ["namespace", "service", "port", "protocol"];
+const BACKEND_LABELS: [&str; 5] = ["namespace", "service", "port", "protocol", "backend"];
+
+fn port_key(stats: &ServiceStats) -> PortKey<'_> {
+    [&stats.namespace, &stats.name, &stats.port_name, stats.key.protocol.as_str()]
+}
+
+/// Services.
+pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
+    let mut ports: BTreeMap<(PortKey<'_>, &str), Traffic> = BTreeMap::new();
+    for one in stats {
+        for (direction, traffic) in Direction::ALL.into_iter().zip(one.traffic) {
+            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like silence.
+            if one.mode.is_dsr() && direction == Direction::Reply {
+                continue;
+            }
+            let sum = ports.entry((port_key(one), direction.as_str())).or_default();
+            sum.packets += traffic.packets;
+            sum.bytes += traffic.bytes;
+        }
+    }
+    let labels = ["namespace", "service", "port", "protocol", "direction"];
+    let help = "Packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR modes have no replies here.";
+    let mut family = page.counter("tidegate_service_packets_total", help, labels);
+    for (([namespace, service, port, protocol], direction), traffic) in &ports {
+        family.sample([namespace, service, port, protocol, direction], traffic.packets);
+    }
+    let help = "Bytes of the IP packets forwarded for the service port over all its VIPs, by direction (request, reply); the DSR modes have no replies here.";
+    let mut family = page.counter("tidegate_service_bytes_total", help, labels);
+    for (([namespace, service, port, protocol], direction), traffic) in &ports {
+        family.sample([namespace, service, port, protocol, direction], traffic.bytes);
+    }
+}
+
+/// Services with limits.
+pub(in crate::telemetry) fn limits(page: &mut Exposition, limited: &[LimitedService]) {
+    let help = "Packets that a limit of the Service dropped, by reason, for each Service with an annotation max-connections, max-connection-rate or max-bandwidth; since it has one.";
+    let mut family =
+        page.counter("tidegate_service_limit_drops_total", help, ["namespace", "service", "reason"]);
+    for one in limited {
+        for by in LimitDrop::ALL {
+            family.sample([one.namespace(), one.name(), by.refusal().as_str()], one.drops(by));
+        }
+    }
+    let counted = || limited.iter().filter_map(|one| Some((one, one.limits().connections?)));
+    let help = "Flows of the Service, for each Service with the annotation max-connections.";
+    let mut family = page.gauge("tidegate_service_connections", help, ["namespace", "service"]);
+    for (one, _) in counted() {
+        family.sample([one.namespace(), one.name()], one.connections());
+    }
+    let help = "The value of the annotation max-connections of the Service.";
+    let mut family = page.gauge("tidegate_service_connections_max", help, ["namespace", "service"]);
+    for (one, max) in counted() {
+        family.sample([one.namespace(), one.name()], u64::from(max.get()));
+    }
+}
+
+/// Properties of service ports.
+pub(in crate::telemetry) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<ServiceView>]) {
+    let mut ports: BTreeMap<PortKey<'_>, &str> = BTreeMap::new();
+    for service in services {
+        for port in &service.ports {
+            let Some(app_protocol) = &port.app_protocol else { continue };
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            ports.insert(key, app_protocol);
+        }
+    }
+    let help =
+        "Always 1, for each service port that has an appProtocol; the label app_protocol is its value.";
+    let labels = ["namespace", "service", "port", "protocol", "app_protocol"];
+    let mut family = page.gauge("tidegate_service_info", help, labels);
+    for ([namespace, service, port, protocol], app_protocol) in &ports {
+        family.sample([namespace, service, port, protocol, app_protocol], true);
+    }
+}
+
+/// Backends of services. These families can be switched off.
+pub(in crate::telemetry) fn backends(
+    page: &mut Exposition,
+    stats: &[ServiceStats],
+    services: &[std::sync::Arc<ServiceView>],
+    without_series: &WithoutSeries<'_>,
+) {
+    let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    let mut set_aside: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    for port in stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name)) {
+        for one in &port.backends {
+            let backend = std::net::SocketAddr::new(one.address.ip(), one.port).to_string();
+            if one.set_aside > 0 {
+                *set_aside.entry((port_key(port), backend.clone())).or_default() += one.set_aside as u64;
+            }
+            *connections.entry((port_key(port), backend)).or_default() += one.connections;
+        }
+    }
+    let help = "New flows that were assigned to the backend.";
+    let mut family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), count) in &connections {
+        family.sample([namespace, service, port, protocol, backend], *count);
+    }
+
+    let help = "Workers that have set the backend aside because it refused or ignored new connections; only for backends with any.";
+    let mut family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), workers) in &set_aside {
+        family.sample([namespace, service, port, protocol, backend], *workers);
+    }
+
+    let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();
+    let mut warm_up: BTreeMap<(PortKey<'_>, String), u8> = BTreeMap::new();
+    for service in services.iter().filter(|one| !without_series.has(&one.namespace, &one.name)) {
+        // A refused port does not forward.
+        for port in service.ports.iter().filter(|port| port.refused.is_none()) {
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            for one in &port.backends {
+                let backend = std::net::SocketAddr::new(one.address, one.port).to_string();
+                if let Some(percent) = one.warm_up_percent {
+                    warm_up.insert((key, backend.clone()), percent);
+                }
+                *up.entry((key, backend)).or_default() |= one.state == BackendViewState::Active;
+            }
+        }
+    }
+    let help = "1 while the backend takes new flows; 0 while it keeps only the flows that it has.";
+    let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), up) in &up {
+        family.sample([namespace, service, port, protocol, backend], *up);
+    }
+    let help = "The part of its new flows that a backend takes while it warms up (slowStart); absent if it takes all.";
+    let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), percent) in &warm_up {
+        family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
+    }
+    let help = "Backends, over all service ports and addresses, that have no series of their own because there are too many.";
+    page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
+}
+
+/// Local ports of `fullnat`. This family has a series for each backend and can be switched off too.
+pub(in crate::telemetry) fn snat_ports(
+    page: &mut Exposition,
+    stats: &[ServiceStats],
+    snat_ports: &[SnatPortStats],
+    without_series: &WithoutSeries<'_>,
+) {
+    let help = "Local ports that one SNAT address has towards one backend and protocol, over all workers.";
+    page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
+    let detailed = stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name));
+    let backends = detailed.flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
+    let backends: BTreeMap<BackendId, _> = backends.collect();
+    // A Service with several VIPs has a separate backend for each, and they share the ports of an endpoint.
+    let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
+    for one in snat_ports {
+        let Some((port, backend)) = backends.get(&one.backend) else { continue };
+        let backend = std::net::SocketAddr::new(backend.address.ip(), backend.port).to_string();
+        for (phase, count) in one.ports {
+            let key = (one.address.ip().to_string(), port_key(port), backend.clone(), phase.as_str());
+            *ports.entry(key).or_default() += count;
+        }
+    }
+    let help = "Local ports of the SNAT address in use towards the backend, by the state of their flows; only \
+                established flows keep theirs when a new flow needs one.";
+    let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
+    let mut family = page.gauge("tidegate_snat_ports", help, labels);
+    for ((address, [namespace, service, port, protocol], backend, state), count) in &ports {
+        family.sample([address, namespace, service, port, protocol, backend, state], *count);
+    }
+}
+
+/// Health checks of backends.
+pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
+    let mut checks =
+        page.counter("tidegate_health_checks_total", "Health checks of backends, by result.", ["result"]);
+    for (result, count) in sample.checks.results {
+        checks.sample([result], *count);
+    }
+    let load = &sample.checks.load;
+    let help = "Health checks that started late by more than their interval.";
+    page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
+    let help = "Health checks in progress.";
+    page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.under_way);
+    let help = "Targets of health checks, by state; a damped target, which flaps, is also counted as passing or failing.";
+    page.gauge("tidegate_health_targets", help, ["state"])
+        .sample(["passing"], load.targets.saturating_sub(load.failing))
+        .sample(["failing"], load.failing)
+        .sample(["damped"], load.damped);
+    let help = "Largest factor by which the check intervals of a namespace are stretched to stay within the limit of checks a second; 1 while none is.";
+    page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
+
+    let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
+    let mut active: BTreeMap<PortKey<'_>, usize> = BTreeMap::new();
+    for service in sample.round.services {
+        for port in service.ports.iter().filter(|port| port.refused.is_none()) {
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            *open.entry(key).or_default() |= port.fail_open;
+            let of_vip = port.count(BackendViewState::Active);
+            active.entry(key).and_modify(|least| *least = of_vip.min(*least)).or_insert(of_vip);
+        }
+    }
+    let help = "Backends of the service port that take new flows; the fewest over its VIPs.";
+    let mut family = page.gauge("tidegate_service_backends", help, PORT_LABELS);
+    for (key, count) in &active {
+        family.sample(*key, *count);
+    }
+    let help = "1 while all backends of the service port fail their checks on one of its VIPs and all backends stay in use (fail open), else 0.";
+    let mut family = page.gauge("tidegate_health_fail_open", help, PORT_LABELS);
+    for (key, open) in &open {
+        family.sample(*key, *open);
+    }
+}
