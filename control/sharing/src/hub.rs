@@ -11,25 +11,24 @@
 //! Invariant: a datagram changes nothing unless its sender has the key, and a session changes only by a proof that is newer
 //! than this gateway's present challenge.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tidegate_conntrack::flow_record::FlowNews;
-use tidegate_conntrack::flow_record::Walks;
-use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
-use tidegate_spec::{BackendChange, ServiceKey};
+use tidegate_conntrack::flow_record::{FlowNews, Walks};
 
 use crate::allowance::Allowance;
-use crate::crypt::{Entropy, Keys, Random, SharedKey, Side};
+use crate::crypt::{Entropy, Keys, Random, Side};
 use crate::handshake::{HELLO, Hello, MAGIC};
 use crate::limits::{
-    FRESH, HELLO_EVERY, HELLO_SLOWLY_EVERY, HELLOS_PER_SECOND, LEFT_MAX, OPENS_PER_SECOND, PEERS_MAX,
-    QUEUE_MAX, REFRESH_EVERY, REJECTION_MAX, SEATS_MAX, SILENCE_MAX, STRANGER_HEARD, STRANGERS_MAX,
+    FRESH, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX, REFRESH_EVERY, SILENCE_MAX,
+    STRANGER_HEARD, STRANGERS_MAX,
 };
-use crate::record::{Message, SnatAddress, WALKS_SINCE, Walk};
+use crate::peer::Peer;
+use crate::record::{Message, WALKS_SINCE, Walk};
+pub use crate::seats_and_snat::{Seats, Snat};
 use crate::session::{DATA, Session, Unread};
+pub use crate::status::{HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};
 
 /// The versions of the protocol that this program speaks, the oldest and the newest.
 pub const VERSIONS: (u8, u8) = (1, WALKS_SINCE);
@@ -49,179 +48,6 @@ pub struct HubConfig {
     pub versions: (u8, u8),
     /// Whether an address is one of this host.
     pub is_own: fn(IpAddr) -> bool,
-}
-
-/// The recent changes of the backends, for peers that have not seen them.
-#[derive(Debug, Clone, Default)]
-pub struct Seats {
-    /// The changes, by service port.
-    pub moved: Arc<[(ServiceKey, BackendChange)]>,
-    /// When the remaining times of these were as they are here.
-    pub as_of: Duration,
-}
-
-/// The SNAT addresses of a gateway.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Snat {
-    /// All of them.
-    pub addresses: BTreeSet<IpAddr>,
-    /// Whether replies are to reach this gateway: it forwards, does not drain, and has the flows of its peers.
-    pub serves: bool,
-}
-
-/// Why a datagram was not used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rejection {
-    /// Its sender is no peer.
-    Stranger,
-    /// It is no datagram of this protocol, or its content is not valid.
-    Malformed,
-    /// It was not sealed with our key, or was changed on the way.
-    Unauthentic,
-    /// It belongs to no session of now: a late one, or a copy of an old one.
-    NoSession,
-    /// It was received before.
-    Replayed,
-    /// The peer speaks no version that this gateway speaks.
-    Version,
-    /// More arrived than a peer may send.
-    RateLimited,
-}
-
-impl Rejection {
-    /// The number of variants.
-    pub const COUNT: usize = 7;
-    /// All of them, in their order.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Stranger,
-        Self::Malformed,
-        Self::Unauthentic,
-        Self::NoSession,
-        Self::Replayed,
-        Self::Version,
-        Self::RateLimited,
-    ];
-
-    /// The name in metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Stranger => "stranger",
-            Self::Malformed => "malformed",
-            Self::Unauthentic => "unauthentic",
-            Self::NoSession => "no_session",
-            Self::Replayed => "replayed",
-            Self::Version => "version",
-            Self::RateLimited => "rate_limited",
-        }
-    }
-}
-
-/// What a hub has counted since its start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HubCounts {
-    /// Datagrams that were sent, with those that were sent again.
-    pub sent: u64,
-    /// Batches that were sent again because they were not acknowledged in time.
-    pub sent_again: u64,
-    /// Datagrams that were used.
-    pub received: u64,
-    /// Messages of peers that were passed on.
-    pub passed_on: u64,
-    /// Messages that were lost because too many waited for a peer.
-    pub lost: u64,
-    /// Sessions that began.
-    pub sessions: u64,
-    /// Datagrams that were not used, by [`Rejection`].
-    pub rejected: [u64; Rejection::COUNT],
-}
-
-/// What a peer is to this gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PeerState {
-    /// The address is one of this gateway.
-    Itself,
-    /// It has not answered.
-    Connecting,
-    /// It speaks only these versions of the protocol.
-    OtherVersion(u8, u8),
-    /// Flows are shared.
-    Up,
-    /// Flows are shared, but messages were lost, and a walk of the tables has not repeated them yet.
-    Behind,
-}
-
-impl PeerState {
-    /// The word in `tidegate status` and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Itself => "itself",
-            Self::Connecting => "connecting",
-            Self::OtherVersion(..) => "other-version",
-            Self::Up => "up",
-            Self::Behind => "behind",
-        }
-    }
-}
-
-/// A peer for display.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerStatus {
-    /// Its address.
-    pub address: SocketAddr,
-    /// Its name, once it has answered.
-    pub name: Option<String>,
-    /// What it is.
-    pub state: PeerState,
-    /// Time since something was last heard from it.
-    pub heard_ago: Option<Duration>,
-    /// Messages that wait to be sent.
-    pub waiting: usize,
-    /// Batches that it has not acknowledged.
-    pub under_way: usize,
-    /// Why a datagram of it was rejected lately, since it has its state.
-    pub last_rejection: Option<Rejection>,
-    /// The fingerprint of the key that it seals with, once it has answered.
-    pub key: Option<String>,
-    /// What it has last said of its SNAT addresses.
-    pub snat: Snat,
-    /// How far it has sent what it knows.
-    pub walk: PeerWalk,
-}
-
-/// How far a peer has sent what it knew when its session began, or when it was last asked to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PeerWalk {
-    /// There is no session, or not everything has arrived.
-    UnderWay,
-    /// Everything has arrived.
-    Complete,
-    /// Its version of the protocol doesn't say. This is the age of the session.
-    Unknown(Duration),
-}
-
-struct Peer {
-    address: SocketAddr,
-    name: Option<String>,
-    is_itself: bool,
-    versions: Option<(u8, u8)>,
-    session: Option<Session>,
-    /// What an answer to the next handshake message must repeat.
-    challenge: Random,
-    hello_sent: Option<Duration>,
-    heard: Option<Duration>,
-    /// When the gateway last had to catch up: the peer is sought as if it had just been heard.
-    sought: Option<Duration>,
-    hellos: Allowance,
-    opens: Allowance,
-    /// Since the last session began or ended: an earlier one explains nothing.
-    last_rejection: Option<(Rejection, Duration)>,
-    /// The key of its last handshake message.
-    key: Option<SharedKey>,
-    snat: Snat,
-    /// The list of its SNAT addresses that is arriving.
-    arriving: Snat,
 }
 
 /// See the [module](self).
@@ -277,23 +103,7 @@ impl Hub {
         self.strangers.retain(|address, _| !wanted.contains(address));
         for &address in wanted {
             if self.peers.iter().all(|peer| peer.address != address) {
-                self.peers.push(Peer {
-                    address,
-                    name: None,
-                    is_itself: false,
-                    versions: None,
-                    session: None,
-                    challenge: self.entropy.random(),
-                    hello_sent: None,
-                    heard: None,
-                    sought: None,
-                    hellos: Allowance::default(),
-                    opens: Allowance::default(),
-                    last_rejection: None,
-                    key: None,
-                    snat: Snat::default(),
-                    arriving: Snat::default(),
-                });
+                self.peers.push(Peer::new(address, self.entropy.random()));
             }
         }
     }
@@ -539,15 +349,7 @@ impl Hub {
     pub fn poll(&mut self, now: Duration, mut send: impl FnMut(SocketAddr, &[u8])) {
         self.end_silent(now);
         for peer in &mut self.peers {
-            let every = match (&peer.session, peer.heard.max(peer.sought)) {
-                (Some(session), _) if session.is_confirmed => None,
-                _ if peer.is_itself => Some(HELLO_SLOWLY_EVERY),
-                (Some(_), _) => Some(HELLO_EVERY),
-                (None, Some(heard)) if now.saturating_sub(heard) < SILENCE_MAX * 4 => Some(HELLO_EVERY),
-                (None, _) => Some(HELLO_SLOWLY_EVERY),
-            };
-            let is_due = |every| peer.hello_sent.is_none_or(|sent| now.saturating_sub(sent) >= every);
-            if every.is_some_and(is_due) {
+            if peer.needs_hello(now) {
                 peer.hello_sent = Some(now);
                 let (challenge, echo) = match &peer.session {
                     Some(session) => (session.own.challenge, session.peer.challenge),
@@ -627,84 +429,9 @@ impl Hub {
     /// All peers, by address.
     #[must_use]
     pub fn status(&self, now: Duration) -> Vec<PeerStatus> {
-        let mut all: Vec<PeerStatus> = self.peers.iter().map(|peer| peer.status(&self.config, now)).collect();
+        let mut all: Vec<PeerStatus> =
+            self.peers.iter().map(|peer| peer.status(self.config.versions, now)).collect();
         all.sort_by_key(|peer| peer.address);
         all
-    }
-}
-
-impl Snat {
-    /// The messages for a peer.
-    fn messages(&self) -> impl Iterator<Item = Message> + '_ {
-        let none = self.addresses.is_empty().then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let (last, serves) = (self.addresses.len().saturating_sub(1), self.serves);
-        let all = self.addresses.iter().copied().chain(none).enumerate();
-        all.map(move |(n, address)| {
-            Message::Snat(SnatAddress { address, is_first: n == 0, is_last: n == last, serves })
-        })
-    }
-
-    /// Adds an address of a list.
-    fn add(&mut self, said: &SnatAddress) {
-        if said.is_first {
-            self.addresses.clear();
-        }
-        self.serves = said.serves;
-        if !said.address.is_unspecified() && self.addresses.len() < SNAT_ADDRESSES_MAX {
-            self.addresses.insert(said.address);
-        }
-    }
-}
-
-impl Seats {
-    /// The messages for a peer, with the times that remain now.
-    fn of(&self, now: Duration) -> impl Iterator<Item = Message> + '_ {
-        let passed = now.saturating_sub(self.as_of);
-        let (mut seats, mut left) = (0, 0);
-        self.moved.iter().filter_map(move |(key, change)| {
-            let change = change.after(passed)?;
-            let (count, max) = match change {
-                BackendChange::Moved(_) => (&mut seats, SEATS_MAX),
-                BackendChange::Left(_) => (&mut left, LEFT_MAX),
-            };
-            *count += 1;
-            (*count <= max).then_some(Message::Change(*key, change))
-        })
-    }
-}
-
-impl Peer {
-    fn status(&self, config: &HubConfig, now: Duration) -> PeerStatus {
-        let session = self.session.as_ref().filter(|session| session.is_confirmed);
-        let state = match (session, self.versions) {
-            _ if self.is_itself => PeerState::Itself,
-            (Some(session), _) if session.sender.is_behind => PeerState::Behind,
-            (Some(_), _) => PeerState::Up,
-            (None, Some((oldest, newest))) if oldest > config.versions.1 || newest < config.versions.0 => {
-                PeerState::OtherVersion(oldest, newest)
-            }
-            (None, _) => PeerState::Connecting,
-        };
-        PeerStatus {
-            address: self.address,
-            name: self.name.clone(),
-            state,
-            heard_ago: self.heard.map(|heard| now.saturating_sub(heard)),
-            waiting: session.map_or(0, |session| session.sender.waiting()),
-            under_way: session.map_or(0, |session| session.sender.under_way()),
-            last_rejection: self
-                .last_rejection
-                .filter(|(_, at)| now.saturating_sub(*at) < REJECTION_MAX)
-                .map(|(why, _)| why),
-            walk: match session {
-                Some(session) if session.version < WALKS_SINCE => {
-                    PeerWalk::Unknown(now.saturating_sub(session.began))
-                }
-                Some(session) if session.walks.awaited == 0 => PeerWalk::Complete,
-                _ => PeerWalk::UnderWay,
-            },
-            key: self.key.as_ref().map(SharedKey::fingerprint),
-            snat: self.snat.clone(),
-        }
     }
 }

@@ -15,10 +15,13 @@ pub mod crypt;
 mod handshake;
 pub mod hub;
 pub mod limits;
+mod peer;
 mod receiver;
 pub mod record;
+mod seats_and_snat;
 mod sender;
 mod session;
+mod status;
 #[cfg(test)]
 mod tests;
 
