@@ -204,27 +204,10 @@ impl Reflector {
                         version = None;
                         useless = 0;
                     }
-                    pause = self.after(&fault, serial).await;
-                    let is_forbidden = self.kind.optional && fault.is_forbidden();
-                    // Permissions are granted at any time, and are not complete while an API server starts.
-                    pause = pause.max(if is_forbidden { self.tuning.absent } else { self.backoff.next() });
-                    let outcome = if is_forbidden {
-                        self.send(Event::Forbidden(self.index, fault.to_string())).await
-                    } else if fault.is_other_history() {
-                        tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");
-                        self.newest = None;
-                        if fault != Fault::OtherKind {
-                            self.epoch.begin();
-                        }
-                        self.send(Event::OtherHistory(self.index)).await
-                    } else if fault.is_expired() || fault.is_absence(self.kind) {
-                        Ok(())
-                    } else {
-                        self.tell_down(&fault).await
+                    pause = match self.after(&fault, serial).await {
+                        Ok(pause) => pause,
+                        Err(HubClosed) => return,
                     };
-                    if outcome.is_err() {
-                        return;
-                    }
                 }
             }
             if !pause.is_zero() {
@@ -237,8 +220,29 @@ impl Reflector {
         }
     }
 
-    /// Prepares the next attempt after a fault: gets another client, or returns a pause.
-    async fn after(&self, fault: &Fault, serial: Option<u64>) -> Duration {
+    /// Prepares the next attempt after a fault, and reports it to the hub. Returns the pause until then.
+    async fn after(&mut self, fault: &Fault, serial: Option<u64>) -> Result<Duration, HubClosed> {
+        let asked = self.renew(fault, serial).await;
+        let is_forbidden = self.kind.optional && fault.is_forbidden();
+        // Permissions are granted at any time, and are not complete while an API server starts.
+        let pause = asked.max(if is_forbidden { self.tuning.absent } else { self.backoff.next() });
+        if is_forbidden {
+            self.send(Event::Forbidden(self.index, fault.to_string())).await?;
+        } else if fault.is_other_history() {
+            tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");
+            self.newest = None;
+            if *fault != Fault::OtherKind {
+                self.epoch.begin();
+            }
+            self.send(Event::OtherHistory(self.index)).await?;
+        } else if !fault.is_expired() && !fault.is_absence(self.kind) {
+            self.tell_down(fault).await?;
+        }
+        Ok(pause)
+    }
+
+    /// Gets another client after a fault, if that helps. Returns the pause that the API server asks for.
+    async fn renew(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
             (Fault::Silent(_) | Fault::Broken(_) | Fault::Dead, Some(serial)) => {

@@ -1,26 +1,31 @@
-//! Sends list and watch requests over HTTP and decodes the responses; every wait has a limit.
+//! Sends list and watch requests over HTTP; every wait has a limit. `decode` reads the responses.
 //!
 //! A list is read page by page, and each page is decoded object by object while it is parsed, so that no page of JSON
-//! trees is in memory. A watch delivers one event in each line. This file only classifies answers ([`Fault`]); the
+//! trees is in memory. A watch delivers one event in each line. Answers are only classified here ([`Fault`]); the
 //! caller, `reflect`, decides what to request next.
+
+mod decode;
+mod fault;
 
 use std::time::Duration;
 
+pub(super) use decode::{Page, WatchEvent, or_default};
+use decode::{parse_event, parse_page, refusal};
+pub(super) use fault::Fault;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response};
 use jiff::Timestamp;
 use kube::client::Body;
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::DeserializeOwned;
 use tidegate_model::objects::ObjectKey;
-use tidegate_model::yaml::Node;
 use tokio::time::timeout;
 
 use super::causes::causes;
 use super::connect::Connection;
 use super::kinds::Kind;
-use super::object::{Identity, Received, identity, version_number};
+use super::object::version_number;
 
 /// The number of objects in a page, and in the pages of further attempts if the objects are too large together. An
 /// object is at most 1.5 MiB on an API server.
@@ -37,87 +42,6 @@ pub(super) const JSON: &str = "application/json";
 /// not see the rest of a Pod. API servers support this since Kubernetes 1.15.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-
-/// Why a request failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Fault {
-    /// There is no client, because of the kubeconfig or the credentials.
-    #[error("{0}")]
-    Connect(String),
-    /// The API server refused the request, with an HTTP status or in the watch.
-    #[error("the API server answers {code}: {message}")]
-    Refused { code: u16, message: String, retry_after: Option<Duration> },
-    /// Nothing was received for this time.
-    #[error("the API server is silent for {0:?}")]
-    Silent(Duration),
-    /// The API server does not answer on the connection of a watch, which may never notice that.
-    #[error("the API server stopped answering")]
-    Dead,
-    /// The answer exceeds the limit.
-    #[error("the answer is larger than {0} bytes")]
-    TooLarge(usize),
-    /// TCP, TLS or HTTP failed, or the answer was truncated.
-    #[error("{0}")]
-    Broken(String),
-    /// The answer does not conform to the API.
-    #[error("the answer is invalid: {0}")]
-    Garbled(String),
-    /// The watch reported a version before its start.
-    #[error("the API server went back in time: version {now} after {before}")]
-    Backwards { before: u64, now: u64 },
-    /// The history does not contain a change that a watch reported, whatever its version is.
-    #[error("the API server went back in time: it lacks version {version} of {key}")]
-    Forgotten { key: String, version: u64 },
-    /// The API server has the history of another cluster, so versions cannot be compared.
-    #[error("the API server belongs to another cluster than before")]
-    OtherCluster,
-    /// Objects of another kind show that the API server has another history.
-    #[error("the API server went back in time, according to another kind")]
-    OtherKind,
-}
-
-impl Fault {
-    /// Whether the API server answered, and only this request failed.
-    pub(super) fn is_answer(&self) -> bool {
-        match self {
-            Self::Refused { code, .. } => (400..500).contains(code),
-            Self::TooLarge(_) | Self::Garbled(_) => true,
-            Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind => true,
-            Self::Connect(_) | Self::Silent(_) | Self::Dead | Self::Broken(_) => false,
-        }
-    }
-
-    /// Whether the requested version is too old, so that only a list helps.
-    pub(super) fn is_expired(&self) -> bool {
-        matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
-    }
-
-    /// Whether objects that are missing on the API server may not have been deleted.
-    pub(super) fn is_other_history(&self) -> bool {
-        matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind)
-    }
-
-    /// Whether the API server does not allow the gateway to read the kind.
-    pub(super) fn is_forbidden(&self) -> bool {
-        matches!(self, Self::Refused { code: 403 | 406, .. })
-    }
-
-    /// Whether the API server does not have the kind, which is optional. A list confirms that.
-    pub(super) fn is_absence(&self, kind: &Kind) -> bool {
-        kind.optional && matches!(self, Self::Refused { code: 404, .. })
-    }
-
-    /// Names the missing kind, if it is one that every current API server has.
-    pub(super) fn of_old_server(self, kind: &Kind) -> Self {
-        match self {
-            Self::Refused { code: 404, message, retry_after } if !kind.optional => {
-                let message = format!("{message}; Kubernetes 1.21 or newer is needed");
-                Self::Refused { code: 404, message, retry_after }
-            }
-            other => other,
-        }
-    }
-}
 
 /// The cluster of the API server: the uid of the namespace `kube-system`, which is created with a cluster; empty if
 /// there is none.
@@ -206,13 +130,6 @@ struct Head {
     resource_version: String,
 }
 
-/// Reads `null` as the default, as the API does for every field.
-pub(super) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    field: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(field)?.unwrap_or_default())
-}
-
 async fn heads(
     connection: &Connection,
     uri: String,
@@ -234,16 +151,6 @@ pub(super) async fn read<T: DeserializeOwned>(
     serde_json::from_slice(&text).map_err(|e| Fault::Garbled(e.to_string()))
 }
 
-/// A page of a list.
-#[derive(Debug, Default)]
-pub(super) struct Page {
-    pub(super) items: Vec<Received>,
-    /// `metadata.resourceVersion`.
-    pub(super) version: String,
-    /// `metadata.continue`, empty on the last page.
-    pub(super) next: String,
-}
-
 /// Reads one page of the objects of a kind, with at most `objects_max` of them. `next` is the token of the previous
 /// page.
 pub(super) async fn list(
@@ -263,36 +170,6 @@ pub(super) async fn list(
     // Parsing a page may take a tenth of a second, so it must not run on a thread that other tasks wait for.
     let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
     parsed.map_err(|e| Fault::Broken(e.to_string()))?
-}
-
-/// An event of a watch.
-#[derive(Debug)]
-pub(super) enum WatchEvent {
-    /// `ADDED` or `MODIFIED`.
-    Applied(Box<Received>),
-    /// `DELETED`, at a version.
-    Deleted(Identity),
-    /// `BOOKMARK`: everything up to here was sent.
-    Bookmark(u64),
-}
-
-impl WatchEvent {
-    /// The object that changed.
-    pub(super) fn key(&self) -> Option<&ObjectKey> {
-        match self {
-            Self::Applied(received) => Some(&received.key),
-            Self::Deleted(identity) => Some(&identity.key),
-            Self::Bookmark(_) => None,
-        }
-    }
-
-    pub(super) fn version(&self) -> u64 {
-        match self {
-            Self::Applied(received) => received.version,
-            Self::Deleted(identity) => identity.version,
-            Self::Bookmark(version) => *version,
-        }
-    }
 }
 
 /// A watch that is connected.
@@ -423,37 +300,6 @@ async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<B
     }
 }
 
-/// The relevant part of a `meta/v1` Status.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    code: u16,
-    #[serde(deserialize_with = "or_default")]
-    message: String,
-    #[serde(deserialize_with = "or_default")]
-    reason: String,
-    #[serde(deserialize_with = "or_default")]
-    details: Details,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Details {
-    #[serde(deserialize_with = "or_default")]
-    retry_after_seconds: u64,
-}
-
-fn refusal(http: StatusCode, retry_after: Option<u64>, status: Status) -> Fault {
-    let asked = Some(status.details.retry_after_seconds).filter(|s| *s > 0);
-    let message = [status.message, status.reason].into_iter().find(|text| !text.is_empty());
-    let reason = || http.canonical_reason().unwrap_or("no reason given").to_owned();
-    Fault::Refused {
-        code: http.as_u16(),
-        message: message.unwrap_or_else(reason),
-        retry_after: retry_after.or(asked).map(Duration::from_secs),
-    }
-}
-
 /// Percent-encodes a value of a query (RFC 3986, section 2.3).
 fn encoded(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
@@ -465,138 +311,6 @@ fn encoded(value: &str) -> String {
         }
     }
     text
-}
-
-fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
-    #[derive(Deserialize)]
-    struct Event {
-        r#type: String,
-        object: Node,
-    }
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
-    }
-    let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
-    match &*event.r#type {
-        // Treated as deleted: the object passed the filter before this change, or never did.
-        "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
-            Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted))
-        }
-        "ADDED" | "MODIFIED" => {
-            let received = sound(Received::new(kind, event.object));
-            Ok(received.map(|received| WatchEvent::Applied(Box::new(received))))
-        }
-        "DELETED" => Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted)),
-        "BOOKMARK" => {
-            let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
-            let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));
-            Ok(Some(WatchEvent::Bookmark(version)))
-        }
-        "ERROR" => {
-            let text = serde_json::to_vec(&event.object).unwrap_or_default();
-            let status: Status = serde_json::from_slice(&text).unwrap_or_default();
-            let http = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            Err(refusal(http, None, status))
-        }
-        // An event type of a later API.
-        _ => Ok(None),
-    }
-}
-
-/// Ignores an object without a name, so that it does not affect the others. No API server has one, but an intermediary
-/// may send one.
-fn sound<T>(object: Result<T, String>) -> Option<T> {
-    object.inspect_err(|why| tracing::warn!(reason = why, "ignoring an object that the API server sent")).ok()
-}
-
-fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {
-    let mut deserializer = serde_json::Deserializer::from_slice(text);
-    PageOf(kind).deserialize(&mut deserializer).map_err(|e| Fault::Garbled(e.to_string()))
-}
-
-/// Decodes a `List`, one item at a time.
-struct PageOf(&'static Kind);
-
-impl<'de> DeserializeSeed<'de> for PageOf {
-    type Value = Page;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Page, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for PageOf {
-    type Value = Page;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a {}List", self.0.name)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Page, A::Error> {
-        #[derive(Default, Deserialize)]
-        #[serde(default, rename_all = "camelCase")]
-        struct ListMeta {
-            #[serde(deserialize_with = "or_default")]
-            resource_version: String,
-            #[serde(deserialize_with = "or_default")]
-            r#continue: String,
-        }
-        let mut page = Page::default();
-        while let Some(key) = map.next_key::<String>()? {
-            match &*key {
-                "metadata" => {
-                    let meta: ListMeta = map.next_value()?;
-                    page.version = meta.resource_version;
-                    page.next = meta.r#continue;
-                }
-                "items" => {
-                    page.items = map.next_value_seed(Items(self.0))?;
-                }
-                _ => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
-        }
-        // Without the version it is another object, such as a Status. A list without items may omit them.
-        if page.version.is_empty() {
-            return Err(serde::de::Error::custom(format!("no {}List with a resourceVersion", self.0.name)));
-        }
-        Ok(page)
-    }
-}
-
-struct Items(&'static Kind);
-
-impl<'de> DeserializeSeed<'de> for Items {
-    type Value = Vec<Received>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<Received>, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Items {
-    type Value = Vec<Received>;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a list")
-    }
-
-    /// `items: null` is an empty list.
-    fn visit_unit<E>(self) -> Result<Vec<Received>, E> {
-        Ok(Vec::new())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Received>, A::Error> {
-        let mut items = Vec::new();
-        while let Some(node) = seq.next_element::<Node>()? {
-            if self.0.only.is_some_and(|only| !only(&node)) {
-                continue;
-            }
-            items.extend(sound(Received::new(self.0, node)));
-        }
-        Ok(items)
-    }
 }
 
 #[cfg(test)]

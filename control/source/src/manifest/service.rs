@@ -91,6 +91,19 @@ fn external_name(spec: &Fields<'_>, service: &Service) {
 
 /// `clusterIP(s)`, `ipFamilies`, `ipFamilyPolicy`, `externalIPs`.
 fn addresses(spec: &Fields<'_>, service: &mut Service) {
+    cluster_ips(spec, service);
+    families(spec, service);
+    for field in spec.items("externalIPs") {
+        let Some(ip) = field.ip() else { continue };
+        match refused_endpoint(ip) {
+            Some(why) => field.error(format_args!("{ip} is {why}"), "a unicast address of a pool"),
+            None => service.external_ips.push(ip),
+        }
+    }
+}
+
+/// `clusterIP(s)`.
+fn cluster_ips(spec: &Fields<'_>, service: &mut Service) {
     let one = spec.get("clusterIP").filter(|f| !meta::is_empty(f));
     let many = spec.items("clusterIPs");
     let written = if many.is_empty() { one.as_slice() } else { &many };
@@ -129,6 +142,10 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
         service.cluster_ips.truncate(1);
     }
     service.cluster_ips.truncate(2);
+}
+
+/// `ipFamilies` and `ipFamilyPolicy`, which must fit the cluster IPs.
+fn families(spec: &Fields<'_>, service: &mut Service) {
     let families = [("IPv4", IpFamily::V4), ("IPv6", IpFamily::V6)];
     let written_families = spec.items("ipFamilies");
     for field in &written_families {
@@ -162,13 +179,6 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
     if chosen.is_none() && service.ip_families.len() > 1 {
         // An API server defaults the policy of a Service that names two families to RequireDualStack.
         service.ip_family_policy = IpFamilyPolicy::RequireDualStack;
-    }
-    for field in spec.items("externalIPs") {
-        let Some(ip) = field.ip() else { continue };
-        match refused_endpoint(ip) {
-            Some(why) => field.error(format_args!("{ip} is {why}"), "a unicast address of a pool"),
-            None => service.external_ips.push(ip),
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Answers with `null` or without a field, which an API server may send for every empty value.
 
+use hyper::StatusCode;
 use serde_json::json;
 
 use super::*;

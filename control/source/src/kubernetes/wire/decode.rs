@@ -1,0 +1,228 @@
+//! Decodes pages of lists, events of watches, and refusals.
+//!
+//! Invariant: an object without a name does not affect the others, and no page of JSON trees is in memory.
+
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use tidegate_model::objects::ObjectKey;
+use tidegate_model::yaml::Node;
+
+use super::fault::Fault;
+use crate::kubernetes::kinds::Kind;
+use crate::kubernetes::object::{Identity, Received, identity, version_number};
+
+/// Reads `null` as the default, as the API does for every field.
+pub(in crate::kubernetes) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    field: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(field)?.unwrap_or_default())
+}
+
+/// A page of a list.
+#[derive(Debug, Default)]
+pub(in crate::kubernetes) struct Page {
+    pub(in crate::kubernetes) items: Vec<Received>,
+    /// `metadata.resourceVersion`.
+    pub(in crate::kubernetes) version: String,
+    /// `metadata.continue`, empty on the last page.
+    pub(in crate::kubernetes) next: String,
+}
+
+/// An event of a watch.
+#[derive(Debug)]
+pub(in crate::kubernetes) enum WatchEvent {
+    /// `ADDED` or `MODIFIED`.
+    Applied(Box<Received>),
+    /// `DELETED`, at a version.
+    Deleted(Identity),
+    /// `BOOKMARK`: everything up to here was sent.
+    Bookmark(u64),
+}
+
+impl WatchEvent {
+    /// The object that changed.
+    pub(in crate::kubernetes) fn key(&self) -> Option<&ObjectKey> {
+        match self {
+            Self::Applied(received) => Some(&received.key),
+            Self::Deleted(identity) => Some(&identity.key),
+            Self::Bookmark(_) => None,
+        }
+    }
+
+    pub(in crate::kubernetes) fn version(&self) -> u64 {
+        match self {
+            Self::Applied(received) => received.version,
+            Self::Deleted(identity) => identity.version,
+            Self::Bookmark(version) => *version,
+        }
+    }
+}
+
+/// The relevant part of a `meta/v1` Status.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    code: u16,
+    #[serde(deserialize_with = "or_default")]
+    message: String,
+    #[serde(deserialize_with = "or_default")]
+    reason: String,
+    #[serde(deserialize_with = "or_default")]
+    details: Details,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    #[serde(deserialize_with = "or_default")]
+    retry_after_seconds: u64,
+}
+
+/// What an answer that is no success means.
+pub(super) fn refusal(http: StatusCode, retry_after: Option<u64>, status: Status) -> Fault {
+    let asked = Some(status.details.retry_after_seconds).filter(|s| *s > 0);
+    let message = [status.message, status.reason].into_iter().find(|text| !text.is_empty());
+    let reason = || http.canonical_reason().unwrap_or("no reason given").to_owned();
+    Fault::Refused {
+        code: http.as_u16(),
+        message: message.unwrap_or_else(reason),
+        retry_after: retry_after.or(asked).map(Duration::from_secs),
+    }
+}
+
+/// Decodes a line of a watch; `None` for a line without an event, or with one of no use.
+pub(super) fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
+    #[derive(Deserialize)]
+    struct Event {
+        r#type: String,
+        object: Node,
+    }
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
+    match &*event.r#type {
+        // Treated as deleted: the object passed the filter before this change, or never did.
+        "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
+            Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted))
+        }
+        "ADDED" | "MODIFIED" => {
+            let received = sound(Received::new(kind, event.object));
+            Ok(received.map(|received| WatchEvent::Applied(Box::new(received))))
+        }
+        "DELETED" => Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted)),
+        "BOOKMARK" => {
+            let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
+            let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));
+            Ok(Some(WatchEvent::Bookmark(version)))
+        }
+        "ERROR" => {
+            let text = serde_json::to_vec(&event.object).unwrap_or_default();
+            let status: Status = serde_json::from_slice(&text).unwrap_or_default();
+            let http = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Err(refusal(http, None, status))
+        }
+        // An event type of a later API.
+        _ => Ok(None),
+    }
+}
+
+/// Ignores an object without a name, so that it does not affect the others. No API server has one, but an intermediary
+/// may send one.
+fn sound<T>(object: Result<T, String>) -> Option<T> {
+    object.inspect_err(|why| tracing::warn!(reason = why, "ignoring an object that the API server sent")).ok()
+}
+
+/// Decodes a page of a list.
+pub(super) fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    PageOf(kind).deserialize(&mut deserializer).map_err(|e| Fault::Garbled(e.to_string()))
+}
+
+/// Decodes a `List`, one item at a time.
+struct PageOf(&'static Kind);
+
+impl<'de> DeserializeSeed<'de> for PageOf {
+    type Value = Page;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Page, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PageOf {
+    type Value = Page;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a {}List", self.0.name)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Page, A::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct ListMeta {
+            #[serde(deserialize_with = "or_default")]
+            resource_version: String,
+            #[serde(deserialize_with = "or_default")]
+            r#continue: String,
+        }
+        let mut page = Page::default();
+        while let Some(key) = map.next_key::<String>()? {
+            match &*key {
+                "metadata" => {
+                    let meta: ListMeta = map.next_value()?;
+                    page.version = meta.resource_version;
+                    page.next = meta.r#continue;
+                }
+                "items" => {
+                    page.items = map.next_value_seed(Items(self.0))?;
+                }
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        // Without the version it is another object, such as a Status. A list without items may omit them.
+        if page.version.is_empty() {
+            return Err(serde::de::Error::custom(format!("no {}List with a resourceVersion", self.0.name)));
+        }
+        Ok(page)
+    }
+}
+
+struct Items(&'static Kind);
+
+impl<'de> DeserializeSeed<'de> for Items {
+    type Value = Vec<Received>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<Received>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Items {
+    type Value = Vec<Received>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list")
+    }
+
+    /// `items: null` is an empty list.
+    fn visit_unit<E>(self) -> Result<Vec<Received>, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Received>, A::Error> {
+        let mut items = Vec::new();
+        while let Some(node) = seq.next_element::<Node>()? {
+            if self.0.only.is_some_and(|only| !only(&node)) {
+                continue;
+            }
+            items.extend(sound(Received::new(self.0, node)));
+        }
+        Ok(items)
+    }
+}

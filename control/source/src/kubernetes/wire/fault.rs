@@ -1,0 +1,86 @@
+//! Why a request to the API server failed, and what that means for the next one.
+
+use std::time::Duration;
+
+use crate::kubernetes::kinds::Kind;
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(in crate::kubernetes) enum Fault {
+    /// There is no client, because of the kubeconfig or the credentials.
+    #[error("{0}")]
+    Connect(String),
+    /// The API server refused the request, with an HTTP status or in the watch.
+    #[error("the API server answers {code}: {message}")]
+    Refused { code: u16, message: String, retry_after: Option<Duration> },
+    /// Nothing was received for this time.
+    #[error("the API server is silent for {0:?}")]
+    Silent(Duration),
+    /// The API server does not answer on the connection of a watch, which may never notice that.
+    #[error("the API server stopped answering")]
+    Dead,
+    /// The answer exceeds the limit.
+    #[error("the answer is larger than {0} bytes")]
+    TooLarge(usize),
+    /// TCP, TLS or HTTP failed, or the answer was truncated.
+    #[error("{0}")]
+    Broken(String),
+    /// The answer does not conform to the API.
+    #[error("the answer is invalid: {0}")]
+    Garbled(String),
+    /// The watch reported a version before its start.
+    #[error("the API server went back in time: version {now} after {before}")]
+    Backwards { before: u64, now: u64 },
+    /// The history does not contain a change that a watch reported, whatever its version is.
+    #[error("the API server went back in time: it lacks version {version} of {key}")]
+    Forgotten { key: String, version: u64 },
+    /// The API server has the history of another cluster, so versions cannot be compared.
+    #[error("the API server belongs to another cluster than before")]
+    OtherCluster,
+    /// Objects of another kind show that the API server has another history.
+    #[error("the API server went back in time, according to another kind")]
+    OtherKind,
+}
+
+impl Fault {
+    /// Whether the API server answered, and only this request failed.
+    pub(in crate::kubernetes) fn is_answer(&self) -> bool {
+        match self {
+            Self::Refused { code, .. } => (400..500).contains(code),
+            Self::TooLarge(_) | Self::Garbled(_) => true,
+            Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind => true,
+            Self::Connect(_) | Self::Silent(_) | Self::Dead | Self::Broken(_) => false,
+        }
+    }
+
+    /// Whether the requested version is too old, so that only a list helps.
+    pub(in crate::kubernetes) fn is_expired(&self) -> bool {
+        matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
+    }
+
+    /// Whether objects that are missing on the API server may not have been deleted.
+    pub(in crate::kubernetes) fn is_other_history(&self) -> bool {
+        matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster | Self::OtherKind)
+    }
+
+    /// Whether the API server does not allow the gateway to read the kind.
+    pub(in crate::kubernetes) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused { code: 403 | 406, .. })
+    }
+
+    /// Whether the API server does not have the kind, which is optional. A list confirms that.
+    pub(in crate::kubernetes) fn is_absence(&self, kind: &Kind) -> bool {
+        kind.optional && matches!(self, Self::Refused { code: 404, .. })
+    }
+
+    /// Names the missing kind, if it is one that every current API server has.
+    pub(in crate::kubernetes) fn of_old_server(self, kind: &Kind) -> Self {
+        match self {
+            Self::Refused { code: 404, message, retry_after } if !kind.optional => {
+                let message = format!("{message}; Kubernetes 1.21 or newer is needed");
+                Self::Refused { code: 404, message, retry_after }
+            }
+            other => other,
+        }
+    }
+}
