@@ -11,7 +11,7 @@ use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::{Pool, refused_endpoint};
 
 use super::allocate::{Allocation, Applicant, Granted, describe};
-use super::{Assigned, Claim, ClaimKind, PortKey, Problem, ProblemKind};
+use super::{Assigned, Claim, ClaimKind, PortKey, Problem, ProblemKind, Taken};
 
 impl Allocation {
     /// Pass 2: the external IPs that a pool authorises, port by port.
@@ -46,23 +46,9 @@ impl Allocation {
             None => {
                 // The address is not among its claims, and the reason for the refusal may change.
                 self.hangs();
-                granted.problems.add(ProblemKind::ExternalIpDenied, || {
-                    let (why, accepted) = self.why_denied(applicant, ip);
-                    let what = match kept {
-                        None => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
-                        Some(_) => format!(
-                            "external IP {ip} of Service {} gets no further port, and keeps those that it has: {why}",
-                            applicant.key()
-                        ),
-                    };
-                    Problem {
-                        kind: ProblemKind::ExternalIpDenied,
-                        severity: Severity::Error,
-                        field: format!("spec.externalIPs[{at}]"),
-                        what,
-                        accepted: Some(accepted),
-                    }
-                });
+                granted
+                    .problems
+                    .add(ProblemKind::ExternalIpDenied, || self.denied(applicant, (at, ip), kept.is_some()));
                 None
             }
         };
@@ -90,26 +76,32 @@ impl Allocation {
                     is_counted = true;
                     ports.push(port);
                 }
-                Err(taken) => granted.problems.add(ProblemKind::Conflict, || Problem {
-                    kind: ProblemKind::Conflict,
-                    severity: Severity::Error,
-                    field: format!("spec.ports[{j}]"),
-                    what: format!(
-                        "{} port {} on external IP {ip} of Service {} is not programmed: {taken}",
-                        port.0,
-                        port.1,
-                        applicant.key()
-                    ),
-                    accepted: Some(
-                        "a port that no other Service has on this address; an address of type LoadBalancer \
-                             is shared under one tidegate.dev/allow-shared-ip key"
-                            .to_owned(),
-                    ),
-                }),
+                Err(taken) => granted
+                    .problems
+                    .add(ProblemKind::Conflict, || not_programmed(applicant, ip, (j, port), &taken)),
             }
         }
         let name = kept.map_or_else(|| self.pools[pool].name.clone(), |(assigned, _)| assigned.pool.clone());
         granted.external.push((Assigned { address: ip, pool: name }, ports));
+    }
+
+    /// No pool authorises the address; `is_kept` tells whether the Service has ports of it already.
+    fn denied(&self, applicant: &Applicant<'_>, (at, ip): (usize, IpAddr), is_kept: bool) -> Problem {
+        let (why, accepted) = self.why_denied(applicant, ip);
+        let what = match is_kept {
+            false => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
+            true => format!(
+                "external IP {ip} of Service {} gets no further port, and keeps those that it has: {why}",
+                applicant.key()
+            ),
+        };
+        Problem {
+            kind: ProblemKind::ExternalIpDenied,
+            severity: Severity::Error,
+            field: format!("spec.externalIPs[{at}]"),
+            what,
+            accepted: Some(accepted),
+        }
     }
 
     /// The pool that authorises the address.
@@ -161,5 +153,30 @@ impl Allocation {
             None => "it is in no pool".to_owned(),
         };
         (why, accepted)
+    }
+}
+
+/// Another Service has the port of the address.
+fn not_programmed(
+    applicant: &Applicant<'_>,
+    ip: IpAddr,
+    (at, port): (usize, PortKey),
+    taken: &Taken,
+) -> Problem {
+    Problem {
+        kind: ProblemKind::Conflict,
+        severity: Severity::Error,
+        field: format!("spec.ports[{at}]"),
+        what: format!(
+            "{} port {} on external IP {ip} of Service {} is not programmed: {taken}",
+            port.0,
+            port.1,
+            applicant.key()
+        ),
+        accepted: Some(
+            "a port that no other Service has on this address; an address of type LoadBalancer is shared under one \
+             tidegate.dev/allow-shared-ip key"
+                .to_owned(),
+        ),
     }
 }

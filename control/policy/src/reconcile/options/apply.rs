@@ -1,0 +1,315 @@
+//! Applies the value of each annotation, ours and aliases of others, to the options.
+//!
+//! Invariant: an invalid value changes no option. If its default could include what the value should exclude, no port is
+//! programmed.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tidegate_model::config::{self, Word};
+use tidegate_model::objects::{Labels, Protocol, Selector};
+use tidegate_model::yaml::text;
+
+use super::{DAY, Options, SECOND, idle_max};
+use crate::reconcile::aliases::{self, AliasValue};
+use crate::reconcile::annotations::{self, annotation_field, key};
+use crate::reconcile::finding::Reason;
+use crate::reconcile::proxy_protocol::{self, ProxyHeaderRequest};
+use crate::reconcile::reader::Reader;
+use crate::reconcile::view::{PortRefusal, RefusalReason};
+use crate::reconcile::{announce_options, service_limits, tunnel_options};
+
+impl Reader<'_> {
+    /// Applies the annotations of other balancers. Returns the one that requests an internal address, if any.
+    pub(super) fn aliases<'a>(
+        &mut self,
+        options: &mut Options,
+        annotations: &'a Labels,
+        compat: &BTreeSet<String>,
+    ) -> Option<&'a str> {
+        if compat.contains("aws") {
+            aliases::probe_defaults(annotations, options.health.rules_mut());
+            if let Some((annotation, why)) = aliases::classic_defaults(annotations) {
+                self.ignored(annotation, &why, aliases::ALL_OF_HEALTH_CHECKS);
+            }
+        }
+        let mut internal = None;
+        let mut said: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();
+        for (annotation, value) in annotations {
+            let Some(alias) = aliases::known(annotation) else { continue };
+            let enabled = compat.contains(alias.vendor);
+            let unless_ours = |ours: &str| !annotations.contains_key(ours);
+            let meanings = match alias.read(value, annotations) {
+                // One warning is enough.
+                AliasValue::Several(all) if !enabled => {
+                    all.into_iter().find(|one| !matches!(one, AliasValue::Nothing)).into_iter().collect()
+                }
+                AliasValue::Several(all) => all,
+                one => vec![one],
+            };
+            for meaning in meanings {
+                match meaning {
+                    AliasValue::Nothing => {}
+                    AliasValue::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
+                    _ if !enabled => {
+                        let why = format!("{} is not in services.compat", alias.vendor);
+                        self.ignored(
+                            annotation,
+                            &why,
+                            "services.compat with it, or annotations of tidegate.dev/",
+                        );
+                    }
+                    AliasValue::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
+                        Some((first, before)) if *before != translated => {
+                            let why = format!("it contradicts the annotation {first}");
+                            self.ignored(annotation, &why, "one of the two");
+                        }
+                        Some(_) => {}
+                        None => {
+                            self.written = Some(value.clone());
+                            self.apply(options, ours, annotation, &translated);
+                            self.written = None;
+                            said.insert(ours, (annotation, translated));
+                        }
+                    },
+                    AliasValue::Ours(..) => {}
+                    AliasValue::Internal => internal = Some(annotation.as_str()),
+                    AliasValue::ClientAddress => options.keeps_client = Some(annotation.clone()),
+                    AliasValue::Refused(why, accepted) => {
+                        self.refuse(options, annotation, why, accepted);
+                    }
+                    AliasValue::Invalid(accepted) => self.invalid(annotation, value, &accepted),
+                    AliasValue::InvalidPort(accepted) => {
+                        self.invalid_port(options, annotation, value, &accepted);
+                    }
+                    AliasValue::InvalidAddress(accepted) => {
+                        options.addresses.invalid(self, annotation, value, &accepted);
+                    }
+                    AliasValue::Several(_) => {}
+                }
+            }
+        }
+        internal
+    }
+
+    /// Applies the value of one of our annotations, which was written as `annotation` (possibly an alias).
+    pub(super) fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        let value = value.trim();
+        match ours {
+            key::FORWARDING => {
+                let mode = config::forwarding(value);
+                if let Some(mode) = self.word(annotation, value, mode, config::FORWARDING_ACCEPTED) {
+                    (options.mode, options.mode_is_said) = (mode, true);
+                }
+            }
+            key::TARGET | key::BACKEND_NODE_SELECTOR | key::SCHEDULER | key::HASH | key::TABLE_SIZE => {
+                self.apply_to_choice(options, ours, annotation, value);
+            }
+            key::GUE_VARIANT
+            | key::GUE_PORT
+            | key::GRE_KEY
+            | key::GENEVE_PORT
+            | key::GENEVE_VNI
+            | key::DSCP => {
+                tunnel_options::apply(self, &mut options.tunnel, ours, annotation, value);
+            }
+            key::PROXY_PROTOCOL | key::PROXY_TLVS => {
+                self.apply_to_proxy_header(options, ours, annotation, value);
+            }
+            key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS => {
+                if let Err(accepted) = service_limits::apply(&mut options.limits, ours, value) {
+                    self.invalid_port(options, annotation, value, accepted);
+                }
+            }
+            key::LOAD_BALANCER_IPS | key::ADDRESS_POOL | key::ALLOW_SHARED_IP => {
+                options.addresses.apply(self, ours, annotation, value);
+            }
+            key::DRAIN_TIMEOUT => {
+                self.duration(&mut options.drain_timeout, annotation, value, Duration::ZERO, DAY);
+            }
+            key::SLOW_START => match config::slow_start(value) {
+                Some(time) => options.slow_start = time,
+                None => self.invalid(annotation, value, config::SLOW_START_ACCEPTED),
+            },
+            key::PASSIVE_HEALTH => match config::passive_health(value) {
+                Some(on) => options.passive_health = options.passive_health.filter(|_| on),
+                None => self.invalid(annotation, value, config::PASSIVE_HEALTH_ACCEPTED),
+            },
+            key::FLOW_TRACKING | key::MSS_CLAMP | key::SYN_COOKIES => {
+                self.apply_to_flows(options, ours, annotation, value);
+            }
+            key::IDLE_TIMEOUT_TCP | key::IDLE_TIMEOUT_UDP | key::IDLE_TIMEOUT_SCTP => {
+                self.apply_to_idle_timeout(options, ours, annotation, value);
+            }
+            key::HEALTH_PROTOCOL
+            | key::HEALTH_PORT
+            | key::HEALTH_PATH
+            | key::HEALTH_INTERVAL
+            | key::HEALTH_TIMEOUT
+            | key::HEALTHY_THRESHOLD
+            | key::UNHEALTHY_THRESHOLD => options.health.apply(self, ours, annotation, value),
+            key::BGP_COMMUNITIES | key::BGP_LOCAL_PREF | key::BGP_MED | key::BGP_PREPENDS => {
+                announce_options::apply(self, &mut options.bgp, ours, annotation, value);
+            }
+            key::WEIGHT => {
+                self.ignored(annotation, "it has an effect on Pods and Nodes only", "no annotation");
+            }
+            _ => {
+                let finding = annotations::unknown(annotation);
+                self.push(&annotation_field(annotation), Reason::InvalidValue, finding);
+            }
+        }
+    }
+
+    /// The annotations that say which backends there are, and which of them a flow gets.
+    fn apply_to_choice(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        match ours {
+            key::TARGET => {
+                let target = config::target(value);
+                let target = self.word(annotation, value, target, config::TARGET_ACCEPTED);
+                options.target = target.unwrap_or(options.target);
+            }
+            key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
+            key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
+                Some(selector) => options.node_selector = Some(selector),
+                // All nodes would be more than were selected.
+                None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
+            },
+            key::TABLE_SIZE => match config::table_size(value) {
+                Ok(size) => options.table_size = size,
+                Err(accepted) => self.invalid(annotation, value, &accepted),
+            },
+            key::SCHEDULER => {
+                let scheduler = config::scheduler(value);
+                let scheduler = self.word(annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
+                options.scheduler = scheduler.unwrap_or(options.scheduler);
+            }
+            key::HASH => match config::hash_input(value) {
+                Word::Known(hash) => options.hash = hash,
+                // The backends may rely on having all connections of a client.
+                Word::NotYet | Word::Unknown => {
+                    self.invalid_port(options, annotation, value, config::HASH_ACCEPTED);
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// The annotations about the header of the PROXY protocol.
+    fn apply_to_proxy_header(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        match ours {
+            key::PROXY_PROTOCOL => match proxy_protocol::version(value) {
+                Ok(version) => {
+                    let request = |version| ProxyHeaderRequest { version, annotation: annotation.to_owned() };
+                    options.proxy_protocol = version.map(request);
+                }
+                // Backends that expect the header would take the client's first bytes for it, and others the reverse.
+                Err(()) => self.invalid_port(options, annotation, value, proxy_protocol::ACCEPTED),
+            },
+            key::PROXY_TLVS => match proxy_protocol::tlvs(value) {
+                Some((tlvs, vpce_id)) => (options.proxy_tlvs, options.vpce_id) = (tlvs, vpce_id),
+                // Backends may rely on what was asked for.
+                None => self.invalid_port(options, annotation, value, proxy_protocol::TLVS_ACCEPTED),
+            },
+            _ => {}
+        }
+    }
+
+    /// The idle timeouts of flows.
+    fn apply_to_idle_timeout(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        match ours {
+            key::IDLE_TIMEOUT_TCP => {
+                let mut idle = options.idle_timeout_tcp.unwrap_or_default();
+                self.duration(&mut idle, annotation, value, SECOND, idle_max(Protocol::Tcp));
+                options.idle_timeout_tcp = Some(idle).filter(|idle| !idle.is_zero());
+            }
+            key::IDLE_TIMEOUT_UDP => {
+                let max = idle_max(Protocol::Udp);
+                self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, max);
+            }
+            key::IDLE_TIMEOUT_SCTP => {
+                let max = idle_max(Protocol::Sctp);
+                self.duration(&mut options.idle_timeout_sctp, annotation, value, SECOND, max);
+            }
+            _ => {}
+        }
+    }
+
+    /// The annotations about the flows of a Service.
+    fn apply_to_flows(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        if ours == key::FLOW_TRACKING {
+            let tracking = config::flow_tracking(value);
+            let tracking = self.word(annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
+            options.flow_tracking = tracking.unwrap_or(options.flow_tracking);
+            return;
+        }
+        if ours == key::SYN_COOKIES {
+            match config::syn_cookies(value) {
+                Some(choice) => options.syn_cookies = Some(choice),
+                None => self.invalid(annotation, value, config::SYN_COOKIES_ACCEPTED),
+            }
+            return;
+        }
+        match config::mss_clamp(value) {
+            Some(clamp) => options.mss_clamp = clamp,
+            None => self.invalid(annotation, value, config::MSS_CLAMP_ACCEPTED),
+        }
+    }
+
+    fn duration(&mut self, to: &mut Duration, annotation: &str, value: &str, min: Duration, max: Duration) {
+        match text::duration(value) {
+            Some(parsed) if (min..=max).contains(&parsed) => *to = parsed,
+            _ => {
+                let [min, max] = [min, max].map(text::show_duration);
+                self.invalid(annotation, value, &format!("{}, {min} to {max}", text::DURATION));
+            }
+        }
+    }
+
+    /// The value of a word, or an error.
+    fn word<T>(&mut self, annotation: &str, value: &str, word: Word<T>, accepted: &str) -> Option<T> {
+        match word {
+            Word::Known(known) => return Some(known),
+            Word::NotYet | Word::Unknown => self.invalid(annotation, value, accepted),
+        }
+        None
+    }
+
+    /// Refuses the limit of outgoing bandwidth that another balancer has, if answers do not pass the gateway.
+    pub(super) fn outgoing_bandwidth(&mut self, options: &mut Options, annotations: &Labels) {
+        let is_alias = options.limits.bandwidth.is_some() && !annotations.contains_key(key::MAX_BANDWIDTH);
+        if !is_alias || !options.mode.is_dsr() {
+            return;
+        }
+        let Some((annotation, value)) = annotations.iter().find(|(name, _)| aliases::limits_answers(name))
+        else {
+            return;
+        };
+        let (mode, value) = (options.mode, text::shown(value));
+        let why = format!("with forwarding {mode}, answers do not pass the gateway");
+        let what =
+            format!("annotation {annotation}: {value:?} cannot be kept to: {why}: no port is programmed");
+        let message = format!("{annotation}: {value:?}: {why}");
+        options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
+        let accepted =
+            "tidegate.dev/forwarding nat or fullnat, or tidegate.dev/max-bandwidth for what clients send";
+        self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    /// Records an invalid value whose default could include what the value should exclude.
+    fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
+        let value = text::shown(value);
+        let what = format!("annotation {annotation}: {value:?} is invalid: no port is programmed");
+        let message = format!("{annotation}: {value:?} is invalid");
+        options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
+        self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    /// Reports a valid request that cannot be followed, and without which no port may be programmed.
+    pub(super) fn refuse(&mut self, options: &mut Options, annotation: &str, why: &str, accepted: &str) {
+        let message = format!("annotation {annotation} is not supported: {why}");
+        self.not_supported(annotation, format!("{message}; no port is programmed"), accepted);
+        options.refused.push(PortRefusal::new(RefusalReason::NotSupported, message));
+    }
+}
