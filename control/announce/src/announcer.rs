@@ -5,8 +5,6 @@
 //!
 //! Invariant: the daemon's loop never waits for this thread, except for [`Announcer::withdraw`] at its end.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,69 +12,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
-use tidegate_model::config::{AnnounceConfig, BgpConfig};
-use tidegate_model::objects::ObjectKey;
-use tidegate_policy::reconcile::Outcome;
+use tidegate_model::config::BgpConfig;
 
 use crate::bird::Bird;
 use crate::bird::config::{Files, Given, Waiting};
-use crate::damping::Damping;
-use crate::decide::{self, Gateway, Input, Vip, Withheld};
+use crate::decide::Gateway;
+use crate::decision::Decision;
 use crate::first_bfd::FirstBfd;
+pub use crate::inputs::{Condition, Round, Serves, Setup};
 use crate::interruption::Interruption;
 use crate::kernel::Table;
-use crate::routes::{Routes, outside_of_pools, routes};
-use crate::snat::{self, SnatRoutes};
+use crate::snat::SnatRoutes;
 use crate::status::{self, BgpStatus, KernelStatus, PeerStatus, Status};
 
 /// Routes that an earlier gateway has left in the kernel stay for this time while no objects are known.
 const KEEP_MAX: Duration = Duration::from_secs(10);
 /// The interval at which the state of the gateway is looked at.
 const TICK: Duration = Duration::from_millis(200);
-
-/// How many of the VIPs that are withdrawn at once are named in the log.
-const NAMED_IN_LOG: usize = 10;
-
-/// The state of the gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Condition {
-    /// Every worker runs, every link is up, and a snapshot is applied.
-    pub forwarding: bool,
-    /// The gateway is drained or draining.
-    pub draining: bool,
-    /// It has started or was interrupted, and has not got the flows of other gateways yet.
-    pub catching_up: bool,
-}
-
-/// Whether this gateway serves an address.
-pub type Serves = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
-
-/// The result of a round, as far as it matters here.
-#[derive(Clone)]
-pub struct Round {
-    /// The desired state.
-    pub outcome: Arc<Outcome>,
-    /// The Services whose newest state the workers have not applied yet.
-    pub unapplied: Arc<BTreeSet<ObjectKey>>,
-    /// Which VIPs this gateway serves.
-    pub serves: Serves,
-}
-
-impl fmt::Debug for Round {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Round").field("unapplied", &self.unapplied).finish_non_exhaustive()
-    }
-}
-
-/// What is configured.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setup {
-    /// `announce`.
-    pub config: AnnounceConfig,
-    /// The addresses of each of the gateway's interfaces.
-    pub own: Vec<Vec<IpNet>>,
-}
 
 /// The inputs of the thread.
 #[derive(Debug, Default)]
@@ -204,29 +156,12 @@ struct Worker {
     /// Why there can be no BIRD, if so.
     no_bird: Option<String>,
     table: Option<Table>,
-    damping: Damping,
-    /// The VIPs that were announced last.
-    announced: BTreeSet<IpAddr>,
-    /// What the last decision was made from: the number of changes, and the gateway's state.
-    decided: Option<(u64, Gateway)>,
-    /// When the decision changes by itself, because a VIP has waited long enough.
-    decide_at: Option<Instant>,
-    vips: BTreeMap<IpAddr, Vip>,
-    /// The routes for BIRD.
-    routes: Routes,
-    /// Those of them that are the last resort.
-    last_resort: BTreeSet<IpNet>,
-    /// The aggregates that are not announced, because no pool has an address of them.
-    outside: BTreeSet<IpNet>,
-    /// The routes for the kernel.
-    kernel_routes: Routes,
+    decision: Decision,
     files: Files,
     /// What `files` was made from: the configuration, the number of the decision, and the peers that wait.
     written: Option<(Arc<Setup>, u64, Waiting)>,
     first_bfd: FirstBfd,
     interruption: Interruption,
-    /// Counts decisions.
-    decisions: u64,
     peers: Vec<PeerStatus>,
     /// The numbers of VIPs and prefixes that peers or the kernel have.
     sent: (usize, usize),
@@ -241,20 +176,11 @@ impl Worker {
             bird: None,
             no_bird: None,
             table: None,
-            damping: Damping::default(),
-            announced: BTreeSet::new(),
-            decided: None,
-            decide_at: None,
-            vips: BTreeMap::new(),
-            routes: Routes::new(),
-            last_resort: BTreeSet::new(),
-            outside: BTreeSet::new(),
-            kernel_routes: Routes::new(),
+            decision: Decision::default(),
             files: Files::default(),
             written: None,
             first_bfd: FirstBfd::default(),
             interruption: Interruption::default(),
-            decisions: 0,
             peers: Vec::new(),
             sent: (0, 0),
         }
@@ -286,13 +212,9 @@ impl Worker {
             if let Some(setup) = &setup {
                 let announces = setup.config.bgp.is_some() || setup.config.kernel_routes.is_some();
                 if !announces {
-                    self.announced.clear();
-                    self.vips.clear();
-                    self.routes.clear();
-                    self.kernel_routes.clear();
-                    (self.decided, self.decide_at) = (None, None);
+                    self.decision.clear();
                 } else if let Some(round) = &round {
-                    self.decide(setup, (round, &snat), gateway, changes, now);
+                    self.decision.decide(&setup.config, (round, &snat), gateway, changes, now);
                 }
                 // Before the first round nothing is known: a restarted daemon must not remove what it will announce
                 // again. Routes of BIRD cannot be left: they ended with the old BIRD.
@@ -305,7 +227,7 @@ impl Worker {
                 self.count_sent(is_applied);
                 *lock(&shared.status) = Arc::new(self.status(setup));
             }
-            if gateway.leaving && is_applied && self.announced.is_empty() {
+            if gateway.leaving && is_applied && self.decision.announced.is_empty() {
                 *lock(&shared.withdrawn) = true;
                 shared.withdraws.notify_all();
             }
@@ -314,7 +236,7 @@ impl Worker {
 
     /// Whether what is announced stays so while the gateway catches up: a router still sends packets because of it.
     fn keeps_routes(&mut self, setup: &Setup, now: Instant) -> bool {
-        if self.announced.is_empty() {
+        if self.decision.announced.is_empty() {
             return false;
         }
         let Some(bgp) = &setup.config.bgp else { return true };
@@ -323,89 +245,6 @@ impl Worker {
         }
         self.observe_peers(bgp, now);
         self.peers.iter().any(|peer| self.interruption.keeps(peer))
-    }
-
-    fn decide(
-        &mut self,
-        setup: &Setup,
-        (round, snat): (&Round, &SnatRoutes),
-        gateway: Gateway,
-        changes: u64,
-        now: Instant,
-    ) {
-        let is_due = self.decide_at.is_some_and(|at| at <= now);
-        if self.decided == Some((changes, gateway)) && !is_due {
-            return;
-        }
-        if let Some((_, before)) = self.decided
-            && before.withheld() != gateway.withheld()
-        {
-            match gateway.withheld() {
-                Some(_) if self.announced.is_empty() => {}
-                Some(reason) => {
-                    tracing::warn!(%reason, vips = self.announced.len(), "all VIPs are withdrawn");
-                }
-                None => tracing::info!("VIPs are announced again"),
-            }
-        }
-        self.decided = Some((changes, gateway));
-        let announced = &self.announced;
-        let mut vips = decide::decide(&Input {
-            services: &round.outcome.services,
-            unapplied: &round.unapplied,
-            serves: &*round.serves,
-            gateway,
-            announced: &|vip| announced.contains(&vip),
-            pools: &round.outcome.pools,
-        });
-        self.decide_at = None;
-        for (&address, vip) in &mut vips {
-            if vip.withheld.is_none()
-                && !self.announced.contains(&address)
-                && let Some(until) = self.damping.until(address, now)
-            {
-                vip.withheld = Some(Withheld::Flapping);
-                self.decide_at = Some(self.decide_at.map_or(until, |at| at.min(until)));
-            }
-        }
-        let announces = |vip: &Vip| vip.withheld.is_none();
-        let next: BTreeSet<IpAddr> =
-            vips.iter().filter(|(_, vip)| announces(vip)).map(|(&address, _)| address).collect();
-        for (n, &vip) in self.announced.difference(&next).enumerate() {
-            self.damping.withdrawn(vip, now);
-            if gateway.withheld().is_none() && n < NAMED_IN_LOG {
-                let reason = vips.get(&vip).and_then(|vip| vip.withheld).map_or("released", Withheld::as_str);
-                tracing::info!(%vip, reason, "the VIP is withdrawn");
-            }
-        }
-        let withdrawn = self.announced.difference(&next).count();
-        if gateway.withheld().is_none() && withdrawn > NAMED_IN_LOG {
-            tracing::info!(vips = withdrawn - NAMED_IN_LOG, "more VIPs are withdrawn");
-        }
-        for &vip in next.difference(&self.announced) {
-            self.damping.announced(vip, now);
-            tracing::debug!(%vip, "the VIP is announced");
-        }
-        self.damping.forget(now);
-        self.announced = next;
-        self.decisions += 1;
-        let outside = outside_of_pools(&setup.config, &round.outcome.pools);
-        if outside != self.outside {
-            for aggregate in &outside {
-                tracing::warn!(%aggregate, "the aggregate is not announced: no pool has an address of it");
-            }
-            self.outside = outside;
-        }
-        self.routes = routes(&vips, &setup.config, &round.outcome.pools, &self.outside);
-        self.kernel_routes =
-            if setup.config.kernel_routes.is_some() { self.routes.clone() } else { Routes::new() };
-        self.add_snat(snat, gateway);
-        self.vips = vips;
-    }
-
-    fn add_snat(&mut self, snat: &SnatRoutes, gateway: Gateway) {
-        snat::add(snat, gateway, &mut self.routes, &mut self.kernel_routes);
-        self.last_resort = snat::last_resort(snat);
     }
 
     /// Lets BIRD and the kernel have the routes. Returns whether both have them.
@@ -423,7 +262,7 @@ impl Worker {
             }
             self.table = wanted.map(Table::new);
         }
-        self.table.as_mut().is_none_or(|table| table.apply(&self.kernel_routes, now))
+        self.table.as_mut().is_none_or(|table| table.apply(&self.decision.kernel_routes, now))
     }
 
     fn apply_to_bird(&mut self, setup: &Arc<Setup>, now: Instant) -> bool {
@@ -452,11 +291,12 @@ impl Worker {
         self.first_bfd.observe(self.bird.as_ref().is_some_and(Bird::is_up), &self.peers, now);
         let waiting = self.waiting(bgp);
         let is_written = self.written.as_ref().is_some_and(|(of, decision, waited)| {
-            Arc::ptr_eq(of, setup) && *decision == self.decisions && *waited == waiting
+            Arc::ptr_eq(of, setup) && *decision == self.decision.number && *waited == waiting
         });
         if !is_written {
-            self.files = Files::of(bgp, &setup.own, (&self.routes, &self.last_resort), &waiting);
-            self.written = Some((Arc::clone(setup), self.decisions, waiting));
+            self.files =
+                Files::of(bgp, &setup.own, (&self.decision.routes, &self.decision.last_resort), &waiting);
+            self.written = Some((Arc::clone(setup), self.decision.number, waiting));
         }
         let Some(bird) = &mut self.bird else { return false };
         let recovers = bgp.peers.iter().any(|peer| peer.graceful_restart);
@@ -507,8 +347,8 @@ impl Worker {
         let reached = status::reached(&self.peers, is_applied && self.table.is_some());
         if is_applied || reached == [false; 2] {
             let has = |address: IpAddr| reached[usize::from(address.is_ipv6())];
-            let vips = self.announced.iter().filter(|vip| has(**vip)).count();
-            self.sent = (vips, self.routes.keys().filter(|prefix| has(prefix.addr())).count());
+            let vips = self.decision.announced.iter().filter(|vip| has(**vip)).count();
+            self.sent = (vips, self.decision.routes.keys().filter(|prefix| has(prefix.addr())).count());
         }
     }
 
@@ -517,9 +357,9 @@ impl Worker {
             is_configured: setup.config.bgp.is_some() || setup.config.kernel_routes.is_some(),
             prefixes: self.sent.1,
             announced: self.sent.0,
-            unsent: self.announced.len().saturating_sub(self.sent.0),
-            withheld: status::withheld(&self.vips),
-            outside: self.outside.clone(),
+            unsent: self.decision.announced.len().saturating_sub(self.sent.0),
+            withheld: status::withheld(&self.decision.vips),
+            outside: self.decision.outside.clone(),
             bgp: setup.config.bgp.as_ref().map(|_| BgpStatus {
                 is_running: self.bird.as_ref().is_some_and(Bird::is_up),
                 restarts: self.bird.as_ref().map_or(0, Bird::restarts),
@@ -562,6 +402,8 @@ pub fn directory_beside(socket: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use tidegate_model::config::AnnounceConfig;
 
     use super::*;
     use crate::bird;
@@ -607,9 +449,9 @@ mod tests {
             let now = Instant::now();
             let own = ("192.0.2.12".parse().unwrap(), SnatRoute { preference, is_best: true });
             worker.interruption.observe(catching_up, now);
-            worker.routes.clear();
-            worker.add_snat(&SnatRoutes::from([own]), Gateway { catching_up, ..gateway });
-            worker.decisions += 1;
+            worker.decision.routes.clear();
+            worker.decision.add_snat(&SnatRoutes::from([own]), Gateway { catching_up, ..gateway });
+            worker.decision.number += 1;
             // The first look creates the peers, which are down.
             for _ in 0..2 {
                 assert!(!worker.apply_to_bird(&setup, now), "there is no BIRD");
