@@ -69,8 +69,8 @@ pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
 pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Settings {
     let bgp = config.announce.bgp.iter().flat_map(|bgp| bgp.peers.iter().map(|peer| peer.address));
     Settings {
-        node: config.node_name.clone(),
-        zone: config.node_zone.clone(),
+        node: config.node.name.clone(),
+        zone: config.node.zone.clone(),
         labels: config.labels.clone(),
         layer2: config.announce.l2.clone(),
         network: config.dataplane.network.with_interfaces(interfaces).into(),

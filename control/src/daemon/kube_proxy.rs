@@ -29,7 +29,7 @@ pub(super) fn follow(config: &GatewayConfig, vital: &mut Vital) -> watch::Receiv
     let (tells, follows) = watch::channel(false);
     // A gateway that listens on this port itself would detect itself.
     let is_own = config.admin.healthz.is_some_and(|address| address.port() == PORT);
-    if config.node_name.is_some() && !is_own {
+    if config.node.name.is_some() && !is_own {
         let look = tokio::spawn(async move {
             while !tells.is_closed() {
                 let is_there = is_there().await;

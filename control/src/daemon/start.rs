@@ -200,7 +200,7 @@ pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<Cluster
         return None;
     };
     let (connector, namespace) = (watched.connector(), &server.lease_namespace);
-    let node = config.node_name.as_deref();
+    let node = config.node.name.as_deref();
     let (state, refresh) = (watched.state(), watched.refresh());
     Some(ClusterWriter::start(&connector, &config.name, node, namespace, state, refresh))
 }

@@ -16,6 +16,16 @@ use super::services::ServicesConfig;
 use super::source::SourceConfig;
 use crate::objects::{Labels, Origin, Pool};
 
+/// `node`: the machine of the gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// `node.name`: the cluster's name for this machine, if the gateway is also a node of the cluster. Default `""`: an
+    /// appliance outside of the cluster.
+    pub name: Option<String>,
+    /// `node.zone`: the zone for topology hints. Default `""`: that of the node's object, if there is one.
+    pub zone: Option<String>,
+}
+
 /// A valid configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatewayConfig {
@@ -23,11 +33,8 @@ pub struct GatewayConfig {
     pub name: String,
     /// `metadata.labels`: pools select gateways by them. Default none.
     pub labels: Labels,
-    /// `node.name`: the cluster's name for this machine, if the gateway is also a node of the cluster. Default `""`: an
-    /// appliance outside of the cluster.
-    pub node_name: Option<String>,
-    /// `node.zone`: the zone for topology hints. Default `""`: that of the node's object, if there is one.
-    pub node_zone: Option<String>,
+    /// `node`.
+    pub node: NodeConfig,
     /// `dataplane`.
     pub dataplane: DataplaneConfig,
     /// `source`.

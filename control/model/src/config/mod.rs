@@ -41,7 +41,7 @@ pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
 pub use flow_sharing::{FlowSharing, FlowSharingConfig, FlowSharingKey, reaches};
-pub use gateway::GatewayConfig;
+pub use gateway::{GatewayConfig, NodeConfig};
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
@@ -239,9 +239,8 @@ fn decode(
     let (name, labels) = metadata.unwrap_or_default();
     let node = section(&fields, "node", |node| {
         let text = |key| Some(node.get(key)?.string()?.to_owned()).filter(|t: &String| !t.is_empty());
-        Some((text("name"), text("zone")))
+        Some(NodeConfig { name: text("name"), zone: text("zone") })
     });
-    let (node_name, node_zone) = node.unwrap_or_default();
     let source = source::decode(&fields, files);
     let mut dataplane = dataplane::decode(&fields, host_cores);
     let services = services::decode(&fields, &mut dataplane.network.policy);
@@ -260,8 +259,7 @@ fn decode(
     let config = GatewayConfig {
         name,
         labels,
-        node_name,
-        node_zone,
+        node: node.unwrap_or_default(),
         dataplane,
         source: source.clone().unwrap_or_else(|| SourceConfig::default_in(base)),
         services,

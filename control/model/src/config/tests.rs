@@ -169,7 +169,7 @@ fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
         loaded.config.unwrap_or_else(|| panic!("{}", loaded.report))
     };
     let (one, two) = (on_node("a", "192.0.2.7,2001:db8::7"), on_node("b", "192.0.2.8,2001:db8::8"));
-    assert_eq!((one.name.as_str(), one.node_name.as_deref()), ("a", Some("a")));
+    assert_eq!((one.name.as_str(), one.node.name.as_deref()), ("a", Some("a")));
     assert_eq!(two.name, "b");
     let addresses = |config: &GatewayConfig| {
         let interfaces = config.dataplane.network.interfaces.iter();

@@ -18,7 +18,7 @@ fn every_key_of_the_dataplane_arrives() {
     let config = valid(FULL);
     assert_eq!(read(FULL).report.to_string(), "");
     assert_eq!(config.name, "edge-1");
-    assert_eq!((config.node_name.as_deref(), config.node_zone.as_deref()), (Some("node-a"), Some("zone-1")));
+    assert_eq!((config.node.name.as_deref(), config.node.zone.as_deref()), (Some("node-a"), Some("zone-1")));
     let dataplane = &config.dataplane;
     assert_eq!(dataplane.cores, [2, 3]);
     assert_eq!(dataplane.idle, Idle::Poll);
@@ -206,7 +206,7 @@ fn every_key_has_the_default_of_the_contract() {
     let written = valid(DESIGN);
     let left_out = valid(HEAD);
     assert_eq!(left_out.name, "gateway");
-    assert_eq!((&left_out.node_name, &left_out.node_zone), (&written.node_name, &written.node_zone));
+    assert_eq!(left_out.node, written.node);
     assert_eq!(left_out.source, written.source);
     assert_eq!(left_out.services, written.services);
     assert_eq!(left_out.health, written.health);
