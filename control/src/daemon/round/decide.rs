@@ -27,6 +27,7 @@ pub(in crate::daemon) struct Decider {
 }
 
 /// A desired state that no worker has yet.
+#[must_use = "a desired state is published"]
 pub(in crate::daemon) struct Decided<'a> {
     pub(super) gathered: Gathered<'a>,
     pub(super) outcome: Arc<Outcome>,

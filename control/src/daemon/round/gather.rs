@@ -46,6 +46,7 @@ pub(in crate::daemon) struct Given<'a> {
 }
 
 /// The inputs of one round.
+#[must_use = "a round is decided from its inputs"]
 pub(in crate::daemon) struct Gathered<'a> {
     pub(super) inputs: &'a Gatherer,
     pub(super) manifests: &'a SourceUpdate,

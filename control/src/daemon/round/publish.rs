@@ -28,6 +28,7 @@ pub(in crate::daemon) struct Publication {
 }
 
 /// What became of a desired state at the workers.
+#[must_use = "what the workers have is reported"]
 pub(in crate::daemon) struct Published<'a> {
     pub(super) gathered: Gathered<'a>,
     /// The desired state, with the backends that were left out.
