@@ -1,6 +1,7 @@
 //! Publishes desired states to the workers, and records which of them every worker has applied.
 //!
-//! Invariant: a state that cannot be published changes nothing; the last good state stays in use.
+//! Invariant: a state that cannot be published changes nothing; the last good state stays in use. While a round waits for the
+//! workers, no thread of the runtime sleeps or spins.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,9 +18,11 @@ use super::state::State;
 /// How long a round waits for the workers to apply its snapshot. Only a worker that hangs takes longer, and
 /// `/healthz` then reports it.
 const APPLY_MAX: Duration = Duration::from_millis(500);
-/// How long the round polls the workers without yielding its thread.
+/// How long they usually take at most, and how often they are polled meanwhile.
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
+/// How often they are polled later.
+const APPLY_POLL_LATER: Duration = Duration::from_millis(1);
 /// The pause before parts that were left out of a full neighbour table are tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -166,22 +169,29 @@ impl Publisher {
         }
     }
 
+    /// Waits until every worker has applied the newest generation, with a limit.
     async fn wait_for_workers(&self) {
-        let began = Instant::now();
-        // A busy worker applies it within microseconds, a sleeping one within a millisecond.
+        let (dataplane, state, newest) =
+            (Arc::clone(&self.dataplane), Arc::clone(&self.state), self.generation);
         // The first one may take longer: they restore the flows of the process before.
-        let is_waiting = || self.dataplane.applied_generation() < self.generation || self.state.restores();
-        while began.elapsed() < APPLY_SOON {
-            if !is_waiting() {
-                return;
-            }
-            std::thread::sleep(APPLY_POLL);
-        }
-        let latest = began + APPLY_MAX;
-        while is_waiting() && Instant::now() < latest {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        wait_until(move || dataplane.applied_generation() >= newest && !state.restores()).await;
     }
+}
+
+/// Waits until the workers are done, at most [`APPLY_MAX`]. A busy worker needs microseconds, a sleeping one a millisecond,
+/// and tokio's timer counts whole milliseconds: so a thread for blocking work polls, and the runtime's own threads stay free.
+async fn wait_until(is_done: impl Fn() -> bool + Send + 'static) {
+    if is_done() {
+        return;
+    }
+    let polling = move || {
+        let began = std::time::Instant::now();
+        while !is_done() && began.elapsed() < APPLY_MAX {
+            std::thread::sleep(if began.elapsed() < APPLY_SOON { APPLY_POLL } else { APPLY_POLL_LATER });
+        }
+    };
+    // A panic there has been reported, and the round goes on as after a wait in vain.
+    let _ = tokio::task::spawn_blocking(polling).await;
 }
 
 /// The Services whose newest state the workers have not applied yet: their service ports differ from those of the
@@ -217,4 +227,30 @@ fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey>
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn other_tasks_go_on_while_a_round_waits_for_the_workers() {
+        // The runtime has one thread: if the wait kept it, the other task could not end the wait.
+        let applied = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&applied);
+        let task = tokio::spawn(async move { applied.store(true, Ordering::Relaxed) });
+        let began = Instant::now();
+        wait_until(move || seen.load(Ordering::Relaxed)).await;
+        assert!(began.elapsed() < APPLY_MAX);
+        task.await.expect("it has ended");
+    }
+
+    #[tokio::test]
+    async fn the_wait_for_a_worker_that_hangs_is_bounded() {
+        let began = std::time::Instant::now();
+        wait_until(|| false).await;
+        assert!(began.elapsed() >= APPLY_MAX);
+    }
 }
