@@ -1,0 +1,189 @@
+//! The counts of a table that change with its entries: flows, affinities and opening entries of each service, opening
+//! entries of each network, entries of each backend; and the journal of changed flows.
+//!
+//! One service cannot use a full table alone: above its share it replaces only its own flows.
+//!
+//! Promises: an entry is counted from its first write to its end, exactly once. The entries of backends are counted once
+//! [`Table::count_loads`] has walked the table, and below `loads.end` before that.
+
+use tidegate_spec::ids::BackendId;
+
+use super::{OWNER, Place, TAG, Table};
+use crate::counts::Load;
+use crate::flow_state::State;
+use crate::key::{PackedKey, TWIN};
+
+impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
+    /// Sets the share of the bound that one service may have once the table holds more than the bound.
+    pub(crate) fn set_share(&mut self, percent: u8) {
+        let flows = if Self::PAIRED { self.bound / 2 } else { self.bound };
+        self.share = if percent < 100 { (flows * usize::from(percent) / 100).max(1) } else { usize::MAX };
+    }
+
+    /// Whether a new flow of this service has to replace another flow of the service.
+    pub(crate) fn is_over_share(&self, owner: u32) -> bool {
+        self.live >= self.bound && self.counts.flows(owner) as usize >= self.share
+    }
+
+    /// The service of a flow, from either of its entries.
+    pub(crate) fn service_of(&self, place: Place) -> u32 {
+        let entry = self.entry(place);
+        if Self::PAIRED && self.is_twin(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
+    }
+
+    /// Whether an entry with this key counts as a flow: all do except the replies of pairs.
+    pub(super) fn is_counted(key: &PackedKey<A>) -> bool {
+        !Self::PAIRED || key.tag & TWIN == 0
+    }
+
+    /// Whether an entry with this key is session affinity.
+    #[inline]
+    pub(super) fn is_affinity(key: &PackedKey<A>) -> bool {
+        !Self::PAIRED && key.tag & TWIN != 0
+    }
+
+    /// Whether a service has any entry.
+    #[inline]
+    pub(crate) fn has_flows_of(&self, owner: u32) -> bool {
+        self.counts.flows(owner) > 0
+    }
+
+    /// The number of flows of a service, without affinity entries.
+    pub(crate) fn connections(&self, owner: u32) -> u32 {
+        self.counts.connections(owner)
+    }
+
+    /// The opening entries of a service.
+    pub(crate) fn opening_of(&self, owner: u32) -> u32 {
+        self.counts.opening_of(owner)
+    }
+
+    /// The load of the service and network of a flow, from either of its entries.
+    pub(crate) fn load_of(&self, place: Place) -> Load {
+        let flow = self.flow_key(place);
+        self.load(&flow)
+    }
+
+    /// The load of the service and network of a flow with this key.
+    pub(crate) fn load(&self, flow: &PackedKey<A>) -> Load {
+        self.counts.load(flow.owner, &flow.addr)
+    }
+
+    /// The key of the client's side of a flow, from either of its entries.
+    #[inline]
+    fn flow_key(&self, place: Place) -> PackedKey<A> {
+        if Self::PAIRED && self.is_twin(place) { self.peer_key(place) } else { self.key(place) }
+    }
+
+    /// Updates the count of opening entries for an entry whose state changes.
+    #[inline]
+    pub(super) fn count_opening(&mut self, flow: &PackedKey<A>, was: bool, is: bool) {
+        // An affinity entry never counts as an opening flow.
+        if was == is || !Self::PAIRED && flow.tag & TWIN != 0 {
+            return;
+        }
+        if is {
+            self.counts.opens(flow.owner, &flow.addr);
+        } else {
+            self.counts.settles(flow.owner, &flow.addr);
+        }
+    }
+
+    /// Counts a flow that is no longer opening, or is opening again. Out of line, because most packets change nothing
+    /// here.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn recount_opening(&mut self, place: Place, was: bool) {
+        let flow = self.flow_key(place);
+        self.count_opening(&flow, was, !was);
+    }
+
+    /// Turns the journal on or off.
+    pub(crate) fn watch(&mut self, is_on: bool) {
+        self.journal.is_on = is_on;
+        self.watched = if is_on { usize::MAX } else { self.loads.end };
+    }
+
+    /// Counts and notes the change of an entry's state, or its end.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn state_changes(&mut self, place: Place, after: Option<State>) {
+        if place.0 < self.loads.end {
+            self.recount_load(place, after);
+        }
+        if !self.journal.is_on || Self::is_affinity(&self.key(place)) {
+            return;
+        }
+        let settled = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
+        if settled(self.state(place)) != settled(after) {
+            let flow = self.flow_key(place);
+            self.journal.note(flow);
+        }
+    }
+
+    /// Counts the change of an entry's state, or its end.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn recount_load(&mut self, place: Place, after: Option<State>) {
+        let (tag, value) = (self.entry(place)[TAG], self.value(place));
+        self.load_changes(tag, value, self.state(place), after);
+    }
+
+    /// Counts an entry that was not counted before.
+    pub(super) fn count_load(&mut self, place: Place) {
+        let (tag, value) = (self.entry(place)[TAG], self.value(place));
+        self.load_changes(tag, value, None, self.state(place));
+    }
+
+    /// Counts an entry with this tag and backend whose state changes; `None` is that of an entry that is not there.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn load_changes(
+        &mut self,
+        tag: u32,
+        backend: u32,
+        before: Option<State>,
+        after: Option<State>,
+    ) {
+        let (before, after) = (before.map(State::is_ended), after.map(State::is_ended));
+        // An affinity entry is no flow.
+        if before == after || !Self::PAIRED && tag & TWIN != 0 {
+            return;
+        }
+        if let Some(ended) = before {
+            self.loads.ends(backend, ended);
+        }
+        if let Some(ended) = after {
+            self.loads.begins(backend, ended);
+        }
+    }
+
+    /// The counted entries of a backend.
+    #[inline]
+    pub(crate) fn load_of_backend(&self, backend: BackendId) -> tidegate_select::loads::Load {
+        self.loads.of(backend)
+    }
+
+    /// Counts the entries of backends in up to `buckets` more buckets. Returns whether all are counted. `exists` is
+    /// whether an id is one of the snapshot in use.
+    pub(crate) fn count_loads(&mut self, buckets: usize, exists: impl Fn(BackendId) -> bool) -> bool {
+        let all = self.start(self.buckets);
+        if self.live == 0 {
+            self.loads.end = all;
+        }
+        for _ in 0..buckets {
+            if self.loads.end >= all {
+                break;
+            }
+            let start = self.loads.end.max(self.first);
+            for place in self.places(self.bucket_of(Place(start))) {
+                if !self.is_empty(place) && exists(BackendId::from_raw(self.value(place))) {
+                    self.count_load(place);
+                }
+            }
+            self.loads.end = start + B;
+        }
+        self.watch(self.journal.is_on);
+        self.loads.end >= all
+    }
+}

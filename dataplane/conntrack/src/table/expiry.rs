@@ -1,0 +1,134 @@
+//! When a flow has expired, and the walk that removes expired flows.
+//!
+//! The idle timeout depends on the state of the flow: of the pair, in tables of pairs. In a table that is short of room,
+//! opening flows have shorter timeouts ([`Table::hurry`]).
+//!
+//! Promises: [`Table::is_expired`] is exact; [`Table::looks_expired`] is exact for one of the entries of a pair. Only
+//! [`Table::age`] removes anything.
+
+use tidegate_spec::limits::FLOW_PRESSURE;
+use tidegate_spec::now::Now;
+
+use super::{Place, SEEN, Table};
+use crate::eviction::EvictionReason;
+use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, State};
+
+/// The state of an entry, or of the pair that it belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Vitality {
+    pub(crate) standing: FlowStatus,
+    pub(crate) idle_ms: u32,
+}
+
+impl Vitality {
+    pub(crate) fn expired(&self) -> bool {
+        self.idle_ms >= self.standing.timeout_ms
+    }
+
+    /// Whether the flow has expired in a table that is short of room, where opening flows have shorter timeouts.
+    fn expired_in_a_hurry(&self, hurry: u32) -> bool {
+        let timeout_ms = self.standing.timeout_ms;
+        self.idle_ms >= if self.standing.is_opening() { hurried(timeout_ms, hurry) } else { timeout_ms }
+    }
+}
+
+/// The timeout of an opening flow in a table that is short of room.
+fn hurried(timeout_ms: u32, hurry: u32) -> u32 {
+    (timeout_ms / hurry).max(IDLE_MIN_MS)
+}
+
+impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
+    /// The divisor for the timeouts of opening flows at the current fill level.
+    pub(crate) fn hurry(&self) -> u32 {
+        let pressed = FLOW_PRESSURE.iter().find(|(percent, _)| self.live * 100 >= self.bound * percent);
+        pressed.map_or(1, |(_, hurry)| *hurry)
+    }
+
+    /// How long ago this direction sent, in milliseconds.
+    #[inline]
+    pub(crate) fn own_idle_ms(&self, place: Place, now: Now) -> u32 {
+        let age = now.millis().wrapping_sub(self.entry(place)[SEEN]);
+        // A timestamp ahead of now (by less than 24 days) counts as age zero.
+        if age > u32::MAX / 2 { 0 } else { age }
+    }
+
+    /// The state of the flow: of the pair, in tables of pairs.
+    pub(crate) fn vitality(&self, place: Place, now: Now) -> Option<Vitality> {
+        let (own, idle) = (self.state(place)?, self.idle_timeout(place));
+        let own_idle_ms = self.own_idle_ms(place, now);
+        let Some((peer, state)) = self.peer(place).and_then(|peer| Some((peer, self.state(peer)?))) else {
+            return Some(Vitality { standing: own.alone(idle), idle_ms: own_idle_ms });
+        };
+        let (client, server) = if self.is_twin(place) { (state, own) } else { (own, state) };
+        let idle_ms = own_idle_ms.min(self.own_idle_ms(peer, now));
+        Some(Vitality { standing: State::of_both(client, server, idle), idle_ms })
+    }
+
+    /// Whether the flow has expired. Exact. Does not read the peer of a flow that is in use.
+    #[inline]
+    pub(crate) fn is_expired(&self, place: Place, now: Now) -> bool {
+        // No state has a shorter timeout, so a flow in use costs one comparison.
+        if now.millis().wrapping_sub(self.entry(place)[SEEN]) < IDLE_MIN_MS {
+            return false;
+        }
+        let Some(state) = self.state(place) else { return false };
+        let (idle, own_idle_ms) = (self.idle_timeout(place), self.own_idle_ms(place, now));
+        if !Self::PAIRED {
+            return own_idle_ms >= state.alone(idle).timeout_ms;
+        }
+        // The shortest timeout that any state of the pair can have.
+        own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired())
+    }
+
+    /// Why the flow has expired, if it has. Unlike [`Self::is_expired`], it applies shorter timeouts to opening flows
+    /// when the table is short of room ([`Self::hurry`]), and reads the peer only if the entry has expired by its own
+    /// state. A pair that has expired by the state of its other entry is found from that entry. For walks over many
+    /// entries.
+    #[inline]
+    pub(crate) fn looks_expired(&self, place: Place, now: Now, hurry: u32) -> Option<EvictionReason> {
+        let state = self.state(place)?;
+        let mut shortest_ms = state.shortest_ms(self.idle_timeout(place), Self::PAIRED);
+        // An affinity entry is not a flow: it lasts for the affinity timeout of its service.
+        let affinity = !Self::PAIRED && self.is_twin(place);
+        let hurry = if affinity { 1 } else { hurry };
+        if hurry > 1 && state.phase() == Phase::Opening {
+            shortest_ms = hurried(shortest_ms, hurry);
+        }
+        if self.own_idle_ms(place, now) < shortest_ms {
+            return None;
+        }
+        let vitality = self.vitality(place, now)?;
+        if vitality.expired() {
+            Some(EvictionReason::Expired)
+        } else {
+            vitality.expired_in_a_hurry(hurry).then_some(EvictionReason::Pressure)
+        }
+    }
+
+    /// Removes the expired flows of the next `buckets` buckets. Returns how many.
+    pub(crate) fn age(&mut self, now: Now, buckets: usize) -> usize {
+        let mut removed = 0;
+        let hurry = self.hurry();
+        for _ in 0..buckets.min(self.buckets as usize) {
+            if self.live == 0 {
+                break;
+            }
+            for place in self.places(self.cursor) {
+                if let Some(why) = self.looks_expired(place, now, hurry) {
+                    self.remove(place, why);
+                    removed += 1;
+                }
+            }
+            self.cursor = if self.cursor + 1 == self.buckets { 0 } else { self.cursor + 1 };
+        }
+        removed
+    }
+
+    /// Prefetches the buckets that the next [`Self::age`] examines.
+    #[inline]
+    pub(crate) fn prefetch_age(&self, buckets: usize) {
+        for bucket in (self.cursor..self.buckets).take(buckets) {
+            self.prefetch_bucket(bucket);
+        }
+    }
+}

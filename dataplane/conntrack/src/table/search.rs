@@ -1,0 +1,201 @@
+//! Finds the entry of a key, and an empty slot for a new one; records plain packets of established flows on the way.
+//!
+//! A look-up reads the first bucket of the key, which has been prefetched, and seldom the second. Within a bucket, all
+//! entries are compared without branches.
+//!
+//! Promises: an entry that is found has exactly this key and has a state. A search changes nothing, except that
+//! [`Table::find_alive`] and [`Table::alive`] remove an expired flow, and the steady look-ups record the packet's time.
+
+use tidegate_spec::now::Now;
+
+use super::{ADDR, OWNER, Place, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
+use crate::answer::First;
+use crate::eviction::EvictionReason;
+use crate::flow_state::{IDLE_MIN_MS, Packet, STEADY_MASK, State};
+use crate::key::{FlowHash, KEY_MASK, PackedKey};
+
+/// Two adjacent words, as they are read at once.
+#[inline(always)]
+const fn two(first: u32, second: u32) -> u64 {
+    first as u64 | (second as u64) << 32
+}
+
+impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
+    /// Searches only the first bucket, which has been prefetched, and prefetches the second one if the key is not in
+    /// the first.
+    #[inline(always)]
+    pub(crate) fn find_first(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+        if self.live == 0 {
+            return None;
+        }
+        let found = self.find_in(self.primary(hash), key);
+        if found.is_none() {
+            self.prefetch_bucket(self.secondary(hash));
+        }
+        found
+    }
+
+    /// Like [`Self::find_first`], and records a plain packet of an established flow.
+    #[inline(always)]
+    pub(crate) fn see_first(
+        &mut self,
+        key: &PackedKey<A>,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> First<(Place, u32)> {
+        match self.find_first(key, hash) {
+            None => First::Absent,
+            Some(place) => match self.see_steady(place, packet, now) {
+                Some(value) => First::Steady((place, value)),
+                None => First::There,
+            },
+        }
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+        if self.live == 0 {
+            // This also keeps the memory of a table that is never used untouched.
+            return None;
+        }
+        self.find_in(self.primary(hash), key).or_else(|| self.find_in(self.secondary(hash), key))
+    }
+
+    /// [`Self::find`] for a key that [`Self::see_first`] has not found.
+    #[inline]
+    pub(crate) fn find_second(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+        if self.live == 0 { None } else { self.find_in(self.secondary(hash), key) }
+    }
+
+    /// The entry of a key in one of its buckets.
+    #[inline(always)]
+    pub(crate) fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
+        let start = self.start(bucket);
+        let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
+        // All entries are compared, even after a match: a branch for each would be mispredicted for every other packet.
+        let wanted = two(key.owner, key.tag);
+        let mut hits = 0_u32;
+        for n in 0..K {
+            let entry = &words[n * W..(n + 1) * W];
+            let mut differs = (two(entry[OWNER], entry[TAG]) ^ wanted) & two(u32::MAX, KEY_MASK);
+            for a in 0..A {
+                differs |= u64::from(entry[ADDR + a] ^ key.addr[a]);
+            }
+            let occupied = entry[TAG] & STATE_MASK != 0;
+            hits |= u32::from((differs == 0) & occupied) << n;
+        }
+        (hits != 0).then(|| Place(start + hits.trailing_zeros() as usize * W))
+    }
+
+    /// The first empty slot of a bucket, other than `taken`.
+    #[inline(always)]
+    pub(crate) fn free_in(&self, bucket: u32, taken: Option<Place>) -> Option<Place> {
+        let start = self.start(bucket);
+        let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
+        let taken = taken.map_or(usize::MAX, |place| place.0);
+        // All slots are examined: which one is free is hard to predict.
+        let mut free = 0_u32;
+        for n in 0..K {
+            let is_empty = words[n * W + TAG] & STATE_MASK == 0;
+            free |= u32::from(is_empty & (start + n * W != taken)) << n;
+        }
+        (free != 0).then(|| Place(start + free.trailing_zeros() as usize * W))
+    }
+
+    /// Finds the entry of a flow that has not expired. Removes an expired one.
+    #[inline]
+    pub(crate) fn find_alive(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
+        let place = self.find(key, hash)?;
+        self.alive(place, now)
+    }
+
+    /// The entry, if its flow has not expired. Removes an expired one.
+    #[inline]
+    pub(crate) fn alive(&mut self, place: Place, now: Now) -> Option<Place> {
+        if self.is_expired(place, now) {
+            self.remove(place, EvictionReason::Expired);
+            return None;
+        }
+        Some(place)
+    }
+
+    /// Records the time of a plain packet of a flow that this direction shows as established and that is in use, and
+    /// returns the entry's value. Most packets need nothing else. Returns `None` and changes nothing in all other
+    /// cases.
+    #[inline(always)]
+    pub(crate) fn see_steady(&mut self, place: Place, packet: Packet, now: Now) -> Option<u32> {
+        let (now, entry) = (now.millis(), self.entry_mut(place));
+        // No state has a shorter timeout, so a flow in use costs one comparison.
+        let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
+        // One branch serves TCP and datagrams: separate branches would be mispredicted when traffic is mixed.
+        let steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT;
+        (in_use & steady & packet.is_plain()).then(|| {
+            entry[SEEN] = now;
+            entry[VALUE]
+        })
+    }
+
+    /// Searches one bucket of a key for the entry of a flow that this direction shows as established and that is in use,
+    /// records the time of a plain packet in it, and returns the entry's words. `tcp` is whether the packet is one of TCP.
+    /// Changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more steps.
+    #[inline(always)]
+    pub(crate) fn steady(
+        &mut self,
+        bucket: u32,
+        key: &PackedKey<A>,
+        tcp: bool,
+        now: Now,
+    ) -> First<&[u32; W]> {
+        let start = self.start(bucket);
+        let words: &mut [u32; B] =
+            self.words[start..].first_chunk_mut().expect("buckets lie within the table");
+        let wanted = two(key.owner, key.tag);
+        let mask = two(u32::MAX, KEY_MASK);
+        let mut hits = 0_u32;
+        for n in 0..K {
+            let entry = &words[n * W..(n + 1) * W];
+            let mut differs = (two(entry[OWNER], entry[TAG]) ^ wanted) & mask;
+            for a in 0..A {
+                differs |= u64::from(entry[ADDR + a] ^ key.addr[a]);
+            }
+            hits |= u32::from(differs == 0) << n;
+        }
+        if hits == 0 {
+            return First::Absent;
+        }
+        let entry: &mut [u32; W] = words[hits.trailing_zeros() as usize * W..]
+            .first_chunk_mut()
+            .expect("entries lie within their bucket");
+        let now = now.millis();
+        let steady = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
+        let is_steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == steady << STATE_SHIFT;
+        if !is_steady | (now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS) {
+            // An empty slot has the state 0, and equals a key of zeros.
+            return if entry[TAG] & STATE_MASK == 0 { First::Absent } else { First::There };
+        }
+        entry[SEEN] = now;
+        First::Steady(&*entry)
+    }
+
+    /// The key of the other entry of the pair, in the words of an entry.
+    #[inline(always)]
+    pub(crate) fn peer_in(entry: &[u32; W]) -> PackedKey<A> {
+        PackedKey {
+            owner: entry[Self::PEER_OWNER],
+            tag: entry[Self::PEER_TAG],
+            addr: std::array::from_fn(|n| entry[Self::PEER_ADDR + n]),
+        }
+    }
+
+    /// The backend in the words of an entry.
+    #[inline(always)]
+    pub(crate) fn value_in(entry: &[u32; W]) -> u32 {
+        entry[VALUE]
+    }
+
+    /// Whether a plain packet of this kind leaves the state of the entry as it is.
+    pub(crate) fn is_steady(&self, place: Place, packet: Packet) -> bool {
+        self.entry(place)[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT
+    }
+}
