@@ -1,0 +1,71 @@
+//! What a look-up of a NAT flow returns: the flow seen from its client or from its endpoint, or the state of a reply key.
+
+use tidegate_spec::ids::{BackendId, ServiceId};
+use tidegate_wire::Addr;
+
+use crate::flow_state::Phase;
+
+/// A known flow, seen from its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NatHit {
+    /// The backend that its packets go to.
+    pub backend: BackendId,
+    /// The source address to send with: one of the gateway (`fullnat`), or the client's own (`nat`).
+    pub source: Addr,
+    /// The source port to send with.
+    pub source_port: u16,
+    /// The phase of the client's side, including this packet.
+    pub phase: Phase,
+    /// The packet is a SYN and the flow was over: the server had closed or reset it, or both sides had (RFC 9293
+    /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. If
+    /// only the client sent a FIN or RST, that packet and the SYN may be forged, and the flow stays with its backend.
+    pub reopened: bool,
+    /// The packet is a SYN that its client repeats, after [`SYN_REPEATED_MS`] or more, and that nobody has answered.
+    pub repeated: bool,
+    /// The packet is a SYN, and the first one here of a flow that was adopted from another gateway. The caller may insert
+    /// another pair over this one.
+    pub adopted: bool,
+}
+
+/// A known flow, seen from its endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplyHit {
+    /// The service whose VIP and port to send with.
+    pub service: ServiceId,
+    /// The destination of replies.
+    pub client: Addr,
+    /// The destination port of replies.
+    pub client_port: u16,
+    /// The backend that sent the reply.
+    pub backend: BackendId,
+    /// The phase of the server's side, including this packet.
+    pub phase: Phase,
+}
+
+/// The state of a reply key that a new flow needs. The variants are in the order of preference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReplyKey {
+    /// No flow has it.
+    Free,
+    /// Its flow has expired.
+    Expired,
+    /// Its flow is closed by both sides, or reset.
+    Over,
+    /// Its flow is not established, unanswered, and idle for `idle_ms`.
+    Opening {
+        /// Milliseconds since its last packet.
+        idle_ms: u32,
+    },
+    /// Its flow is not established, but the backend has answered, and it is idle for `idle_ms`.
+    Answered {
+        /// Milliseconds since its last packet.
+        idle_ms: u32,
+    },
+    /// Its flow was closed or reset by one side only, and is idle for `idle_ms`.
+    Doubtful {
+        /// Milliseconds since its last packet.
+        idle_ms: u32,
+    },
+    /// Its flow is established.
+    Taken,
+}
