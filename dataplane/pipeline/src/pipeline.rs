@@ -7,9 +7,10 @@
 //! 3. `find_service_flows`, `find_reply_flows`: look up the flow of each packet, whose bucket the previous stage
 //!    prefetched;
 //! 4. `choose_backends`, `choose_clients`: choose a backend by the hash for packets without a flow, and create the flow
-//!    entry ([`service_flows`], [`reply_flows`]);
+//!    entry ([`service_flows`], [`new_flows`], [`reply_flows`]);
 //!    Packets of flows that another worker holds are sent by a copy of the flow, if there is one ([`copies`]);
-//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]);
+//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`],
+//!    [`translated`], [`oversized`]);
 //! 6. `remember_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
 //!    ([`fragments`]).
 //!
@@ -33,13 +34,17 @@ mod fragments;
 mod icmp_errors;
 mod local;
 mod masquerade;
+mod new_flows;
 mod next_backend;
+mod next_hop;
 mod on_change;
 mod output;
+mod oversized;
 mod owners;
 mod passive;
 mod proxied;
 mod reply_flows;
+mod reply_ports;
 mod request;
 mod restore;
 mod retries;
@@ -54,6 +59,7 @@ mod syn_cookie;
 #[cfg(test)]
 mod tests;
 mod transit;
+mod translated;
 mod tunnel_errors;
 mod tunnel_peers;
 mod view;

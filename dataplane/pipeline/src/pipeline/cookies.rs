@@ -33,11 +33,12 @@ use tidegate_wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote};
 use super::answers::{become_small, is_from_one_station};
 use super::burst::{Burst, Destination, Packet as BurstPacket};
 use super::cookie_state::CookieCounts;
-use super::deliver::{finish_translated, limit_segments, translate, way_of};
+use super::next_hop::way_of;
 use super::proxied::{Change, key_of};
 use super::request::{Chosen, Request};
 use super::state::Pipeline;
 use super::syn_cookie;
+use super::translated::{finish_translated, limit_segments, translate};
 use crate::forward::{proxy_protocol, toa};
 use crate::frame::Frame;
 

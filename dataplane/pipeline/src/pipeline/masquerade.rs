@@ -30,10 +30,10 @@ use tidegate_wire::{Addr, Headers, L4Checksum, ipv6, proto};
 
 use super::answers;
 use super::burst::Burst;
-use super::deliver::way_by_route;
+use super::next_hop::way_by_route;
 use super::owners::{Dealt, owner_of_client};
+use super::reply_ports::is_better;
 use super::request::kind_of;
-use super::service_flows::is_better;
 use super::state::Pipeline;
 use super::transit::returns_to_sender;
 use crate::forward;

@@ -24,8 +24,9 @@ use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, L4Checksum};
 
 use super::burst::{Burst, Destination, Packet};
-use super::deliver::{NextHop, changes_sctp, finish_translated, limit_segments, translate, way_of};
+use super::next_hop::{NextHop, way_of};
 use super::state::Pipeline;
+use super::translated::{changes_sctp, finish_translated, limit_segments, translate};
 use crate::forward::{proxy_protocol, spliced, toa};
 use crate::frame::Frame;
 

@@ -15,8 +15,8 @@ use tidegate_wire::tcp::segment;
 use tidegate_wire::{Family, Headers, L4Checksum, Parsed};
 
 use super::burst::{Burst, Destination};
-use super::deliver::way_of;
 use super::next_backend::rules;
+use super::next_hop::way_of;
 use super::output::{FlowNote, Note};
 use super::passive::may_refuse;
 use super::request::{Chosen, Request};

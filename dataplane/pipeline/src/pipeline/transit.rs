@@ -14,7 +14,7 @@ use tidegate_wire::tcp::flags;
 use tidegate_wire::{Headers, L4Checksum, ethernet};
 
 use super::burst::Burst;
-use super::deliver::{NextHop, way_by_route};
+use super::next_hop::{NextHop, way_by_route};
 use super::state::Pipeline;
 use crate::forward;
 use crate::frame::Frame;

@@ -13,7 +13,7 @@ use tidegate_wire::ethernet::ether_type;
 use tidegate_wire::{Family, Headers, Parsed, parse};
 
 use super::burst::Burst;
-use super::deliver::way_by_route;
+use super::next_hop::way_by_route;
 use super::output::{BurstOutput, Oversized, UnknownFragment, Unresolved};
 use super::state::Pipeline;
 use crate::forward::dsr_l2;

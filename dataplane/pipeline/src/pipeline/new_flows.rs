@@ -1,0 +1,253 @@
+//! Begins a flow: chooses the backend of a packet whose flow is not known, and creates the flow entry.
+//!
+//! In this order: is the client admitted, is the packet one that may begin a flow, do the limits of new flows allow it;
+//! then the choice, by the source's affinity or by the scheduler of the service; then the entry, with the ports of
+//! `reply_ports.rs` if the source is translated.
+//!
+//! Promises: a packet that is refused leaves no entry, and a flow is counted against limits and as a connection once.
+
+use tidegate_conntrack::Packet;
+use tidegate_select::selector::Selector;
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::backend::Backend;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::ForwardingMode;
+use tidegate_spec::ids::BackendId;
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::Refusal;
+use tidegate_wire::{Addr, Headers, sctp};
+
+use super::burst::Burst;
+use super::on_change;
+use super::output::FlowNote;
+use super::passive::Syn;
+use super::request::{Chosen, Found, Request};
+use super::state::Pipeline;
+use crate::frame::Frame;
+
+impl Pipeline {
+    /// Chooses a backend for a packet whose flow is not known, or whose backend no longer takes it, and creates the
+    /// flow entry. It is a part of [`Self::choose_backends`]: the result of a call would go through memory.
+    #[inline(always)]
+    pub(super) fn begin<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
+        let h = burst.packets[request.index()].headers;
+        let found = match request.found.known() {
+            // An earlier packet of this burst may have begun the same flow.
+            None if burst.begun.was_there(request.flow_hash) => self.known(burst, request),
+            found => found.copied(),
+        };
+        if !request.found.is_known()
+            && let Some(known) = found
+            && let Some(backend) = snapshot.backend(known.backend)
+            && burst.keeps(backend, request, known.syn)
+        {
+            return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
+        }
+        // From here on, a flow that is not known has no entry.
+        let began;
+        let request = match found {
+            Some(known) if !request.found.is_known() => {
+                began = Request { found: Found::Known(known), ..*request };
+                &began
+            }
+            _ => request,
+        };
+        if burst.client_fault(burst.frame_of(request.packet), &h, service.mode).is_some() {
+            return Err(Refusal::BadSource);
+        }
+        if snapshot.denies(&h.src) {
+            return Err(Refusal::SourceDenied);
+        }
+        if !snapshot.is_in_range(service, &h.src) {
+            return Err(Refusal::SourceRange);
+        }
+        let stray = request.kind.has_connection() && !request.kind.is_opening();
+        let has_backends = !service.selector().is_empty();
+        if stray && !service.mode.is_dsr() {
+            return if has_backends {
+                self.begin_by_cookie(burst, request, &h)
+            } else {
+                Err(Refusal::NoEndpoints)
+            };
+        }
+        // The packet ends here, so it begins no flow. Without a backend, the gateway itself is its destination.
+        if h.ttl <= 1 && has_backends {
+            return Err(Refusal::TtlExceeded);
+        }
+        if found.is_none() && has_backends && self.asks_for_cookie(snapshot, service, &h, now) {
+            return Err(Refusal::SynCookie);
+        }
+        self.open(burst, request, &h)
+    }
+
+    /// Creates the flow of a packet that may begin one, if the limits of new flows allow it.
+    #[inline(always)]
+    pub(super) fn open<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+        h: &Headers,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
+        let stray = request.kind.has_connection() && !request.kind.is_opening();
+        let has_backends = !service.selector().is_empty();
+        if (service.limited.of_new_flows() || snapshot.limits_sources()) && !stray && has_backends
+            // Without entries, only a SYN is known to begin a flow.
+            && (!service.on_change() || request.kind.is_opening())
+        {
+            self.admit(snapshot, request, &h.src, now)?;
+        }
+        if service.on_change() {
+            return self.begin_on_change(burst, request, h);
+        }
+        let former =
+            if stray { on_change::former(snapshot, service, request.choice_hash(snapshot, h)) } else { None };
+        let backend =
+            former.or_else(|| self.choose(snapshot, request, h, now)).ok_or(Refusal::NoEndpoints)?;
+        let idle = service.idle;
+        let local = match service.mode {
+            ForwardingMode::DsrL2
+            | ForwardingMode::DsrIpip
+            | ForwardingMode::DsrGue
+            | ForwardingMode::DsrGre
+            | ForwardingMode::DsrGeneve
+            | ForwardingMode::DsrDscp => {
+                // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
+                // only cost of a choice by hash is that the flow may move when the owner of its slot changes. The table
+                // has counted that.
+                if !request.kind.is_ending() {
+                    let (key, hash) = (&request.key, request.flow_hash);
+                    let inserted = if request.found.is_known() {
+                        self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now)
+                    } else {
+                        self.flows.dsr.insert_new(key, hash, backend.id, request.kind, idle, now)
+                    };
+                    // Without an entry, the next packet could go to another backend.
+                    if inserted.is_err() && service.selector().is_of_worker() {
+                        return Err(Refusal::FlowTableFull);
+                    }
+                }
+                None
+            }
+            // The client expects the answer from the VIP, and would reject an answer that its own server sends
+            // directly. With a source of ours, the answer returns through the gateway.
+            ForwardingMode::Nat if backend.address == h.src => {
+                if snapshot.snat_addresses(h.family).is_empty() {
+                    return Err(Refusal::Hairpin);
+                }
+                Some(self.bind_local(snapshot, request, h, backend, idle, now)?)
+            }
+            ForwardingMode::Nat => self.bind_client(request, h, backend, idle, now)?,
+            ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, h, backend, idle, now)?),
+        };
+        if service.passive && request.kind.is_opening() {
+            let flow = (&request.key, request.flow_hash);
+            self.keep_syn(burst, request.index(), flow, request.found.is_known(), backend);
+        }
+        if request.kind == Packet::Sctp(sctp::Kind::Init) {
+            self.begin_association(burst, request, backend.id);
+        }
+        burst.view.tallies.connected(backend.id);
+        Ok(Chosen { backend, local, flow: FlowNote::New })
+    }
+
+    /// The same for a service that remembers only flows in flux: see [`on_change`].
+    #[inline(never)]
+    fn begin_on_change<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+        h: &Headers,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let (snapshot, service) = (burst.view.snapshot, request.service);
+        let hash = request.choice_hash(snapshot, h);
+        let chosen = on_change::choose(snapshot, service, request.kind, hash).ok_or(Refusal::NoEndpoints)?;
+        let on_change::Unremembered { backend, remember } = chosen;
+        if remember.is_none() && request.found.is_known() {
+            // The entry of an earlier connection with the same ports would divert the packets after this one.
+            self.flows.dsr.remove(&request.key, request.flow_hash);
+        }
+        if let Some(first) = remember {
+            // If the table is full, the flow moves when its former owner's window ends. The table has counted that.
+            let _ = self.flows.dsr.insert(
+                &request.key,
+                request.flow_hash,
+                backend.id,
+                first,
+                service.idle,
+                burst.now,
+            );
+            self.flows.dsr.note_beginning(&request.key);
+        }
+        if request.kind.is_opening() {
+            burst.view.tallies.connected(backend.id);
+            return Ok(Chosen { backend, local: None, flow: FlowNote::New });
+        }
+        let flow = if remember.is_some() { FlowNote::Known } else { FlowNote::None };
+        Ok(Chosen { backend, local: None, flow })
+    }
+
+    /// The backend of a new flow: the one that its client has by affinity, otherwise the one that its hash selects.
+    fn choose<'s>(
+        &mut self,
+        snapshot: &'s Snapshot,
+        request: &Request<'_>,
+        h: &Headers,
+        now: Now,
+    ) -> Option<&'s Backend> {
+        let service = request.service;
+        let choice_hash = request.choice_hash(snapshot, h);
+        if service.affinity_ms == 0 {
+            return snapshot.backend(self.select_sound(snapshot, service, choice_hash, now)?);
+        }
+        self.choose_for_client(snapshot, service, h.src, choice_hash, now)
+    }
+
+    /// The backend that the scheduler of the service chooses.
+    #[inline(always)]
+    pub(super) fn select(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
+        match service.selector() {
+            Selector::Rendezvous(seats) => seats.owner(choice_hash),
+            _ => self.select_otherwise(service, choice_hash),
+        }
+    }
+
+    /// The same, without seats.
+    #[inline(never)]
+    fn select_otherwise(&mut self, service: &Service, choice_hash: u64) -> Option<BackendId> {
+        match service.selector() {
+            Selector::Rendezvous(_) | Selector::InFlux(_) | Selector::Maglev(_) | Selector::WarmUp(_) => {
+                service.select(choice_hash)
+            }
+            Selector::Turns(turns) => self.schedule.turn(service.id, turns),
+            Selector::Loads(loaded) => self.schedule.least(service, loaded, &mut self.flows),
+        }
+    }
+
+    /// Counts a new flow against the limits of its source and of its Service. The source comes first, so that one source
+    /// does not use up the rate of the Service. A flow that only changes its backend is not new.
+    #[cold]
+    pub(super) fn admit(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        source: &Addr,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        if request.found.known().is_some_and(|known| known.syn != Syn::Reopens) {
+            return Ok(());
+        }
+        if snapshot.source_rates(source).is_some_and(|rates| !rates.take(source, self.seed, now)) {
+            return Err(Refusal::SourceConnectionRate);
+        }
+        match snapshot.limited_service(request.service) {
+            Some(limited) => self.limits.admit(limited, snapshot, &self.flows, now),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The next hop of a packet: its interface, its link address and its MTU, or why there is none.
+//!
+//! Promises: nothing waits. A next hop whose link address is not known is reported, and the packet is dropped or parked.
+
+use tidegate_snapshot::Interface;
+use tidegate_snapshot::neighbors::NeighborSlot;
+use tidegate_spec::ids::InterfaceIndex;
+use tidegate_spec::verdict::Refusal;
+use tidegate_wire::{Addr, MacAddr};
+
+use super::burst::{Burst, Destination};
+use super::output::{BurstOutput, NeighborEvent};
+use super::view::View;
+use crate::forward::Link;
+use crate::frame::Frame;
+
+/// A next hop whose link address is known, and the limits of packets to it.
+pub(super) struct NextHop {
+    pub(super) interface: InterfaceIndex,
+    pub(super) link: Link,
+    pub(super) mtu: usize,
+}
+
+impl NextHop {
+    /// Whether packets of this length fit.
+    pub(super) fn takes(&self, ip_len: u16) -> bool {
+        usize::from(ip_len) <= self.mtu
+    }
+
+    #[inline(always)]
+    fn new(interface: &Interface, index: InterfaceIndex, destination: MacAddr) -> Self {
+        let link = Link { source: interface.mac, destination, vlan: interface.vlan };
+        Self { interface: index, link, mtu: usize::from(interface.mtu) }
+    }
+}
+
+/// Why there is no next hop to send to.
+pub(super) struct NoNextHop {
+    pub(super) refusal: Refusal,
+    /// The next hop whose link address is not known.
+    wanted: Option<(InterfaceIndex, Addr)>,
+}
+
+impl NoNextHop {
+    const NO_ROUTE: Self = Self { refusal: Refusal::NoRoute, wanted: None };
+
+    fn unresolved(wanted: Option<(InterfaceIndex, Addr)>) -> Self {
+        Self { refusal: Refusal::NeighborUnresolved, wanted }
+    }
+
+    /// Sets the verdict of the frame, and requests the resolution of the next hop.
+    #[cold]
+    pub(super) fn report<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
+        if let Some((interface, addr)) = self.wanted {
+            burst.out.wants(at, interface, addr);
+        }
+        burst.set(at, self.refusal);
+    }
+
+    /// Requests the resolution of the next hop, for later packets.
+    #[cold]
+    pub(super) fn ask(self, out: &mut BurstOutput) {
+        if let Some((interface, addr)) = self.wanted {
+            out.report_neighbor(NeighborEvent::Wanted { interface, addr });
+        }
+    }
+}
+
+/// The next hop of a destination.
+#[inline(always)]
+pub(super) fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
+    match destination {
+        Destination::Backend { backend, .. } => way_by_slot(view, backend.interface, backend.neighbor),
+        Destination::Client { client, .. } => way_by_route(view, &client.addr),
+    }
+}
+
+#[inline(always)]
+pub(super) fn way_by_slot(
+    view: &View<'_>,
+    index: InterfaceIndex,
+    slot: NeighborSlot,
+) -> Result<NextHop, NoNextHop> {
+    let interface = view.snapshot.interface(index).ok_or(NoNextHop::NO_ROUTE)?;
+    match view.neighbors.mac(slot) {
+        Some(destination) => Ok(NextHop::new(interface, index, destination)),
+        None => Err(NoNextHop::unresolved(view.neighbors.key(slot))),
+    }
+}
+
+/// The next hop to a client: the router of a route, or the client itself if it is on-link.
+pub(super) fn way_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
+    let route = view.snapshot.route(client).ok_or(NoNextHop::NO_ROUTE)?;
+    if let Some(slot) = route.neighbor {
+        return way_by_slot(view, route.interface, slot);
+    }
+    let addr = route.via.unwrap_or(*client);
+    let interface = view.snapshot.interface(route.interface).ok_or(NoNextHop::NO_ROUTE)?;
+    match view.neighbors.resolve(route.interface, &addr) {
+        Some(destination) => Ok(NextHop::new(interface, route.interface, destination)),
+        None => Err(NoNextHop::unresolved(Some((route.interface, addr)))),
+    }
+}

@@ -1,0 +1,184 @@
+//! The address and port to which a backend sends the replies of a new NAT flow.
+//!
+//! A `fullnat` flow gets an address and port of the gateway, a `nat` flow keeps its client's own port if no other flow
+//! towards the endpoint has it.
+//!
+//! Promises: replies arrive at this worker, no two flows have the same reply key, and an established flow keeps its port.
+
+use arrayvec::ArrayVec;
+use tidegate_conntrack::{FlowHash, FlowKey, IdleTimeout, PairError, ReplyKey};
+use tidegate_snapshot::Snapshot;
+use tidegate_snapshot::backend::Backend;
+use tidegate_spec::limits::{OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN, SNAT_PORT_PROBES};
+use tidegate_spec::now::Now;
+use tidegate_spec::verdict::Refusal;
+use tidegate_structures::hash::{key_hash, scale};
+use tidegate_wire::Headers;
+use tidegate_wire::rewrite::Endpoint;
+
+use super::owners::owner_of_client;
+use super::request::Request;
+use super::state::Pipeline;
+use crate::forward::snat_ports::Turn;
+
+impl Pipeline {
+    /// Finds a local address and port for a new flow whose source is translated, such that replies arrive at this
+    /// worker. It prefers a port that no other flow to the same endpoint has, then one whose flow is over, then one
+    /// whose flow is opening, then one whose flow one side has ended. An established flow keeps its port. If handshakes
+    /// hold most of the ports, there is a flood of them: the search then ends early, since a longer one finds more of
+    /// the same.
+    pub(super) fn bind_local(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        h: &Headers,
+        backend: &Backend,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<Endpoint, Refusal> {
+        let addresses = snapshot.snat_addresses(h.family);
+        let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+        // The hash has a secret, so clients cannot choose the address.
+        let first = scale(request.flow_hash.bits(), count) as usize;
+        // If there are more addresses than batches, each flow examines some of them, and the first one varies.
+        let looked_at = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
+        let mut best = (ReplyKey::Taken, None);
+        for &addr in addresses.iter().cycle().skip(first).take(looked_at) {
+            // Usually the first address has a free port.
+            if best.0 <= ReplyKey::Over {
+                break;
+            }
+            let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
+            // Only one port is examined first: it is free unless ports are short.
+            let (mut left, mut probes) = (SNAT_PORT_PROBES / looked_at, 1);
+            let (mut looked, mut handshakes) = (0, 0);
+            while left > 0 && best.0 > ReplyKey::Over {
+                if looked > SNAT_PORT_BATCH && 2 * handshakes > looked {
+                    break;
+                }
+                let mut batch = ArrayVec::<(FlowKey, FlowHash, Turn), SNAT_PORT_BATCH>::new();
+                for (port, turn) in (0..probes).filter_map(|_| self.snat_ports.next(&pair)) {
+                    let reply = FlowKey::reply(backend.endpoint, addr, port);
+                    let hash = self.flows.hash(&reply);
+                    self.flows.nat.prefetch(&reply, hash);
+                    batch.push((reply, hash, turn));
+                }
+                for &(reply, hash, turn) in &batch {
+                    let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
+                    let found = self.or_masqueraded(found, &reply, backend, h.proto);
+                    looked += 1;
+                    handshakes +=
+                        usize::from(matches!(found, ReplyKey::Opening { .. } | ReplyKey::Answered { .. }));
+                    if is_better(found, best.0) {
+                        best = (found, Some((reply, hash, turn)));
+                    }
+                }
+                left -= probes;
+                probes = SNAT_PORT_BATCH.min(left);
+            }
+        }
+        let (found, Some((reply, hash, turn))) = best else { return Err(Refusal::SnatPortsExhausted) };
+        // The ports after it were only examined, so the rotation continues with them.
+        self.snat_ports.resume_after(turn);
+        self.claim(request, found, &(reply, hash), backend, idle, now)?;
+        self.take_from_masquerade(&reply, backend, h.proto);
+        Ok(Endpoint { addr: reply.addr(), port: reply.port() })
+    }
+
+    /// Creates a `nat` flow with the client's own port. If another flow that is not over has that port towards the same
+    /// endpoint, this chooses and returns a different port. Linux does the same (`nf_nat_used_tuple`).
+    pub(super) fn bind_client(
+        &mut self,
+        request: &Request<'_>,
+        h: &Headers,
+        backend: &Backend,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<Option<Endpoint>, Refusal> {
+        let own = FlowKey::reply(backend.endpoint, h.src, h.src_port);
+        let own = (own, self.flows.hash(&own));
+        let found = self.flows.nat.reply_key(&own.0, own.1, &request.key, now);
+        let gives_way = match found {
+            ReplyKey::Free | ReplyKey::Expired | ReplyKey::Over => true,
+            // A handshake may be in progress.
+            ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
+            ReplyKey::Answered { .. } | ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
+        };
+        if gives_way {
+            self.claim(request, found, &own, backend, idle, now)?;
+            return Ok(None);
+        }
+        let (reply, found) = self.other_port(request, h, backend, now).ok_or(Refusal::NatConflict)?;
+        self.claim(request, found, &reply, backend, idle, now)?;
+        Ok(Some(Endpoint { addr: h.src, port: reply.0.port() }))
+    }
+
+    /// A port for a `nat` client that no other flow to the endpoint has, except one that is over, and whose flows this
+    /// worker holds.
+    #[cold]
+    fn other_port(
+        &self,
+        request: &Request<'_>,
+        h: &Headers,
+        backend: &Backend,
+        now: Now,
+    ) -> Option<((FlowKey, FlowHash), ReplyKey)> {
+        let range = u32::from(u16::MAX - SNAT_PORT_MIN) + 1;
+        let spread =
+            key_hash(&h.dst, h.proto, h.dst_port) ^ key_hash(&h.src, h.proto, h.src_port) ^ self.seed;
+        // The range is 2^10 * 63, so an odd step repeats a port only after 1,024 or more.
+        let (first, step) = (scale(spread, range), (spread as u32 % range) | 1);
+        let ports = (0..).map(|n: u32| {
+            let at = (u64::from(first) + u64::from(n) * u64::from(step)) % u64::from(range);
+            // The offset is below the range, so the port is at most 65,535.
+            SNAT_PORT_MIN + at as u16
+        });
+        let at_home = |port: &u16| owner_of_client((&h.src, *port), h.proto, self.workers) == self.worker;
+        let looked_at = 4 * SNAT_PORT_PROBES * usize::from(self.workers);
+        let ports = ports.take(looked_at).filter(at_home).take(SNAT_PORT_PROBES);
+        ports.filter(|port| *port != request.key.port()).find_map(|port| {
+            let reply = FlowKey::reply(backend.endpoint, h.src, port);
+            let hash = self.flows.hash(&reply);
+            let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
+            matches!(found, ReplyKey::Free | ReplyKey::Expired | ReplyKey::Over)
+                .then_some(((reply, hash), found))
+        })
+    }
+
+    /// Creates a flow with this reply key. A flow that has the key is removed.
+    fn claim(
+        &mut self,
+        request: &Request<'_>,
+        found: ReplyKey,
+        (reply, hash): &(FlowKey, FlowHash),
+        backend: &Backend,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        if found > ReplyKey::Expired {
+            self.flows.nat.take_reply_key(reply, *hash);
+        }
+        let flow = (&request.key, request.flow_hash);
+        let inserted = if request.found.is_known() || found == ReplyKey::Expired {
+            self.flows.nat.insert_pair(flow, (reply, *hash), backend.id, request.kind, idle, now)
+        } else {
+            self.flows.nat.insert_new_pair(flow, (reply, *hash), backend.id, request.kind, idle, now)
+        };
+        inserted.map_err(|error| match error {
+            PairError::Conflict => Refusal::NatConflict,
+            PairError::Full => Refusal::FlowTableFull,
+            PairError::Share => Refusal::ServiceFlowShare,
+        })
+    }
+}
+
+/// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or
+/// doubtful, the one that is idle for longest is best.
+pub(super) fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
+    match (found, than) {
+        (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })
+        | (ReplyKey::Answered { idle_ms }, ReplyKey::Answered { idle_ms: than })
+        | (ReplyKey::Doubtful { idle_ms }, ReplyKey::Doubtful { idle_ms: than }) => idle_ms > than,
+        _ => found < than,
+    }
+}

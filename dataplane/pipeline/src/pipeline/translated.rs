@@ -1,0 +1,217 @@
+//! The last stage of `nat` and `fullnat`: sends a packet with other addresses, to a backend that must not see the VIP, or
+//! back to a client.
+//!
+//! Promises: a frame that is refused is unchanged. The packet that an ICMP error quotes is translated back.
+
+use tidegate_snapshot::counters::Direction;
+use tidegate_snapshot::service::Service;
+use tidegate_spec::Protocol;
+use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_wire::rewrite::{self, Endpoint};
+use tidegate_wire::{Headers, Parsed, proto, quote, sctp};
+
+use super::burst::{Burst, Destination, Packet};
+use super::next_hop::{NextHop, way_of};
+use super::segment_size;
+use super::state::Pipeline;
+use crate::forward::{self, Link, NoRoom};
+use crate::frame::Frame;
+
+impl Pipeline {
+    /// With other addresses: to a backend that must not see the VIP, or back to a client.
+    #[inline(never)]
+    pub(super) fn send_translated<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        // One branch for everything that few services ask for. Flows that began with a header keep it when their service
+        // no longer asks for one.
+        if !destination.service().is_plain | self.flows.nat.has_streams() {
+            return self.send_translated_with_checks(burst, packet, destination);
+        }
+        self.send_translated_as_it_is(burst, packet, destination, 0);
+    }
+
+    /// Sends a packet of a flow that another worker holds, whose service asks for nothing but the translation.
+    #[inline(never)]
+    pub(super) fn send_by_copy<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        self.send_translated_as_it_is(burst, packet, destination, 0);
+    }
+
+    /// The same, with all that a service may ask for.
+    #[cold]
+    #[inline(never)]
+    fn send_translated_with_checks<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        let service = destination.service();
+        let direction = match destination {
+            Destination::Backend { .. } => Direction::Request,
+            Destination::Client { .. } => Direction::Reply,
+        };
+        if !self.within_bandwidth(burst, packet, service, direction) {
+            return;
+        }
+        if service.proxy_protocol.is_some() || self.flows.nat.has_streams() {
+            return self.send_proxied(burst, packet, destination);
+        }
+        self.send_translated_as_it_is(burst, packet, destination, service.mss_limit);
+        if service.protocol == Protocol::Sctp && direction == Direction::Reply {
+            list_further_vips(burst, packet, service);
+        }
+    }
+
+    /// Translates and sends a packet. `mss_limit` is a constant for most services.
+    #[inline(always)]
+    fn send_translated_as_it_is<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+        mss_limit: u16,
+    ) {
+        let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
+        let (at, mut h) = (usize::from(*frame), *before);
+        let way = match way_of(&burst.view, destination) {
+            Ok(way) => way,
+            Err(no_next_hop) => return no_next_hop.report(burst, at),
+        };
+        let ip_len = usize::from(h.ip_len());
+        if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
+            return;
+        }
+        if !forward::nat::can_translate(&h) && changes_sctp(burst.frames[at].bytes(), &h, destination) {
+            return burst.set(at, Refusal::SctpFragment);
+        }
+        if let Err(no_room) = translate(&mut burst.frames[at], &mut h, destination, &way.link) {
+            return burst.set(at, Refusal::from(no_room));
+        }
+        // Only once it is certain that there is room: a frame that is refused must stay unchanged.
+        if mss_limit > 0 {
+            limit_segments(burst, at, &h, mss_limit, &way);
+        }
+        finish_translated(burst, at, &h, destination, &way, ip_len);
+    }
+}
+
+#[inline(always)]
+pub(super) fn translate<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    destination: &Destination<'_>,
+    link: &Link,
+) -> Result<(), NoRoom> {
+    match *destination {
+        Destination::Backend { backend, local, .. } => {
+            let backend = Endpoint { addr: backend.address, port: backend.port };
+            match local {
+                Some(local) => forward::fullnat::to_backend(frame, h, link, local, backend),
+                None => forward::nat::to_backend(frame, h, link, backend),
+            }
+        }
+        Destination::Client { service, client } => {
+            let vip = Endpoint { addr: service.vip, port: service.port };
+            if client.addr == h.dst && client.port == h.dst_port {
+                forward::nat::to_client(frame, h, link, vip)
+            } else {
+                forward::fullnat::to_client(frame, h, link, vip, client)
+            }
+        }
+    }
+}
+
+/// Translates the packet that an ICMP error quotes back to the form in which its sender sent it. The packet travelled
+/// in the opposite direction.
+#[cold]
+fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
+    let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), h) else { return };
+    let (src, dst) = match *destination {
+        // The backend sent it, to the address that it sees as the client's.
+        Destination::Backend { backend, local, .. } => {
+            (Some(Endpoint { addr: backend.address, port: backend.port }), local)
+        }
+        // The client sent it, to the VIP.
+        Destination::Client { service, client } => {
+            (Some(client), Some(Endpoint { addr: service.vip, port: service.port }))
+        }
+    };
+    quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
+}
+
+/// Whether bytes of an SCTP packet change on the way to its destination, other than its addresses.
+#[cold]
+pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<'_>) -> bool {
+    let (hides_source, ports) = match destination {
+        Destination::Backend { backend, local, .. } => {
+            (local.is_some(), (local.map_or(h.src_port, |local| local.port), backend.port))
+        }
+        Destination::Client { service, client } => (true, (service.port, client.port)),
+    };
+    rewrite::changes_sctp(frame, h, hides_source, ports)
+}
+
+/// Lists the further VIPs of a Service in the INIT ACK of its backend, if that has been translated and is sent. The client
+/// then has a path to each, and the backend is not told.
+#[cold]
+fn list_further_vips<F: Frame>(burst: &mut Burst<'_, '_, F>, packet: u8, service: &Service) {
+    let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
+    let (at, kind) = (usize::from(*frame), sctp::Kind::from_bits(before.tcp_flags));
+    let vips = burst.view.snapshot.further_vips(service.id);
+    if kind != sctp::Kind::InitAck || before.proto != proto::SCTP || vips.is_empty() {
+        return;
+    }
+    let Verdict::Transmit { interface, why: TransmitReason::Reply } = burst.out.verdicts[at] else { return };
+    let mtu = burst.view.snapshot.interface(interface).map_or(0, |interface| usize::from(interface.mtu));
+    let frame = &mut burst.frames[at];
+    // The frame may have moved by a tag of its new link.
+    if let Ok(Parsed::Ip(h)) = tidegate_wire::parse(frame.bytes()) {
+        // Without room for them, the client has the path of the packet.
+        let _ = forward::sctp_addresses::append(frame, &h, vips, mtu);
+    }
+}
+
+/// Limits the segment size of a SYN that leaves by `way`: answers take both links in the other direction.
+pub(super) fn limit_segments<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    mss_limit: u16,
+    way: &NextHop,
+) {
+    if segment_size::concerns(h) {
+        let mtu = way.mtu.min(usize::from(burst.interface.mtu));
+        segment_size::limit(&mut burst.frames[at], h, usize::from(h.l4), mtu, mss_limit);
+    }
+}
+
+/// Translates what an ICMP error quotes, and sends a packet that is translated. It had `ip_len` bytes when it arrived.
+#[inline(always)]
+pub(super) fn finish_translated<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    destination: &Destination<'_>,
+    way: &NextHop,
+    ip_len: usize,
+) {
+    let (service, direction, mut why) = match destination {
+        Destination::Backend { service, .. } => (service, Direction::Request, TransmitReason::Forward),
+        Destination::Client { service, .. } => (service, Direction::Reply, TransmitReason::Reply),
+    };
+    if h.is_icmp_error() {
+        translate_quote(&mut burst.frames[at], h, destination);
+        why = TransmitReason::IcmpError;
+    }
+    burst.view.tallies.forwarded(service.id, direction, ip_len);
+    burst.set(at, Verdict::Transmit { interface: way.interface, why });
+}
