@@ -27,7 +27,7 @@ use super::burst::{Burst, Destination, Packet};
 use super::next_hop::{NextHop, way_of};
 use super::state::Pipeline;
 use super::translated::{changes_sctp, finish_translated, limit_segments, translate};
-use crate::forward::{proxy_protocol, spliced, toa};
+use crate::forward::{NoRoom, proxy_protocol, spliced, toa};
 use crate::frame::Frame;
 
 /// The change of one packet, apart from its addresses.
@@ -58,6 +58,36 @@ impl Change {
         match self {
             Self::Insert(header) | Self::InsertOption(header) => header.len(),
             _ => 0,
+        }
+    }
+
+    /// Makes the frame longer in front, if the change does so, and makes sure that there is room for `spare` more bytes of
+    /// the new link. A frame without room stays unchanged.
+    fn insert<F: Frame>(&self, frame: &mut F, h: &mut Headers, spare: usize) -> Result<(), NoRoom> {
+        match self {
+            Self::Insert(header) => proxy_protocol::insert(frame, h, header, spare),
+            Self::InsertOption(option) => toa::insert(frame, h, option, spare),
+            _ if spare > 0 => {
+                if !frame.grow_front(spare) {
+                    return Err(NoRoom);
+                }
+                frame.shrink_front(spare);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the changes that need no room.
+    fn rewrite<F: Frame>(&self, frame: &mut F, h: &mut Headers) {
+        match self {
+            Self::TrimSyn => proxy_protocol::trim_syn(frame, h),
+            Self::Shift(stream) => proxy_protocol::shift(frame.bytes_mut(), h, stream),
+            Self::SynAck(stream) => proxy_protocol::announce_smaller_segments(frame.bytes_mut(), h, stream),
+            Self::ToClient(stream) => proxy_protocol::to_client(frame.bytes_mut(), h, stream),
+            Self::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), h, stream),
+            Self::QuoteDatagram(len) => proxy_protocol::leave_room(frame.bytes_mut(), h, *len),
+            Self::Nothing | Self::Insert(_) | Self::InsertOption(_) => {}
         }
     }
 }
@@ -98,21 +128,8 @@ impl Pipeline {
             return burst.set(at, Refusal::SctpFragment);
         }
         let spare = way.link.header_len().saturating_sub(usize::from(h.l3));
-        let frame = &mut burst.frames[at];
-        // Both need room in front, and the frame must stay unchanged if there is none.
-        if let Change::Insert(header) = &change {
-            if let Err(no_room) = proxy_protocol::insert(frame, &mut h, header, spare) {
-                return burst.set(at, Refusal::from(no_room));
-            }
-        } else if let Change::InsertOption(option) = &change {
-            if let Err(no_room) = toa::insert(frame, &mut h, option, spare) {
-                return burst.set(at, Refusal::from(no_room));
-            }
-        } else if spare > 0 {
-            if !frame.grow_front(spare) {
-                return burst.set(at, Refusal::NoHeadroom);
-            }
-            frame.shrink_front(spare);
+        if let Err(no_room) = change.insert(&mut burst.frames[at], &mut h, spare) {
+            return burst.set(at, Refusal::from(no_room));
         }
         // The limit of the path first: the header must fit below it.
         let mss_limit = destination.service().mss_limit;
@@ -120,17 +137,7 @@ impl Pipeline {
             limit_segments(burst, at, &h, mss_limit, &way);
         }
         let frame = &mut burst.frames[at];
-        match &change {
-            Change::TrimSyn => proxy_protocol::trim_syn(frame, &mut h),
-            Change::Shift(stream) => proxy_protocol::shift(frame.bytes_mut(), &h, stream),
-            Change::SynAck(stream) => {
-                proxy_protocol::announce_smaller_segments(frame.bytes_mut(), &h, stream);
-            }
-            Change::ToClient(stream) => proxy_protocol::to_client(frame.bytes_mut(), &h, stream),
-            Change::Quote(stream) => proxy_protocol::error_to_client(frame.bytes_mut(), &h, stream),
-            Change::QuoteDatagram(len) => proxy_protocol::leave_room(frame.bytes_mut(), &h, *len),
-            Change::Nothing | Change::Insert(_) | Change::InsertOption(_) => {}
-        }
+        change.rewrite(frame, &mut h);
         match (splice, destination) {
             (None, _) => {}
             (Some(splice), Destination::Client { .. }) => {
