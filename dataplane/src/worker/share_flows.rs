@@ -1,0 +1,40 @@
+//! The part of a worker's turn in which it tells other gateways of flows, and takes some of theirs.
+
+use std::sync::atomic::Ordering;
+
+use tidegate_conntrack::flow_record::Walks;
+use tidegate_spec::now::Now;
+
+use super::Worker;
+use super::sharing::LEARNT_PER_TURN;
+use crate::drivers::PortQueue;
+
+impl<Q: PortQueue> Worker<Q> {
+    /// Tells other gateways of flows, and takes some of theirs. Returns whether there was anything to do.
+    #[cold]
+    pub(super) fn share_flows(&mut self, now: Now) -> bool {
+        let parts = &mut self.parts;
+        let Some(sharing) = parts.exchange.sharing.get() else { return false };
+        let (worker, pipeline) = (usize::from(parts.worker), &mut parts.pipeline);
+        let snapshot = &parts.forwarding.get().snapshot;
+        if pipeline.shared_flows() != Some(sharing.flows()) {
+            pipeline.set_shared_flows(Some(sharing.flows()), Walks::default());
+        }
+        let (queues, may_walk) = (sharing.queues(worker), sharing.may_walk(worker));
+        let walks = pipeline.share(snapshot, sharing.walks(), may_walk, now, |news| {
+            if queues.told.push(news).is_err() {
+                queues.lost.add(1);
+            }
+        });
+        queues.walked.store(pipeline.walked(), Ordering::Release);
+        let mut taken = 0;
+        while taken < LEARNT_PER_TURN
+            && let Some(news) = queues.learnt.pop()
+        {
+            let learned = pipeline.adopt(snapshot, &news, now);
+            queues.outcomes[learned as usize].add(1);
+            taken += 1;
+        }
+        walks && may_walk || taken > 0
+    }
+}
