@@ -9,6 +9,7 @@
 
 mod config;
 mod device;
+mod modes;
 
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -15,6 +15,7 @@ use device_string::{LARGE_ROOM, is_pci, renamed, takes_large_frames, with_large_
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
 use ports::{DESCRIPTORS, Started};
 use rustix::process::{Resource, getrlimit};
+use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_spec::limits::BURST;
 use tidegate_spec::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 use tidegate_wire::VlanId;
@@ -26,7 +27,7 @@ use crate::links::record;
 use crate::links::{Device, Life, OtherName, PortResources, WatchThread, Watched, WatchedPort, silence};
 use crate::punt::class::PuntClass;
 use crate::punt::tap::{Tap, TapConfig, remove_left};
-use crate::topology::{self, Machine, Plan, PortOffer};
+use crate::topology::{self, Idle, Machine, Plan, PortOffer};
 use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::INJECTED_MAX;
 use crate::worker::pending_neighbor::PARKED_MAX;
@@ -133,28 +134,8 @@ impl Dataplane {
         for (interface, tap) in interfaces.iter_mut().zip(&taps) {
             interface.tap = tap.as_ref().map(|tap| tap.name().to_owned());
         }
-        let crew_config = WorkerPoolConfig {
-            places: plan.workers,
-            idle,
-            flow_entries: config.flow_entries_per_core,
-            flow_service_percent: config.flow_service_percent,
-            huge_pages: matches!(config.memory, Memory::Hugepages { .. }),
-            flow_store: config.flow_store.clone(),
-            steering,
-            seed: RandomState::new().hash_one(std::process::id()),
-            announce: config.announce,
-            snat_is_released: config.snat_is_released,
-            main_cpus: plan.main_cpus.clone(),
-        };
-        let first = SnapshotSpec {
-            network: NetworkSpec {
-                interfaces: interface_specs(config, &interfaces),
-                routes: config.routes.clone(),
-                ..NetworkSpec::default()
-            }
-            .into(),
-            ..SnapshotSpec::default()
-        };
+        let pool_config = worker_pool_config(config, &plan, idle, steering);
+        let first = first_spec(config, &interfaces);
         let enter = {
             let eal = eal.clone();
             move |place: &topology::WorkerPlace| {
@@ -163,7 +144,7 @@ impl Dataplane {
         };
         let source = DpdkSource(pool.clone());
         let mut worker_pool =
-            WorkerPool::start(&crew_config, queues, source, taps, &first, enter, config.on_failure.as_ref())?;
+            WorkerPool::start(&pool_config, queues, source, taps, &first, enter, config.on_failure.as_ref())?;
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
@@ -355,6 +336,38 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
         socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
         ..defaults
     }
+}
+
+/// The settings of the threads.
+fn worker_pool_config(
+    config: &DataplaneConfig,
+    plan: &Plan,
+    idle: Idle,
+    steering: Steering,
+) -> WorkerPoolConfig {
+    WorkerPoolConfig {
+        places: plan.workers.clone(),
+        idle,
+        flow_entries: config.flow_entries_per_core,
+        flow_service_percent: config.flow_service_percent,
+        huge_pages: matches!(config.memory, Memory::Hugepages { .. }),
+        flow_store: config.flow_store.clone(),
+        steering,
+        seed: RandomState::new().hash_one(std::process::id()),
+        announce: config.announce,
+        snat_is_released: config.snat_is_released,
+        main_cpus: plan.main_cpus.clone(),
+    }
+}
+
+/// The forwarding state before the first publication: interfaces and routes.
+fn first_spec(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> SnapshotSpec {
+    let network = NetworkSpec {
+        interfaces: interface_specs(config, interfaces),
+        routes: config.routes.clone(),
+        ..NetworkSpec::default()
+    };
+    SnapshotSpec { network: network.into(), ..SnapshotSpec::default() }
 }
 
 fn open_taps(

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dpdk_sys as sys;
 
 use super::config::PortConfig;
+use super::modes::modes;
 use crate::burst::Burst;
 use crate::eal::Eal;
 use crate::error::{Errno, PortError};
@@ -163,32 +164,11 @@ impl Device {
     /// Sets a stopped port and its queues up. The caller has checked the values against the limits of the port.
     pub(super) fn configure(&mut self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
         let info = self.raw_info()?;
-        let mut conf = sys::rte_eth_conf::default();
+        let mut conf = modes(config, &info);
         let mut key = config.rss.key.clone();
-        let rss = config.rss.hash.bits() & info.flow_type_rss_offloads;
-        if config.queues > 1 && rss != 0 {
-            conf.rxmode.mq_mode = sys::RTE_ETH_MQ_RX_RSS;
-            conf.rx_adv_conf.rss_conf.rss_hf = rss;
-            if let Some(key) = &mut key {
-                conf.rx_adv_conf.rss_conf.rss_key = key.as_mut_ptr();
-                conf.rx_adv_conf.rss_conf.rss_key_len = u8::try_from(key.len()).unwrap_or(u8::MAX);
-            }
-            conf.rxmode.offloads |= sys::DPDK_SYS_RX_OFFLOAD_RSS_HASH & info.rx_offload_capa;
-        }
-        if config.verify_checksums {
-            let checksums = sys::DPDK_SYS_RX_OFFLOAD_IPV4_CKSUM
-                | sys::DPDK_SYS_RX_OFFLOAD_UDP_CKSUM
-                | sys::DPDK_SYS_RX_OFFLOAD_TCP_CKSUM;
-            conf.rxmode.offloads |= checksums & info.rx_offload_capa;
-        }
-        if config.strip_vlan {
-            conf.rxmode.offloads |= sys::DPDK_SYS_RX_OFFLOAD_VLAN_STRIP & info.rx_offload_capa;
-        }
-        if let Some(mtu) = config.mtu {
-            conf.rxmode.mtu = u32::from(mtu);
-        }
-        if config.send_segments {
-            conf.txmode.offloads = sys::DPDK_SYS_TX_OFFLOAD_MULTI_SEGS & info.tx_offload_capa;
+        if let Some(key) = key.as_mut().filter(|_| conf.rxmode.mq_mode == sys::RTE_ETH_MQ_RX_RSS) {
+            conf.rx_adv_conf.rss_conf.rss_key = key.as_mut_ptr();
+            conf.rx_adv_conf.rss_conf.rss_key_len = u8::try_from(key.len()).unwrap_or(u8::MAX);
         }
         let fast_free = sys::DPDK_SYS_TX_OFFLOAD_MBUF_FAST_FREE & info.tx_offload_capa;
         // The queues of an earlier configuration are stopped.
