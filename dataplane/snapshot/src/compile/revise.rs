@@ -8,13 +8,14 @@
 //!
 //! Invariant: the result equals that of a compile from scratch with the same previous snapshot (tested).
 
+mod effects;
+
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
-use tidegate_spec::ownership::Layer2;
-use tidegate_spec::{NoEndpoints, Problem, Protocol, ServiceLimits, ServiceSpec, SnapshotSpec};
+use tidegate_spec::{Problem, SharedService, SnapshotSpec};
+use tidegate_structures::chunked::Chunked;
 use tidegate_wire::Addr;
 
 use super::changes::Changes;
@@ -26,9 +27,8 @@ use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::carried::Carried;
 use crate::indices::{Generations, Kind};
 use crate::lineage::{Fresh, Lineage, Problems, place};
-use crate::neighbors::NeighborTable;
+use crate::neighbors::{Hold, NeighborTable};
 use crate::network::Network;
-use crate::routes::NextHop;
 use crate::service::{Service, ServiceInfo};
 use crate::state::Snapshot;
 
@@ -45,19 +45,10 @@ pub(super) fn revise(
         return None;
     }
     let changes = Changes::between(&before.lineage, spec)?;
-    if changes.services.iter().any(|change| change.differs(|service| service.source_ranges.as_ref())) {
+    if effects::on_lists_of_all(&changes, previous) {
         return None;
     }
-    // The list of VIPs that are not always answered is built from all services.
-    let listed = |service: &ServiceSpec| {
-        let is_usual = matches!(service.layer2, Layer2::Always | Layer2::Answered);
-        (!is_usual || !previous.network.layer2.is_empty()).then_some(service.layer2)
-    };
-    if changes.services.iter().any(|change| change.differs(listed)) {
-        return None;
-    }
-    let limits_of = |service| limits(service).map(|limits| (limits, leaves(service)));
-    let same_limits = !changes.services.iter().any(|change| change.differs(limits_of));
+    let same_limits = effects::same_limits(&changes);
     // They are built from the services in the order of their keys.
     if !same_limits && before.lineage.ranks.is_some() {
         return None;
@@ -67,73 +58,40 @@ pub(super) fn revise(
     let sorted: Vec<Sorted<'_>> = news.map(|new| sorted_service(new.spec).ok()).collect::<Option<_>>()?;
     let mut problems = before.lineage.problems.clone();
     let mut hold = neighbors.hold();
-    let revised: Vec<Revised<'_>> = sorted
-        .iter()
-        .map(|service| {
-            let mut found = Vec::new();
-            let programmed = network.program(service, &mut hold, &mut found);
-            problems.left_out(place(&service.spec.key), found);
-            Revised::new(previous, programmed)
-        })
-        .collect();
+    let revised = revised(previous, &sorted, &network, &mut hold, &mut problems);
     // The compile from scratch divides the room among namespaces.
     if problems.lack_room() {
         return None;
     }
-    let gone: Vec<&ServiceInfo> = changes
-        .services
-        .iter()
-        .filter(|change| change.new.is_none())
-        .map(|change| {
-            problems.left_out(change.place, Vec::new());
-            problems.selection(change.place, None);
-            previous.services.at(&change.place).expect("it was programmed").1
-        })
-        .collect();
+    let gone = gone(previous, &changes, &mut problems);
     let numbers = Numbers::of(previous, &revised, &gone);
     let (records, hot) = records(previous, &revised, &numbers, &mut problems);
     let by_key = by_key(previous.services.by_key(), &changes, &records);
     let gone: Vec<ServiceId> = gone.iter().map(|info| info.id).collect();
     let services = previous.services.revised(numbers.services.len(), &gone, records, by_key);
-    let compares = |service: &ServiceSpec| service.scheduler.compares_loads().then_some(());
-    let same_compared = !changes.services.iter().any(|change| change.differs(compares));
+    let same_compared = effects::same_compared(&changes);
     let compared = if same_compared { Arc::clone(&previous.compared) } else { services.compared() };
-    let is_sctp = |service: &ServiceSpec| service.key.protocol == Protocol::Sctp;
-    let has_sctp = changes.services.iter().any(|change| change.any(is_sctp));
+    let has_sctp = effects::on_sctp(&changes);
     let further_vips = if has_sctp { services.further_vips() } else { Arc::clone(&previous.further_vips) };
     let limited = if same_limits {
         previous.limited.clone()
     } else {
-        let ports = spec.services.iter().map(|service| &**service);
-        let ports = ports.zip(services.by_key().iter().copied());
+        let ports = spec.services.iter().map(|service| &**service).zip(services.by_key().iter().copied());
         limited_services(spec.generation, Some(previous), ports, numbers.services.len())
     };
     before.tables.tidy();
 
-    let same_outside = changes.services.iter().all(|change| {
-        !change.differs(|service| (service.layer2 != Layer2::Answered).then_some(service.layer2))
-            && !change.any(|service| on_link(&network, service))
-    });
-    // The next hops of a service that went are free for others at once.
-    let frees_next_hops = changes
-        .services
-        .iter()
-        .any(|change| change.new.is_none() && change.any(|service| on_link(&network, service)));
-    let held = if changes.is_structural {
-        spec.services.iter().cloned().collect()
-    } else {
-        let mut held = before.lineage.services.clone();
-        let news = changes.services.iter().filter_map(|change| change.new);
-        news.for_each(|new| held.set(new.at, spec.services[new.at].clone()));
-        held
-    };
+    let same_outside = effects::same_outside(&changes, &network);
+    let frees_next_hops = effects::frees_next_hops(&changes, &network);
+    let backends = previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot);
+    let endpoints = previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions);
     let mut snapshot = Snapshot {
         generation: spec.generation,
         services,
         compared,
         further_vips,
-        backends: previous.backends.revised(numbers.backends.len(), &numbers.gone, &hot),
-        endpoints: previous.endpoints.revised(numbers.endpoints.len(), &numbers.revisions),
+        backends,
+        endpoints,
         network,
         policy: spec.network.policy,
         source_ranges: previous.source_ranges.clone(),
@@ -141,31 +99,79 @@ pub(super) fn revise(
         sources: previous.sources.clone(),
         source_rates: previous.source_rates.clone(),
         admission: previous.admission,
-        carried: Carried {
-            generations: Generations {
-                services: numbers.services,
-                backends: numbers.backends,
-                endpoints: numbers.endpoints,
-            },
-            tables: before.tables.clone(),
-            static_neighbors: Arc::clone(&before.static_neighbors),
-            holds: before.holds.and(hold),
-            lineage: Lineage {
-                network: before.lineage.network.clone(),
-                services: held,
-                ranks: before.lineage.ranks.clone(),
-                backends: changes.backends,
-                problems,
-                fresh: Fresh { services: numbers.fresh_services.into(), backends: numbers.fresh.into() },
-                same_outside,
-            },
-        },
+        carried: carried(before, spec, &changes, numbers.into_ids(), hold, problems, same_outside),
     };
     if frees_next_hops || snapshot.carried.holds.is_long() {
         hold_anew(&mut snapshot);
     }
     let problems = snapshot.carried.lineage.problems();
     Some((snapshot, problems))
+}
+
+/// The services that changed or came, as the network takes them.
+fn revised<'a>(
+    previous: &'a Snapshot,
+    sorted: &'a [Sorted<'a>],
+    network: &Network,
+    hold: &mut Hold,
+    problems: &mut Problems,
+) -> Vec<Revised<'a>> {
+    let programmed = sorted.iter().map(|service| {
+        let mut found = Vec::new();
+        let programmed = network.program(service, hold, &mut found);
+        problems.left_out(place(&service.spec.key), found);
+        Revised::new(previous, programmed)
+    });
+    programmed.collect()
+}
+
+/// The services that went. Their problems went with them.
+fn gone<'a>(previous: &'a Snapshot, changes: &Changes<'_>, problems: &mut Problems) -> Vec<&'a ServiceInfo> {
+    let gone = changes.services.iter().filter(|change| change.new.is_none());
+    gone.map(|change| {
+        problems.left_out(change.place, Vec::new());
+        problems.selection(change.place, None);
+        previous.services.at(&change.place).expect("it was programmed").1
+    })
+    .collect()
+}
+
+/// The input of the next compile.
+fn carried(
+    before: &Carried,
+    spec: &SnapshotSpec,
+    changes: &Changes<'_>,
+    (generations, fresh): (Generations, Fresh),
+    hold: Hold,
+    problems: Problems,
+    same_outside: bool,
+) -> Carried {
+    Carried {
+        generations,
+        tables: before.tables.clone(),
+        static_neighbors: Arc::clone(&before.static_neighbors),
+        holds: before.holds.and(hold),
+        lineage: Lineage {
+            network: before.lineage.network.clone(),
+            services: listed(spec, before, changes),
+            ranks: before.lineage.ranks.clone(),
+            backends: changes.backends,
+            problems,
+            fresh,
+            same_outside,
+        },
+    }
+}
+
+/// The services of the spec, in its order. Unchanged parts of the list are shared with the previous one.
+fn listed(spec: &SnapshotSpec, before: &Carried, changes: &Changes<'_>) -> Chunked<SharedService> {
+    if changes.is_structural {
+        return spec.services.iter().cloned().collect();
+    }
+    let mut listed = before.lineage.services.clone();
+    let news = changes.services.iter().filter_map(|change| change.new);
+    news.for_each(|new| listed.set(new.at, spec.services[new.at].clone()));
+    listed
 }
 
 /// The network with these addresses as VIPs, or no longer; `None` if a backend of an unchanged service has or had one
@@ -262,27 +268,6 @@ fn hold_anew(snapshot: &mut Snapshot) {
     snapshot.carried.holds = holds;
 }
 
-/// The limits of a service port, and the Service to which they apply.
-fn limits(service: &ServiceSpec) -> Option<(ServiceLimits, &str, &str)> {
-    (!service.limits.is_none()).then_some((service.limits, &service.namespace, &service.name))
-}
-
-/// Whether the service does not make its VIP an address of the gateway.
-fn leaves(service: &ServiceSpec) -> bool {
-    service.no_endpoints == NoEndpoints::Unserved
-}
-
-/// Whether a backend of the service is a next hop itself, or is in a network of an interface. Such backends are
-/// resolved ahead, even if a narrower route leads to them through a router.
-fn on_link(network: &Network, service: &ServiceSpec) -> bool {
-    let itself = |hop: NextHop| hop.via.is_none();
-    let is_near = |address: &IpAddr| {
-        network.interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.contains(address))
-    };
-    let mut addresses = service.backends.iter().map(|backend| backend.address);
-    addresses.any(|address| is_near(&address) || network.routes.find(&address.into()).is_some_and(itself))
-}
-
 /// A service that changed or came.
 struct Revised<'a> {
     service: Programmed<'a>,
@@ -337,6 +322,13 @@ impl Numbers {
         let (backends, fresh, gone_backends) = backend_ids(previous, revised, gone);
         let (endpoints, revisions) = endpoints(previous, revised, gone);
         Self { services, fresh_services, backends, fresh, gone: gone_backends, endpoints, revisions }
+    }
+
+    /// The ids in use, and those of them that are new.
+    fn into_ids(self) -> (Generations, Fresh) {
+        let fresh = Fresh { services: self.fresh_services.into(), backends: self.fresh.into() };
+        let Self { services, backends, endpoints, .. } = self;
+        (Generations { services, backends, endpoints }, fresh)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Revised snapshots against those that are compiled from scratch, over random histories.
 
+use std::net::IpAddr;
+
 use proptest::prelude::*;
+use tidegate_spec::ownership::Layer2;
 use tidegate_spec::testing as lab;
 use tidegate_spec::{
-    BackendSpec, BackendState, ForwardingMode, LoadRule, Protocol, Scheduler, ServiceSpec, SharedService,
+    BackendSpec, BackendState, ForwardingMode, LoadRule, NoEndpoints, Protocol, Scheduler, ServiceSpec,
 };
 use tidegate_wire::Addr;
 
@@ -134,7 +137,7 @@ fn what_it_cannot_do_is_compiled_anew() {
         change(&mut changed);
         revise(&changed, &previous, &neighbors).is_some()
     };
-    assert!(revises(&|spec| spec.services[0].no_endpoints = tidegate_spec::NoEndpoints::Drop));
+    assert!(revises(&|spec| spec.services[0].no_endpoints = NoEndpoints::Drop));
     assert!(revises(&|spec| drop(spec.services.pop())));
     assert!(revises(&|spec| spec.services[1].key.port = 81));
     assert!(!revises(&|spec| spec.services.push(spec.services[0].clone())), "it is refused");
