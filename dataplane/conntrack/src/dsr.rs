@@ -9,9 +9,10 @@
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::now::Now;
 
-use super::answer::{First, Full};
-use super::eviction::{EvictionReason, FlowCounters};
+use super::eviction_reason::{EvictionReason, FlowCounters};
+use super::first_lookup::First;
 use super::flow_state::{IdleTimeout, Packet, Phase, State};
+use super::insert_error::Full;
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
 use super::memory::{TableKind, TableMemory};
 use super::table::{Entry, Place, Table};

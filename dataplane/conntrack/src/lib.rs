@@ -7,7 +7,7 @@
 //! Guarantees for full tables: a flow that is established and in use is never evicted. A flood of SYNs, of unanswered
 //! datagrams, or of packets with a new 5-tuple each, evicts only entries that are not established, and these have
 //! shorter lifetimes as the table fills. The flood evicts its own entries, which are identified by their service and
-//! by the network of their clients, and not the handshakes of others (`room.rs`). If no other entry can be evicted,
+//! by the network of their clients, and not the handshakes of others (`eviction.rs`). If no other entry can be evicted,
 //! an established flow that has been idle for ten seconds or more is evicted for a new one, the longest idle near it
 //! first. A service that has its share of a full table replaces only its own flows, and those that are not
 //! established.
@@ -23,15 +23,17 @@
 #![deny(unsafe_code)]
 
 pub mod affinities;
-mod answer;
 pub mod associations;
 mod backend_loads;
 mod counts;
 mod dsr;
 mod eviction;
+mod eviction_reason;
+mod first_lookup;
 pub mod flow_copies;
 pub mod flow_record;
 mod flow_state;
+mod insert_error;
 mod journal;
 mod kept_syns;
 mod key;
@@ -39,7 +41,6 @@ mod masquerade;
 mod memory;
 mod nat;
 mod restore;
-mod room;
 mod sharing;
 mod splice;
 mod steady;
@@ -50,10 +51,11 @@ mod tags;
 mod tests;
 mod view;
 
-pub use answer::{First, Full, PairError};
 pub use dsr::{DsrHit, DsrTable};
-pub use eviction::{EvictionReason, FlowCounters};
+pub use eviction_reason::{EvictionReason, FlowCounters};
+pub use first_lookup::First;
 pub use flow_state::{IdleTimeout, Packet, Phase};
+pub use insert_error::{Full, PairError};
 pub use kept_syns::{KeptSyn, KeptSyns, Tried};
 pub use key::{AssociationKey, FlowHash, FlowHasher, FlowKey};
 pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};

@@ -20,10 +20,11 @@ use tidegate_spec::limits::{DOUBTFUL_IDLE_MIN_MS, SERVICES_MAX};
 use tidegate_spec::now::Now;
 use tidegate_wire::Family;
 
-use super::answer::{First, PairError};
 use super::dsr::by_family;
-use super::eviction::{EvictionReason, FlowCounters};
+use super::eviction_reason::{EvictionReason, FlowCounters};
+use super::first_lookup::First;
 use super::flow_state::{IdleTimeout, Packet, State, Worth};
+use super::insert_error::PairError;
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey};
 use super::memory::{TableKind, TableMemory};
 use super::table::{Entry, Table};

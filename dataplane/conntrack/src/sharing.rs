@@ -14,7 +14,7 @@ use tidegate_spec::limits::{ADOPTED_FILL_PERCENT, ADOPTED_OPENING_FILL_PERCENT};
 use tidegate_spec::now::Now;
 
 use super::dsr::by_family;
-use super::eviction::EvictionReason;
+use super::eviction_reason::EvictionReason;
 use super::flow_state::{IdleTimeout, State, Worth};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::splice::Splice;

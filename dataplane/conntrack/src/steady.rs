@@ -7,8 +7,9 @@
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;
 
-use super::answer::{First, Full};
+use super::first_lookup::First;
 use super::flow_state::{IdleTimeout, Packet};
+use super::insert_error::Full;
 use super::key::{FlowHash, PackedKey, TWIN};
 use super::{FlowTables, dsr, nat};
 

@@ -1,6 +1,6 @@
 //! Buckets of entries in one block of memory: their layout, and how an entry is read. The other work on it is below
 //! `table/`: `search.rs` finds entries, `changes.rs` writes them, `expiry.rs` ages them, `counting.rs` counts them.
-//! `room.rs` makes room for new entries. The DSR and NAT tables define the meaning of an entry; they are this table with
+//! `eviction.rs` makes room for new entries. The DSR and NAT tables define the meaning of an entry; they are this table with
 //! different sizes.
 //!
 //! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs also the
@@ -28,7 +28,7 @@ use tidegate_structures::prefetch;
 
 use super::backend_loads::BackendLoads;
 use super::counts::Counts;
-use super::eviction::FlowCounters;
+use super::eviction_reason::FlowCounters;
 use super::flow_state::{IdleTimeout, Packet, Phase, State};
 use super::journal::{Adopted, Journal};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};

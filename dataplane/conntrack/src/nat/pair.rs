@@ -8,10 +8,10 @@ use tidegate_spec::limits::SYN_REPEATED_MS;
 use tidegate_spec::now::Now;
 
 use super::hits::{NatHit, ReplyHit};
-use crate::answer::PairError;
+use crate::eviction::NoRoom;
 use crate::flow_state::{IdleTimeout, Packet, Phase, State, Worth};
+use crate::insert_error::PairError;
 use crate::key::{FlowHash, PackedKey, addr_of};
-use crate::room::NoRoom;
 use crate::table::{Entry, Place, Table};
 use crate::view::{FlowKind, FlowView};
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use tidegate_spec::now::Now;
 
 use super::{ADDR, Entry, OWNER, Place, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
-use crate::eviction::EvictionReason;
+use crate::eviction_reason::EvictionReason;
 use crate::flow_state::State;
 use crate::key::TWIN;
 

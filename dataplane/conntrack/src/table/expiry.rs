@@ -10,7 +10,7 @@ use tidegate_spec::limits::FLOW_PRESSURE;
 use tidegate_spec::now::Now;
 
 use super::{Place, SEEN, Table};
-use crate::eviction::EvictionReason;
+use crate::eviction_reason::EvictionReason;
 use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, State};
 
 /// The state of an entry, or of the pair that it belongs to.

@@ -9,8 +9,8 @@
 use tidegate_spec::now::Now;
 
 use super::{ADDR, OWNER, Place, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
-use crate::answer::First;
-use crate::eviction::EvictionReason;
+use crate::eviction_reason::EvictionReason;
+use crate::first_lookup::First;
 use crate::flow_state::{IDLE_MIN_MS, Packet, STEADY_MASK, State};
 use crate::key::{FlowHash, KEY_MASK, PackedKey};
 

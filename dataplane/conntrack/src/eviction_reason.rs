@@ -1,0 +1,89 @@
+//! The reasons for which flows leave a table, and how many left for each.
+
+/// Why a flow has left its table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum EvictionReason {
+    /// Idle for as long as its state and service allow.
+    Expired,
+    /// Not established, and evicted for a new flow: there was no free slot near it, though the table is within its
+    /// bound.
+    BucketFull,
+    /// Not established, and evicted for a new flow: the table is over its bound.
+    TableFull,
+    /// Removed by the pipeline or an operator.
+    Removed,
+    /// Not established, and idle for longer than a table that is short of room allows.
+    Pressure,
+    /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle for longest.
+    LongestIdle,
+    /// Evicted for a new flow of a service that has reached its share of a full table: a flow of the same service, or
+    /// one that was not established.
+    ServiceShare,
+    /// Closed, closing or opening, and its port was needed for a new flow.
+    PortReused,
+}
+
+impl EvictionReason {
+    /// Every reason, in the order of their numbers.
+    pub const ALL: &'static [Self] = &[
+        Self::Expired,
+        Self::BucketFull,
+        Self::TableFull,
+        Self::Removed,
+        Self::Pressure,
+        Self::LongestIdle,
+        Self::ServiceShare,
+        Self::PortReused,
+    ];
+
+    /// The number of reasons.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// The name in `tidegate_flow_evictions_total{reason}`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::BucketFull => "bucket_full",
+            Self::TableFull => "table_full",
+            Self::Removed => "removed",
+            Self::Pressure => "pressure",
+            Self::LongestIdle => "longest_idle",
+            Self::ServiceShare => "service_share",
+            Self::PortReused => "port_reused",
+        }
+    }
+}
+
+/// Counts of flows that left a table or were refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlowCounters {
+    /// Flows that left, by [`EvictionReason`].
+    pub evictions: [u64; EvictionReason::COUNT],
+    /// New flows that were refused: all flows that could have been evicted were established and in use, or the service
+    /// had reached its share of a full table.
+    pub refused: u64,
+}
+
+impl FlowCounters {
+    /// The number of flows that left for this reason.
+    #[must_use]
+    pub fn evictions(&self, why: EvictionReason) -> u64 {
+        self.evictions[why as usize]
+    }
+
+    /// Counts a flow that left for this reason.
+    pub(super) fn count(&mut self, why: EvictionReason) {
+        self.evictions[why as usize] += 1;
+    }
+
+    /// The sums of both sets of counters.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            evictions: std::array::from_fn(|n| self.evictions[n] + other.evictions[n]),
+            refused: self.refused + other.refused,
+        }
+    }
+}

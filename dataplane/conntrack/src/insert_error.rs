@@ -1,0 +1,20 @@
+//! Why a table does not take a new flow in.
+
+/// No flow can be evicted for a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("every flow that could be evicted is established and in use")]
+pub struct Full;
+
+/// Why a pair was not inserted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PairError {
+    /// Another flow has the same replies.
+    #[error("another flow has the same replies")]
+    Conflict,
+    /// See [`Full`].
+    #[error("every flow that could be evicted is established and in use")]
+    Full,
+    /// The service has reached its share of a full table, and none of its flows near the new one can be evicted.
+    #[error("the service has its share of a full table")]
+    Share,
+}
