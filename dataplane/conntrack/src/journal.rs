@@ -1,4 +1,4 @@
-//! The flows of one table whose state has changed lately, for other gateways (`sharing.rs`), and which entries came from
+//! The flows of one table whose state has changed lately, for other gateways (`shared_changes.rs`), and which entries came from
 //! other gateways.
 //!
 //! A [`Journal`] is a short list of keys. It is off unless flows are shared, and a packet that changes no state of its flow

@@ -22,6 +22,7 @@
 //! May depend on: `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
 #![deny(unsafe_code)]
 
+mod adoption;
 pub mod affinities;
 pub mod associations;
 mod backend_loads;
@@ -41,7 +42,8 @@ mod masquerade;
 mod memory;
 mod nat;
 mod restore;
-mod sharing;
+mod shared_changes;
+mod shared_flow;
 mod splice;
 mod steady;
 mod stream;
@@ -51,6 +53,7 @@ mod tags;
 mod tests;
 mod view;
 
+pub use adoption::Adoption;
 pub use dsr::{DsrHit, DsrTable};
 pub use eviction_reason::{EvictionReason, FlowCounters};
 pub use first_lookup::First;
@@ -62,7 +65,8 @@ pub use masquerade::{Masquerade, MasqueradeFull, Masquerades};
 pub use memory::{HeapMemory, Part, TableKind, TableMemory};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use restore::{NotRestored, STORED_FORM, StoredFlow, StoredKind, StoredTable, StoredTables, Successor};
-pub use sharing::{Adoption, FlowTags, SharedChange, SharedFlow, SharedReply, SideState};
+pub use shared_changes::FlowTags;
+pub use shared_flow::{SharedChange, SharedFlow, SharedReply, SideState};
 pub use splice::Splice;
 pub use steady::{Bucket, SteadyHit, SteadyKey, SteadyTables};
 pub use stream::{Placement, Stream};

@@ -1,0 +1,249 @@
+//! How a flow of another gateway enters the tables, and leaves them if it has had no packet here.
+//!
+//! Invariant: an adopted flow evicts no flow, and takes the place of none that has had a packet here, except that of an
+//! earlier connection of the same client port.
+
+use tidegate_spec::limits::{ADOPTED_FILL_PERCENT, ADOPTED_OPENING_FILL_PERCENT};
+use tidegate_spec::now::Now;
+
+use super::dsr::by_family;
+use super::eviction_reason::EvictionReason;
+use super::flow_state::{IdleTimeout, State, Worth};
+use super::key::{FlowHash, FlowKey, PackedKey};
+use super::shared_flow::{SharedFlow, SharedReply};
+use super::table::{Entry, Place, Table};
+use super::{DsrTable, FlowTables, NatTable};
+
+/// A connection of a client port is newer than another one if its last packet is later by this. Messages are under way for
+/// less.
+const NEWER_BY_MS: u32 = 1_000;
+
+/// The key, hash and state of the other side of a pair.
+type OtherSide<const A: usize> = Option<(PackedKey<A>, FlowHash, State)>;
+
+/// What became of the flow of another gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adoption {
+    /// It is in the table now.
+    New,
+    /// It was in the table.
+    Known,
+    /// Another flow that has had packets here has its key.
+    Conflict,
+    /// A connection of the same client port that has had packets here since has its key: the other gateway has one that is
+    /// over.
+    Outdated,
+    /// The table, or the share of its service, is too full for flows of others.
+    Full,
+}
+
+impl FlowTables {
+    /// Stores a flow of another gateway, or what it says about a flow that is known here.
+    ///
+    /// # Panics
+    /// If the keys of both sides have different families.
+    pub fn adopt(&mut self, flow: &SharedFlow, idle: IdleTimeout, now: Now) -> Adoption {
+        let hash = self.hash(&flow.key);
+        match &flow.reply {
+            None => self.dsr.adopt(flow, hash, idle, now),
+            Some(reply) => {
+                let reply_hash = self.hash(&reply.key);
+                self.nat.adopt(flow, hash, reply, reply_hash, idle, now)
+            }
+        }
+    }
+
+    /// Removes the flow with this key of its client, which has left the table of another gateway, if it has had no packet
+    /// here. Returns whether it did.
+    pub fn give_up_adopted(&mut self, key: &FlowKey, is_dsr: bool) -> bool {
+        let hash = self.hash(key);
+        if is_dsr {
+            let this = &mut self.dsr;
+            by_family!(mut this, key, |table, packed| give_up(table, &packed, hash))
+        } else {
+            let this = &mut self.nat;
+            by_family!(mut this, key, |table, packed| give_up(table, &packed, hash))
+        }
+    }
+}
+
+impl DsrTable {
+    fn adopt(&mut self, flow: &SharedFlow, hash: FlowHash, idle: IdleTimeout, now: Now) -> Adoption {
+        let key = &flow.key;
+        by_family!(mut self, key, |table, packed| {
+            adopt(table, packed, hash, None, flow, idle, now).unwrap_or_else(|adoption| adoption)
+        })
+    }
+}
+
+impl NatTable {
+    fn adopt(
+        &mut self,
+        flow: &SharedFlow,
+        hash: FlowHash,
+        reply: &SharedReply,
+        reply_hash: FlowHash,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Adoption {
+        let key = &flow.key;
+        assert_eq!(key.addr().is_v4(), reply.key.addr().is_v4(), "NAT stays within a family");
+        let adoption = by_family!(mut self, key, |table, packed| {
+            let other = Some((PackedKey::from(&reply.key), reply_hash, reply.state.0));
+            adopt(table, packed, hash, other, flow, idle, now)
+        });
+        let adoption = match adoption {
+            Ok(adoption) => adoption,
+            Err(refused) => return refused,
+        };
+        // The numbers of a flow that has had packets here are newer.
+        let untouched = by_family!(self, key, |table, packed| {
+            table.find(&packed, hash).is_some_and(|place| table.is_untouched(place))
+        });
+        if let Some(stream) = reply.stream.filter(|_| untouched) {
+            self.set_stream(key.service(), key, hash, stream);
+        }
+        if let Some(splice) = reply.splice.filter(|_| untouched) {
+            self.set_splice(key.service(), key, hash, splice);
+        }
+        adoption
+    }
+}
+
+fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    key: PackedKey<A>,
+    hash: FlowHash,
+    other: OtherSide<A>,
+    flow: &SharedFlow,
+    idle: IdleTimeout,
+    now: Now,
+) -> Result<Adoption, Adoption> {
+    let seen = now.millis().wrapping_sub(flow.idle_ms);
+    if let Some(place) = table.find(&key, hash) {
+        let same_peer = other.is_none_or(|(reply, ..)| table.peer_key(place) == reply);
+        if same_peer && table.value(place) == flow.backend.raw() {
+            merge(table, place, flow.client.0, seen, now);
+            if let (Some((.., state)), Some(peer)) = (other, table.peer(place)) {
+                merge(table, peer, state, seen, now);
+            }
+            return Ok(Adoption::Known);
+        }
+        make_way(table, place, flow, now).or_else(|refused| succeed(table, place, flow, refused, now))?;
+    }
+    if let Some((reply, reply_hash, _)) = other
+        && let Some(place) = table.find(&reply, reply_hash)
+    {
+        make_way(table, place, flow, now)?;
+    }
+    let percent =
+        if flow.client.0.is_opening() { ADOPTED_OPENING_FILL_PERCENT } else { ADOPTED_FILL_PERCENT };
+    if table.live * 100 >= table.bound * percent || table.is_over_share(key.owner) {
+        return Err(Adoption::Full);
+    }
+    let entry = Entry {
+        key,
+        state: flow.client.0,
+        idle,
+        seen,
+        value: flow.backend.raw(),
+        peer: other.map(|(reply, ..)| reply),
+    };
+    let place = table.free_place(hash, now).ok_or(Adoption::Full)?;
+    table.write(place, &entry);
+    if Table::<A, W, K, B>::PAIRED {
+        table.forget_streams(place);
+    }
+    if let Some((reply, reply_hash, state)) = other {
+        let Some(place) = table.free_place(reply_hash, now) else {
+            // The first entry may have been moved by the search for a place.
+            let place = table.find(&key, hash).expect("the entry just written is not evicted");
+            table.clear(place);
+            return Err(Adoption::Full);
+        };
+        table.write(place, &Entry { key: reply, state, peer: Some(key), ..entry });
+        table.mark_adopted(place);
+    }
+    let place = table.find(&key, hash).expect("the entry just written is not evicted");
+    table.mark_adopted(place);
+    Ok(Adoption::New)
+}
+
+/// Gives an entry what another gateway says of its side. An entry that has had packets here only learns that the flow is in
+/// use, that it is established, and that the side has ended it.
+fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    place: Place,
+    state: State,
+    seen: u32,
+    now: Now,
+) {
+    let Some(own) = table.state(place) else { return };
+    let idle_ms = now.millis().wrapping_sub(seen);
+    let is_news = idle_ms < table.own_idle_ms(place, now);
+    if table.is_untouched(place) {
+        if is_news || state != own {
+            table.adopt(place, state, if is_news { seen } else { table.seen(place) });
+        }
+    } else if is_news {
+        let state = if own.is_opening() || state.is_ended() { state } else { own };
+        table.touch_at(place, state, seen);
+    } else if own == State::TcpStray && state == State::TcpEstablished {
+        // The other gateway has seen its beginning.
+        table.touch_at(place, state, table.seen(place));
+    }
+}
+
+/// Removes the flow at a place if a flow of another gateway may have its key: it is over, or it was adopted before and has
+/// had no packet since that the other gateway told of.
+fn make_way<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    place: Place,
+    flow: &SharedFlow,
+    now: Now,
+) -> Result<(), Adoption> {
+    let vitality = table.vitality(place, now);
+    let is_over = vitality.is_none_or(|flow| flow.expired() || flow.standing.is_over());
+    let untouched =
+        table.is_untouched(place) && table.peer(place).is_none_or(|peer| table.is_untouched(peer));
+    let is_older = vitality.is_none_or(|own| own.idle_ms >= flow.idle_ms);
+    if is_over || untouched && is_older {
+        table.remove(place, EvictionReason::Removed);
+        Ok(())
+    } else {
+        Err(Adoption::Conflict)
+    }
+}
+
+/// Decides between two connections of the same client port with different backends, of which `place` has had packets here:
+/// the one whose last packet is later is the one that exists, if it is established.
+fn succeed<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    place: Place,
+    flow: &SharedFlow,
+    refused: Adoption,
+    now: Now,
+) -> Result<(), Adoption> {
+    let Some(own) = table.vitality(place, now) else { return Err(refused) };
+    if flow.client.is_established() && own.idle_ms >= flow.idle_ms.saturating_add(NEWER_BY_MS) {
+        table.remove(place, EvictionReason::Removed);
+        return Ok(());
+    }
+    let is_newer =
+        own.standing.worth == Worth::Established && flow.idle_ms >= own.idle_ms.saturating_add(NEWER_BY_MS);
+    Err(if is_newer { Adoption::Outdated } else { refused })
+}
+
+fn give_up<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    key: &PackedKey<A>,
+    hash: FlowHash,
+) -> bool {
+    let Some(place) = table.find(key, hash) else { return false };
+    let peer = table.peer(place);
+    let untouched = table.is_untouched(place) && peer.is_none_or(|peer| table.is_untouched(peer));
+    if untouched {
+        table.remove(place, EvictionReason::Removed);
+    }
+    untouched
+}

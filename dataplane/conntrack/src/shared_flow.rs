@@ -1,0 +1,83 @@
+//! A flow as gateways tell each other about it, with the ids of this process. The pipeline translates ids to names that all
+//! gateways share ([`flow_record`](crate::flow_record)).
+
+use tidegate_spec::ids::BackendId;
+
+use super::flow_state::State;
+use super::key::FlowKey;
+use super::splice::Splice;
+use super::stream::Stream;
+
+/// The state of one side of a flow, as gateways tell it each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SideState(pub(super) State);
+
+impl SideState {
+    /// The number of a state: 1 to 7.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// The state with a number; `None` if there is none.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        State::from_bits(u32::from(number)).map(Self)
+    }
+
+    /// Whether the side has shown that the flow is established.
+    #[must_use]
+    pub fn is_established(self) -> bool {
+        matches!(self.0, State::TcpEstablished | State::DatagramStream)
+    }
+
+    /// Whether it is a state of a protocol with connections.
+    #[must_use]
+    pub fn has_connection(self) -> bool {
+        self.0.is_tcp()
+    }
+}
+
+/// A flow for other gateways, or from another one. Or, without another side, the backend that a client has by session affinity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedFlow {
+    /// The key of the client's side.
+    pub key: FlowKey,
+    /// Its backend.
+    pub backend: BackendId,
+    /// The state of the client's side.
+    pub client: SideState,
+    /// The other side of a NAT flow; `None` for a DSR flow.
+    pub reply: Option<SharedReply>,
+    /// Time since the last packet of either side, in milliseconds.
+    pub idle_ms: u32,
+    /// Its beginning was seen, and nothing shows yet that it is established. Only DSR flows are shown before. A flow whose
+    /// beginning was not seen is not opening: it came from another gateway, which may have had it for hours.
+    pub is_opening: bool,
+    /// It came from another gateway and has had no packet here.
+    pub is_untouched: bool,
+}
+
+/// The backend's side of a NAT flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedReply {
+    /// The key of replies.
+    pub key: FlowKey,
+    /// The state of the backend's side.
+    pub state: SideState,
+    /// The header of the PROXY protocol in front of the flow.
+    pub stream: Option<Stream>,
+    /// The translation of sequence numbers after a SYN cookie.
+    pub splice: Option<Splice>,
+    /// Whether a reply has come here since the flow was adopted, if it was.
+    pub has_replies: bool,
+}
+
+/// A change of a flow of this worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedChange {
+    /// The flow is established, or a side has ended it.
+    Is(SharedFlow),
+    /// The flow with this key of its client has left the table.
+    Gone(FlowKey),
+}
