@@ -313,11 +313,11 @@ impl<S: FrameSource> SlowPath<S> {
             let mac = self.table.resolve(interface, next_hop);
             if mac.is_none() {
                 // A worker does the same. The kernel sends the packet again.
-                self.exchange.news.report(NeighborEvent::Wanted { interface, addr: *next_hop });
+                self.exchange.neighbor_reports.report(NeighborEvent::Wanted { interface, addr: *next_hop });
             }
             mac
         };
-        let note = |frame: &[u8]| self.exchange.own.note(now, frame);
+        let note = |frame: &[u8]| self.exchange.host_connections.note(now, frame);
         let Some(interface) = self.probes.outward(&mut frame, mac, note) else { return false };
         let mailbox = self.mailbox_for(frame.bytes());
         mailbox.is_some_and(|mailbox| mailbox.inject(interface, frame).is_ok())
@@ -409,7 +409,7 @@ impl<S: FrameSource> SlowPath<S> {
                             .add(1);
                         continue;
                     }
-                    self.exchange.own.note(now, frame);
+                    self.exchange.host_connections.note(now, frame);
                     self.exchange.advertisements.sent(now, frame);
                     let sent = self.inject(interface, frame);
                     count(sent, &self.counters.from_kernel, &self.counters.from_kernel_dropped);
@@ -449,7 +449,7 @@ impl<S: FrameSource> SlowPath<S> {
     fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {
         let uses = |interface, address: IpAddr| self.table.take_use(interface, &address.into());
         let mut worked = false;
-        let news = &self.exchange.news;
+        let news = &self.exchange.neighbor_reports;
         // Wanted neighbours come first, because packets wait for them. Each kind has its own limit, so that a flood of
         // one kind leaves time for the others.
         for (queue, most) in [(&news.wanted, PER_TURN), (&news.seen, PER_TURN), (&news.claimed, PER_TURN / 8)]

@@ -57,11 +57,16 @@ impl Link {
     }
 
     fn wants(&self, addr: Addr) {
-        self.exchange.news.report(NeighborEvent::Wanted { interface: 0, addr });
+        self.exchange.neighbor_reports.report(NeighborEvent::Wanted { interface: 0, addr });
     }
 
     fn hears(&self, addr: Addr, mac: MacAddr, how: Sighting) {
-        self.exchange.news.report(NeighborEvent::Seen { interface: 0, addr, mac: Some(mac), how });
+        self.exchange.neighbor_reports.report(NeighborEvent::Seen {
+            interface: 0,
+            addr,
+            mac: Some(mac),
+            how,
+        });
     }
 
     /// Runs the slow path until its queues are empty. The stations in `here` answer requests for them.

@@ -128,7 +128,7 @@ fn an_answer_from_a_vip_reaches_the_kernel_only_if_the_host_has_asked_there() {
     bench.turn(0);
     assert_eq!(bench.drops(0, Refusal::BadSource), 1);
     let asked = Builder::tcp("192.0.2.2:40001", vip).flags(tcp::flags::SYN);
-    bench.exchange.own.note(Now(0), &asked.build());
+    bench.exchange.host_connections.note(Now(0), &asked.build());
     assert!(bench.wire.offer(0, &answer));
     bench.turn(0);
     assert_eq!(bench.exchange.punts.pop(PuntClass::Answer).unwrap().frame.bytes(), &answer[..]);
@@ -141,7 +141,7 @@ fn a_flood_for_the_kernel_is_limited_and_answers_to_the_host_pass_it() {
     let check = || Builder::tcp("192.0.2.2:40001", "192.0.2.10:8080").flags(tcp::flags::SYN);
     let answer = Builder::tcp("192.0.2.10:8080", "192.0.2.2:40001").flags(tcp::flags::SYN | tcp::flags::ACK);
     let answer = answer.mac(BACKEND, GATEWAY).build();
-    bench.exchange.own.note(Now(0), &check().build());
+    bench.exchange.host_connections.note(Now(0), &check().build());
     let mut answered = 0;
     for milli in 1..=1_000 {
         for _ in 0..40 {
@@ -311,7 +311,10 @@ fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() 
     assert!(bench.wire.take(0).is_none());
     assert_eq!(counted(&bench), (4, 0, 0), "nobody has told their end yet");
     let wanted = NeighborEvent::Wanted { interface: 0, addr: ip(BACKEND_IP).into() };
-    assert_eq!((bench.exchange.news.wanted.pop(), bench.exchange.news.wanted.pop()), (Some(wanted), None));
+    assert_eq!(
+        (bench.exchange.neighbor_reports.wanted.pop(), bench.exchange.neighbor_reports.wanted.pop()),
+        (Some(wanted), None)
+    );
 
     bench.learn(BACKEND_IP, BACKEND);
     bench.turn_at(0, 3);

@@ -15,14 +15,14 @@
 //!    ([`fragments`]).
 //!
 //! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All
-//! branching is here; [`crate::forward`] and [`answers`] change bytes, [`tidegate_conntrack`] and [`tidegate_snapshot`]
+//! branching is here; [`crate::forward`] and [`answered_frames`] change bytes, [`tidegate_conntrack`] and [`tidegate_snapshot`]
 //! contain the tables.
 //!
 //! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is unchanged, so
 //! that the kernel, another worker or a later attempt sees the original.
 mod admission;
 mod affinity;
-mod answers;
+mod answered_frames;
 mod associations;
 mod burst;
 mod cookie_state;
@@ -30,6 +30,7 @@ mod cookies;
 mod copies;
 mod deliver;
 mod fast_path;
+mod flow_news;
 mod fragments;
 mod icmp_errors;
 mod local;
@@ -51,8 +52,7 @@ mod retries;
 mod schedule;
 mod segment_size;
 mod service_flows;
-mod sharing;
-mod sharing_state;
+mod sharing_walks;
 mod sources;
 mod state;
 mod syn_cookie;
@@ -65,13 +65,13 @@ mod tunnel_peers;
 mod view;
 
 pub use cookie_state::CookieCounts;
+pub use flow_news::Learned;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,
 };
 pub use restore::{KnownIds, RestoreCounts};
-pub use sharing::Learned;
-pub use sharing_state::SharedFlows;
+pub use sharing_walks::SharedFlows;
 pub use state::{Pipeline, PipelineConfig};
 pub use view::{Arrival, View};
 

@@ -4,7 +4,7 @@
 //! queues in the order of [`PuntClass::ALL`], a bounded number from each per turn.
 //!
 //! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`],
-//! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`OwnConnections`]). A backend that is
+//! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`HostConnections`]). A backend that is
 //! checked can send such answers at any rate, and so can many of them. So the sessions with routers have a class of their
 //! own, and a sender that is beyond its part of a class of answers gets only what the others leave ([`PuntRates`]).
 
@@ -18,7 +18,7 @@ use tidegate_structures::counter::Counter;
 use tidegate_wire::ndp::{self, Ndp};
 use tidegate_wire::{Addr, Headers, Parsed, proto, quote};
 
-use super::own::{OwnConnections, is_bgp};
+use super::host_connections::{HostConnections, is_bgp};
 use crate::rate::Bucket;
 
 /// The class of a frame for the kernel.
@@ -96,7 +96,7 @@ impl PuntClass {
 
     /// The class of a frame that goes to the kernel.
     #[must_use]
-    pub fn of(now: Now, frame: &[u8], own: &OwnConnections) -> Self {
+    pub fn of(now: Now, frame: &[u8], own: &HostConnections) -> Self {
         match tidegate_wire::parse(frame) {
             Ok(Parsed::Arp(packet)) => Self::of_neighbor(now, packet.sender_ip.into(), own),
             Ok(Parsed::Ip(h)) => Self::of_packet(now, frame, &h, own),
@@ -104,7 +104,7 @@ impl PuntClass {
         }
     }
 
-    fn of_packet(now: Now, frame: &[u8], h: &Headers, own: &OwnConnections) -> Self {
+    fn of_packet(now: Now, frame: &[u8], h: &Headers, own: &HostConnections) -> Self {
         if h.proto == proto::ICMPV6 && (133..=137).contains(&h.icmp_type) {
             return match ndp::parse(frame, h) {
                 Ok(Some(Ndp::Advertisement { target, .. })) => Self::of_neighbor(now, target.into(), own),
@@ -119,7 +119,7 @@ impl PuntClass {
         }
     }
 
-    fn of_neighbor(now: Now, sender: Addr, own: &OwnConnections) -> Self {
+    fn of_neighbor(now: Now, sender: Addr, own: &HostConnections) -> Self {
         if own.asked_for(now, sender) { Self::NeighborAnswer } else { Self::Neighbor }
     }
 }
@@ -321,13 +321,13 @@ mod tests {
     use tidegate_wire::tcp::flags;
     use tidegate_wire::{MacAddr, arp};
 
-    fn class(own: &OwnConnections, frame: &[u8]) -> PuntClass {
+    fn class(own: &HostConnections, frame: &[u8]) -> PuntClass {
         PuntClass::of(Now(1_000_000_000), frame, own)
     }
 
     #[test]
     fn frames_are_told_apart_by_what_the_host_did_before() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         let syn_ack = Builder::tcp("10.0.0.7:80", "192.0.2.2:40001").flags(flags::SYN | flags::ACK).build();
         assert_eq!(class(&own, &syn_ack), PuntClass::Other);
         own.note(Now(0), &Builder::tcp("192.0.2.2:40001", "10.0.0.7:80").flags(flags::SYN).build());

@@ -1,6 +1,6 @@
 //! The path to the kernel and back: one tap for each interface, with its addresses and routes.
 //!
-//! [`class`] classifies frames for the kernel, with the help of [`own`]. [`tap`] is the device, [`netlink`] sets its
+//! [`class`] classifies frames for the kernel, with the help of [`host_connections`]. [`tap`] is the device, [`netlink`] sets its
 //! addresses, routes and neighbours, and [`mod@routes`] and [`fixed_neighbors`] keep them up to date; the slow path moves the
 //! frames, and [`vrrp`] remembers the VRRP advertisements among them. If a port is
 //! also a kernel interface (`net_af_packet`), the kernel receives every frame there as well as on the tap. That
@@ -10,8 +10,8 @@
 
 pub mod class;
 pub mod fixed_neighbors;
+pub mod host_connections;
 pub mod netlink;
-pub mod own;
 pub mod routes;
 pub mod sysctl_guard;
 pub mod tap;

@@ -47,10 +47,10 @@ pub(super) fn punt<Q: PortQueue>(
     frame: Q::Frame,
 ) -> Result<(), Refusal> {
     // Not every packet with a VIP as its source may reach the gateway's own address: only answers to the host.
-    if why == PuntReason::ProbeAnswer && !parts.exchange.own.is_answer(now, frame.bytes()) {
+    if why == PuntReason::ProbeAnswer && !parts.exchange.host_connections.is_answer(now, frame.bytes()) {
         return Err(Refusal::BadSource);
     }
-    let class = PuntClass::of(now, frame.bytes(), &parts.exchange.own);
+    let class = PuntClass::of(now, frame.bytes(), &parts.exchange.host_connections);
     let counters = &parts.shared.turns.punts[class as usize];
     if !rates.take(class, frame.bytes(), &parts.exchange.punts, now) {
         counters.rate_limited.add(1);

@@ -8,10 +8,10 @@ use tidegate_snapshot::counters::{Tallies, WorkerCounters};
 
 use super::counters::LoopCounters;
 use super::mailbox::Mailbox;
-use super::news::News;
-use super::sharing::Sharing;
+use super::neighbor_reports::NeighborReports;
+use super::sharing_queues::Sharing;
 use crate::punt::class::Punts;
-use crate::punt::own::OwnConnections;
+use crate::punt::host_connections::HostConnections;
 use crate::punt::vrrp::Advertisements;
 
 /// The data published to workers: one forwarding state, and the tallies of each worker.
@@ -34,11 +34,11 @@ pub struct Exchange<F> {
     /// Frames for the kernel.
     pub punts: Punts<F>,
     /// The host's own connections. The slow path writes them.
-    pub own: OwnConnections,
+    pub host_connections: HostConnections,
     /// The VRRP advertisements that pass the taps. The slow path writes them.
     pub advertisements: Advertisements,
     /// Reports for the resolver.
-    pub news: News,
+    pub neighbor_reports: NeighborReports,
     /// The queues to the thread that talks to other gateways, if flows are shared.
     pub sharing: OnceLock<Arc<Sharing>>,
 }
@@ -51,9 +51,9 @@ impl<F> Exchange<F> {
             mailboxes: (0..workers).map(|_| Mailbox::new()).collect(),
             hung: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             punts: Punts::default(),
-            own: OwnConnections::default(),
+            host_connections: HostConnections::default(),
             advertisements: Advertisements::default(),
-            news: News::default(),
+            neighbor_reports: NeighborReports::default(),
             sharing: OnceLock::new(),
         }
     }

@@ -22,7 +22,7 @@ impl<Q: PortQueue> Worker<Q> {
             if let NeighborEvent::Conflict { interface, .. } = event {
                 shared.counters.interface(interface).address_conflicts.add(1);
             }
-            if self.reported.is_new(now, event) && !self.parts.exchange.news.report(event) {
+            if self.reported.is_new(now, event) && !self.parts.exchange.neighbor_reports.report(event) {
                 shared.turns.neighbor_events_lost.add(1);
             }
         }

@@ -6,7 +6,7 @@ use tidegate_conntrack::flow_record::Walks;
 use tidegate_spec::now::Now;
 
 use super::Worker;
-use super::sharing::LEARNT_PER_TURN;
+use super::sharing_queues::LEARNT_PER_TURN;
 use crate::drivers::PortQueue;
 
 impl<Q: PortQueue> Worker<Q> {

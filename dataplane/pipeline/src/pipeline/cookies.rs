@@ -30,7 +30,7 @@ use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::tcp::{self, flags};
 use tidegate_wire::{Headers, L4Checksum, Parsed, mss, parse, proto, quote};
 
-use super::answers::{become_small, is_from_one_station};
+use super::answered_frames::{become_small, is_from_one_station};
 use super::burst::{Burst, Destination, Packet as BurstPacket};
 use super::cookie_state::CookieCounts;
 use super::next_hop::way_of;

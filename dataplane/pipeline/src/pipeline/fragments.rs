@@ -18,7 +18,7 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use tidegate_wire::Headers;
 
-use super::answers;
+use super::answered_frames;
 use super::burst::{Burst, Destination};
 use super::masquerade::Leg;
 use super::output::{FirstFragment, FlowNote, Note, UnknownFragment};
@@ -81,7 +81,7 @@ impl Pipeline {
                     self.send_masqueraded(burst, at, &h, Leg::Inward { source });
                 }
                 Some(Decision::Echo) => {
-                    let answered = answers::echo_reply(burst, at, &h);
+                    let answered = answered_frames::echo_reply(burst, at, &h);
                     burst.answer_or(at, answered, TransmitReason::EchoReply, Refusal::IcmpUnsupported);
                 }
                 Some(Decision::Elsewhere(owner))

@@ -13,7 +13,7 @@ use tidegate_wire::icmp::Problem;
 use tidegate_wire::ndp::{self, Ndp};
 use tidegate_wire::{Addr, ArpPacket, Headers, L4Checksum, MacAddr, ethernet, icmp, proto};
 
-use super::answers;
+use super::answered_frames;
 use super::burst::Burst;
 use super::output::{NeighborEvent, Sighting};
 use super::reply_flows::may_be_reply;
@@ -54,7 +54,7 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     let mac = burst.interface.mac;
     let answered = asked
         && answers_for(burst, target, &packet.target_ip.into())
-        && answers::arp_reply(&mut burst.frames[at], packet, mac);
+        && answered_frames::arp_reply(&mut burst.frames[at], packet, mac);
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
@@ -118,7 +118,7 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
         // Not for the interface's own addresses: the kernel checks the packets to those.
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel)
-            if !answers::is_from_one_station(&burst.frames[at]) =>
+            if !answered_frames::is_from_one_station(&burst.frames[at]) =>
         {
             Refusal::BadSource.into()
         }
@@ -195,7 +195,7 @@ fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -
     if h.is_echo_request() && !h.is_fragment() && !icmp::checksum_ok(burst.frames[at].bytes(), h) {
         return Refusal::IcmpChecksum.into();
     }
-    if answers::echo_reply(burst, at, h) {
+    if answered_frames::echo_reply(burst, at, h) {
         Verdict::Transmit { interface: index, why: TransmitReason::EchoReply }
     } else if h.is_icmp_error() {
         Refusal::IcmpErrorUnknown.into()
@@ -227,7 +227,7 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
         && answers_for(burst, burst.view.snapshot.address(&Addr::from(target)), &Addr::from(target))
     {
         let mac = burst.interface.mac;
-        if answers::advertisement(&mut burst.frames[at], h, target, mac) {
+        if answered_frames::advertisement(&mut burst.frames[at], h, target, mac) {
             return Verdict::Transmit { interface: index, why: TransmitReason::NeighborAdvertisement };
         }
     }

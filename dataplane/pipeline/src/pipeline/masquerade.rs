@@ -28,7 +28,7 @@ use tidegate_wire::quote::{self, Quote};
 use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::{Addr, Headers, L4Checksum, ipv6, proto};
 
-use super::answers;
+use super::answered_frames;
 use super::burst::Burst;
 use super::next_hop::way_by_route;
 use super::owners::{Dealt, owner_of_client};
@@ -424,7 +424,7 @@ impl Pipeline {
         let route = burst.view.snapshot.route(&h.src);
         route.is_some_and(|hop| hop.interface == burst.arrival.interface())
             && h.src.is_single_host()
-            && answers::is_from_one_station(&burst.frames[at])
+            && answered_frames::is_from_one_station(&burst.frames[at])
     }
 }
 

@@ -23,7 +23,7 @@ use super::fast_path::Items;
 use super::output::BurstOutput;
 use super::passive::Passive;
 use super::schedule::Schedule;
-use super::sharing_state::Sharing;
+use super::sharing_walks::Sharing;
 use crate::forward::snat_ports::{SnatPorts, Steering};
 use crate::forward::tunnel::Identifications;
 use crate::fragments::Fragments;

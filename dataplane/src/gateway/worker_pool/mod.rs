@@ -181,7 +181,7 @@ impl<F> WorkerPool<F> {
     /// Makes the workers tell of flows, and take those of other gateways, from now on. `port` is the UDP port from which the
     /// host talks to these. The first call decides which flows are shared.
     pub fn share_flows(&self, flows: SharedFlows, port: u16) -> Arc<Sharing> {
-        self.exchange.own.talk_to_gateways_from(port);
+        self.exchange.host_connections.talk_to_gateways_from(port);
         let sharing = || Arc::new(Sharing::new(flows, self.exchange.mailboxes.len()));
         Arc::clone(self.exchange.sharing.get_or_init(sharing))
     }

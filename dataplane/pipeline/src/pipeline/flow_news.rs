@@ -24,7 +24,7 @@ use tidegate_wire::rewrite::Endpoint;
 
 use super::on_change;
 use super::owners::Dealt;
-use super::sharing_state::{SharedFlows, Sharing};
+use super::sharing_walks::{SharedFlows, Sharing};
 use super::state::Pipeline;
 
 /// What became of a message of another gateway.

@@ -28,7 +28,7 @@ const REMEMBERED: usize = 1024;
 
 /// The queues of all workers.
 #[derive(Debug)]
-pub struct News {
+pub struct NeighborReports {
     /// [`NeighborEvent::Wanted`].
     pub wanted: ArrayQueue<NeighborEvent>,
     /// [`NeighborEvent::Seen`].
@@ -37,7 +37,7 @@ pub struct News {
     pub claimed: ArrayQueue<NeighborEvent>,
 }
 
-impl Default for News {
+impl Default for NeighborReports {
     fn default() -> Self {
         Self {
             wanted: ArrayQueue::new(WANTED_MAX),
@@ -47,7 +47,7 @@ impl Default for News {
     }
 }
 
-impl News {
+impl NeighborReports {
     /// Passes a report on. Returns false if its queue is full.
     pub fn report(&self, event: NeighborEvent) -> bool {
         let queue = match event {
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_one_kind_leaves_the_queues_of_the_others_empty() {
-        let news = News::default();
+        let news = NeighborReports::default();
         let seen = |n: u32| NeighborEvent::Seen {
             interface: 0,
             addr: Addr::v4(n.to_be_bytes()),

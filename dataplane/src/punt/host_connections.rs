@@ -42,7 +42,7 @@ const LINK: u8 = 255;
 
 /// The connections of the host.
 #[derive(Debug)]
-pub struct OwnConnections {
+pub struct HostConnections {
     /// Upper half: part of the hash. Lower half: the second at which the connection is forgotten.
     cells: Box<[[AtomicU64; WAYS]]>,
     hasher: RandomState,
@@ -53,7 +53,7 @@ pub struct OwnConnections {
 /// A connection by its ends: protocol, remote address and port, local port.
 type Ends = (u8, Addr, u16, u16);
 
-impl Default for OwnConnections {
+impl Default for HostConnections {
     fn default() -> Self {
         Self {
             cells: (0..SETS).map(|_| Default::default()).collect(),
@@ -63,7 +63,7 @@ impl Default for OwnConnections {
     }
 }
 
-impl OwnConnections {
+impl HostConnections {
     /// Sets the UDP port from which the host talks to other gateways. What they send in return is no flood.
     pub fn talk_to_gateways_from(&self, port: u16) {
         self.gateway_port.store(port, Ordering::Relaxed);
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn gateways_that_the_host_talks_to_are_no_strangers() {
-        let (own, now) = (OwnConnections::default(), Now(5_000_000_000));
+        let (own, now) = (HostConnections::default(), Now(5_000_000_000));
         let from = Builder::udp("192.0.2.2:10358", "192.0.2.4:10358");
         let to = || Builder::udp("192.0.2.4:10358", "192.0.2.2:10358");
         own.note(now, &from.build());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[allow(clippy::needless_pass_by_value, reason = "it is made where it is passed")]
-    fn has(own: &OwnConnections, now: Now, builder: Builder) -> bool {
+    fn has(own: &HostConnections, now: Now, builder: Builder) -> bool {
         let frame = builder.build();
         let Ok(Parsed::Ip(h)) = parse(&frame) else { panic!("not IP") };
         own.has(now, &frame, &h)
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_a_connection_that_the_host_opens_is_known_and_a_stranger_is_not() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         let answer = || Builder::tcp(BACKEND, HOST).flags(flags::SYN | flags::ACK);
         assert!(!has(&own, at(1), answer()));
         own.note(at(1), &Builder::tcp(HOST, BACKEND).flags(flags::SYN).build());
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_flood_that_the_host_answers_does_not_become_the_hosts_own() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         for answer in [flags::SYN | flags::ACK, flags::RST | flags::ACK, flags::ACK] {
             own.note(at(1), &Builder::tcp("192.0.2.2:22", "198.51.100.7:4000").flags(answer).build());
         }
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn bgp_sessions_that_the_peer_opened_are_known_once_they_carry_data() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         let data = Builder::tcp("192.0.2.2:179", "192.0.2.1:5000").flags(flags::ACK).payload(b"keepalive");
         own.note(at(1), &data.build());
         assert!(has(&own, at(2), Builder::tcp("192.0.2.1:5000", "192.0.2.2:179").flags(flags::ACK)));
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn bfd_of_a_peer_on_the_link_is_known_and_that_of_others_is_not() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         let from =
             |source: &str, ttl| Builder::udp(format!("{source}:50000").as_str(), "192.0.2.2:3784").ttl(ttl);
         assert!(!has(&own, at(1), from("192.0.2.1", 255)), "the host has not sent any");
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn errors_about_own_connections_and_answers_to_own_questions_are_known() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         let syn = Builder::tcp(HOST, BACKEND).flags(flags::SYN);
         own.note(at(1), &syn.build());
         let quoted = Builder::tcp(HOST, BACKEND).flags(flags::SYN).packet();
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn many_short_connections_do_not_push_out_one_that_lasts() {
-        let own = OwnConnections::default();
+        let own = HostConnections::default();
         own.note(at(1), &Builder::tcp(HOST, BACKEND).flags(flags::SYN).build());
         own.note(at(1), &Builder::tcp(HOST, BACKEND).flags(flags::ACK).build());
         for n in 0..200_000_u32 {
