@@ -9,9 +9,9 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{Refusal, Verdict};
 use tidegate_wire::cut::Cut;
 
-use super::ends::{give_up, punt, settle};
+use super::frame_ends::{give_up, punt, settle};
+use super::held_frames::{HeldFragment, MayWait, TooLong};
 use super::rings::HandedOver;
-use super::set_apart::{HeldFragment, MayWait, TooLong};
 use super::transmit::Sending;
 use super::{Worker, index_of};
 use crate::drivers::PortQueue;

@@ -32,9 +32,10 @@ use crate::topology::Idle;
 
 pub mod counters;
 mod dispatch;
-mod ends;
 pub mod exchange;
 pub mod fragment_room;
+mod frame_ends;
+mod held_frames;
 pub mod idle;
 pub mod mailbox;
 pub mod neighbor_reports;
@@ -45,7 +46,6 @@ mod report_counts;
 mod reports;
 pub mod rings;
 mod sample;
-mod set_apart;
 mod share_flows;
 pub mod sharing_queues;
 mod transmit;
@@ -58,12 +58,12 @@ pub use parts::WorkerParts;
 pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
 pub use sharing_queues::Sharing;
 
-use ends::{give_up, settle};
 use fragment_room::FragmentRoom;
+use frame_ends::{give_up, settle};
+use held_frames::{HeldFragment, MayWait, TooLong};
 use idle::{Backoff, precise_sleeps};
 use neighbor_reports::Recent;
 use pending_neighbor::{PendingNeighborQueue, Released};
-use set_apart::{HeldFragment, MayWait, TooLong};
 use transmit::{Sending, TxBatch};
 use watch::Watches;
 

@@ -10,8 +10,8 @@ use tidegate_spec::limits::BURST;
 use tidegate_spec::now::Now;
 
 use super::Worker;
+use super::held_frames::{HeldFragment, MayWait};
 use super::rings::Report;
-use super::set_apart::{HeldFragment, MayWait};
 use crate::drivers::PortQueue;
 
 impl<Q: PortQueue> Worker<Q> {

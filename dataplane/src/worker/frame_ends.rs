@@ -5,8 +5,8 @@ use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{PuntReason, Refusal, Verdict};
 
+use super::held_frames::HeldFragment;
 use super::parts::WorkerParts;
-use super::set_apart::HeldFragment;
 use crate::drivers::PortQueue;
 use crate::punt::class::{PuntClass, PuntRates, Punted};
 
