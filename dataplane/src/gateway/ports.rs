@@ -66,7 +66,7 @@ pub(super) fn start(
     let mut by_worker: Vec<Vec<DpdkQueue>> = plan.workers.iter().map(|_| Vec::new()).collect();
     let (mut interfaces, mut all_gates, mut configs) = (Vec::new(), Vec::new(), Vec::new());
     let table = common_table(ports.iter().map(|port| port.info().rss_table_len), plan.queues_per_port);
-    let (mut read, mut warnings) = (Vec::new(), Vec::new());
+    let mut read = Vec::new();
     for (one, port) in config.interfaces.iter().zip(ports) {
         let failed = |source| StartError::Port { interface: one.name.clone(), source };
         let mut port_config = PortConfig {
@@ -120,20 +120,24 @@ pub(super) fn start(
         all_gates.push(gates);
         configs.push(port_config);
     }
-    let mut steering = Steering::Single;
-    if plan.queues_per_port > 1 {
-        match common(&read) {
-            Ok(rss) => steering = Steering::Rss(Box::new(rss)),
-            Err((at, why)) => {
-                steering = Steering::Partition;
-                // Most virtual devices do not say how they distribute packets.
-                let is_told = config.interfaces.iter().any(|one| is_pci(&one.device));
-                let warning = config.interfaces.get(at).filter(|_| is_told).map(|one| warning(one, why));
-                warnings.extend(warning);
-            }
+    let (steering, warning) =
+        if plan.queues_per_port > 1 { steering_of(&read, config) } else { (Steering::Single, None) };
+    let warnings = warning.into_iter().collect();
+    Ok(Started { queues: by_worker, interfaces, gates: all_gates, configs, steering, warnings })
+}
+
+/// How packets find their worker if the ports, each with this RSS, have several queues; with a warning if a device does not
+/// distribute packets as the others do.
+fn steering_of(read: &[Option<dpdk::Rss>], config: &DataplaneConfig) -> (Steering, Option<String>) {
+    match common(read) {
+        Ok(rss) => (Steering::Rss(Box::new(rss)), None),
+        Err((at, why)) => {
+            // Most virtual devices do not say how they distribute packets.
+            let is_told = config.interfaces.iter().any(|one| is_pci(&one.device));
+            let interface = config.interfaces.get(at).filter(|_| is_told);
+            (Steering::Partition, interface.map(|one| warning(one, why)))
         }
     }
-    Ok(Started { queues: by_worker, interfaces, gates: all_gates, configs, steering, warnings })
 }
 
 /// How workers wait: a NIC has a ring that must not overflow while they sleep. The rings of other devices are the
