@@ -1,7 +1,7 @@
 //! Packets that do not fit the path to their destination, or whose hop limit ends here: fragmented, or answered.
 //!
-//! Promises: a packet that may pass is unchanged, except one whose outer packet is fragmented; a packet that may not pass has its verdict.
-//! Everything here is off the usual way.
+//! Promises: a packet that may pass is unchanged; any other has its verdict, also one that was sent in a fragmented outer
+//! packet. Everything here is off the usual way.
 
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::counters::Direction;

@@ -4,8 +4,9 @@
 //! from any thread; only the control plane takes its lock, workers never do.
 //!
 //! Invariant: a worker that ends unexpectedly is noticed: its state is `Failed`, [`WorkerPool::healthy`] is false,
-//! and the callback has been called with its message. One that hangs is noticed after [`WorkerPool::watch_threads`]. Invariant: after [`WorkerPool::stop`] no thread is left and
-//! every frame has been returned to its pool.
+//! and the callback has been called with its message. One that hangs is noticed after
+//! [`WorkerPool::watch_threads`].
+//! Invariant: after [`WorkerPool::stop`] no thread is left and every frame has been returned to its pool.
 
 mod config;
 mod flows;
