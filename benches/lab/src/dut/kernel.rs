@@ -10,7 +10,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use tidegate_netlab::Lab;
 
-use super::{Setup, shell};
+use super::stand::{Setup, shell};
 use crate::packets::{GENERATOR_MAC, PORT, backend, client_side, prefix, vip};
 use crate::scenario::{Family, Protocol, Scenario};
 

@@ -1,15 +1,19 @@
 //! Restarts of a gateway in each way, while the generator streams packets of established connections.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::path::Path;
 use std::process::{ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use tidegate_netlab::process::LabProcess;
+use tidegate_netlab::{Lab, wait_for};
 
+use super::stand::{Setup, Stand, last_words, stand};
 use super::tidegate::{Metrics, launch, start, wait_until_ready};
-use super::*;
-use crate::generator::Window;
+use crate::generator::{Stream, Window};
+use crate::scenario::Scenario;
 
 /// How the gateway is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use tidegate_netlab::Lab;
 use tidegate_netlab::process::LabProcess;
 
-use super::{Setup, wait_for_line};
+use super::stand::{Setup, wait_for_line};
 
 /// Starts it, forwarding with one core.
 ///

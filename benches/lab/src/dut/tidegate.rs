@@ -13,7 +13,7 @@ use tidegate_netlab::manifests::{EndpointSpec, Manifest, PortSpec};
 use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, wait_for};
 
-use super::{Setup, last_words};
+use super::stand::{Setup, last_words};
 use crate::generator::Soak;
 use crate::packets::{
     GENERATOR_MAC, PORT, backend, backend_mac, backend_side, client_side, prefix, snat, vip,
