@@ -13,9 +13,9 @@ use tidegate_netlab::Lab;
 use tokio::task::JoinSet;
 
 use crate::figures::Quantiles;
+use crate::plan::{Plan, SINGLE_EACH, SINGLES};
 use crate::probes::Probes;
 use crate::serve::admin_kubeconfig;
-use crate::{Plan, SINGLE_EACH, SINGLES};
 
 /// The results of the writes.
 #[derive(Debug)]

@@ -20,8 +20,8 @@ use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::{Lab, Namespace, addresses as plan_of_lab, wait_for};
 
 use crate::figures::{Page, Quantiles};
+use crate::plan::{Plan, SINGLES};
 use crate::serve::{READY, gateway_kubeconfig};
-use crate::{Plan, SINGLES};
 
 /// The time limit for the API server to create its objects.
 const FILLED: Duration = Duration::from_secs(300);

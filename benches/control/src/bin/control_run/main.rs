@@ -17,6 +17,7 @@ mod changes;
 mod daemon;
 mod figures;
 mod packets;
+mod plan;
 mod probes;
 mod serve;
 
@@ -25,30 +26,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use daemon::{Daemon, Memory};
+use plan::Plan;
 use tidegate_control_bench::cluster::Variant;
 use tidegate_control_bench::world::Size;
 use tidegate_netlab::{Lab, LabPlan, cleanup};
-
-/// The number of Services with one endpoint each. Their packets make changes visible from outside.
-const SINGLES: usize = 50;
-/// One change in so many is of such a Service.
-const SINGLE_EACH: usize = 5;
-
-/// The measurement to make.
-#[derive(Debug, Clone)]
-struct Plan {
-    size: Size,
-    variant: Variant,
-    /// Changes per second.
-    rate: u64,
-    time: Duration,
-    /// Packets per second.
-    packets: u64,
-    /// The interval between requests for `/metrics` with a series for each backend; zero for none.
-    scrape: Duration,
-    /// Whether to start smaller clusters first, to find the memory of a Service and of an endpoint.
-    measures_sizes: bool,
-}
 
 fn main() -> Result<()> {
     let mut plan = Plan {

@@ -16,8 +16,8 @@ use socket2::{Domain, Socket, Type};
 use tidegate_control_bench::cluster::{self, PORT, TARGET_PORT};
 use tidegate_netlab::{Lab, Namespace, addresses as plan_of_lab};
 
-use crate::Plan;
 use crate::figures::Quantiles;
+use crate::plan::Plan;
 
 /// Sockets of the client. The number of flows is this times the number of UDP Services.
 const CLIENTS: u8 = 4;

@@ -17,9 +17,9 @@ use tidegate_control_bench::cluster::{self, PORT, TARGET_PORT};
 use tidegate_control_bench::world::Size;
 use tidegate_netlab::{Lab, addresses as plan_of_lab};
 
-use crate::SINGLES;
 use crate::figures::Quantiles;
 use crate::packets::backend;
+use crate::plan::SINGLES;
 
 const STEP: Duration = Duration::from_micros(150);
 /// A change that was not seen within this time is given up.

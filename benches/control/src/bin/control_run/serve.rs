@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
 use tidegate_control_bench::cluster;
 
-use crate::{Plan, SINGLES};
+use crate::plan::{Plan, SINGLES};
 
 /// The name of the file that is created when the server has all objects.
 pub(crate) const READY: &str = "ready";
