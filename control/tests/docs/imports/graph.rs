@@ -10,7 +10,7 @@ const REEXPORTS_MAX: usize = 8;
 
 /// The modules and files of a crate with their imports.
 pub(super) struct Graph {
-    /// The path below `src` of each module that is a file.
+    /// The path of each module that is a file, from the directory of the root.
     files: BTreeMap<Module, String>,
     /// The modules that are files, and the modules inside files.
     modules: BTreeMap<Module, Content>,
@@ -18,7 +18,7 @@ pub(super) struct Graph {
 
 /// Files that import from each other, directly or indirectly.
 pub(super) struct Circle {
-    /// Paths below `src`.
+    /// Paths from the directory of the root.
     pub(super) files: BTreeSet<String>,
     /// The imports between these files.
     imports: BTreeMap<String, BTreeSet<String>>,
@@ -34,24 +34,25 @@ impl fmt::Display for Circle {
     }
 }
 
-/// The module of a file; `None` for the roots of binaries.
-fn module_of(path: &str) -> Option<Module> {
-    if path == "main.rs" || path.starts_with("bin/") {
-        return None;
+/// The module of a file in the crate with this root.
+fn module_of(path: &str, root: &str) -> Option<Module> {
+    if path == root {
+        return Some(Module::new());
     }
     let mut module: Module = path.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
-    if module.last().is_some_and(|last| last == "mod" || last == "lib") {
+    if module.last().is_some_and(|last| last == "mod") {
         module.pop();
     }
     Some(module)
 }
 
 impl Graph {
-    pub(super) fn new(sources: &BTreeMap<&str, &str>) -> Self {
+    /// `root` is the path of the file that declares the other modules. Files that it doesn't declare are left out.
+    pub(super) fn new(root: &str, sources: &BTreeMap<&str, &str>) -> Self {
         let mut graph = Self { files: BTreeMap::new(), modules: BTreeMap::new() };
         let mut of_tests = BTreeSet::new();
         for (path, text) in sources {
-            let Some(module) = module_of(path) else { continue };
+            let Some(module) = module_of(path, root) else { continue };
             let source = Source::new(&module, text);
             graph.modules.extend(source.modules);
             of_tests.extend(source.of_tests);
@@ -60,6 +61,14 @@ impl Graph {
         let is_of_tests = |module: &Module| (1..=module.len()).any(|n| of_tests.contains(&module[..n]));
         graph.files.retain(|module, _| !is_of_tests(module));
         graph.modules.retain(|module, _| !is_of_tests(module));
+        let declares = |module: &[String], name: &String| {
+            graph.modules.get(module).is_some_and(|content| content.defines.contains(name))
+        };
+        let is_declared = |module: &Module| (0..module.len()).all(|n| declares(&module[..n], &module[n]));
+        let declared: BTreeSet<Module> =
+            graph.modules.keys().filter(|module| is_declared(module)).cloned().collect();
+        graph.files.retain(|module, _| declared.contains(module));
+        graph.modules.retain(|module, _| declared.contains(module));
         graph
     }
 

@@ -1,5 +1,5 @@
-//! Checks that within a crate no two files import from each other, directly or indirectly (`docs/architecture.md`,
-//! "Layers").
+//! Checks that within a crate, a library or a binary, no two files import from each other, directly or indirectly
+//! (`docs/architecture.md`, "Layers").
 //!
 //! It counts `use` declarations, and paths in code that begin with `crate`, `super`, `self`, a child module or an
 //! imported module. A name counts as an import of the file that defines it, through re-exports. A parent that
@@ -17,39 +17,65 @@ use std::collections::BTreeMap;
 use super::repository::{File, files};
 use graph::Graph;
 
-/// The crates of a repository: their directories, each with the texts of its sources by path below `src`.
-fn crates(files: &[File]) -> BTreeMap<&str, BTreeMap<&str, &str>> {
-    let mut crates: BTreeMap<&str, BTreeMap<&str, &str>> = BTreeMap::new();
-    for file in files.iter().filter(|file| file.has_extension("rs")) {
-        if let Some((directory, path)) = file.path.split_once("/src/") {
-            crates.entry(directory).or_default().insert(path, &file.text);
-        }
-    }
-    crates.retain(|_, sources| sources.contains_key("lib.rs"));
-    crates
+/// The sources of a library or a binary.
+struct Crate<'f> {
+    /// The path of the file that declares the other modules: `lib.rs`, `main.rs` or a file of `bin`.
+    root: &'f str,
+    /// The directory of that file, with a slash.
+    directory: &'f str,
+    /// The texts of all files below the directory, by the path from there. Some may belong to another crate.
+    sources: BTreeMap<&'f str, &'f str>,
 }
 
-/// The cycles of one crate, each with the imports that cause it.
-fn circles(sources: &BTreeMap<&str, &str>) -> Vec<graph::Circle> {
-    Graph::new(sources).circles()
+/// Whether a path is the root of a library or a binary.
+fn is_root(path: &str) -> bool {
+    let Some((_, path)) = path.split_once("/src/") else { return false };
+    match path.split('/').collect::<Vec<_>>()[..] {
+        [file] => matches!(file, "lib.rs" | "main.rs"),
+        ["bin", _] | ["bin", _, "main.rs"] => true,
+        _ => false,
+    }
+}
+
+/// The libraries and binaries of a repository.
+fn crates<'f>(files: &'f [File]) -> Vec<Crate<'f>> {
+    let rust: Vec<&'f File> = files.iter().filter(|file| file.has_extension("rs")).collect();
+    let roots = rust.iter().map(|file| file.path.as_str()).filter(|path| is_root(path));
+    roots
+        .map(|root| {
+            let directory = &root[..=root.rfind('/').expect("it is below src")];
+            let below = |file: &'f File| Some((file.path.strip_prefix(directory)?, file.text.as_str()));
+            Crate { root, directory, sources: rust.iter().copied().filter_map(below).collect() }
+        })
+        .collect()
+}
+
+/// The cycles of one crate, each with the imports that cause it. `root` is the path of its root.
+fn circles(root: &str, sources: &BTreeMap<&str, &str>) -> Vec<graph::Circle> {
+    Graph::new(root, sources).circles()
 }
 
 #[test]
 fn no_two_files_of_a_crate_import_from_each_other() {
     let files = files();
     let crates = crates(&files);
-    assert!(crates.len() >= 10, "the crates were found: {:?}", crates.keys());
+    let roots: Vec<&str> = crates.iter().map(|one| one.root).collect();
+    assert!(roots.len() > 30, "the crates were found: {roots:?}");
+    for binary in ["benches/lab/src/main.rs", "benches/control/src/bin/control_run/main.rs"] {
+        assert!(roots.contains(&binary), "binaries were found: {roots:?}");
+    }
     let mut found = String::new();
-    for (name, sources) in &crates {
-        for circle in circles(sources) {
-            found += &format!("{name}: {circle}\n");
+    for Crate { root, directory, sources } in &crates {
+        for circle in circles(&root[directory.len()..], sources) {
+            found += &format!("{root}: {circle}\n");
         }
     }
     assert!(found.is_empty(), "move what both sides need to a file that imports neither:\n{found}");
 }
 
 fn circles_of(sources: &[(&'static str, &'static str)]) -> Vec<String> {
-    let circles = circles(&sources.iter().copied().collect());
+    let (root, _) = sources.first().expect("a root");
+    let circles = circles(root, &sources.iter().copied().collect());
     circles.into_iter().map(|circle| circle.files.into_iter().collect::<Vec<_>>().join(" ")).collect()
 }
 
@@ -86,9 +112,24 @@ fn a_circle_is_found_through_use_paths_and_reexports() {
 }
 
 #[test]
+fn a_circle_of_a_binary_is_found_and_one_of_another_crate_is_not() {
+    let binary = [
+        ("main.rs", "mod a;\nmod b;\nuse library::c;"),
+        ("a.rs", "use crate::b::B;\npub struct A(B);"),
+        ("b.rs", "use crate::a::A;\npub struct B(A);"),
+        ("lib.rs", "mod c;\nmod d;"),
+        ("c.rs", "use crate::d::D;\npub struct C(D);"),
+        ("d.rs", "use crate::c::C;\npub struct D(C);"),
+    ];
+    assert_eq!(circles_of(&binary), ["a.rs b.rs"]);
+    let roots = ["x/src/lib.rs", "src/bin/y.rs", "x/src/bin/y.rs", "x/src/bin/y/main.rs", "x/src/bin/y/z.rs"];
+    assert_eq!(roots.map(is_root), [true, false, true, true, false]);
+}
+
+#[test]
 fn tests_reexports_and_text_are_no_imports() {
     let sources = [
-        ("lib.rs", "mod a;\nmod b;\npub use a::A;"),
+        ("lib.rs", "mod a;\nmod b;\nmod c;\npub use a::A;"),
         // A re-exported child, and a name from below it that other files import from here.
         ("a/mod.rs", "mod types;\npub use types::{A, B};\nfn f(_: types::A) {}"),
         ("a/types.rs", "// use crate::b::X;\npub struct A;\npub struct B;\nconst S: &str = \"crate::b::X\";"),
