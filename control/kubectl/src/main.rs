@@ -1,6 +1,8 @@
 //! The kubectl plugin `kubectl tidegate`: the commands of [`tidegate_cli`], without the daemon and without DPDK.
 //!
 //! kubectl finds it as `kubectl-tidegate` in the `PATH`.
+//!
+//! May depend on: `tidegate-cli`.
 
 use std::process::ExitCode;
 

@@ -8,6 +8,7 @@ mod conformance;
 mod examples;
 mod features;
 mod imports;
+mod layers;
 mod names;
 mod repository;
 mod sizes;
