@@ -13,11 +13,11 @@ use tidegate_model::objects::{Labels, ObjectKey, Pool, SliceIndex};
 use tidegate_model::shared_map::SharedMap;
 use tidegate_spec::RouteSpec;
 
-use super::contested::{Claims, Contested};
 use super::edge;
 use super::finding::{Finding, ObjectKind};
 use super::input::Input;
-use super::planned::Planned;
+use super::own_frontends::{Claims, Contested};
+use super::plan::Planned;
 use super::pod_routes::pod_routes;
 use super::pools_of::pools_of;
 use super::reserved::reserved;

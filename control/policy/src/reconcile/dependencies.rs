@@ -19,7 +19,7 @@ use tidegate_model::shared_map::Difference;
 use super::annotations::key::WEIGHT;
 use super::context::Context;
 use super::drain::DrainTarget;
-use super::planned::Plan;
+use super::plan::Plan;
 use super::size_limits::is_local_alone;
 
 /// An input of the result for a Service.

@@ -1,12 +1,10 @@
-//! A port of a Service on one address, and the frontends that are not on addresses of pools: node ports on the
-//! gateway's own addresses, and ports on cluster IPs.
+//! A port of a Service on one address.
 
 use std::net::IpAddr;
 
-use tidegate_model::objects::{Port, Protocol, Service, ServicePort};
+use tidegate_model::objects::{Port, Protocol, ServicePort};
 use tidegate_spec::{Protocol as CoreProtocol, ServiceKey};
 
-use super::settings::Settings;
 use super::view::VipKind;
 
 /// A port of a Service on one address.
@@ -42,30 +40,4 @@ pub(super) fn core_protocol(protocol: Protocol) -> CoreProtocol {
         Protocol::Udp => CoreProtocol::Udp,
         Protocol::Sctp => CoreProtocol::Sctp,
     }
-}
-
-/// The cluster IPs that the gateway serves.
-pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
-    if settings.services.own_cluster_ips { &service.cluster_ips } else { &[] }
-}
-
-/// The frontends of a port that are not on addresses of pools.
-pub(super) fn own_frontends(
-    node_port_vips: &[IpAddr],
-    cluster_ips: &[IpAddr],
-    port: &ServicePort,
-) -> impl Iterator<Item = Frontend> {
-    let frontend =
-        |vip: &IpAddr, number, via| Frontend { vip: *vip, protocol: port.protocol, port: number, via };
-    let by_node_port = port.node_port.into_iter().flat_map(move |number| {
-        node_port_vips.iter().map(move |vip| frontend(vip, number, VipKind::NodePort))
-    });
-    by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, VipKind::ClusterIp)))
-}
-
-/// Whether a Service has frontends that are not on addresses of pools.
-pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
-    let by_node_port = !settings.services.node_port_addresses.is_empty()
-        && service.ports.iter().any(|port| port.node_port.is_some());
-    by_node_port || !cluster_ips(settings, service).is_empty()
 }

@@ -1,7 +1,7 @@
 //! The addresses on which clients reach the ports of a Service: LoadBalancer addresses and external IPs, the
 //! gateway's own addresses for node ports, cluster IPs. All are one table of (address, protocol, port).
 //!
-//! `pools` decides which Service may have an address of a pool, `contested` which has a node port or cluster IP.
+//! `pools` decides which Service may have an address of a pool, `own_frontends` which has a node port or cluster IP.
 //!
 //! Invariant: no two Services have the same (address, protocol, port).
 
@@ -11,11 +11,11 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, Pool, Service, ServicePort, TrafficPolicy};
 use tidegate_spec::ownership::Layer2;
 
-use super::contested::{Contested, FrontendConflict};
 use super::edge;
 use super::finding::{Finding, Reason};
-use super::frontend::{Frontend, cluster_ips, own_frontends};
-use super::planned::Plan;
+use super::frontend::Frontend;
+use super::own_frontends::{Contested, FrontendConflict, cluster_ips, own_frontends};
+use super::plan::Plan;
 use super::settings::Settings;
 use super::view::{EdgeView, PortRefusal, RefusalReason, VipKind, VipView};
 use crate::pools::Granted;

@@ -28,14 +28,11 @@ use super::drain::DrainTarget;
 use super::frontends::Frontends;
 use super::input::{Input, Memory};
 use super::outcome::Outcome;
-use super::plan::plan;
-use super::planned::Planned;
+use super::plan::{Planned, plan};
 use super::reserved;
-use super::serve::serve;
-use super::served::Entry;
+use super::serve::{Entry, serve};
 use super::settings::Settings;
-use super::shares::Shares;
-use super::size_limits;
+use super::shares::{self, Shares};
 use super::sums::Sums;
 use crate::pools::Granted;
 
@@ -329,7 +326,7 @@ impl Last {
             let endpoints = index.resolve(&planned.service);
             let frontends = Frontends::new(input.settings, planned.plan(), granted, contested, pools);
             let nodes = input.objects.nodes.len();
-            let size = size_limits::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
+            let size = shares::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)
         };
         let mut put = |key: &ObjectKey, mut entry: Option<Entry>| {

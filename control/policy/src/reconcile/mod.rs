@@ -19,7 +19,7 @@
 //! at the cost of the change.
 //!
 //! No file imports from a file that calls it: what several steps need is in files without steps (`input`, `outcome`,
-//! `settings`, `context`, `planned`, `served`, `collector`, `frontend`, `finding`, `view`).
+//! `settings`, `context`, `frontend`, `finding`, `view`).
 //!
 //! Invariant: the order in which objects were read has no effect, and nothing here reads a clock or a file. Invariant:
 //! a request that is not granted is a [`Finding`]; a request that cannot be served safely is not programmed. Invariant:
@@ -38,9 +38,7 @@ mod backends;
 mod candidates;
 mod checkable;
 mod client_address;
-mod collector;
 mod compare;
-mod contested;
 mod context;
 mod demand;
 mod dependencies;
@@ -48,6 +46,7 @@ mod drain;
 mod dscp;
 mod edge;
 mod finding;
+mod finding_limit;
 mod frontend;
 mod frontends;
 mod hash;
@@ -58,11 +57,10 @@ mod input;
 mod leaving;
 mod listeners;
 mod nodes;
-mod obstacle;
 mod options;
 mod outcome;
+mod own_frontends;
 mod plan;
-mod planned;
 mod pod_routes;
 mod pools_of;
 mod program;
@@ -70,15 +68,12 @@ mod proxy_protocol;
 mod reader;
 mod reserved;
 mod serve;
-mod served;
 mod service_limits;
 mod settings;
 mod shares;
 mod size_limits;
 mod source_ranges;
 mod sums;
-mod told;
-mod too_large;
 mod tunnel_options;
 pub mod view;
 mod vips;

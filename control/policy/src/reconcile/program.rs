@@ -21,19 +21,18 @@ use tidegate_spec::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 
 use super::app_protocol;
 use super::backends::{self, Active, Backends};
-use super::candidates::{self, Candidates};
+use super::candidates::{self, Candidates, Obstacle, obstacle, port_differs};
 use super::checkable;
-use super::collector::{Collector, PortAt};
+use super::context::{Collector, PortAt};
 use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, core_protocol};
 use super::frontends::Frontends;
 use super::health_result::TcpEvidence;
-use super::obstacle::{Obstacle, obstacle, port_differs};
-use super::planned::Plan;
+use super::plan::Plan;
 use super::proxy_protocol;
+use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
-use super::too_large::TooLarge;
 use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 use crate::pools::Granted;
 

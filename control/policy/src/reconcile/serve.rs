@@ -1,26 +1,70 @@
-//! Steps 3 and 4 for one Service: resolves its endpoints, programs its ports, and reports the requests that were not
-//! granted.
+//! Steps 3 and 4 for one Service, and their result: resolves its endpoints, programs its ports, and reports the requests that
+//! were not granted. The result is kept until one of its [`Dependencies`] changes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::health::HealthCheckNodePort;
+use tidegate_model::health::{HealthCheckNodePort, Target};
+use tidegate_model::objects::Service;
 use tidegate_model::objects::{IpFamily, ServiceEndpoints};
 use tidegate_spec::SharedService;
 
-use super::collector::Collector;
-use super::context::Context;
+use super::context::{Collector, Context};
 use super::dependencies::Dependencies;
+use super::drain::Drains;
 use super::finding::{Finding, ObjectKind, Reason};
+use super::finding_limit::{NotMade, limited};
 use super::listeners::health_check_node_port;
-use super::planned::{Plan, Planned};
+use super::plan::{Plan, Planned};
 use super::program;
-use super::served::{Entry, Served};
-use super::told::{NotMade, told};
-use super::too_large::TooLarge;
+use super::size_limits::TooLarge;
+use super::view::ServiceView;
 use crate::pools::Granted;
+
+/// A Service with the results of steps 3 and 4.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) service: Arc<Service>,
+    pub(super) served: Served,
+    /// The findings about its options, and those of [`Served`].
+    pub(super) findings: Vec<Finding>,
+    pub(super) deadline: Option<Duration>,
+    pub(super) dependencies: Dependencies,
+}
+
+/// The result for one Service.
+#[derive(Debug)]
+pub(super) struct Served {
+    /// Sorted by key.
+    pub(super) specs: Vec<SharedService>,
+    pub(super) view: Arc<ServiceView>,
+    pub(super) targets: BTreeSet<Target>,
+    /// The findings in addition to those about its options.
+    pub(super) findings: Vec<Finding>,
+    pub(super) drains: Drains,
+    pub(super) listener: Option<HealthCheckNodePort>,
+}
+
+impl Served {
+    /// Replaces values that are equal to the previous ones by the previous ones, so that later comparisons by pointer
+    /// find them unchanged.
+    pub(super) fn share(&mut self, before: &Self) {
+        if self.view == before.view {
+            self.view = Arc::clone(&before.view);
+        }
+        for spec in &mut self.specs {
+            let known = before.specs.binary_search_by_key(&spec.key, |known| known.key);
+            if let Ok(at) = known
+                && before.specs[at] == *spec
+            {
+                *spec = before.specs[at].clone();
+            }
+        }
+    }
+}
 
 /// The maximum number of warnings in the view of a Service: users decide how many EndpointSlices it has.
 const WARNINGS_MAX: usize = 32;
@@ -104,7 +148,7 @@ fn one_service(
         specs: specs.into_iter().map(SharedService::from).collect(),
         view: Arc::new(programmed.view),
         targets: programmed.targets,
-        findings: told(meta, collector.findings, &not_made),
+        findings: limited(meta, collector.findings, &not_made),
         drains: collector.drains,
         listener,
     }

@@ -1,20 +1,32 @@
-//! Limits how much of the shared tables all Services together may use, and decides which of them are refused if they
-//! request more.
+//! Limits how much of the shared tables Services may use: each by itself, and all of them together.
 //!
-//! Each Service has a [`Demand`], computed from counts. While the sum fits, every Service is served. If it does not,
+//! Each Service has a [`Demand`], computed from counts. One that is too large by itself is refused ([`demand`]). While
+//! the sum of the others fits, each of them is served. If it does not,
 //! the newest Service of the namespace with the largest demand is refused, again and again until the rest fits. So a
 //! namespace that requests less than the others loses nothing, whatever the others do. Refused Services are reported,
 //! and are served again when there is room.
 //!
 //! Invariant: which Services are refused depends only on the current demands, not on the order in which they arrived.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use tidegate_model::objects::{Metadata, ObjectKey};
+use tidegate_model::config::{Scheduler, Target};
+use tidegate_model::objects::{Metadata, ObjectKey, ServiceEndpoints};
+use tidegate_spec::limits::SOURCE_RANGES_MAX;
 
+use super::annotations::key;
 use super::demand::Demand;
-use super::too_large::TooLarge;
+use super::frontends::Frontends;
+use super::options::Options;
+use super::plan::Plan;
+use super::settings::Settings;
+use super::size_limits::{BACKENDS_MAX, BACKENDS_PER_PORT_MAX, TooLarge, is_local_alone};
+use super::source_ranges;
 use crate::largest_first::LargestFirst;
+
+/// The maximum number of slots of the Maglev tables that one Service requests by annotation, in addition to those of
+/// the configuration: 128 tables of the default size, or 12 of the largest.
+const SLOTS_MAX: usize = 1 << 23;
 
 /// The demands of all Services, and the refused Services.
 #[derive(Debug, Default)]
@@ -26,6 +38,7 @@ pub(super) struct Shares {
 
 /// One of the values of a demand.
 type Side = fn(&Demand) -> usize;
+
 impl Shares {
     /// Sets the demand of a Service.
     pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
@@ -92,6 +105,88 @@ impl Shares {
         }
         refused
     }
+}
+
+/// The demand of a Service with its granted addresses, or the reason why it is too large.
+pub(super) fn demand(
+    settings: &Settings,
+    plan: Plan<'_>,
+    frontends: &Frontends<'_>,
+    endpoints: &ServiceEndpoints,
+    nodes: usize,
+) -> Result<Demand, TooLarge> {
+    if let Some(too_large) = plan.too_large {
+        return Err(too_large.clone());
+    }
+    if let Some(not_kept) = endpoints.not_kept {
+        return Err(TooLarge::of_slices(plan.service, not_kept));
+    }
+    let ranges = plan.service.source_ranges.len();
+    if ranges > SOURCE_RANGES_MAX {
+        return Err(TooLarge {
+            why: format!("it has {ranges} source ranges"),
+            field: source_ranges::field(plan.service),
+            accepted: format!("at most {SOURCE_RANGES_MAX} for one Service"),
+        });
+    }
+    let mut demand = Demand { ranges, ..Demand::default() };
+    for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {
+        let candidates = match plan.options.target {
+            Target::Pod => resolved.endpoints.len(),
+            // Nodes that have an endpoint. The number of other nodes must not matter.
+            Target::Node if is_local_alone(settings, plan.service) => {
+                resolved.endpoints.iter().map(|endpoint| &endpoint.node).collect::<HashSet<_>>().len()
+            }
+            Target::Node => nodes,
+        };
+        if candidates > BACKENDS_PER_PORT_MAX {
+            return Err(TooLarge {
+                why: format!("port {}/{} has {candidates} endpoints", resolved.port, resolved.protocol),
+                field: format!("spec.ports[{i}]"),
+                accepted: format!("at most {BACKENDS_PER_PORT_MAX} for one port"),
+            });
+        }
+        let addresses = frontends.addresses_of(port);
+        // Ports with the same backends share a table. A port needs one for each family of its addresses.
+        let tables = if candidates == 0 { 0 } else { addresses.min(2) };
+        let slots = tables * slots_beyond_default(settings, plan.options);
+        demand += Demand { frontends: addresses, backends: addresses * candidates, slots, ranges: 0 };
+    }
+    if demand.slots > SLOTS_MAX {
+        return Err(TooLarge {
+            why: format!(
+                "its annotations ask for {} slots of Maglev tables over all of its ports",
+                demand.slots
+            ),
+            field: format!("metadata.annotations[{}]", key::TABLE_SIZE),
+            accepted: format!(
+                "at most {SLOTS_MAX} for one Service: fewer ports, smaller tables, or {} rendezvous",
+                key::SCHEDULER
+            ),
+        });
+    }
+    if let Some(count) = endpoints.too_many {
+        demand.backends = count;
+    }
+    if demand.backends <= BACKENDS_MAX {
+        return Ok(demand);
+    }
+    Err(TooLarge {
+        why: format!("its endpoints make {} backends over all of its ports and addresses", demand.backends),
+        field: "spec.ports".to_owned(),
+        accepted: format!("at most {BACKENDS_MAX} for one Service"),
+    })
+}
+
+/// The slots of a Maglev table of the Service, if the Service requests a table, or a larger one than that of the
+/// configuration. Slots that the configuration gives to all Services are not counted.
+fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
+    let slots = |scheduler, size: u32| match scheduler {
+        Scheduler::Maglev => size as usize,
+        _ => 0,
+    };
+    let default = slots(settings.services.defaults.scheduler, settings.services.defaults.table_size);
+    slots(options.scheduler, options.table_size).saturating_sub(default)
 }
 
 #[cfg(test)]

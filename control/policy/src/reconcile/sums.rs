@@ -16,8 +16,8 @@ use tidegate_spec::{ServiceKey, ServiceSpec, SharedService};
 use super::drain::Drains;
 use super::finding::Finding;
 use super::listeners::one_owner_each;
-use super::planned::Planned;
-use super::served::{Entry, Served};
+use super::plan::Planned;
+use super::serve::{Entry, Served};
 use super::view::ServiceView;
 use crate::largest_first::LargestFirst;
 

@@ -1,4 +1,4 @@
-//! Limits how many findings of one Service are told one by one.
+//! Limits how many findings of one Service are kept one by one.
 //!
 //! Users decide how many annotations, ports, external IPs and endpoints a Service has, and each of them may have a fault.
 //! Findings are held in memory, logged, shown, and written as events, and a round compares all of them. So of each reason
@@ -12,16 +12,16 @@ use tidegate_model::objects::Metadata;
 use super::finding::{Finding, Reason};
 use crate::pools::DESCRIBED_MAX;
 
-/// The maximum number of findings of one reason that are told one by one.
-const TOLD_MAX: usize = DESCRIBED_MAX;
+/// The maximum number of findings of one reason that are kept one by one.
+const KEPT_MAX: usize = DESCRIBED_MAX;
 
 /// The number of findings of a reason that were not even made, with the worst severity of the reason.
 pub(super) type NotMade = (Reason, usize, Severity);
 
 /// The findings of a Service, without those that are too many of one reason, and with one about these and those that were
 /// not made.
-pub(super) fn told(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
-    if findings.len() <= TOLD_MAX && not_made.is_empty() {
+pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
+    if findings.len() <= KEPT_MAX && not_made.is_empty() {
         return findings;
     }
     findings.sort_unstable();
@@ -31,24 +31,24 @@ pub(super) fn told(service: &Metadata, mut findings: Vec<Finding>, not_made: &[N
         let severity = finding.diagnostic.severity;
         let (count, worst) = counts.entry(finding.reason).or_insert((0, severity));
         (*count, *worst) = (*count + 1, severity.min(*worst));
-        *count <= TOLD_MAX
+        *count <= KEPT_MAX
     });
     for &(reason, more, severity) in not_made {
         let (count, worst) = counts.entry(reason).or_insert((0, severity));
         (*count, *worst) = (*count + more, severity.min(*worst));
     }
     for (reason, (count, worst)) in counts {
-        if count > TOLD_MAX {
+        if count > KEPT_MAX {
             findings.push(more(service, reason, count, worst));
         }
     }
     findings
 }
 
-/// The finding that there are more of a reason than are told.
+/// The finding that there are more of a reason than are kept.
 fn more(service: &Metadata, reason: Reason, count: usize, worst: Severity) -> Finding {
     let what = format!(
-        "Service {} has {count} faults of the kind {reason}; the first {TOLD_MAX} are reported",
+        "Service {} has {count} faults of the kind {reason}; the first {KEPT_MAX} are reported",
         service.key
     );
     let diagnostic = match worst {
@@ -78,14 +78,14 @@ mod tests {
         // Each of them at every port.
         all.extend(all.clone());
         all.push(found(0, Reason::AllocationFailed, Diagnostic::error));
-        let told = told(&meta, all, &[(Reason::Conflict, 40, Severity::Error)]);
-        let of = |reason| told.iter().filter(|finding| finding.reason == reason).collect::<Vec<_>>();
+        let kept = limited(&meta, all, &[(Reason::Conflict, 40, Severity::Error)]);
+        let of = |reason| kept.iter().filter(|finding| finding.reason == reason).collect::<Vec<_>>();
         assert_eq!(of(Reason::AllocationFailed).len(), 1);
-        let [conflict] = of(Reason::Conflict)[..] else { panic!("{told:?}") };
+        let [conflict] = of(Reason::Conflict)[..] else { panic!("{kept:?}") };
         assert!(conflict.diagnostic.what.contains("has 40 faults of the kind Conflict"), "{conflict:?}");
         let refused = of(Reason::EndpointRefused);
-        assert_eq!((refused.len(), told.len()), (TOLD_MAX + 1, TOLD_MAX + 3));
-        let last = &refused[TOLD_MAX].diagnostic;
+        assert_eq!((refused.len(), kept.len()), (KEPT_MAX + 1, KEPT_MAX + 3));
+        let last = &refused[KEPT_MAX].diagnostic;
         assert_eq!(
             (last.what.as_str(), last.severity),
             (
@@ -104,10 +104,10 @@ mod tests {
             reason: Reason::InvalidValue,
             diagnostic: diagnostic.at(Location::new("web.yaml", u32::try_from(line).expect("few lines"), 1)),
         };
-        let warnings = (1..=TOLD_MAX).map(|line| at(line, Diagnostic::warning("odd")));
-        let all = warnings.chain([at(TOLD_MAX + 1, Diagnostic::error("bad"))]).collect();
-        let told = told(&meta, all, &[]);
-        assert_eq!(told.len(), TOLD_MAX + 1);
-        assert_eq!(told[TOLD_MAX].diagnostic.severity, Severity::Error);
+        let warnings = (1..=KEPT_MAX).map(|line| at(line, Diagnostic::warning("odd")));
+        let all = warnings.chain([at(KEPT_MAX + 1, Diagnostic::error("bad"))]).collect();
+        let kept = limited(&meta, all, &[]);
+        assert_eq!(kept.len(), KEPT_MAX + 1);
+        assert_eq!(kept[KEPT_MAX].diagnostic.severity, Severity::Error);
     }
 }

@@ -1,4 +1,5 @@
-//! Decides which Service has a node port or a cluster IP that several Services claim.
+//! The frontends of a Service that are not on addresses of pools: node ports on the gateway's own addresses, and ports on
+//! cluster IPs. Of several Services that claim the same one, this decides which has it.
 //!
 //! Addresses from a pool come first, then health-check node ports, then the first Service by creation time and UID.
 //! [`Contested`] keeps all claims by (address, protocol, port), so that a Service that changes is compared only with
@@ -10,14 +11,40 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use tidegate_model::objects::{ObjectKey, Protocol, Service};
+use tidegate_model::objects::{ObjectKey, Protocol, Service, ServicePort};
 use tidegate_spec::ServiceKey;
 
-use super::frontend::{Frontend, cluster_ips, own_frontends};
+use super::frontend::Frontend;
 use super::listeners::health_check_node_port;
 use super::settings::Settings;
 use super::view::VipKind;
 use crate::pools::Granted;
+
+/// The cluster IPs that the gateway serves.
+pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
+    if settings.services.own_cluster_ips { &service.cluster_ips } else { &[] }
+}
+
+/// The frontends of a port that are not on addresses of pools.
+pub(super) fn own_frontends(
+    node_port_vips: &[IpAddr],
+    cluster_ips: &[IpAddr],
+    port: &ServicePort,
+) -> impl Iterator<Item = Frontend> {
+    let frontend =
+        |vip: &IpAddr, number, via| Frontend { vip: *vip, protocol: port.protocol, port: number, via };
+    let by_node_port = port.node_port.into_iter().flat_map(move |number| {
+        node_port_vips.iter().map(move |vip| frontend(vip, number, VipKind::NodePort))
+    });
+    by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, VipKind::ClusterIp)))
+}
+
+/// Whether a Service has frontends that are not on addresses of pools.
+pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
+    let by_node_port = !settings.services.node_port_addresses.is_empty()
+        && service.ports.iter().any(|port| port.node_port.is_some());
+    by_node_port || !cluster_ips(settings, service).is_empty()
+}
 
 /// A frontend of a Service that belongs to another Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
