@@ -13,14 +13,14 @@ use tidegate_model::objects::{Labels, ObjectKey, Pool, SliceIndex};
 use tidegate_model::shared_map::SharedMap;
 use tidegate_spec::RouteSpec;
 
+use super::all_pools::all_pools;
 use super::edge;
 use super::finding::{Finding, ObjectKind};
 use super::input::Input;
 use super::own_frontends::{Claims, Contested};
 use super::plan::Planned;
 use super::pod_routes::pod_routes;
-use super::pools_of::pools_of;
-use super::reserved::reserved;
+use super::reserved_addresses::reserved;
 use super::settings::Settings;
 use super::vips::Vips;
 use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
@@ -199,7 +199,7 @@ fn allocator(
     findings: &mut Vec<Finding>,
 ) -> Allocator {
     let reserved = reserved(input.settings, input.objects, slices);
-    let pools = pools_of(input, findings);
+    let pools = all_pools(input, findings);
     Allocator::new(pools, reserved, input.settings.authority.clone()).resuming(allocations)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Kubernetes decides which endpoints are ready ([`choose`]), the gateway's checks decide which of them answer, and the
 //! operator decides which are drained; the memory of the last call shows which were removed. `weights` determines their
-//! weights, and for nodes `nodes` and the weights that the nodes report.
+//! weights, and for nodes `node_candidates` and the weights that the nodes report.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,9 +18,9 @@ use super::context::{Collector, PortAt};
 use super::drain::PortNow;
 use super::finding::{Finding, Reason};
 use super::frontend::Frontend;
+use super::health_check_node_ports::health_check_node_port;
 use super::health_options::NodeCheck;
 use super::health_result::{self, HealthResult, TcpEvidence};
-use super::listeners::health_check_node_port;
 use super::plan::Plan;
 use super::size_limits;
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView, VipKind};

@@ -19,7 +19,7 @@ use tidegate_spec::ForwardingMode;
 use super::context::{Collector, PortAt};
 use super::finding::Finding;
 use super::frontend::Frontend;
-use super::nodes::{self, Wish};
+use super::node_candidates::{self, Wish};
 use super::plan::Plan;
 use super::settings::Settings;
 use super::view::VipKind;
@@ -67,7 +67,8 @@ pub(super) fn candidates<'e, 'a: 'e>(
     let (candidates, node_weights) = match plan.options.target {
         Target::Pod if selector.is_none() => (Cow::Borrowed(endpoints), None),
         Target::Pod => {
-            let selected = |e: &&ResolvedEndpoint| nodes::is_selected(nodes, selector, e.node.as_deref());
+            let selected =
+                |e: &&ResolvedEndpoint| node_candidates::is_selected(nodes, selector, e.node.as_deref());
             (endpoints.iter().filter(selected).cloned().collect(), None)
         }
         Target::Node => {
@@ -81,7 +82,8 @@ pub(super) fn candidates<'e, 'a: 'e>(
                 family: IpFamily::of(frontend.vip),
             };
             let weights = Weights { objects: context.input.objects };
-            let targets = nodes::node_targets(nodes, endpoints, wish, &weights, &mut collector.findings);
+            let targets =
+                node_candidates::node_targets(nodes, endpoints, wish, &weights, &mut collector.findings);
             (Cow::Owned(targets.candidates), Some(targets.weights))
         }
     };

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Pool, ResolvedEndpoint, ServicePort, SliceIndex};
 
-use super::checkable::Checkable;
+use super::checkable_networks::Checkable;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::frontend::Frontend;

@@ -1,6 +1,6 @@
 //! Whether this gateway is at the edge for a VIP: whether the VIP's pool selects it, and how it announces the VIP.
 //!
-//! Pure. `program` asks for each frontend, and `frontends` for display. The rules: the `gatewaySelector` of the pool that
+//! Pure. `program` asks for each frontend, and `service_addresses` for display. The rules: the `gatewaySelector` of the pool that
 //! an address is from selects gateways by their labels; its `announce` says how they announce the address. An address
 //! whose pool no longer exists is announced by every gateway, as before there were selectors. A gateway that is not
 //! selected neither answers nor announces, and still forwards what arrives.

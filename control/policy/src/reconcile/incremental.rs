@@ -21,16 +21,16 @@ use tidegate_model::shared_map::Difference;
 use tidegate_spec::{RouteSpec, SnapshotSpec};
 
 use super::addresses::{Addresses, Changed, Moved};
-use super::checkable::Checkable;
+use super::checkable_networks::Checkable;
 use super::context::Context;
 use super::dependencies::Changes;
 use super::drain::DrainTarget;
-use super::frontends::Frontends;
 use super::input::{Input, Memory};
 use super::outcome::Outcome;
 use super::plan::{Planned, plan};
-use super::reserved;
+use super::reserved_addresses;
 use super::serve::{Entry, serve};
+use super::service_addresses::ServiceAddresses;
 use super::settings::Settings;
 use super::shares::{self, Shares};
 use super::sums::Sums;
@@ -174,7 +174,8 @@ impl Last {
         let (old, new) = (&self.objects, input.objects);
         for change in old.services.diff(&new.services) {
             let given = |service: Option<&Arc<Service>>| {
-                service.map_or_else(Vec::new, |s| reserved::of_other_load_balancer(input.settings, s))
+                service
+                    .map_or_else(Vec::new, |s| reserved_addresses::of_other_load_balancer(input.settings, s))
             };
             dirty.circumstances.reserved |= given(change.before) != given(change.after);
             dirty.services.insert(change.key.clone());
@@ -186,7 +187,7 @@ impl Last {
             dirty.services.extend(self.slices.replace(change.before, change.after));
         }
         dirty.circumstances.reserved |=
-            dirty.services.contains(&reserved::api_server()) || old.api_servers != new.api_servers;
+            dirty.services.contains(&reserved_addresses::api_server()) || old.api_servers != new.api_servers;
         dirty.circumstances.pools =
             old.address_pools != new.address_pools || old.service_cidrs != new.service_cidrs;
         self.namespaces(input, &mut dirty);
@@ -324,7 +325,7 @@ impl Last {
         let limits = &input.settings.limits;
         let sized = |planned: &Planned, granted: &Granted| {
             let endpoints = index.resolve(&planned.service);
-            let frontends = Frontends::new(input.settings, planned.plan(), granted, contested, pools);
+            let frontends = ServiceAddresses::new(input.settings, planned.plan(), granted, contested, pools);
             let nodes = input.objects.nodes.len();
             let size = shares::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)

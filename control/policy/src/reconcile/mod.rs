@@ -12,14 +12,14 @@
 //!    ports;
 //! 4. [`serve`](serve::serve): ports on addresses ([`program`](program::program)), with backends and their states
 //!    (`candidates`, `backends`);
-//! 5. [`one_owner_each`](listeners::one_owner_each): health-check node ports.
+//! 5. [`one_owner_each`](health_check_node_ports::one_owner_each): health-check node ports.
 //!
 //! Steps 1, 3 and 4 handle one Service at a time. [`Reconciler`] (`incremental`) calls them in this order. It caches
 //! their results, and repeats them only for the Services whose inputs changed: it gives the result of [`reconcile`]
 //! at the cost of the change.
 //!
 //! No file imports from a file that calls it: what several steps need is in files without steps (`input`, `outcome`,
-//! `settings`, `context`, `frontend`, `finding`, `view`).
+//! `settings`, `context`, `frontend`, `finding`, `view`), or in the file of the first step that has it (`plan`, `serve`).
 //!
 //! Invariant: the order in which objects were read has no effect, and nothing here reads a clock or a file. Invariant:
 //! a request that is not granted is a [`Finding`]; a request that cannot be served safely is not programmed. Invariant:
@@ -31,43 +31,43 @@
 mod address_request;
 mod addresses;
 mod aliases;
+mod all_pools;
 mod annotations;
 mod announce_options;
-mod app_protocol;
 mod backends;
 mod candidates;
-mod checkable;
+mod checkable_networks;
 mod client_address;
 mod compare;
 mod context;
 mod demand;
 mod dependencies;
 mod drain;
-mod dscp;
+mod dscp_conflicts;
 mod edge;
 mod finding;
 mod finding_limit;
 mod frontend;
-mod frontends;
 mod hash;
+mod health_check_node_ports;
 mod health_options;
 mod health_result;
+mod idle_timeout;
 mod incremental;
 mod input;
 mod leaving;
-mod listeners;
-mod nodes;
+mod node_candidates;
 mod options;
 mod outcome;
 mod own_frontends;
 mod plan;
 mod pod_routes;
-mod pools_of;
 mod program;
 mod proxy_protocol;
 mod reader;
-mod reserved;
+mod reserved_addresses;
 mod serve;
+mod service_addresses;
 mod service_limits;
 mod settings;
 mod shares;
@@ -86,7 +86,7 @@ mod tests;
 pub use compare::{Compared, Round};
 pub use demand::Demand;
 pub use drain::{DrainTarget, Drains};
-pub use dscp::{DscpConflict, DscpConflicts};
+pub use dscp_conflicts::{DscpConflict, DscpConflicts};
 pub use edge::{OwnerGroup, owner_groups, owner_key};
 pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;

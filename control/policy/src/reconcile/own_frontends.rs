@@ -15,7 +15,7 @@ use tidegate_model::objects::{ObjectKey, Protocol, Service, ServicePort};
 use tidegate_spec::ServiceKey;
 
 use super::frontend::Frontend;
-use super::listeners::health_check_node_port;
+use super::health_check_node_ports::health_check_node_port;
 use super::settings::Settings;
 use super::view::VipKind;
 use crate::pools::Granted;

@@ -14,7 +14,7 @@ use tidegate_spec::RouteSpec;
 use tidegate_spec::limits::ROUTES_MAX;
 
 use super::finding::{Finding, ObjectKind, Reason};
-use super::nodes::Nodes;
+use super::node_candidates::Nodes;
 use super::settings::Settings;
 
 /// The accepted value if the table is full.

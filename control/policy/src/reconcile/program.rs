@@ -19,18 +19,18 @@ use tidegate_model::objects::{
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
 
-use super::app_protocol;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates, Obstacle, obstacle, port_differs};
-use super::checkable;
+use super::checkable_networks;
 use super::context::{Collector, PortAt};
 use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, core_protocol};
-use super::frontends::Frontends;
 use super::health_result::TcpEvidence;
+use super::idle_timeout;
 use super::plan::Plan;
 use super::proxy_protocol;
+use super::service_addresses::ServiceAddresses;
 use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
 use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
@@ -45,7 +45,7 @@ pub(super) struct Programmed {
     pub(super) forwardable: BTreeSet<IpAddr>,
 }
 
-/// Programs one Service. If it is `too_large`, none of its ports is programmed.
+/// Programs one Service. If it is too large, none of its ports is programmed.
 pub(super) fn program(
     collector: &mut Collector<'_>,
     granted: &Granted,
@@ -54,7 +54,8 @@ pub(super) fn program(
 ) -> Programmed {
     let (context, plan) = (collector.context, collector.plan);
     let service = plan.service;
-    let frontends = Frontends::new(context.settings(), plan, granted, context.contested, context.pools);
+    let frontends =
+        ServiceAddresses::new(context.settings(), plan, granted, context.contested, context.pools);
     let mut programmed = Programmed::without_ports(service_view(plan, &frontends, granted));
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));
@@ -95,7 +96,7 @@ pub(super) fn program(
             }
         }
     }
-    collector.findings.extend(checkable::finding(service, &unchecked));
+    collector.findings.extend(checkable_networks::finding(service, &unchecked));
     edge::note_unable(&mut programmed.view);
     programmed
 }
@@ -154,7 +155,7 @@ fn forwardable(plan: Plan<'_>, endpoints: &[ResolvedEndpoint], active: BTreeSet<
     endpoints.iter().filter(behind).map(|e| e.ip).collect()
 }
 
-fn service_view(plan: Plan<'_>, frontends: &Frontends<'_>, granted: &Granted) -> ServiceView {
+fn service_view(plan: Plan<'_>, frontends: &ServiceAddresses<'_>, granted: &Granted) -> ServiceView {
     let service = plan.service;
     ServiceView {
         namespace: service.meta.key.namespace.clone(),
@@ -320,7 +321,7 @@ fn service_spec(
         mss_clamp: options.mss_clamp,
         idle_timeout_tcp: options
             .idle_timeout_tcp
-            .unwrap_or_else(|| app_protocol::idle_timeout_tcp(port.app_protocol.as_deref(), options.mode)),
+            .unwrap_or_else(|| idle_timeout::idle_timeout_tcp(port.app_protocol.as_deref(), options.mode)),
         idle_timeout_udp: options.idle_timeout_udp,
         idle_timeout_sctp: options.idle_timeout_sctp,
         source_ranges,

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{HealthCheckNodePort, Target};
-use tidegate_model::objects::Service;
-use tidegate_model::objects::{IpFamily, ServiceEndpoints};
+use tidegate_model::objects::{IpFamily, Service, ServiceEndpoints};
 use tidegate_spec::SharedService;
 
 use super::context::{Collector, Context};
@@ -17,7 +16,7 @@ use super::dependencies::Dependencies;
 use super::drain::Drains;
 use super::finding::{Finding, ObjectKind, Reason};
 use super::finding_limit::{NotMade, limited};
-use super::listeners::health_check_node_port;
+use super::health_check_node_ports::health_check_node_port;
 use super::plan::{Plan, Planned};
 use super::program;
 use super::size_limits::TooLarge;
@@ -92,7 +91,7 @@ pub(super) fn serve(
     }
 }
 
-/// Performs steps 3 and 4 for one Service. If it, or all Services together, are `too_large`, nothing of it is
+/// Performs steps 3 and 4 for one Service. If it, or all Services together, are too large, nothing of it is
 /// programmed.
 fn one_service(
     context: &Context<'_>,

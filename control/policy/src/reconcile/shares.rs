@@ -1,10 +1,9 @@
 //! Limits how much of the shared tables Services may use: each by itself, and all of them together.
 //!
 //! Each Service has a [`Demand`], computed from counts. One that is too large by itself is refused ([`demand`]). While
-//! the sum of the others fits, each of them is served. If it does not,
-//! the newest Service of the namespace with the largest demand is refused, again and again until the rest fits. So a
-//! namespace that requests less than the others loses nothing, whatever the others do. Refused Services are reported,
-//! and are served again when there is room.
+//! the sum of the others fits, each of them is served. If it does not, the newest Service of the namespace with the
+//! largest demand is refused, again and again until the rest fits. So a namespace that requests less than the others
+//! loses nothing, whatever the others do. Refused Services are reported, and are served again when there is room.
 //!
 //! Invariant: which Services are refused depends only on the current demands, not on the order in which they arrived.
 
@@ -16,9 +15,9 @@ use tidegate_spec::limits::SOURCE_RANGES_MAX;
 
 use super::annotations::key;
 use super::demand::Demand;
-use super::frontends::Frontends;
 use super::options::Options;
 use super::plan::Plan;
+use super::service_addresses::ServiceAddresses;
 use super::settings::Settings;
 use super::size_limits::{BACKENDS_MAX, BACKENDS_PER_PORT_MAX, TooLarge, is_local_alone};
 use super::source_ranges;
@@ -111,7 +110,7 @@ impl Shares {
 pub(super) fn demand(
     settings: &Settings,
     plan: Plan<'_>,
-    frontends: &Frontends<'_>,
+    frontends: &ServiceAddresses<'_>,
     endpoints: &ServiceEndpoints,
     nodes: usize,
 ) -> Result<Demand, TooLarge> {

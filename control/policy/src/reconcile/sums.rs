@@ -15,7 +15,7 @@ use tidegate_spec::{ServiceKey, ServiceSpec, SharedService};
 
 use super::drain::Drains;
 use super::finding::Finding;
-use super::listeners::one_owner_each;
+use super::health_check_node_ports::one_owner_each;
 use super::plan::Planned;
 use super::serve::{Entry, Served};
 use super::view::ServiceView;

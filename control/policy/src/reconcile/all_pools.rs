@@ -8,7 +8,7 @@ use super::input::Input;
 use crate::pools::{self, PoolFault};
 
 /// All pools; those of the configuration come first.
-pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Pool> {
+pub(super) fn all_pools(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Pool> {
     let objects = &input.objects.address_pools;
     let (mut pools, faults) = pools::merge(&input.settings.pools, objects);
     for pool in &mut pools {

@@ -21,7 +21,7 @@ use super::view::{EdgeView, PortRefusal, RefusalReason, VipKind, VipView};
 use crate::pools::Granted;
 
 /// The addresses of one Service.
-pub(super) struct Frontends<'a> {
+pub(super) struct ServiceAddresses<'a> {
     granted: &'a Granted,
     /// The gateway's own addresses that serve node ports.
     node_port_vips: Vec<IpAddr>,
@@ -36,7 +36,7 @@ pub(super) struct Frontends<'a> {
     pools: &'a [Pool],
 }
 
-impl<'a> Frontends<'a> {
+impl<'a> ServiceAddresses<'a> {
     pub(super) fn new(
         settings: &'a Settings,
         plan: Plan<'a>,
