@@ -32,8 +32,8 @@ use super::reserved_addresses;
 use super::serve::{Entry, serve};
 use super::service_addresses::ServiceAddresses;
 use super::settings::Settings;
-use super::shares::{self, Shares};
 use super::sums::Sums;
+use super::table_shares::{self, Shares};
 use crate::pools::Granted;
 
 /// A cache of the results of [`reconcile`](super::reconcile).
@@ -327,7 +327,7 @@ impl Last {
             let endpoints = index.resolve(&planned.service);
             let frontends = ServiceAddresses::new(input.settings, planned.plan(), granted, contested, pools);
             let nodes = input.objects.nodes.len();
-            let size = shares::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
+            let size = table_shares::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)
         };
         let mut put = |key: &ObjectKey, mut entry: Option<Entry>| {

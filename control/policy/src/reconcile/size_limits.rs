@@ -4,7 +4,7 @@
 //! refused as a whole, with a finding and a view that show the reason; every other Service is programmed as usual.
 //!
 //! The limits are far above the needs of a Service of the Kubernetes API, and far below sizes that would slow down a
-//! round for the others. `shares` computes what a Service needs, and limits what all of them need together.
+//! round for the others. `table_shares` computes what a Service needs, and limits what all of them need together.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service, TrafficPolicy};
