@@ -13,21 +13,21 @@
 //! Kubernetes lists, and removes those that then fail. Invariant: a fault of the gateway itself (no file descriptor,
 //! no local port) does not count against a target.
 
-mod answer;
 mod association;
+mod capacity_shares;
+mod check_result;
 pub mod health_check_node_port;
 mod limits;
 mod network;
 mod runner;
 mod schedule;
-mod shares;
 mod tally;
 
 use tidegate_model::health::{
     Check, Failure, HealthStatus, Probe, Rules, Target, Targets, UDP_SILENCE_MAX, Verdicts,
 };
 
-pub use answer::{Answer, CheckResult};
+pub use check_result::{Answer, CheckResult};
 pub use limits::Limits;
 pub use network::NetworkProber;
 pub use runner::{CheckCounts, CheckLoad, Checker, Prober};

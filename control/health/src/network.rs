@@ -30,8 +30,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;
 
-use super::answer::{Answer, CheckResult};
 use super::association::{Init, Reply};
+use super::check_result::{Answer, CheckResult};
 use super::runner::Prober;
 use super::{Check, Failure, Target};
 

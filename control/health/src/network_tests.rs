@@ -294,7 +294,7 @@ async fn a_nodes_health_check_node_port_reports_its_weight_with_503_too() {
 /// The gateway's own health-check node port passes the check that it makes of nodes.
 #[tokio::test]
 async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
-    use crate::health_check_node_port::{ProxyHealth, answer};
+    use crate::health_check_node_port::{ProxyHealth, http_answer};
     use tidegate_model::health::HealthCheckNodePort;
     use tidegate_model::objects::{ObjectKey, Port};
     for (local_endpoints, result) in
@@ -307,7 +307,8 @@ async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
         let report = report.report(Duration::ZERO, Timestamp::UNIX_EPOCH);
         let serving = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.expect("it listens");
-            let answer = service_fn(|_| async { Ok::<_, Infallible>(answer::service(&served, &report)) });
+            let answer =
+                service_fn(|_| async { Ok::<_, Infallible>(http_answer::service(&served, &report)) });
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;

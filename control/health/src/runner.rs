@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::answer::{Answer, CheckResult};
+use super::check_result::{Answer, CheckResult};
 use super::schedule::{self, Change, Schedule, Ticket};
 use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 

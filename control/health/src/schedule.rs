@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use tidegate_model::fnv::{self, fnv1a};
 
-use super::answer::{Answer, CheckResult};
-use super::shares::{Class, ShareIndex, Shares};
+use super::capacity_shares::{Class, ShareIndex, Shares};
+use super::check_result::{Answer, CheckResult};
 use super::{Check, Failure, HealthStatus, Limits, Probe, Rules, Tally, Target, Targets};
 
 /// The maximum memory of a target here, including the set that names it. Checks in progress additionally need tasks and

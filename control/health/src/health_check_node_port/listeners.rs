@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::clients::{Admitting, Clients};
-use super::{HealthReport, answer};
+use super::{HealthReport, http_answer};
 
 /// The pause between two attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
@@ -218,7 +218,7 @@ fn serve_port(
     let current = answers.clone();
     let task = tokio::spawn(serve_up_to(each, listener, Limits::PROBES, move |_| {
         let port = current.lock().expect("nothing panics with the lock").clone();
-        std::future::ready(answer::service(&port, &report()))
+        std::future::ready(http_answer::service(&port, &report()))
     }));
     Open { answers, task }
 }

@@ -3,13 +3,13 @@
 //!
 //! Two servers give the same answers as kube-proxy, byte for byte (`docs/kubernetes.md`, section 4):
 //! [`HealthCheckNodePorts`] listens on the `healthCheckNodePort` of each Service that has one, and [`probes`] serves
-//! `/healthz`, `/livez`, `/readyz` and `/watchdog`. Both read [`ProxyHealth`], which the daemon updates. [`answer`] decides the
-//! answer, without a socket.
+//! `/healthz`, `/livez`, `/readyz` and `/watchdog`. Both read [`ProxyHealth`], which the daemon updates. [`http_answer`]
+//! decides the answer, without a socket.
 //!
 //! Invariant: a port that cannot be bound does not affect the others. It is retried.
 
-pub mod answer;
 mod clients;
+pub mod http_answer;
 mod listeners;
 pub mod probes;
 mod proxy_health;

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::clients::{Admitting, Clients};
-use super::{HealthReport, answer};
+use super::{HealthReport, http_answer};
 
 /// Serves the probes until it is dropped.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Probes {
         let local_addr = listener.local_addr()?;
         let report = Arc::new(report);
         let task = tokio::spawn(serve(Admitting { listener, clients }, Limits::PROBES, move |request| {
-            let answer = answer::probe(request.uri().path(), &report());
+            let answer = http_answer::probe(request.uri().path(), &report());
             std::future::ready(answer)
         }));
         Ok(Self { local_addr, task })

@@ -101,17 +101,17 @@ async fn assert_kept(address: SocketAddr) {
 fn readyz_alone_tells_of_a_lost_link_and_not_of_which() {
     let lost = "interface \"uplink\" is gone".to_owned();
     let report = HealthReport { ready: false, degraded: vec![lost], ..report() };
-    let status = |path: &str| answer::probe(path, &report).status().as_u16();
+    let status = |path: &str| http_answer::probe(path, &report).status().as_u16();
     assert_eq!((status("/healthz"), status("/livez"), status("/readyz")), (200, 200, 503));
     for path in ["/healthz", "/livez", "/readyz"] {
-        let body = format!("{:?}", answer::probe(path, &report).body());
+        let body = format!("{:?}", http_answer::probe(path, &report).body());
         assert!(!body.contains("uplink") && !body.contains("degraded"), "{body}");
     }
 }
 
 #[test]
 fn watchdog_tells_of_a_loop_that_hangs_and_of_nothing_else() {
-    let status = |path: &str, report: &HealthReport| answer::probe(path, report).status().as_u16();
+    let status = |path: &str, report: &HealthReport| http_answer::probe(path, report).status().as_u16();
     let hangs = HealthReport { goes_on: false, ..report() };
     assert_eq!((status("/watchdog", &hangs), status("/livez", &hangs)), (503, 200));
     let fails = HealthReport { healthy: false, ready: false, node_eligible: false, ..report() };
@@ -152,7 +152,7 @@ fn an_update_that_waits_too_long_makes_the_gateway_unhealthy_until_it_is_applied
     let wall = |s| Timestamp::from_second(s).expect("a time");
     let health = ProxyHealth::new(second(60), wall(0));
     let status = |now: u64, path: &str| {
-        answer::probe(path, &health.report(second(now), wall(i64::try_from(now).expect("small"))))
+        http_answer::probe(path, &health.report(second(now), wall(i64::try_from(now).expect("small"))))
             .status()
             .as_u16()
     };
