@@ -36,12 +36,12 @@ mod queue;
 mod record;
 mod releases;
 mod request;
-mod run;
 mod sharing_peers;
 mod turns;
 pub mod uninstall;
 pub mod words;
 mod writer;
+mod writer_handle;
 
 #[cfg(test)]
 mod tests;
@@ -50,5 +50,5 @@ pub use counts::{Candidate, Counts, Reading};
 pub use drain_annotation::{DRAIN_ANNOTATION, DrainAnnotation};
 pub use low_priority::cpu_time;
 pub use releases::{LiveGateway, PeerReleases, ReleaseTracker};
-pub use run::{ClusterWriter, FlowPeers};
 pub use sharing_peers::{SharingPeer, SharingPeers};
+pub use writer_handle::{ClusterWriter, FlowPeers};

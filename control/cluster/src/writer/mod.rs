@@ -2,15 +2,15 @@
 //! after every change.
 //!
 //! `queue` decides which writes may be sent when; `peer_poll` and `own_status` keep the times of the other requests.
-//! `requests` sends all of them in the background, and `answers` handles what they return. `planning` keeps the times
+//! `requests` sends all of them in the background, and `request_results` handles what they return. `planning` keeps the times
 //! of the plans, and `term` the version of the Services from which on this gateway decides.
 //!
 //! Invariant: the leadership is checked before every single write, and the plan of a gateway that does not lead has
 //! no writes. Invariant: a gateway leads only if it knows the other gateways, and the version of the Services from
 //! which on it decides.
 
-mod answers;
 mod planning;
+mod request_results;
 mod requests;
 mod term;
 
