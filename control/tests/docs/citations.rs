@@ -1,4 +1,5 @@
-//! Checks that every cited document, heading and section exists in the repository.
+//! Checks that every cited document, heading and section exists in the repository, and every source file that a document
+//! names by its path from the root.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -152,6 +153,35 @@ fn every_document_and_section_that_a_file_cites_is_in_the_repository() {
     assert!(faults.is_empty(), "citations of nothing:\n{}", faults.join("\n"));
 }
 
+/// The source files that a line names in code spans, by their paths from the root.
+fn sources(line: &str) -> impl Iterator<Item = &str> {
+    let spans = line.split('`').skip(1).step_by(2);
+    spans.filter(|span| {
+        let starts = ["benches/", "control/", "dataplane/", "deploy/", "ffi/", "fuzz/"];
+        span.ends_with(".rs") && starts.iter().any(|start| span.starts_with(start))
+    })
+}
+
+#[test]
+fn every_source_file_that_a_document_names_by_its_path_is_in_the_repository() {
+    let files = files();
+    // The list of changes names files as they were.
+    let documents = documents(&files).into_values().filter(|document| document.path != "CHANGELOG.md");
+    let (mut seen, mut faults) = (0, Vec::new());
+    for document in documents {
+        for (number, line) in prose(&document.text) {
+            for path in sources(line) {
+                seen += 1;
+                if files.binary_search_by_key(&path, |file| &file.path).is_err() {
+                    faults.push(format!("{}:{number}: {path}", document.path));
+                }
+            }
+        }
+    }
+    assert!(seen > 40, "the paths were read: {seen}");
+    assert!(faults.is_empty(), "source files that are not in the repository:\n{}", faults.join("\n"));
+}
+
 #[test]
 fn citations_are_told_from_patterns_and_from_pages_of_other_sites() {
     let names = |line: &str| citations(line).map(|one| one.name.to_owned()).collect::<Vec<_>>();
@@ -161,6 +191,8 @@ fn citations_are_told_from_patterns_and_from_pages_of_other_sites() {
         [format!("docs/x{end}"), format!("y{end}")]
     );
     assert_eq!(names(&format!("{page}{end} *{end} {{name}}{end} a{end}x")), [] as [String; 0]);
+    let line = "`control/x.rs` and `x.rs`, control/y.rs, `dataplane/y/z.rs`";
+    assert_eq!(sources(line).collect::<Vec<_>>(), ["control/x.rs", "dataplane/y/z.rs"]);
     assert_eq!(sections("`, section 7) and 9"), ["7"]);
     assert_eq!(sections(", sections 6, 7 and 8: the pools 9"), ["6", "7", "8"]);
     assert_eq!(sections("#anchor"), [] as [&str; 0]);
