@@ -11,12 +11,12 @@
 //! Invariant: [`render`] is a pure function, and no series is written twice: Services are summed over their VIPs.
 
 mod announcing;
-mod detail;
 mod exposition;
 mod families;
 mod latency;
 mod process;
 mod sample;
+mod series_limit;
 mod serve;
 mod timings;
 
@@ -33,8 +33,8 @@ pub use sample::{
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
-use detail::WithoutSeries;
 use exposition::Exposition;
+use series_limit::WithoutSeries;
 
 /// The page.
 #[must_use]

@@ -11,7 +11,7 @@ use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SNAT_PORT_MIN;
 
-use crate::telemetry::detail::WithoutSeries;
+use crate::telemetry::series_limit::WithoutSeries;
 use crate::telemetry::exposition::Exposition;
 use crate::telemetry::sample::Sample;
 
