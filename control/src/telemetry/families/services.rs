@@ -11,9 +11,9 @@ use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SNAT_PORT_MIN;
 
-use crate::telemetry::series_limit::WithoutSeries;
 use crate::telemetry::exposition::Exposition;
 use crate::telemetry::sample::Sample;
+use crate::telemetry::series_limit::WithoutSeries;
 
 /// The labels of a service port's series, which are independent of its VIPs.
 type PortKey<'a> = [&'a str; 4];
