@@ -59,7 +59,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             // This also keeps the memory of a table that is never used untouched.
             return None;
         }
-        self.find_in(self.primary(hash), key).or_else(|| self.find_in(self.secondary(hash), key))
+        // Not `or_else`: the compiler would call its closure.
+        match self.find_in(self.primary(hash), key) {
+            Some(place) => Some(place),
+            None => self.find_in(self.secondary(hash), key),
+        }
     }
 
     /// [`Self::find`] for a key that [`Self::see_first`] has not found.

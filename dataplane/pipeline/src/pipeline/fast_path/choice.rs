@@ -111,6 +111,14 @@ fn may_begin<const A: usize>(snapshot: &Snapshot, service: &Service, packet: &Us
 fn deciding_seats(service: &Service) -> Option<&Rendezvous> {
     match service.selector() {
         Selector::Rendezvous(seats) => Some(seats),
+        _ => seats_in_flux(service),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn seats_in_flux(service: &Service) -> Option<&Rendezvous> {
+    match service.selector() {
         Selector::InFlux(both) if !service.on_change() => Some(&both.present),
         _ => None,
     }
