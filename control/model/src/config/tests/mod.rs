@@ -11,8 +11,8 @@ use ipnet::IpNet;
 
 use super::*;
 
-const FULL: &str = include_str!("../../tests/fixtures/config/full.yaml");
-const DESIGN: &str = include_str!("../../tests/fixtures/config/design.yaml");
+const FULL: &str = include_str!("../../../tests/fixtures/config/full.yaml");
+const DESIGN: &str = include_str!("../../../tests/fixtures/config/design.yaml");
 const HEAD: &str = "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\n";
 /// The head and an interface on 192.0.2.0/24 and 2001:db8::/64, in 7 lines. Further keys of `dataplane` can follow.
 const BASE: &str = "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\ndataplane:\n  interfaces:\n  - name: uplink\n    device: net_null0\n    addresses: [192.0.2.2/24, '2001:db8::2/64']\n";
