@@ -80,8 +80,8 @@ impl Seen<'_> {
 pub(super) enum Step {
     /// The gateway waits.
     Waits,
-    /// The gateway begins to forward: peers without a session are to be sought, and the others are to say when everything has
-    /// arrived.
+    /// The gateway begins to forward: peers without a session are to be sought, and the others are to send the changes of
+    /// backends again and to say when everything has arrived.
     Seeks,
     /// Peers are to send the changes of backends again, and to say when everything has arrived.
     Checks,
@@ -231,7 +231,8 @@ mod tests {
     /// A gateway that has caught up once.
     fn caught_up(all: &[(PeerState, PeerWalk)]) -> CatchUp {
         let mut catch_up = CatchUp::new(false, false);
-        while look(&mut catch_up, all, true, 3_000) != Step::IsOver {}
+        let steps = [0, 3_000, 6_000].map(|ms| look(&mut catch_up, all, true, ms));
+        assert_eq!(steps, [Step::Seeks, Step::Checks, Step::IsOver]);
         catch_up
     }
 
