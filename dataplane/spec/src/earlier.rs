@@ -14,8 +14,10 @@ pub struct EarlierPort {
     pub owner: u32,
     /// Its backends, also those that only kept their flows.
     pub backends: Vec<SocketAddr>,
-    /// The seats that it followed, sorted by backend; empty if it followed none.
+    /// The seats that it followed, sorted by backend; empty if it followed none, or if it isn't known when it ended.
     pub seats: Vec<EarlierSeat>,
+    /// How long ago it ended.
+    pub ended: Duration,
 }
 
 /// The weight of a backend of an earlier process.

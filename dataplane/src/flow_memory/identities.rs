@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use tidegate_pipeline::pipeline::KnownIds;
 use tidegate_snapshot::Snapshot;
@@ -101,6 +102,11 @@ impl Identities {
         self.is_whole
     }
 
+    /// Keeps when the weights changed that an earlier process has recorded.
+    pub(super) fn continue_from(&mut self, ports: &BTreeMap<ServiceKey, EarlierPort>) {
+        self.seats.continue_from(ports);
+    }
+
     /// Adds what the previous snapshot did not have. After a failure it adds everything of the snapshot.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let written = if self.is_whole {
@@ -143,19 +149,24 @@ fn records(directory: &Path) -> io::Result<(Vec<Record>, bool)> {
     record_log::read(&directory.join(FILE), Record::read)
 }
 
-/// The service ports of an earlier process. A backend that left there is among them until another one has its place in the
-/// tables.
-pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
+/// The service ports of an earlier process, which ended this long ago, if that is known. A backend that left there is among
+/// them until another one has its place in the tables.
+pub(super) fn ports(directory: &Path, ended: Option<Duration>) -> io::Result<Vec<EarlierPort>> {
     let (records, _) = records(directory)?;
     let of_kind = |kind: u8| records.iter().filter(move |record| record.kind == kind);
     // A later holder of an index replaces an earlier one.
     let mut services: BTreeMap<usize, (u32, EarlierPort)> = BTreeMap::new();
+    let mut newest: BTreeMap<ServiceKey, u32> = BTreeMap::new();
     for record in of_kind(SERVICE) {
         let Some(protocol) = Protocol::from_number(record.proto) else { continue };
         let key = ServiceKey { vip: record.addr.ip(), protocol, port: record.port };
-        let port = EarlierPort { key, owner: record.of, backends: Vec::new(), seats: Vec::new() };
+        let ended = ended.unwrap_or_default();
+        let port = EarlierPort { key, owner: record.of, backends: Vec::new(), seats: Vec::new(), ended };
         services.insert(ServiceId::from_raw(record.id).index(), (record.id, port));
+        newest.insert(key, record.id);
     }
+    // A Service that is gone may still have the record of a key that another one has now.
+    services.retain(|_, (id, port)| newest.get(&port.key) == Some(id));
     let backends: BTreeMap<usize, &Record> =
         of_kind(BACKEND).map(|record| (BackendId::from_raw(record.id).index(), record)).collect();
     for record in backends.values() {
@@ -167,7 +178,9 @@ pub(super) fn ports(directory: &Path) -> io::Result<Vec<EarlierPort>> {
         }
     }
     let mut ports: Vec<EarlierPort> = services.into_values().map(|(_, port)| port).collect();
-    seats::add_to(&mut ports, directory)?;
+    if ended.is_some() {
+        seats::add_to(&mut ports, directory)?;
+    }
     Ok(ports)
 }
 
@@ -278,7 +291,7 @@ mod tests {
             Snapshot::compile(&spec, previous, &NeighborTable::new()).expect("it compiles").0
         };
         let backends = || {
-            let ports = ports(directory.path()).expect("a file");
+            let ports = ports(directory.path(), None).expect("a file");
             ports.iter().map(|port| port.backends.len()).sum::<usize>()
         };
         let mut file = Identities::create(directory.path()).expect("a file");
@@ -319,7 +332,7 @@ mod tests {
         file.follow(&second).expect("room");
         let third = compile(&["10.0.0.12:80", "10.0.0.13:80"], Some(&second));
         file.follow(&third).expect("room");
-        let [port] = &*ports(directory.path()).expect("a file") else { panic!("one service port") };
+        let [port] = &*ports(directory.path(), None).expect("a file") else { panic!("one service port") };
         let (spec, mut backends) = (service(&[]), port.backends.clone());
         backends.sort_unstable();
         assert_eq!((port.key, port.owner), (spec.key, owner_mark(&spec.namespace, &spec.name)));

@@ -111,8 +111,8 @@ impl FlowMemory {
         Provider { memory: self, worker, node }
     }
 
-    /// Gives the tables that the Services of a snapshot need all their pages, and records the names of its ids. Call it
-    /// before workers get the snapshot.
+    /// Gives the tables that the Services of a snapshot need all their pages, and records the names of its ids and the
+    /// weights of backends. Call it before workers get the snapshot.
     pub fn prepare(&self, snapshot: &Snapshot) {
         if let Some(store) = &self.store {
             store.follow(snapshot);

@@ -18,7 +18,7 @@ use tidegate_spec::now::Now;
 
 use crate::gateway::threads::{OnFailure, guarded};
 
-use super::boot_clock::clock_difference;
+use super::boot_clock::{clock_difference, kernel_ms};
 use super::identities;
 use super::store::{Earlier, Shape, remove};
 
@@ -188,7 +188,7 @@ fn start(collect: impl FnOnce() + Send + 'static, on_failure: Option<OnFailure>)
 pub struct Outliving {
     /// The flows of earlier processes, until the worker has restored its own.
     pub restoration: Option<Arc<Restoration>>,
-    /// The word in which the worker keeps the difference of the kernel's clock and its own.
+    /// The words in which the worker keeps the difference of the kernel's clock and its own, and when it last ran.
     pub clock: Option<&'static mut [u32]>,
 }
 
@@ -211,8 +211,8 @@ impl Outliving {
 
     /// Records the worker's time for the next process.
     pub fn keep_time(&mut self, now: Now) {
-        if let Some([word]) = self.clock.as_deref_mut() {
-            *word = clock_difference(now);
+        if let Some([difference, last]) = self.clock.as_deref_mut() {
+            (*difference, *last) = (clock_difference(now), kernel_ms());
         }
     }
 }

@@ -115,6 +115,29 @@ pub(super) struct Seats {
     last: Chunked<SharedService>,
     /// The service ports whose weights are in the file, as they were then.
     recorded: BTreeMap<ServiceKey, Recorded>,
+    /// What an earlier process has recorded, until the first snapshot with the port.
+    earlier: BTreeMap<ServiceKey, Earlier>,
+}
+
+/// A service port of an earlier process.
+#[derive(Debug)]
+struct Earlier {
+    owner: u32,
+    /// When the process ended, by [`kernel_ms`].
+    ended: u32,
+    /// The weight of each backend, its weight before a recent change, and when that was.
+    seats: BTreeMap<SocketAddr, (u16, u16, u32)>,
+}
+
+impl Earlier {
+    /// When the weight of a backend changed, if that was before this process began. A change that the earlier process has not
+    /// seen came after its end.
+    fn change(&self, backend: SocketAddr, weight: u16, former: u16) -> u32 {
+        match self.seats.get(&backend) {
+            Some(&(was, before, changed)) if (was, before) == (weight, former) => changed,
+            _ => self.ended,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -127,7 +150,21 @@ impl Seats {
     /// An empty file in this directory.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         let log = RecordLog::create(directory.join(FILE))?;
-        Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new() })
+        Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new(), earlier: BTreeMap::new() })
+    }
+
+    /// Keeps when the weights changed that an earlier process has recorded.
+    pub(super) fn continue_from(&mut self, ports: &BTreeMap<ServiceKey, EarlierPort>) {
+        let now = kernel_ms();
+        // The truncation is intended: only differences count.
+        let then = |ago: Duration| now.wrapping_sub(ago.as_millis() as u32);
+        let followed = ports.iter().filter(|(_, port)| !port.seats.is_empty());
+        let earlier = followed.map(|(key, port)| {
+            let seats =
+                port.seats.iter().map(|seat| (seat.backend, (seat.weight, seat.former, then(seat.ago))));
+            (*key, Earlier { owner: port.owner, ended: then(port.ended), seats: seats.collect() })
+        });
+        self.earlier = earlier.collect();
     }
 
     /// Records the weights that have changed.
@@ -138,14 +175,22 @@ impl Seats {
                 continue;
             }
             let before = self.recorded.get(&service.key);
-            if let Some(new) = append(&mut bytes, before, service) {
+            if before.is_some_and(|before| before.service.is_same(service)) {
+                continue;
+            }
+            if let Some(new) = append(&mut bytes, (before, self.earlier.get(&service.key)), service) {
                 changed.push((service.key, new));
             }
+        }
+        if bytes.is_empty() {
+            self.last = snapshot.specs().clone();
+            return Ok(());
         }
         if self.log.is_too_long(bytes.len(), || count(snapshot)) {
             return self.rewrite(snapshot);
         }
         self.log.append(&bytes)?;
+        changed.iter().for_each(|(key, _)| drop(self.earlier.remove(key)));
         self.recorded.extend(changed);
         self.last = snapshot.specs().clone();
         Ok(())
@@ -155,7 +200,9 @@ impl Seats {
     pub(super) fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let (mut bytes, mut recorded) = (Vec::new(), BTreeMap::new());
         for service in snapshot.specs().iter() {
-            let changes = changes(self.recorded.get(&service.key), service);
+            let before =
+                self.recorded.get(&service.key).filter(|before| owner(&before.service) == owner(service));
+            let changes = changes(before, self.earlier.get(&service.key), service);
             let weights = weights(service);
             weights.keys().for_each(|backend| write(&mut bytes, service, *backend, &weights, &changes));
             if !weights.is_empty() {
@@ -163,6 +210,7 @@ impl Seats {
             }
         }
         self.log.replace(&bytes)?;
+        recorded.keys().for_each(|key| drop(self.earlier.remove(key)));
         (self.recorded, self.last) = (recorded, snapshot.specs().clone());
         Ok(())
     }
@@ -172,16 +220,27 @@ fn owner(service: &ServiceSpec) -> u32 {
     owner_mark(&service.namespace, &service.name)
 }
 
-/// The records that the file needs.
+/// The records that the file needs, at most.
 fn count(snapshot: &Snapshot) -> usize {
-    snapshot.specs().iter().map(|service| weights(service).len()).sum()
+    let most = |service: &SharedService| match &service.flow_tracking {
+        FlowTracking::Always => 0,
+        FlowTracking::OnChange(moved) | FlowTracking::AlwaysAfter(moved) => {
+            service.backends.len() + moved.len()
+        }
+    };
+    snapshot.specs().iter().map(most).sum()
 }
 
-/// When the weights of a service port changed: those that differ from the record have changed now.
-fn changes(before: Option<&Recorded>, service: &ServiceSpec) -> Changes {
+/// When the weights of a service port changed: those that differ from the record have changed now, unless an earlier process
+/// knew the port.
+fn changes(before: Option<&Recorded>, earlier: Option<&Earlier>, service: &ServiceSpec) -> Changes {
+    let earlier = earlier.filter(|earlier| before.is_none() && earlier.owner == owner(service));
     let (was, now) = (before.map(|before| weights(&before.service)).unwrap_or_default(), kernel_ms());
     let moved = weights(service).into_iter().filter(|(_, (weight, former))| weight != former);
-    let changed = |(backend, (weight, _)): (SocketAddr, (u16, u16))| {
+    let changed = |(backend, (weight, former)): (SocketAddr, (u16, u16))| {
+        if let Some(earlier) = earlier {
+            return (backend, earlier.change(backend, weight, former));
+        }
         let is_old = was.get(&backend).map_or(0, |(weight, _)| *weight) == weight;
         let known = before.and_then(|before| before.changes.get(&backend)).filter(|_| is_old);
         (backend, known.copied().unwrap_or(now))
@@ -190,14 +249,18 @@ fn changes(before: Option<&Recorded>, service: &ServiceSpec) -> Changes {
 }
 
 /// Appends what differs from the record of a service port: weights, and zeros for backends that have none any more.
-fn append(bytes: &mut Vec<u8>, before: Option<&Recorded>, service: &SharedService) -> Option<Recorded> {
+fn append(
+    bytes: &mut Vec<u8>,
+    (before, earlier): (Option<&Recorded>, Option<&Earlier>),
+    service: &SharedService,
+) -> Option<Recorded> {
     let was = before.map(|before| weights(&before.service)).unwrap_or_default();
     let is = weights(service);
     let has_same_owner = before.is_none_or(|before| owner(&before.service) == owner(service));
     if was == is && has_same_owner {
         return None;
     }
-    let changes = changes(before.filter(|_| has_same_owner), service);
+    let changes = changes(before.filter(|_| has_same_owner), earlier, service);
     let backends: BTreeSet<SocketAddr> = was.into_keys().chain(is.keys().copied()).collect();
     backends.into_iter().for_each(|backend| write(bytes, service, backend, &is, &changes));
     Some(Recorded { service: service.clone(), changes })
@@ -290,7 +353,8 @@ mod tests {
             written.expect("room");
             previous = Some(snapshot);
             let owner = owner_mark("default", "web");
-            let mut ports = [EarlierPort { key, owner, backends: Vec::new(), seats: Vec::new() }];
+            let mut ports =
+                [EarlierPort { key, owner, backends: Vec::new(), seats: Vec::new(), ended: Duration::ZERO }];
             add_to(&mut ports, directory.path()).expect("a file");
             let seats = std::mem::take(&mut ports[0].seats).into_iter();
             seats.map(|one| (one.backend.to_string(), one.weight, one.former)).collect::<Vec<_>>()
@@ -305,5 +369,38 @@ mod tests {
         assert_eq!(learnt(service("web", &[two], Some(&[])), false), [seat(two, 1, 1)], "the window is over");
         assert_eq!(learnt(service("other", &[two], Some(&[])), false), [], "another Service has the port");
         assert_eq!(learnt(service("web", &[two], None), false), [], "it follows its seats no longer");
+    }
+
+    #[test]
+    fn a_change_keeps_its_time_from_process_to_process() {
+        let service = service("web", &["10.0.0.11:80"], Some(&[("10.0.0.11:80", 0), ("10.0.0.12:80", 1)]));
+        let seat = |host: u8, weight, former, ago| EarlierSeat {
+            backend: SocketAddr::from(([10, 0, 0, host], 80)),
+            weight,
+            former,
+            ago: Duration::from_secs(ago),
+        };
+        let port = EarlierPort {
+            key: service.key,
+            owner: owner(&service),
+            backends: Vec::new(),
+            // 11 has come before the end, and 12 has left after it.
+            seats: vec![seat(11, 1, 0, 90), seat(12, 1, 1, 0)],
+            ended: Duration::from_secs(20),
+        };
+        let spec = SnapshotSpec { services: vec![service.into()], ..lab::spec() };
+        let snapshot = Snapshot::compile(&spec, None, &NeighborTable::new()).expect("it compiles").0;
+        for is_anew in [false, true] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let mut seats = Seats::create(directory.path()).expect("a file");
+            seats.continue_from(&[(port.key, port.clone())].into());
+            let written = if is_anew { seats.rewrite(&snapshot) } else { seats.add(&snapshot) };
+            written.expect("room");
+            let mut ports = [EarlierPort { seats: Vec::new(), ..port.clone() }];
+            add_to(&mut ports, directory.path()).expect("a file");
+            let [first, second] = &*ports[0].seats else { panic!("two seats: {:?}", ports[0].seats) };
+            assert!((90..100).contains(&first.ago.as_secs()), "{first:?}");
+            assert!((20..30).contains(&second.ago.as_secs()), "{second:?}");
+        }
     }
 }

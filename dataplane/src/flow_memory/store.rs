@@ -6,7 +6,8 @@
 //! DIRECTORY/run-N/identities  the services and backends of its ids
 //! DIRECTORY/run-N/seats       the weights of backends of Services that follow their seats
 //! DIRECTORY/run-N/WORKER-TABLE-PART    the words of an array
-//! DIRECTORY/run-N/WORKER-clock         one word: the kernel's clock minus the worker's, in milliseconds
+//! DIRECTORY/run-N/WORKER-clock         two words: the kernel's clock minus the worker's, and the kernel's when the worker
+//!                                      last ran, in milliseconds
 //! ```
 //!
 //! Each process makes a directory of its own and reads those of its predecessors, which it removes when their flows are in
@@ -21,6 +22,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use dpdk::Region;
 use dpdk::region::{self, Reading};
@@ -133,6 +135,8 @@ struct EarlierWorker {
     parts: [[Option<Reading>; 3]; 4],
     /// The kernel's clock minus the worker's, in milliseconds.
     clock: u32,
+    /// When it last ran, by [`kernel_ms`]; `None` if that isn't known.
+    last: Option<u32>,
 }
 
 const PARTS: [Part; 3] = [Part::Entries, Part::Streams, Part::Splices];
@@ -193,13 +197,16 @@ impl Store {
     pub(super) fn earlier_ports(&self) -> Vec<EarlierPort> {
         let mut ports = BTreeMap::new();
         for earlier in self.earlier.iter().rev() {
-            match identities::ports(&earlier.path) {
+            match identities::ports(&earlier.path, earlier.ended()) {
                 Ok(all) => ports.extend(all.into_iter().map(|port| (port.key, port))),
                 Err(error) => tracing::warn!(
                     path = %earlier.path.display(), %error,
                     "cannot read the backends of an earlier process: flows of those that have left end"
                 ),
             }
+        }
+        if let Ok(own) = &self.own {
+            own.identities.lock().unwrap_or_else(PoisonError::into_inner).continue_from(&ports);
         }
         ports.into_values().collect()
     }
@@ -211,7 +218,7 @@ impl Store {
         let was_whole = identities.is_whole();
         match identities.follow(snapshot) {
             Err(error) if was_whole => {
-                tracing::warn!(%error, "cannot record new Services and backends: their flows end with this process");
+                tracing::warn!(%error, "cannot record new Services, backends and weights: their flows end with this process");
             }
             Ok(()) if !was_whole => tracing::info!("all Services and backends are recorded again"),
             _ => {}
@@ -237,7 +244,7 @@ impl Store {
         Some(file.and_then(|file| file.set_len(words as u64 * 4).map(|()| file)))
     }
 
-    /// The word in which a worker keeps the difference of the kernel's clock and its own; `None` if the process has no
+    /// The words in which a worker keeps the difference of the kernel's clock and its own, and when it last ran; `None` if the process has no
     /// directory.
     pub(super) fn clock(&self, worker: u8) -> Option<io::Result<&'static mut [u32]>> {
         let path = self.own.as_ref().ok()?.run.join(clock_name(worker));
@@ -245,7 +252,7 @@ impl Store {
             let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
             file.set_len(4096)?;
             region::reserve(&file, 4096)?;
-            Ok(Region::of_file(&file, 1)?.0)
+            Ok(Region::of_file(&file, 2)?.0)
         };
         Some(clock())
     }
@@ -286,9 +293,11 @@ impl Earlier {
         let wanted = StoredTables::words(shape.entries);
         let mut refused = 0;
         let mut worker = |worker: u8| {
-            let clock = File::open(path.join(clock_name(worker))).and_then(|file| Reading::of_file(&file, 1));
-            // A worker that has not run has no flows.
-            let clock = clock.ok().map(|words| words[0]).filter(|&clock| clock != 0).unwrap_or(shape.clock);
+            let clock = File::open(path.join(clock_name(worker))).and_then(|file| Reading::of_file(&file, 2));
+            // A worker that has not run has no flows. An older version has no second word.
+            let [clock, last] =
+                clock.map_or([None; 2], |words| [0, 1].map(|at| Some(words[at]).filter(|&word| word != 0)));
+            let clock = clock.unwrap_or(shape.clock);
             let parts = TableKind::ALL.map(|table| {
                 PARTS.map(|part| {
                     let file = File::open(path.join(file_name(worker, table, part))).ok()?;
@@ -312,7 +321,7 @@ impl Earlier {
                     None
                 })
             });
-            EarlierWorker { parts, clock }
+            EarlierWorker { parts, clock, last }
         };
         let workers = (0..shape.workers).map(|n| worker(u8::try_from(n).unwrap_or(u8::MAX))).collect();
         Ok(Some(Self { path: path.to_owned(), shape, workers, refused }))
@@ -323,9 +332,16 @@ impl Earlier {
         self.shape.workers == shape.workers && self.shape.steering == fingerprint(&shape.steering)
     }
 
+    /// How long ago it ended; `None` if that isn't known.
+    fn ended(&self) -> Option<Duration> {
+        let now = kernel_ms();
+        let ago = self.workers.iter().filter_map(|worker| Some(now.wrapping_sub(worker.last?))).min()?;
+        Some(Duration::from_millis(ago.into()))
+    }
+
     /// The tables of one of its workers.
     pub(super) fn tables(&self, worker: usize) -> Option<StoredTables<'_>> {
-        let EarlierWorker { parts, clock } = self.workers.get(worker)?;
+        let EarlierWorker { parts, clock, last: _ } = self.workers.get(worker)?;
         let tables = parts.each_ref().map(|[entries, streams, splices]| StoredTable {
             entries: entries.as_deref().unwrap_or_default(),
             streams: streams.as_deref().unwrap_or_default(),

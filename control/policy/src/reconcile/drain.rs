@@ -34,20 +34,24 @@ struct PortMemory {
     backends: BTreeMap<SocketAddr, Presence>,
     /// If the Service follows its seats, and for a drain timeout after it: which seats changed hands.
     seats: Option<Seats>,
-    /// If it is that of an earlier process: the seats that this one followed.
-    earlier_seats: Vec<EarlierSeat>,
+    /// If it is that of an earlier process: the seats that this one followed, and how long before this process it ended.
+    earlier_seats: (Vec<EarlierSeat>, Duration),
     /// With `slowStart`: which backends warm up, and when the next of them reaches its next step.
     warm_ups: Option<(WarmUps, Option<Duration>)>,
 }
 
 impl PortMemory {
-    /// The seats that are followed, if any, or those of an earlier process.
-    fn followed(&self, window: Duration, now: Duration) -> Option<Cow<'_, Seats>> {
+    /// The seats that are followed, if any, or those of an earlier process; and the window of a change since. One of which no
+    /// process knows when it was may be as old as the end of the earlier process.
+    fn followed(&self, window: Duration, now: Duration) -> Option<(Cow<'_, Seats>, Duration)> {
         if let Some(seats) = &self.seats {
-            return Some(Cow::Borrowed(seats));
+            return Some((Cow::Borrowed(seats), window));
         }
-        let history = || SeatHistory::of_earlier(&self.earlier_seats, window, now);
-        (!self.earlier_seats.is_empty()).then(|| Cow::Owned(Seats { history: history(), until: None }))
+        let (seats, ended) = &self.earlier_seats;
+        // This process began at 0.
+        let history = || SeatHistory::of_earlier(seats, window, now, now);
+        let since = window.saturating_sub(*ended + now);
+        (!seats.is_empty()).then(|| (Cow::Owned(Seats { history: history(), until: None }), since))
     }
 
     /// Adds a change of a weight that another gateway has seen. Returns whether the seats are followed.
@@ -108,14 +112,14 @@ pub(super) struct PortNow<'a> {
 }
 
 impl Drains {
-    /// The memory of a process that forwards the flows of an earlier one, with its service ports. When backends have left or
-    /// changed their weights is not known, so the drain timeout of each begins now.
+    /// The memory of a process that forwards the flows of an earlier one, with its service ports. When backends have left is
+    /// not known, so their drain timeout begins now.
     #[must_use]
     pub fn of_earlier(ports: impl IntoIterator<Item = EarlierPort>) -> Self {
         let memory = |port: EarlierPort| {
             let backends = port.backends.into_iter().map(|backend| (backend, Presence::Listed)).collect();
             let (owner, drain_timeout) = (Owner::Mark(port.owner), Duration::ZERO);
-            let earlier_seats = port.seats;
+            let earlier_seats = (port.seats, port.ended);
             let memory =
                 PortMemory { owner, drain_timeout, backends, seats: None, earlier_seats, warm_ups: None };
             (port.key, Arc::new(memory))
@@ -156,7 +160,7 @@ impl Drains {
                 drain_timeout,
                 backends,
                 seats: None,
-                earlier_seats: Vec::new(),
+                earlier_seats: Default::default(),
                 warm_ups: None,
             };
             self.ports.insert(key, Arc::new(memory));
@@ -183,13 +187,14 @@ impl Drains {
         let until = match (follows, &before) {
             (true, _) => None,
             (false, None) => return Vec::new(),
-            (false, Some(before)) => Some(before.until.unwrap_or(now + memory.drain_timeout)),
+            (false, Some((before, _))) => Some(before.until.unwrap_or(now + memory.drain_timeout)),
         };
         if until.is_some_and(|until| until <= now) {
             return Vec::new();
         }
-        let history = before.as_ref().map(|before| &before.history);
-        let history = SeatHistory::next(history, weights, memory.drain_timeout, now);
+        let history = before.as_ref().map(|(before, _)| &before.history);
+        let window = before.as_ref().map_or(memory.drain_timeout, |(_, window)| *window);
+        let history = SeatHistory::next(history, weights, window, now);
         let former = history.former_weights().collect();
         let memory = PortMemory { seats: Some(Seats { history, until }), ..PortMemory::clone(memory) };
         self.ports.insert(*key, Arc::new(memory));
@@ -247,7 +252,7 @@ impl Drains {
             drain_timeout: Duration::MAX,
             backends: BTreeMap::new(),
             seats: None,
-            earlier_seats: Vec::new(),
+            earlier_seats: Default::default(),
             warm_ups: None,
         });
         if memory.owner.mark() != left.owner {
@@ -266,7 +271,7 @@ impl Drains {
 
     /// Whether the seats of a service port are followed.
     pub(super) fn has_seats(&self, key: &ServiceKey) -> bool {
-        self.ports.get(key).is_some_and(|memory| memory.seats.is_some() || !memory.earlier_seats.is_empty())
+        self.ports.get(key).is_some_and(|memory| memory.seats.is_some() || !memory.earlier_seats.0.is_empty())
     }
 
     /// Updates the warm-ups of a service port that [`Self::step`] has just updated, given the backends that take new flows.
@@ -410,7 +415,8 @@ mod tests {
         let [stays, left] = ["10.0.0.1:80", "10.0.0.2:80"].map(|one| one.parse().expect("an address"));
         let key = ServiceKey { vip: IpAddr::from([203, 0, 113, 1]), protocol: Protocol::Tcp, port: 80 };
         let (owner, backends) = (owner_mark("shop", "web"), vec![stays, left]);
-        let earlier = Drains::of_earlier([EarlierPort { key, owner, backends, seats: Vec::new() }]);
+        let ended = Duration::ZERO;
+        let earlier = Drains::of_earlier([EarlierPort { key, owner, backends, seats: Vec::new(), ended }]);
         let kept = |name: &str, previous: &Drains, at: u64| {
             let owner = ObjectKey::new("shop", name);
             let listed = [stays].into();
@@ -435,7 +441,9 @@ mod tests {
             |backend, weight, former| EarlierSeat { backend, weight, former, ago: Duration::from_secs(100) };
         let seats = vec![seat(left, 0, 1), seat(leaves, 1, 1), seat(stays, 1, 1)];
         let (owner, backends) = (owner_mark("shop", "web"), vec![left, leaves, stays]);
-        let earlier = Drains::of_earlier([EarlierPort { key, owner, backends, seats }]);
+        let port = EarlierPort { key, owner, backends, seats, ended: Duration::from_secs(60) };
+        let long_ago = Drains::of_earlier([EarlierPort { ended: Duration::from_secs(299), ..port.clone() }]);
+        let earlier = Drains::of_earlier([port]);
         let former = |previous: &Drains, follows: bool, at: u64| {
             let (owner, now) = (ObjectKey::new("shop", "web"), Duration::from_secs(at));
             let drain_timeout = Duration::from_secs(300);
@@ -448,8 +456,9 @@ mod tests {
         assert!(earlier.has_seats(&key));
         let (first, next) = former(&earlier, true, 1);
         assert_eq!(first, [(left, 1), (leaves, 1)]);
-        assert_eq!(former(&next, true, 202).0, [(leaves, 1)]);
-        assert_eq!(former(&next, true, 301).0, []);
+        assert_eq!(former(&next, true, 200).0, [(leaves, 1)]);
+        assert_eq!(former(&next, true, 240).0, []);
+        assert_eq!(former(&long_ago, true, 1).0, [(left, 1)], "its peers may have seen the change 300 s ago");
         assert_eq!(
             former(&earlier, false, 1).0,
             [(left, 1), (leaves, 1)],

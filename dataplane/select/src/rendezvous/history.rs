@@ -33,13 +33,15 @@ struct Moved {
 }
 
 impl SeatHistory {
-    /// The history that an earlier process had.
+    /// The history that an earlier process had, at `now`; `later` has passed since its seats were read.
     #[must_use]
-    pub fn of_earlier(seats: &[EarlierSeat], window: Duration, now: Duration) -> Self {
+    pub fn of_earlier(seats: &[EarlierSeat], window: Duration, later: Duration, now: Duration) -> Self {
         let weights = seats.iter().filter(|seat| seat.weight > 0).map(|seat| (seat.backend, seat.weight));
         let moved = seats.iter().filter(|seat| seat.weight != seat.former);
-        let moved = moved.map(|seat| {
-            (seat.backend, Moved { former: seat.former, until: now + window.saturating_sub(seat.ago) })
+        let moved = moved.filter_map(|seat| {
+            let left = window.saturating_sub(seat.ago + later);
+            // A window that is over must not hide a later change.
+            (!left.is_zero()).then(|| (seat.backend, Moved { former: seat.former, until: now + left }))
         });
         Self { weights: weights.collect(), moved: moved.collect() }
     }
@@ -85,8 +87,8 @@ impl SeatHistory {
         seats.filter(|seat| !seat.left.is_zero())
     }
 
-    /// Adds a change that another gateway has seen, and that is older than everything that this one has seen: it has just
-    /// started. The window is at most `window`.
+    /// Adds a change that another gateway has seen, and that is older than everything that this one has seen or has from an
+    /// earlier process: it has just started. The window is at most `window`.
     pub fn learn(&mut self, seat: &MovedSeat, window: Duration, now: Duration) {
         let until = now + seat.left.min(window);
         let known = self.moved.entry(seat.backend).or_insert(Moved { former: seat.former, until });
@@ -144,13 +146,14 @@ mod tests {
         let (window, now) = (seconds(100), seconds(5));
         let seat =
             |n: u8, weight, former, ago| EarlierSeat { backend: at(n), weight, former, ago: seconds(ago) };
-        // 1 left and 3 came before the restart, and 5 long before it. During the restart 2 leaves and 4 comes.
-        let seats = [seat(1, 0, 1, 40), seat(2, 1, 1, 0), seat(3, 1, 0, 30), seat(5, 0, 1, 100)];
-        let earlier = SeatHistory::of_earlier(&seats, window, now);
+        // 1 left and 3 came before the restart, and 5 and 6 long before it. During the restart 2 and 6 leave, and 4 comes.
+        let seats =
+            [seat(1, 0, 1, 40), seat(2, 1, 1, 0), seat(3, 1, 0, 30), seat(5, 0, 1, 95), seat(6, 1, 0, 96)];
+        let earlier = SeatHistory::of_earlier(&seats, window, now, now);
         let present = weights(&[(3, 1), (4, 1)]);
         let next = SeatHistory::next(Some(&earlier), present.clone(), window, now);
-        assert_eq!(former(&next), [(at(1), 1), (at(2), 1), (at(3), 0), (at(4), 0)]);
-        assert_eq!(next.next_deadline(), Some(seconds(65)));
+        assert_eq!(former(&next), [(at(1), 1), (at(2), 1), (at(3), 0), (at(4), 0), (at(6), 1)]);
+        assert_eq!(next.next_deadline(), Some(seconds(60)));
         let over = SeatHistory::next(Some(&next), present, window, seconds(105));
         assert_eq!(former(&over), []);
     }
