@@ -206,7 +206,7 @@ impl Lab {
     }
 
     /// Begins flows `0..count`. If `established`, sends packets of both directions (if the gateway sees both) until the
-    /// flows are established. A NAT table near its limit refuses a few, see `conntrack::room`.
+    /// flows are established. A NAT table near its limit refuses a few, see `conntrack::eviction`.
     fn begin(&mut self, count: usize, established: bool) {
         let translated = !self.scenario.mode().is_dsr();
         for start in (0..count).step_by(BURST) {

@@ -1,6 +1,6 @@
 //! How fast rounds follow each other.
 //!
-//! Invariant: rounds take at most half of the time of the loop's thread.
+//! Invariant: rounds take at most half of the time of the loop's thread, unless one takes more than a second.
 
 use std::time::Duration;
 

@@ -127,8 +127,8 @@ impl SnatExchange {
         self.uses.note(news, now, |address| own.contains(address) || stays.contains(address));
     }
 
-    /// Decides anew, and applies the decision. The gateway catches up, or catches up because it was cut off from the others
-    /// ([`Shown::is_cut_off`](super::flow_sharing::Shown)). `resumed` is the end of the last pause of this process. Returns the
+    /// Decides anew, and applies the decision. `catches_up`: the gateway lacks flows of peers; `is_cut_off`: because it has
+    /// started, could not forward or was paused. `resumed` is the end of the last pause of this process. Returns the
     /// addresses of others that flows use although no reply comes.
     pub(super) fn look(
         &mut self,

@@ -3,7 +3,7 @@
 //! The health checks get their targets, the health-check node ports are opened, the log, the cluster writer, the owners on
 //! layer 2, the announcer and [`State`] get the round.
 //!
-//! Invariant: this is only after the workers have the snapshot, because informing others may take time.
+//! Invariant: this is only after the workers were given the snapshot, because informing others may take time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
