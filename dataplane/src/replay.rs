@@ -27,7 +27,7 @@ use tidegate_spec::verdict::Verdict;
 use tidegate_spec::{CompileError, ForwardingMode, Problem, SnapshotSpec};
 use tidegate_wire::cut::Cut;
 
-use crate::worker::fragment_room::FragmentRoom;
+use crate::worker::pending_fragments::FragmentRoom;
 
 /// The secret of the flow tables' hash. Any constant is suitable.
 const SEED: u64 = 0x7469_6465_6761_7465;

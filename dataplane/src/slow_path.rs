@@ -35,7 +35,7 @@ use crate::clock::Clock;
 use crate::drivers::FrameSource;
 use crate::links::{LinkState, Links};
 use crate::neighbors;
-use crate::neighbors::owned::Owned;
+use crate::neighbors::owned_addresses::Owned;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
 use crate::path_mtu_log::PathMtuLog;
 use crate::probe_device::ProbeDevice;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::*;
 use tidegate_dataplane::drivers::memory::{MemoryPort, MemoryQueue};
 use tidegate_dataplane::publish::Publisher;
-use tidegate_dataplane::worker::fragment_room::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
+use tidegate_dataplane::worker::pending_fragments::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
 use tidegate_dataplane::worker::{Forwarding, Worker};
 use tidegate_pipeline::frame::{Frame, MemoryFrame};
 use tidegate_pipeline::testing::Builder;

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use tidegate_model::config::BgpConfig;
 
+use crate::announced_routes::Decision;
 use crate::bird::Bird;
 use crate::bird::config::{Files, Given, Waiting};
 use crate::decide::Gateway;
-use crate::decision::Decision;
 use crate::first_bfd::FirstBfd;
 pub use crate::inputs::{Condition, Round, Serves, Setup};
 use crate::interruption::Interruption;

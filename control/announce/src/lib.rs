@@ -11,11 +11,11 @@
 //!
 //! Invariant: what is withdrawn is withdrawn at once. Whatever fails here, the gateway keeps forwarding.
 
+mod announced_routes;
 pub mod announcer;
 pub mod bird;
 pub mod damping;
 pub mod decide;
-mod decision;
 mod first_bfd;
 mod inputs;
 mod interruption;

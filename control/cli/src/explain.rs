@@ -8,8 +8,8 @@ use clap::Args;
 use tidegate_admin_api::Client;
 use tidegate_admin_api::explain::{Packet, Transport};
 
+use super::admin_commands::answered;
 use super::args::{OutputArgs, SOCKET};
-use super::ask::answered;
 use super::output::print_answer;
 
 /// The packet, and the gateway that decides on it.

@@ -12,9 +12,9 @@
 //! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong; 3 packets
 //! still came to a gateway at the timeout of `drain --gateway`.
 
+mod admin_commands;
 mod announce_tables;
 mod args;
-mod ask;
 mod cluster;
 mod cluster_tables;
 mod crds;
@@ -40,7 +40,7 @@ pub use invocation::{REFUSED, exit_code, parse};
 pub enum Command {
     /// Questions to a gateway or an API server.
     #[command(flatten)]
-    Ask(ask::Question),
+    Ask(admin_commands::Question),
     /// Print the CustomResourceDefinitions of AddressPool and GatewayStatus, or write them to a directory
     Crds(crds::CrdsArgs),
     /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
@@ -54,7 +54,7 @@ impl Command {
     /// Why it failed, if it has not printed that itself.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Ask(question) => ask::run(question),
+            Self::Ask(question) => admin_commands::run(question),
             Self::Crds(args) => crds::run(&args),
             Self::Uninstall(args) => uninstall::run(args),
         }

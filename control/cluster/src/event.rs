@@ -6,7 +6,7 @@ use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::{Finding, ObjectKind};
 
-use super::words::EventReason;
+use super::reasons::EventReason;
 
 /// The maximum length of a note that an API server accepts, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;

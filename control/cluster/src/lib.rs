@@ -6,7 +6,7 @@
 //! writes at a bounded rate; `request` sends them; `record` writes the [`event`]s. `elect` requests the [`lease`].
 //! `peer_poll` reads the status of the other gateways (`peers`, `sharing_peers`), `own_status` writes that of this one, and
 //! `namesake` detects another gateway with the same name. [`ReleaseTracker`] withholds addresses that other gateways may still
-//! serve. [`words`] are the names in all of these that programs match. [`crd`] defines the gateway's own kinds;
+//! serve. [`reasons`] are the names in all of these that programs match. [`crd`] defines the gateway's own kinds;
 //! [`uninstall`] removes everything that was written.
 //!
 //! May depend on: `tidegate-model`, `tidegate-source` (the connection, and the state of the source),
@@ -22,6 +22,7 @@ pub mod crd;
 mod drain_annotation;
 mod elect;
 pub mod event;
+mod event_recorder;
 mod failure_log;
 pub mod layer2;
 pub mod lease;
@@ -33,13 +34,12 @@ mod peer_poll;
 mod peers;
 pub mod plan;
 mod queue;
-mod record;
+pub mod reasons;
 mod releases;
 mod request;
 mod sharing_peers;
 mod turns;
 pub mod uninstall;
-pub mod words;
 mod writer;
 mod writer_handle;
 

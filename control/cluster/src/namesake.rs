@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::own_status::HEARTBEAT;
-use super::words::{condition_reason, condition_type};
+use super::reasons::{condition_reason, condition_type};
 
 /// A live gateway writes its heartbeat within this time.
 pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from_secs(3));

@@ -16,8 +16,8 @@ use tidegate_source::kubernetes::Connector;
 use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
+use super::reasons::{condition_reason, condition_type};
 use super::request::{self, RequestError, with_client, within};
-use super::words::{condition_reason, condition_type};
 
 /// The interval of writes of an unchanged status.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);

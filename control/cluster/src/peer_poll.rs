@@ -19,8 +19,8 @@ use super::crd::{Condition, GatewayStatus, GatewayStatusSpec, GatewayStatusStatu
 use super::namesake::NAME_UNIQUE;
 use super::own_status::heartbeat_time;
 use super::peers::{Gone, Peers, Silent};
+use super::reasons::condition_reason;
 use super::request::{RequestError, with_client, within};
-use super::words::condition_reason;
 
 /// The interval of polls.
 const CALM: Duration = Duration::from_secs(10);

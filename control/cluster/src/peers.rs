@@ -18,8 +18,8 @@ use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::drain_annotation::DrainAnnotation;
 use super::own_status::heartbeat_time;
 use super::plan::Peer;
+use super::reasons::{condition_reason, condition_type};
 use super::sharing_peers::SharingPeers;
-use super::words::{condition_reason, condition_type};
 
 /// A gateway whose heartbeat has not changed for this time does not count as live.
 pub(super) const LIVE: Duration = Duration::from_secs(40);

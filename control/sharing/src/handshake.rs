@@ -10,7 +10,7 @@
 
 use crate::crypt::{Keys, Random, SharedKey};
 use crate::limits::NAME_MAX;
-use crate::record::take;
+use crate::message::take;
 
 /// The first bytes of every datagram.
 pub(crate) const MAGIC: [u8; 4] = *b"tgfs";

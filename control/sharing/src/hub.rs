@@ -24,8 +24,8 @@ use crate::limits::{
     FRESH, HELLOS_PER_SECOND, OPENS_PER_SECOND, PEERS_MAX, QUEUE_MAX, REFRESH_EVERY, SILENCE_MAX,
     STRANGER_HEARD, STRANGERS_MAX,
 };
+use crate::message::{Message, WALKS_SINCE, Walk};
 use crate::peer::Peer;
-use crate::record::{Message, WALKS_SINCE, Walk};
 pub use crate::seats_and_snat::{Seats, Snat};
 use crate::session::{DATA, Session, Unread};
 pub use crate::status::{HubCounts, PeerState, PeerStatus, PeerWalk, Rejection};

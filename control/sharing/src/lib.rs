@@ -2,7 +2,7 @@
 //! specified in `docs/flow-sharing.md`.
 //!
 //! [`Hub`] is the whole of it for one gateway. It has no socket, no thread and no clock: the daemon passes datagrams and
-//! the time in, and sends what comes out. [`record`] writes and reads what is said about a flow, [`crypt`] seals datagrams,
+//! the time in, and sends what comes out. [`message`] writes and reads what is said about a flow, [`crypt`] seals datagrams,
 //! and `session` keeps one peer's sequence of messages.
 //!
 //! May depend on: `tidegate-conntrack` (the records of flows), `tidegate-spec`, `tidegate-wire`. May not: the dataplane, tokio, the configuration.
@@ -15,9 +15,9 @@ pub mod crypt;
 mod handshake;
 pub mod hub;
 pub mod limits;
+pub mod message;
 mod peer;
 mod receiver;
-pub mod record;
 mod seats_and_snat;
 mod sender;
 mod session;

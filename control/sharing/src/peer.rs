@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::allowance::Allowance;
 use crate::crypt::{Random, SharedKey};
 use crate::limits::{HELLO_EVERY, HELLO_SLOWLY_EVERY, REJECTION_MAX, SILENCE_MAX};
-use crate::record::WALKS_SINCE;
+use crate::message::WALKS_SINCE;
 use crate::seats_and_snat::Snat;
 use crate::session::Session;
 use crate::status::{PeerState, PeerStatus, PeerWalk, Rejection};

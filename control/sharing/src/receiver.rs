@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::limits::WINDOW;
-use crate::record::{self, Message};
+use crate::message::{self, Message};
 
 /// Datagrams that may be overtaken by others and still count as new.
 const REORDERED: u64 = 1_024;
@@ -69,7 +69,7 @@ impl Receiver {
         }
         let mut batch = VecDeque::new();
         while !bytes.is_empty() {
-            let Some(message) = record::read(&mut bytes) else { return false };
+            let Some(message) = message::read(&mut bytes) else { return false };
             batch.push_back(message);
         }
         self.batches.insert(number, batch);

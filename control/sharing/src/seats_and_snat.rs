@@ -11,7 +11,7 @@ use tidegate_spec::limits::SNAT_ADDRESSES_MAX;
 use tidegate_spec::{BackendChange, ServiceKey};
 
 use crate::limits::{LEFT_MAX, SEATS_MAX};
-use crate::record::{Message, SnatAddress};
+use crate::message::{Message, SnatAddress};
 
 /// The recent changes of the backends, for peers that have not seen them.
 #[derive(Debug, Clone, Default)]

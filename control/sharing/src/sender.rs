@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::limits::{QUEUE_MAX, RESEND_AFTER, RESEND_AFTER_MAX, WINDOW};
-use crate::record::{self, Message, RECORD_MAX};
+use crate::message::{self, Message, RECORD_MAX};
 
 /// A batch that is under way.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Sender {
         while bytes.len() + RECORD_MAX <= room
             && let Some(message) = self.queue.pop_front()
         {
-            record::write(&message, &mut bytes);
+            message::write(&message, &mut bytes);
         }
         let number = self.next;
         self.next += 1;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::crypt::{SessionKeys, SharedKey, Side, TAG};
 use crate::handshake::MAGIC;
 use crate::limits::{DATAGRAM_MAX, KEEP_ALIVE, STUCK_AFTER};
+use crate::message::{Message, WALKS_SINCE, Walk, take};
 use crate::receiver::Receiver;
-use crate::record::{Message, WALKS_SINCE, Walk, take};
 use crate::sender::Sender;
 
 /// The kind of a datagram of a session.

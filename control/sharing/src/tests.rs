@@ -17,7 +17,7 @@ use crate::crypt::Keys;
 use crate::crypt::{Entropy, Random, SharedKey};
 use crate::hub::{Hub, HubConfig, PeerState, PeerWalk, Rejection, Seats, Snat, VERSIONS};
 use crate::limits::{OPENS_PER_SECOND, QUEUE_MAX, SEATS_MAX, SILENCE_MAX};
-use crate::record::{Message, Walk};
+use crate::message::{Message, Walk};
 
 /// Numbers that are all different.
 struct Counted(u64);

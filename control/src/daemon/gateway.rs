@@ -22,7 +22,7 @@ use super::pace::Pace;
 use super::start::Listeners;
 use super::state::State;
 use super::supervisor::Supervisor;
-use super::vital::Vital;
+use super::task_watchdog::Vital;
 
 /// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;

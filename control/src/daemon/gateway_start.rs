@@ -21,7 +21,7 @@ use super::layer2::Layer2;
 use super::list_copies::Lists;
 use super::start::{self, Listeners, Source};
 use super::state::State;
-use super::vital::Vital;
+use super::task_watchdog::Vital;
 use super::{announcements, drain_watch, flood_log, kube_proxy, observer};
 
 impl Gateway {

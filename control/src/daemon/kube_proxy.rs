@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::vital::Vital;
+use super::task_watchdog::Vital;
 
 /// The port of kube-proxy's `/healthz`.
 const PORT: u16 = 10256;

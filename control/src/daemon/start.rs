@@ -22,7 +22,7 @@ use super::command::Command;
 use super::operator::Operator;
 use super::snat_exchange::SnatLinks;
 use super::state::State;
-use super::vital::Vital;
+use super::task_watchdog::Vital;
 use crate::admin::Server;
 use crate::assemble;
 use crate::telemetry::{self, Listener};

@@ -30,12 +30,12 @@ use super::flow_sharing::{self, Gap, Shown};
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::last_round::{Round, Rounds};
 use super::layer2::Layer2View;
+use super::loop_watchdog::{Progress, Turn};
 use super::moved_seats::MovedSeats;
 use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::self_check::Comparisons;
 use super::symptoms::Symptoms;
-use super::turn::{Progress, Turn};
 use crate::telemetry::{Generations, Latencies};
 
 /// The state that other tasks read.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use tidegate_admin_api::{BackendWhy, CONFIGURATION_REFUSED};
-use tidegate_cluster::words::{ConditionReason, ConditionType, EventReason, PortError};
+use tidegate_cluster::reasons::{ConditionReason, ConditionType, EventReason, PortError};
 use tidegate_conntrack::EvictionReason;
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_model::health::Failure;

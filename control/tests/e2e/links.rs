@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidegate_dataplane::links::record::DIRECTORY;
+use tidegate_dataplane::links::device_state::DIRECTORY;
 use tidegate_netlab::addresses::{Family, GATEWAY_FOR_SERVERS, GATEWAY_MAC, server};
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::modes::{all_paths, manifests};

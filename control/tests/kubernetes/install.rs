@@ -84,7 +84,8 @@ fn the_container_keeps_what_it_changed_of_devices_on_the_host() {
     let pod = &set["spec"]["template"]["spec"];
     let all = |list: &serde_json::Value| list.as_array().expect("a list").clone();
     let holds = |path: &serde_json::Value| {
-        Path::new(tidegate_dataplane::links::record::DIRECTORY).starts_with(path.as_str().unwrap_or("-"))
+        Path::new(tidegate_dataplane::links::device_state::DIRECTORY)
+            .starts_with(path.as_str().unwrap_or("-"))
     };
     let mounts = all(&pod["containers"][0]["volumeMounts"]);
     let mount = mounts.iter().find(|mount| holds(&mount["mountPath"])).expect("a mount that holds it");

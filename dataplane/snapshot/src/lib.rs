@@ -16,7 +16,6 @@
 
 pub mod addresses;
 pub mod backend;
-mod carried;
 mod compare;
 mod compile;
 pub mod counters;
@@ -27,6 +26,7 @@ mod lineage;
 pub mod neighbors;
 mod network;
 pub mod path_mtu;
+mod reusable_parts;
 pub mod routes;
 pub mod service;
 pub mod service_limits;

@@ -13,10 +13,10 @@ use tidegate_structures::prefetch;
 use tidegate_structures::selection_key::{client_choice, flow_choice};
 use tidegate_wire::{Addr, Family};
 
-use super::carried::Carried;
 use super::interface::Interface;
 use super::lineage::Fresh;
 use super::network::{Network, Transit};
+use super::reusable_parts::Carried;
 use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
 use crate::neighbors::NeighborSlot;

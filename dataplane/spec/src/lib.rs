@@ -8,7 +8,7 @@
 #![deny(unsafe_code)]
 
 mod backend_change;
-mod earlier;
+mod earlier_backends;
 pub mod ids;
 pub mod limits;
 mod load_rule;
@@ -28,7 +28,7 @@ mod tunnel_prefix;
 pub mod verdict;
 
 pub use backend_change::{BackendChange, LeftBackend, MovedSeat};
-pub use earlier::{EarlierPort, EarlierSeat};
+pub use earlier_backends::{EarlierPort, EarlierSeat};
 pub use load_rule::LoadRule;
 pub use network::{GatewaySpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, SynCookies};
 pub use passive_health::PassiveHealth;

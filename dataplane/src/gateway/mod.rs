@@ -21,15 +21,15 @@ use tidegate_spec::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 use tidegate_wire::VlanId;
 
 use crate::drivers::dpdk::{DpdkFrame, DpdkSource};
+use crate::links::device_state;
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
-use crate::links::record;
 use crate::links::{Device, Life, OtherName, PortResources, WatchThread, Watched, WatchedPort, silence};
 use crate::punt::class::PuntClass;
 use crate::punt::tap::{Tap, TapConfig, remove_left};
 use crate::topology::{self, Idle, Machine, Plan, PortOffer};
-use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::INJECTED_MAX;
+use crate::worker::pending_fragments::HELD_MAX;
 use crate::worker::pending_neighbor::PARKED_MAX;
 use crate::worker::rings::handed_over_max;
 
@@ -244,7 +244,7 @@ struct Claimed {
 /// Locks all devices before any of them is changed.
 fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
     // Removes records that this process would mistake for its own once the kernel reuses a namespace number.
-    record::sweep();
+    device_state::sweep();
     let mut kernel = Kernel::open().map_err(StartError::Watch)?;
     let mut claim = |one: &InterfaceConfig| {
         let device = Device::of(&one.device);

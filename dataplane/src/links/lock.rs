@@ -8,7 +8,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use super::record::{Kept, Record};
+use super::device_state::{Kept, Record};
 
 /// A lock on a device, held until it is dropped.
 #[derive(Debug)]

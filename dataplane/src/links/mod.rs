@@ -15,11 +15,11 @@ use tidegate_wire::MacAddr;
 
 use crate::neighbors::faults::NeighborFault;
 
+pub mod device_state;
 pub mod kernel;
 pub mod lock;
 pub mod namespaces;
 mod port;
-pub mod record;
 mod watch;
 
 pub(crate) use port::{Device, Life, OtherName, PortResources, WatchedPort, open_port, silence};

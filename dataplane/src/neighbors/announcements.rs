@@ -8,7 +8,7 @@ use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::now::Now;
 
 use super::action::Action;
-use super::surroundings::Surroundings;
+use super::resolver_context::Surroundings;
 
 /// Announcements of a new address of ours, and the pause between them (RFC 5227 section 1.1).
 const COUNT: u8 = 3;

@@ -22,10 +22,10 @@ mod conflicts;
 mod entries;
 pub mod faults;
 mod key;
-pub(crate) mod owned;
+pub(crate) mod owned_addresses;
 pub mod resolver;
+mod resolver_context;
 mod shelves;
-mod surroundings;
 mod vip_probes;
 
 use crate::punt;

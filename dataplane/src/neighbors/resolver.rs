@@ -30,7 +30,7 @@ use super::vip_probes::{self, VipProbes};
 
 pub use super::action::{Action, Known};
 pub use super::key::Key;
-pub use super::surroundings::{Link, Surroundings};
+pub use super::resolver_context::{Link, Surroundings};
 
 /// How long an answer is valid before it is confirmed again (RFC 4861 REACHABLE_TIME).
 pub const REACHABLE: Duration = Duration::from_secs(30);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidegate_spec::now::Now;
 
 use super::action::Action;
-use super::surroundings::Surroundings;
+use super::resolver_context::Surroundings;
 
 /// How often each VIP is probed, if there are not too many.
 pub(super) const EVERY: Duration = Duration::from_secs(15);

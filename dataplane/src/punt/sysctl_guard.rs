@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::{io, mem};
 
-use crate::links::record::{Kept, Record};
+use crate::links::device_state::{Kept, Record};
 
 /// The sysctls to set, below `/proc/sys/net`. For the filters, the larger of the interface's value and that of `all`
 /// applies.

@@ -6,7 +6,7 @@ use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{PuntReason, Refusal, Verdict};
 
 use super::held_frames::HeldFragment;
-use super::parts::WorkerParts;
+use super::worker_resources::WorkerParts;
 use crate::drivers::PortQueue;
 use crate::punt::class::{PuntClass, PuntRates, Punted};
 

@@ -8,7 +8,7 @@
 //!
 //! Invariant: a received frame is counted as exactly one of transmitted, punted, handed over or dropped. A frame that
 //! waits for the link address of its next hop ([`pending_neighbor`]) or for the first fragment of its datagram
-//! ([`fragment_room`]) is counted once it has stopped waiting.
+//! ([`pending_fragments`]) is counted once it has stopped waiting.
 //! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
 //!
 //! [`drivers::memory`]: crate::drivers::memory
@@ -33,15 +33,14 @@ use crate::topology::Idle;
 pub mod counters;
 mod dispatch;
 pub mod exchange;
-pub mod fragment_room;
 mod frame_ends;
 mod held_frames;
 pub mod idle;
 pub mod mailbox;
 pub mod neighbor_reports;
-mod parts;
+pub mod pending_fragments;
 pub mod pending_neighbor;
-pub mod questions;
+pub mod queries;
 mod report_counts;
 mod reports;
 pub mod rings;
@@ -50,19 +49,20 @@ mod share_flows;
 pub mod sharing_queues;
 mod transmit;
 pub mod watch;
+mod worker_resources;
 
 pub use counters::LoopCounters;
 pub use exchange::{Exchange, Forwarding, Shared};
 pub use mailbox::Mailbox;
-pub use parts::WorkerParts;
-pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
+pub use queries::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
 pub use sharing_queues::Sharing;
+pub use worker_resources::WorkerParts;
 
-use fragment_room::FragmentRoom;
 use frame_ends::{give_up, settle};
 use held_frames::{HeldFragment, MayWait, TooLong};
 use idle::{Backoff, precise_sleeps};
 use neighbor_reports::Recent;
+use pending_fragments::FragmentRoom;
 use pending_neighbor::{PendingNeighborQueue, Released};
 use transmit::{Sending, TxBatch};
 use watch::Watches;

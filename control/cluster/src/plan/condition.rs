@@ -12,7 +12,7 @@ use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, 
 
 use super::peer::Around;
 use super::situation::OfService;
-use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
+use crate::reasons::{ConditionReason, ConditionType, condition_reason, condition_type};
 pub(super) use tidegate_policy::pools::ALLOCATED;
 
 pub(super) const PROGRAMMED: &str = condition_type::PROGRAMMED.as_str();

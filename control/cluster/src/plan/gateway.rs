@@ -10,7 +10,7 @@ use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use super::pool::of_model;
 use super::situation::{DrainPhase, Forwarding, Situation};
 use crate::crd;
-use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
+use crate::reasons::{ConditionReason, ConditionType, condition_reason, condition_type};
 
 /// The maximum number of VIPs that are listed for display: the limit of the schema.
 pub const VIPS_MAX: usize = 1024;

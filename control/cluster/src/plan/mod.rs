@@ -51,7 +51,7 @@ use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Finding, ObjectKind};
 
 use super::event::{Event, EventType, Regarding};
-use super::words::event_reason;
+use super::reasons::event_reason;
 use memory::Settled;
 use planner::Planner;
 use situation::OfService;

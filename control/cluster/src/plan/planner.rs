@@ -14,7 +14,7 @@ use super::peer::{self, Change};
 use super::situation::Situation;
 use super::write::Plan;
 use crate::event::{Event, EventType, Regarding, cut};
-use crate::words::{condition_type, event_reason};
+use crate::reasons::{condition_type, event_reason};
 
 /// A wait for other gateways that is shorter than this causes no event.
 const WAIT_TOLD_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);

@@ -9,7 +9,7 @@ use super::planner::Planner;
 use super::write::Write;
 use crate::crd;
 use crate::event::{Event, EventType, Regarding};
-use crate::words::{ConditionReason, condition_reason, condition_type, event_reason};
+use crate::reasons::{ConditionReason, condition_reason, condition_type, event_reason};
 
 /// The maximum length of a summary, before what says that something is left out.
 const SUMMARY_BYTES_MAX: usize = 256;

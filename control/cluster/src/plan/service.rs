@@ -16,7 +16,7 @@ use super::situation::{OfService, Situation};
 use super::status_conflict::{self, StatusOwnership};
 use super::write::Write;
 use crate::event::{Event, EventType};
-use crate::words::{ConditionReason, EventReason, PortError, condition_reason, event_reason, port_error};
+use crate::reasons::{ConditionReason, EventReason, PortError, condition_reason, event_reason, port_error};
 
 /// Why a Service that has an address is not served as requested.
 const NOT_SERVED: [ConditionReason; 3] = [

@@ -14,8 +14,8 @@ use crate::namesake;
 use crate::own_status::Written;
 use crate::peers::Gone;
 use crate::queue::{Answer, Target};
+use crate::reasons::event_reason;
 use crate::request::{self, RequestError};
-use crate::words::event_reason;
 
 impl Writer {
     /// Handles the end of a request.

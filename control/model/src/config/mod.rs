@@ -12,7 +12,7 @@
 
 mod admin;
 mod announce;
-mod cross;
+mod cross_checks;
 mod dataplane;
 mod drain;
 mod expand;
@@ -274,7 +274,7 @@ fn decode(
         origin: sheet.origin(root),
     };
     fields.finish(Unknown::Refused);
-    cross::check(sheet, &config);
+    cross_checks::check(sheet, &config);
     announce::check(sheet, &config);
     Some((config, source))
 }

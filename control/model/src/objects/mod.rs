@@ -8,7 +8,7 @@
 //! where an object was written ([`Origin`]) is ignored when objects are compared.
 
 mod address_range;
-mod choice;
+mod endpoint_choice;
 mod endpoints;
 mod namespace;
 mod origin;
@@ -24,7 +24,7 @@ mod stored;
 mod tests;
 
 pub use address_range::{AddressRange, number};
-pub use choice::{Choice, Viewpoint, choose};
+pub use endpoint_choice::{Choice, Viewpoint, choose};
 pub use endpoints::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, LeftOut,
     NotKept, ObjectRef, SERVICE_NAME_LABEL, Subset,

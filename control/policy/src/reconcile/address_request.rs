@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use tidegate_model::objects::Service;
 use tidegate_model::yaml::text;
 
+use super::annotation_reader::{Reader, error};
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;
-use super::reader::{Reader, error};
 use crate::pools::{PoolWish, WantedPool};
 
 /// The largest number of addresses in one list.

@@ -14,7 +14,6 @@ use tidegate_model::shared_map::SharedMap;
 use tidegate_spec::RouteSpec;
 
 use super::all_pools::all_pools;
-use super::edge;
 use super::finding::{Finding, ObjectKind};
 use super::input::Input;
 use super::own_frontends::{Claims, Contested};
@@ -22,6 +21,7 @@ use super::plan::Planned;
 use super::pod_routes::pod_routes;
 use super::reserved_addresses::reserved;
 use super::settings::Settings;
+use super::vip_announcement;
 use super::vips::Vips;
 use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
 
@@ -181,7 +181,7 @@ fn reannounced_pools(before: &[Pool], now: &[Pool]) -> BTreeSet<String> {
     let find = |pools: &'_ [Pool], name: &str| pools.iter().position(|pool| pool.name == name);
     let names: BTreeSet<&str> = before.iter().chain(now).map(|pool| pool.name.as_str()).collect();
     let differs = |name: &&str| match (find(before, name), find(now, name)) {
-        (Some(was), Some(is)) => !edge::is_same(&before[was], &now[is]),
+        (Some(was), Some(is)) => !vip_announcement::is_same(&before[was], &now[is]),
         _ => true,
     };
     names.into_iter().filter(differs).map(str::to_owned).collect()

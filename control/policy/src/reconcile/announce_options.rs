@@ -8,8 +8,8 @@ use tidegate_model::objects::{
     RouteAttributes, communities,
 };
 
+use super::annotation_reader::Reader;
 use super::annotations::key;
-use super::reader::Reader;
 
 /// Applies one of them, which was written as `annotation`.
 pub(super) fn apply(

@@ -8,8 +8,8 @@ use tidegate_model::config::{self, Scheduler};
 use tidegate_model::objects::Service;
 use tidegate_spec::HashInput;
 
+use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
-use super::reader::Reader;
 use super::view::{PortRefusal, RefusalReason};
 
 /// Judges the annotation together with the scheduler and the affinity of the Service. Returns why no port is programmed,

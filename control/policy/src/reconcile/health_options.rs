@@ -17,8 +17,8 @@ use tidegate_model::objects::{Port, Protocol};
 use tidegate_model::yaml::text;
 use tidegate_wire::proxy_header::ProxyVersion;
 
+use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
-use super::reader::Reader;
 
 /// The requested options so far.
 #[derive(Debug, Clone, PartialEq)]

@@ -21,6 +21,7 @@ use tidegate_model::shared_map::Difference;
 use tidegate_spec::{RouteSpec, SnapshotSpec};
 
 use super::addresses::{Addresses, Changed, Moved};
+use super::aggregate::Sums;
 use super::checkable_networks::Checkable;
 use super::context::Context;
 use super::dependencies::Changes;
@@ -32,7 +33,6 @@ use super::reserved_addresses;
 use super::serve::{Entry, serve};
 use super::service_addresses::ServiceAddresses;
 use super::settings::Settings;
-use super::sums::Sums;
 use super::table_shares::{self, Shares};
 use crate::pools::Granted;
 

@@ -30,8 +30,10 @@
 
 mod address_request;
 mod addresses;
+mod aggregate;
 mod aliases;
 mod all_pools;
+mod annotation_reader;
 mod annotations;
 mod announce_options;
 mod backends;
@@ -44,7 +46,6 @@ mod demand;
 mod dependencies;
 mod drain;
 mod dscp_conflicts;
-mod edge;
 mod finding;
 mod finding_limit;
 mod frontend;
@@ -64,7 +65,6 @@ mod plan;
 mod pod_routes;
 mod program;
 mod proxy_protocol;
-mod reader;
 mod reserved_addresses;
 mod serve;
 mod service_addresses;
@@ -72,10 +72,10 @@ mod service_limits;
 mod settings;
 mod size_limits;
 mod source_ranges;
-mod sums;
 mod table_shares;
 mod tunnel_options;
 pub mod view;
+mod vip_announcement;
 mod vips;
 mod warm_up;
 mod weights;
@@ -87,13 +87,13 @@ pub use compare::{Compared, Round};
 pub use demand::Demand;
 pub use drain::{DrainTarget, Drains};
 pub use dscp_conflicts::{DscpConflict, DscpConflicts};
-pub use edge::{OwnerGroup, owner_groups, owner_key};
 pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;
 pub use input::{Input, Memory};
 pub use leaving::Leavings;
 pub use outcome::Outcome;
 pub use settings::{Claims, Settings};
+pub use vip_announcement::{OwnerGroup, owner_groups, owner_key};
 
 /// Computes the desired state.
 #[must_use]

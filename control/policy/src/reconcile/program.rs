@@ -23,7 +23,6 @@ use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates, Obstacle, obstacle, port_differs};
 use super::checkable_networks;
 use super::context::{Collector, PortAt};
-use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::{Frontend, core_protocol};
 use super::health_result::TcpEvidence;
@@ -34,6 +33,7 @@ use super::service_addresses::ServiceAddresses;
 use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
 use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
+use super::vip_announcement;
 use crate::pools::Granted;
 
 /// The result of programming one Service.
@@ -60,7 +60,7 @@ pub(super) fn program(
     if let Some(too_large) = too_large {
         collector.findings.push(too_large.finding(service));
         programmed.view.refused = Some(too_large.why.clone());
-        edge::note_unable(&mut programmed.view);
+        vip_announcement::note_unable(&mut programmed.view);
         return programmed;
     }
     frontends.findings(service, &mut collector.findings);
@@ -97,7 +97,7 @@ pub(super) fn program(
         }
     }
     collector.findings.extend(checkable_networks::finding(service, &unchecked));
-    edge::note_unable(&mut programmed.view);
+    vip_announcement::note_unable(&mut programmed.view);
     programmed
 }
 

@@ -10,9 +10,9 @@ use tidegate_spec::ForwardingMode;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
+use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;
-use super::reader::Reader;
 use super::view::{PortRefusal, RefusalReason};
 
 /// The accepted values.

@@ -11,13 +11,13 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, Pool, Service, ServicePort, TrafficPolicy};
 use tidegate_spec::ownership::Layer2;
 
-use super::edge;
 use super::finding::{Finding, Reason};
 use super::frontend::Frontend;
 use super::own_frontends::{Contested, FrontendConflict, cluster_ips, own_frontends};
 use super::plan::Plan;
 use super::settings::Settings;
 use super::view::{EdgeView, PortRefusal, RefusalReason, VipKind, VipView};
+use super::vip_announcement;
 use crate::pools::Granted;
 
 /// The addresses of one Service.
@@ -66,13 +66,17 @@ impl<'a> ServiceAddresses<'a> {
             .filter(|assigned| assigned.address == frontend.vip)
             .map(|assigned| assigned.pool.as_str())
             .next();
-        edge::layer2(&self.edge_of(pool.unwrap_or_default(), frontend.vip), frontend.via, is_elsewhere)
+        vip_announcement::layer2(
+            &self.edge_of(pool.unwrap_or_default(), frontend.vip),
+            frontend.via,
+            is_elsewhere,
+        )
     }
 
     fn edge_of(&self, pool: &str, vip: IpAddr) -> EdgeView {
         // External IPs are shared without a key.
         let is_alone = self.is_alone || !self.load_balancer().any(|one| one == vip);
-        edge::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip, is_alone)
+        vip_announcement::edge(self.settings, self.pools.iter().find(|one| one.name == pool), vip, is_alone)
     }
 
     /// The maximum number of addresses of a port.

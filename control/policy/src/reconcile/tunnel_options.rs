@@ -8,9 +8,9 @@ use tidegate_model::yaml::text;
 use tidegate_spec::{ForwardingMode, TunnelOptions};
 use tidegate_wire::encapsulation::ServiceIdentity;
 
+use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
 use super::finding::Reason;
-use super::reader::Reader;
 use super::view::{PortRefusal, RefusalReason};
 
 /// The annotations, each with the mode that reads it.

@@ -12,12 +12,11 @@
 //! Invariant: nothing is published before every kind was listed, or loaded from disk. Invariant: dropping the source
 //! ends it at once: no request is waited for.
 
-mod causes;
 mod connect;
 mod definition;
 mod disk;
+mod error_text;
 mod first_end;
-mod fit;
 mod history;
 mod hub;
 mod kinds;
@@ -26,6 +25,7 @@ mod pulse;
 mod reflect;
 mod retain;
 mod save;
+mod slice_budget;
 mod tuning;
 mod wire;
 
@@ -49,16 +49,16 @@ use super::{SourceState, SourceUpdate};
 use crate::slices::{self, SharedBudget, SliceBudget};
 use disk::{Disk, Saved};
 use first_end::first_end;
-use fit::Slices;
 use history::Epoch;
 use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
 use pulse::Pulse;
 use reflect::Reflector;
+use slice_budget::Slices;
 use tuning::Tuning;
 
-pub use causes::causes;
 pub use connect::{ConnectError, Connection, Connector};
+pub use error_text::causes;
 
 /// The maximum number of events in the queue to the hub.
 const EVENTS_MAX: usize = 1024;

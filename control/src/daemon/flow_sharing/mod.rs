@@ -9,8 +9,8 @@
 
 mod interruptions;
 mod learning;
-mod shown;
 mod socket;
+mod status;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,9 +23,9 @@ use anyhow::Context;
 use interruptions::Interruptions;
 use learning::Learning;
 pub(super) use learning::Teach;
-use shown::Fingerprints;
-pub(crate) use shown::{Gap, Shown};
 use socket::{FlowSocket, is_own};
+use status::Fingerprints;
+pub(crate) use status::{Gap, Shown};
 use tidegate_cluster::FlowPeers;
 use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::Dataplane;
@@ -33,7 +33,7 @@ use tidegate_dataplane::worker::Sharing;
 use tidegate_model::config::{FlowSharing, FlowSharingConfig, FlowSharingKey, GatewayConfig};
 use tidegate_pipeline::pipeline::{Learned, SharedFlows};
 use tidegate_sharing::hub::{Seats, VERSIONS};
-use tidegate_sharing::record::{Message, Walk};
+use tidegate_sharing::message::{Message, Walk};
 use tidegate_sharing::{Hub, HubConfig, Keys, PeerState, PeerStatus, Rejection, SharedKey, SystemEntropy};
 use tidegate_spec::BackendChange;
 use tokio::sync::watch;

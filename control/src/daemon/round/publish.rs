@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use super::decide::Decided;
 use super::gather::Gathered;
-use crate::daemon::left_out::Completion;
 use crate::daemon::publisher::Publisher;
 use crate::daemon::self_check::Subject;
 use crate::daemon::state::State;
+use crate::daemon::unprogrammed_backends::Completion;
 
 /// The publication of desired states.
 pub(in crate::daemon) struct Publication {

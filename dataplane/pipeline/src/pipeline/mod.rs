@@ -30,7 +30,7 @@ mod cookies;
 mod copies;
 mod deliver;
 mod fast_path;
-mod flow_news;
+mod flow_replication;
 mod fragments;
 mod icmp_errors;
 mod local;
@@ -65,7 +65,7 @@ mod tunnel_peers;
 mod view;
 
 pub use cookie_state::CookieCounts;
-pub use flow_news::Learned;
+pub use flow_replication::Learned;
 pub use output::{
     BurstOutput, FirstFragment, FlowNote, NeighborEvent, Note, Oversized, Sighting, UnknownFragment,
     Unresolved,

@@ -8,7 +8,7 @@
 //! If such a service begins to track always, its flows without an entry are remembered with their former owners for the
 //! rest of that window ([`FlowTracking::AlwaysAfter`]). So are those that another gateway had, if the gateways share flows.
 //!
-//! Gateways can tell each other about such flows ([`flow_news`](super::flow_news)).
+//! Gateways can tell each other about such flows ([`flow_replication`](super::flow_replication)).
 //!
 //! [`FlowTracking::AlwaysAfter`]: tidegate_spec::FlowTracking::AlwaysAfter
 //!

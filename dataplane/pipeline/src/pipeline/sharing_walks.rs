@@ -1,6 +1,6 @@
 //! What a worker remembers of what it tells other gateways: which flows, and how far it has walked through its tables.
 //!
-//! [`flow_news`](super::flow_news) uses it.
+//! [`flow_replication`](super::flow_replication) uses it.
 //!
 //! Invariant: a walk that is asked for while another one is in progress is made after it.
 

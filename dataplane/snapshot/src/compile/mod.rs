@@ -25,11 +25,11 @@ use services::{Programmed, Sorted, at_most, sorted_services};
 use tidegate_spec::limits;
 use tidegate_spec::{CompileError, Problem, ServiceKey, SnapshotSpec};
 
-use super::carried::Carried;
 use super::holds::Holds;
 use super::interface::Interface;
 use super::lineage::{Lineage, Problems, place};
 use super::network::Network;
+use super::reusable_parts::Carried;
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
 use crate::neighbors::{Hold, NeighborSlot, NeighborTable};

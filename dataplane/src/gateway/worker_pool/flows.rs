@@ -82,7 +82,8 @@ impl Flows {
     /// See `WorkerPool::flows_not_kept`.
     pub(super) fn not_kept(&self) -> Option<String> {
         let room = "there is no room for the file of a flow table in dataplane.flowTable.directory";
-        let records = "new Services, backends and weights cannot be recorded in dataplane.flowTable.directory";
+        let records =
+            "new Services, backends and weights cannot be recorded in dataplane.flowTable.directory";
         let lacks = || {
             let lacks_records = || self.memory.lacks_records().then_some(records);
             self.memory.lacks_room().then_some(room).or_else(lacks_records).map(str::to_owned)

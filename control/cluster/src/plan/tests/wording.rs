@@ -10,7 +10,7 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::TrafficPolicy;
 
 use super::*;
-use crate::words::condition_type;
+use crate::reasons::condition_type;
 
 /// Words that a program could mistake for a reason, a mode, a kind or a status, and some without meaning.
 const WORDS: &[&str] = &[

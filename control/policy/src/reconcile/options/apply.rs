@@ -13,10 +13,10 @@ use tidegate_model::yaml::text;
 
 use super::{DAY, Options, SECOND, idle_max};
 use crate::reconcile::aliases::{self, AliasValue};
+use crate::reconcile::annotation_reader::Reader;
 use crate::reconcile::annotations::{self, annotation_field, key};
 use crate::reconcile::finding::Reason;
 use crate::reconcile::proxy_protocol::{self, ProxyHeaderRequest};
-use crate::reconcile::reader::Reader;
 use crate::reconcile::view::{PortRefusal, RefusalReason};
 use crate::reconcile::{announce_options, service_limits, tunnel_options};
 

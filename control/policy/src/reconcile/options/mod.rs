@@ -23,13 +23,13 @@ use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
 use super::address_request::AddressRequest;
+use super::annotation_reader::Reader;
 use super::annotations::key;
 use super::client_address;
 use super::finding::{Finding, Reason};
 use super::hash;
 use super::health_options::{Checks, HealthOptions};
 use super::proxy_protocol::{self, ProxyHeaderRequest};
-use super::reader::Reader;
 use super::settings::Settings;
 use super::tunnel_options;
 use super::view::PortRefusal;

@@ -3,7 +3,7 @@
 //! A [`Connector`] returns a client for the current kubeconfig, or for the service account of the Pod. It checks the
 //! files (kubeconfig, certificates, keys, tokens) before every request, and does not return a client that is older
 //! than a change, except once if files change again while a client is being created. If the files become invalid, it keeps the last valid client. Credentials of a plugin ([`exec`]) are
-//! fetched again when they expire or are refused. [`proxy`] connects through a proxy. [`found`] knows the addresses
+//! fetched again when they expire or are refused. [`proxy`] connects through a proxy. [`server_addresses`] knows the addresses
 //! of the API server, which no Service may have. The watches here use it, and so does the code that writes to the API
 //! server.
 //!
@@ -12,8 +12,8 @@
 //! for a file system that does not say whether a file has changed only once, for [`LOOK_MAX`]: Leases must be renewed.
 
 mod exec;
-mod found;
 mod proxy;
+mod server_addresses;
 #[cfg(test)]
 mod tests;
 
@@ -38,10 +38,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 
-use super::causes::causes;
+use super::error_text::causes;
 use exec::Credentials;
-use found::{Found, Host};
 use proxy::{Proxy, Tunnel};
+use server_addresses::{Found, Host};
 
 /// The maximum wait for a TCP and TLS connection, including a proxy.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -385,7 +385,7 @@ fn make(
         put(credentials, &mut config.auth_info);
     }
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    let host = found::host_of(&config.cluster_url).filter(|_| proxy.is_none());
+    let host = server_addresses::host_of(&config.cluster_url).filter(|_| proxy.is_none());
     let client = client(&config, proxy)?;
     Ok(Current { client, server, host, serial, files, expires })
 }

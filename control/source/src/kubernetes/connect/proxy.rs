@@ -24,8 +24,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower::Service;
 
-use super::super::causes::causes;
-use super::found::host_of;
+use super::super::error_text::causes;
+use super::server_addresses::host_of;
 
 /// The maximum size of a proxy's answer.
 const ANSWER_BYTES_MAX: usize = 8 * 1024;

@@ -24,13 +24,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connect::Connector;
 use super::disk::{Disk, Saved, SavedObject};
-use super::fit::Slices;
 use super::history::{Heard, OUTAGE_MAX, Point};
 use super::kinds::{KINDS, KindIndex, SERVICE, SLICE};
 use super::object::{Content, Identity, Received};
 use super::reflect::{Event, Failure};
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
+use super::slice_budget::Slices;
 use super::tuning::Tuning;
 use super::wire::WatchEvent;
 use crate::slices::locked;

@@ -22,8 +22,8 @@ use serde::de::DeserializeOwned;
 use tidegate_model::objects::ObjectKey;
 use tokio::time::timeout;
 
-use super::causes::causes;
 use super::connect::Connection;
+use super::error_text::causes;
 use super::kinds::Kind;
 use super::object::version_number;
 

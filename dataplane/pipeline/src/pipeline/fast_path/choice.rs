@@ -19,8 +19,8 @@ use tidegate_wire::usual::{Usual, addr, words};
 use tidegate_wire::{proto, tcp};
 
 use super::family::{Families, Family};
+use super::flow_order::Left;
 use super::item::{Item, Way, Ways};
-use super::left::Left;
 use super::send::reachable;
 use crate::pipeline::view::View;
 

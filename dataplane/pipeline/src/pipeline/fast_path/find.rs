@@ -11,8 +11,8 @@ use tidegate_wire::usual::{addr, words};
 
 use super::choice::{prepare_pair, prepare_without_entry};
 use super::family::{Families, Family};
+use super::flow_order::Left;
 use super::item::{Item, Way, Ways};
-use super::left::Left;
 use crate::pipeline::copies::is_copied;
 
 /// Pass 3: finds the flow of each packet, records the packet in it, and prefetches the backend. Prepares the choice for packets

@@ -19,18 +19,18 @@
 mod choice;
 mod family;
 mod find;
-mod here;
+mod flow_locality;
+mod flow_order;
 mod item;
-mod left;
 mod send;
 
 pub(super) use item::Items;
 
 use choice::{bind, choose, open, seek_on_change, seek_opening};
 use family::{Families, Family};
-use here::Here;
+use flow_locality::Here;
+use flow_order::Left;
 use item::{Item, Way, Ways};
-use left::Left;
 use tidegate_conntrack::{Bucket, FlowHash, FlowTables, SteadyKey, SteadyTables};
 use tidegate_snapshot::service::Entries;
 use tidegate_snapshot::{Interface, Snapshot};

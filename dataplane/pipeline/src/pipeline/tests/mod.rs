@@ -16,7 +16,7 @@ mod endings;
 mod fast_path;
 mod faults;
 mod fleet;
-mod flow_news;
+mod flow_replication;
 mod fragments;
 mod hairpin;
 mod leavings;

@@ -24,11 +24,11 @@ use super::limited::limited_services;
 use super::records::finish;
 use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
-use crate::carried::Carried;
 use crate::indices::{Generations, Kind};
 use crate::lineage::{Fresh, Lineage, Problems, place};
 use crate::neighbors::{Hold, NeighborTable};
 use crate::network::Network;
+use crate::reusable_parts::Carried;
 use crate::service::{Service, ServiceInfo};
 use crate::state::Snapshot;
 

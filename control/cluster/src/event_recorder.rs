@@ -474,7 +474,7 @@ fn hash(event: &Event) -> u64 {
 mod tests {
     use super::*;
     use crate::event::EventType;
-    use crate::words::event_reason;
+    use crate::reasons::event_reason;
     use tidegate_model::objects::ObjectKey;
 
     fn event(note: &str) -> Event {

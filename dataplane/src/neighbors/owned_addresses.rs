@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tidegate_spec::ownership::{OwnerKey, Ownership};
 
-use super::surroundings::Surroundings;
+use super::resolver_context::Surroundings;
 
 /// The addresses that may be ours.
 #[derive(Debug, Default)]
