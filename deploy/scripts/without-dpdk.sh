@@ -1,10 +1,12 @@
 #!/bin/bash
 # Builds the kubectl plugin, and runs `cargo test`, in a root without DPDK: a Debian 12 with a C compiler, in which an
-# ordinary user has this tree and the toolchain of this machine to read only. Called by `make without-dpdk`. It needs root,
-# and a Debian mirror (MIRROR=URL names another one than apt's default).
+# ordinary user has this tree and the toolchain of this machine to read only. Then the stories of the plugin run here with
+# that plugin, against a real API server. Called by `make without-dpdk`. It needs root, and a Debian mirror (MIRROR=URL names
+# another one than apt's default).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
+plugin=target/without-dpdk/kubectl-tidegate
 
 say() { printf 'without-dpdk: %s\n' "$*"; }
 die() { printf 'without-dpdk: %s\n' "$*" >&2; exit 1; }
@@ -22,6 +24,8 @@ if [[ ${1:-} != inside ]]; then
   export TIDEGATE_ROOT
   # The mounts end with their namespace.
   unshare --mount --propagation private "$0" inside
+  KUBECTL_TIDEGATE=$PWD/$plugin STORIES=kubectl:: deploy/scripts/test-apiserver.sh
+  say "kubectl-tidegate builds and works, and cargo test passes, without libdpdk"
   exit
 fi
 
@@ -47,5 +51,5 @@ inside() {
 }
 inside cargo build -p kubectl-tidegate --locked --offline
 inside /target/debug/kubectl-tidegate --version
+install -D "$root/target/debug/kubectl-tidegate" "$plugin"
 inside cargo test --locked --offline
-say "kubectl-tidegate builds and cargo test passes without libdpdk, as an ordinary user"

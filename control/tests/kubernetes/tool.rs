@@ -1,6 +1,7 @@
 //! Runs kubectl as an operator does, with the administrator's kubeconfig.
 //!
-//! `KUBECTL` names the program. Without it, the one beside `KUBE_APISERVER` is used, or the one in `PATH`.
+//! `KUBECTL` names the program. Without it, the one beside `KUBE_APISERVER` is used, or the one in `PATH`. `KUBECTL_TIDEGATE`
+//! names the plugin.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,9 +18,11 @@ pub(crate) fn program() -> PathBuf {
     named.or_else(beside).unwrap_or_else(|| "kubectl".into())
 }
 
-/// The plugin, beside the gateway's binary.
+/// The plugin: without the variable, the one beside the gateway's binary.
 pub(crate) fn plugin() -> PathBuf {
-    let plugin = Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("kubectl-tidegate");
+    let named = std::env::var_os("KUBECTL_TIDEGATE").map(PathBuf::from);
+    let beside = || Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("kubectl-tidegate");
+    let plugin = named.unwrap_or_else(beside);
     assert!(plugin.is_file(), "no {}: cargo build -p kubectl-tidegate", plugin.display());
     plugin
 }
