@@ -7,7 +7,7 @@ use tidegate_conntrack::flow_record::FlowNews;
 use tidegate_spec::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_wire::sctp::chunk;
 
-use super::flow_news::{Gateway, joins, sent};
+use super::flow_replication::{Gateway, joins, sent};
 use super::lab::{Fate, ROUTER_MAC, backend_mac, service, spec};
 use crate::pipeline::{Learned, SharedFlows};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
