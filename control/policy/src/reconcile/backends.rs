@@ -188,7 +188,7 @@ impl Backends {
             owner: &plan.service.meta.key,
             kept_max: size_limits::kept_max(plan.service, listed.len()),
             listed,
-            drain_timeout: plan.options.drain_timeout,
+            drain_timeout: plan.options.backends.drain_timeout,
         };
         let kept = collector.drains.step(&context.input.memory.drains, &now, context.input.now);
         for left in kept {
@@ -205,7 +205,7 @@ impl Backends {
     /// Compares the weights with those of the last call, if the Service follows its seats, or did so until lately.
     fn follow_seats(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
         let context = collector.context;
-        let follows = collector.plan.options.follows_seats;
+        let follows = collector.plan.options.choice.follows_seats;
         if !follows && !context.input.memory.drains.has_seats(&frontend.key()) {
             return;
         }
@@ -220,7 +220,7 @@ impl Backends {
 
     /// Finds out which backends have begun to take new flows lately, if the Service asks for a slow start.
     fn warm_up(&mut self, collector: &mut Collector<'_>, frontend: &Frontend) {
-        let (context, slow_start) = (collector.context, collector.plan.options.slow_start);
+        let (context, slow_start) = (collector.context, collector.plan.options.choice.slow_start);
         if slow_start.is_zero() {
             return;
         }

@@ -45,7 +45,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
     let settings = context.settings();
     let (service, mode) = (plan.service, plan.options.mode);
     let nodes = &context.input.objects.nodes;
-    let selector = plan.options.node_selector.as_ref();
+    let selector = plan.options.backends.node_selector.as_ref();
     if frontend.via == VipKind::NodePort && mode.is_dsr() {
         return Err(Obstacle {
             why: format!("{mode} keeps the destination address, and only the gateway has that address"),
@@ -54,7 +54,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
         });
     }
     let (own_node, zone) = (settings.node.as_deref(), context.own_zone());
-    let (policy, viewpoint) = match (frontend.via, plan.options.target) {
+    let (policy, viewpoint) = match (frontend.via, plan.options.backends.target) {
         (VipKind::ClusterIp, _) => {
             // No node is called "", so outside of a cluster no endpoint is on the gateway's node.
             let node = Some(own_node.unwrap_or_default());
@@ -64,7 +64,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
         // Policy Local has already decided which nodes are included.
         (_, Target::Node) => (TrafficPolicy::Cluster, Viewpoint { node: None, zone: None }),
     };
-    let (candidates, node_weights) = match plan.options.target {
+    let (candidates, node_weights) = match plan.options.backends.target {
         Target::Pod if selector.is_none() => (Cow::Borrowed(endpoints), None),
         Target::Pod => {
             let selected =

@@ -88,8 +88,8 @@ impl Dependencies {
         }
         keys.sort_unstable();
         keys.dedup();
-        let of_nodes = plan.options.target == Target::Node;
-        let selects = plan.options.node_selector.is_some();
+        let of_nodes = plan.options.backends.target == Target::Node;
+        let selects = plan.options.backends.node_selector.is_some();
         let mut all = endpoints.ports.iter().flat_map(|port| &port.endpoints);
         let asks_for_networks = all.any(|endpoint| context.checkable.asks_for_node(endpoint.ip));
         let sides = [(LABELS, selects), (AS_TARGET, of_nodes), (NETWORKS, asks_for_networks)];

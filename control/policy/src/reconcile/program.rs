@@ -147,7 +147,7 @@ fn port_view(plan: Plan<'_>, at: &PortAt<'_>, refused: Option<PortRefusal>, back
 
 /// Addresses of ready endpoints that can be forwarded to. With target `node`, those on nodes that can.
 fn forwardable(plan: Plan<'_>, endpoints: &[ResolvedEndpoint], active: BTreeSet<Active>) -> BTreeSet<IpAddr> {
-    if plan.options.target == Target::Pod {
+    if plan.options.backends.target == Target::Pod {
         return active.into_iter().map(|candidate| candidate.ip).collect();
     }
     let nodes: BTreeSet<String> = active.into_iter().filter_map(|candidate| candidate.node).collect();
@@ -188,8 +188,8 @@ fn unsupported_port(plan: Plan<'_>) -> Option<PortRefusal> {
 /// Why the port cannot have the header of the PROXY protocol that the Service requests, if it cannot.
 fn without_header(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
     let plan = collector.plan;
-    let request = plan.options.proxy_protocol.as_ref()?;
-    let (why, accepted) = proxy_protocol::obstacle(request.version, plan.options.proxy_tlvs, port.protocol)?;
+    let request = plan.options.proxy.header.as_ref()?;
+    let (why, accepted) = proxy_protocol::obstacle(request.version, plan.options.proxy.tlvs, port.protocol)?;
     let what = format!("port {} of Service {} is not programmed: {why}", port.label(), plan.service.meta.key);
     // Ours takes precedence over an alias, which does not have these values.
     let diagnostic = Diagnostic::error(what).accepting(accepted);
@@ -231,7 +231,7 @@ fn reached<'e, 'a: 'e>(
         // There is no endpoint yet, and it is already known that the mode cannot reach any.
         (TargetPort::Number(target), None)
             if endpoints.is_empty()
-                && plan.options.target == Target::Pod
+                && plan.options.backends.target == Target::Pod
                 && mode.is_dsr()
                 && *target != frontend.port =>
         {
@@ -272,7 +272,7 @@ fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, obstacle: Obstacle) ->
 fn no_family(collector: &mut Collector<'_>, at: &PortAt<'_>) {
     let Plan { service, options, .. } = collector.plan;
     let (family, vip, mode) = (IpFamily::of(at.frontend.vip), at.frontend.vip, options.mode);
-    let whom = if options.target == Target::Node { "node" } else { "endpoint" };
+    let whom = if options.backends.target == Target::Node { "node" } else { "endpoint" };
     let what = format!(
         "port {} of Service {} has no {family} {whom} for {vip}, and {mode} does not cross families",
         at.port.label(),
@@ -298,11 +298,13 @@ fn service_spec(
         port_name: port.label(),
         mode: options.mode,
         tunnel: options.tunnel,
-        scheduler: options.scheduler.with_table(options.table_size),
-        choice: ChoiceOptions { hash: options.hash, warming: backends.warming.as_slice().into() },
-        flow_tracking: match options.flow_tracking {
+        scheduler: options.choice.scheduler.with_table(options.choice.table_size),
+        choice: ChoiceOptions { hash: options.choice.hash, warming: backends.warming.as_slice().into() },
+        flow_tracking: match options.choice.flow_tracking {
             // If seats are followed, a removed Service keeps those of its last moment (`leaving`).
-            config::FlowTracking::Always if !options.follows_seats && backends.former_weights.is_empty() => {
+            config::FlowTracking::Always
+                if !options.choice.follows_seats && backends.former_weights.is_empty() =>
+            {
                 FlowTracking::Always
             }
             config::FlowTracking::Always => {
@@ -318,18 +320,19 @@ fn service_spec(
         } else {
             context.settings().services.defaults.no_endpoints
         },
-        mss_clamp: options.mss_clamp,
+        mss_clamp: options.handshake.mss_clamp,
         idle_timeout_tcp: options
-            .idle_timeout_tcp
+            .idle
+            .tcp
             .unwrap_or_else(|| idle_timeout::idle_timeout_tcp(port.app_protocol.as_deref(), options.mode)),
-        idle_timeout_udp: options.idle_timeout_udp,
-        idle_timeout_sctp: options.idle_timeout_sctp,
+        idle_timeout_udp: options.idle.udp,
+        idle_timeout_sctp: options.idle.sctp,
         source_ranges,
         limits: options.limits,
-        proxy_protocol: options.proxy_protocol.as_ref().map(|request| request.version),
-        proxy_tlvs: options.proxy_tlvs,
-        vpce_id: options.vpce_id,
-        syn_cookies: options.syn_cookies,
+        proxy_protocol: options.proxy.header.as_ref().map(|request| request.version),
+        proxy_tlvs: options.proxy.tlvs,
+        vpce_id: options.proxy.vpce_id,
+        syn_cookies: options.handshake.syn_cookies,
         passive_health: options.passive_health,
         layer2,
         backends: backends.specs.clone(),

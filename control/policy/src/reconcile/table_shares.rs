@@ -130,7 +130,7 @@ pub(super) fn demand(
     }
     let mut demand = Demand { ranges, ..Demand::default() };
     for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {
-        let candidates = match plan.options.target {
+        let candidates = match plan.options.backends.target {
             Target::Pod => resolved.endpoints.len(),
             // Nodes that have an endpoint. The number of other nodes must not matter.
             Target::Node if is_local_alone(settings, plan.service) => {
@@ -185,7 +185,7 @@ fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
         _ => 0,
     };
     let default = slots(settings.services.defaults.scheduler, settings.services.defaults.table_size);
-    slots(options.scheduler, options.table_size).saturating_sub(default)
+    slots(options.choice.scheduler, options.choice.table_size).saturating_sub(default)
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl Reader<'_> {
                     },
                     AliasValue::Ours(..) => {}
                     AliasValue::Internal => internal = Some(annotation.as_str()),
-                    AliasValue::ClientAddress => options.keeps_client = Some(annotation.clone()),
+                    AliasValue::ClientAddress => options.proxy.keeps_client = Some(annotation.clone()),
                     AliasValue::Refused(why, accepted) => {
                         self.refuse(options, annotation, why, accepted);
                     }
@@ -126,10 +126,10 @@ impl Reader<'_> {
                 options.addresses.apply(self, ours, annotation, value);
             }
             key::DRAIN_TIMEOUT => {
-                self.duration(&mut options.drain_timeout, annotation, value, Duration::ZERO, DAY);
+                self.duration(&mut options.backends.drain_timeout, annotation, value, Duration::ZERO, DAY);
             }
             key::SLOW_START => match config::slow_start(value) {
-                Some(time) => options.slow_start = time,
+                Some(time) => options.choice.slow_start = time,
                 None => self.invalid(annotation, value, config::SLOW_START_ACCEPTED),
             },
             key::PASSIVE_HEALTH => match config::passive_health(value) {
@@ -168,25 +168,25 @@ impl Reader<'_> {
             key::TARGET => {
                 let target = config::target(value);
                 let target = self.word(annotation, value, target, config::TARGET_ACCEPTED);
-                options.target = target.unwrap_or(options.target);
+                options.backends.target = target.unwrap_or(options.backends.target);
             }
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
             key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
-                Some(selector) => options.node_selector = Some(selector),
+                Some(selector) => options.backends.node_selector = Some(selector),
                 // All nodes would be more than were selected.
                 None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
             },
             key::TABLE_SIZE => match config::table_size(value) {
-                Ok(size) => options.table_size = size,
+                Ok(size) => options.choice.table_size = size,
                 Err(accepted) => self.invalid(annotation, value, &accepted),
             },
             key::SCHEDULER => {
                 let scheduler = config::scheduler(value);
                 let scheduler = self.word(annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
-                options.scheduler = scheduler.unwrap_or(options.scheduler);
+                options.choice.scheduler = scheduler.unwrap_or(options.choice.scheduler);
             }
             key::HASH => match config::hash_input(value) {
-                Word::Known(hash) => options.hash = hash,
+                Word::Known(hash) => options.choice.hash = hash,
                 // The backends may rely on having all connections of a client.
                 Word::NotYet | Word::Unknown => {
                     self.invalid_port(options, annotation, value, config::HASH_ACCEPTED);
@@ -202,13 +202,13 @@ impl Reader<'_> {
             key::PROXY_PROTOCOL => match proxy_protocol::version(value) {
                 Ok(version) => {
                     let request = |version| ProxyHeaderRequest { version, annotation: annotation.to_owned() };
-                    options.proxy_protocol = version.map(request);
+                    options.proxy.header = version.map(request);
                 }
                 // Backends that expect the header would take the client's first bytes for it, and others the reverse.
                 Err(()) => self.invalid_port(options, annotation, value, proxy_protocol::ACCEPTED),
             },
             key::PROXY_TLVS => match proxy_protocol::tlvs(value) {
-                Some((tlvs, vpce_id)) => (options.proxy_tlvs, options.vpce_id) = (tlvs, vpce_id),
+                Some((tlvs, vpce_id)) => (options.proxy.tlvs, options.proxy.vpce_id) = (tlvs, vpce_id),
                 // Backends may rely on what was asked for.
                 None => self.invalid_port(options, annotation, value, proxy_protocol::TLVS_ACCEPTED),
             },
@@ -220,17 +220,17 @@ impl Reader<'_> {
     fn apply_to_idle_timeout(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::IDLE_TIMEOUT_TCP => {
-                let mut idle = options.idle_timeout_tcp.unwrap_or_default();
+                let mut idle = options.idle.tcp.unwrap_or_default();
                 self.duration(&mut idle, annotation, value, SECOND, idle_max(Protocol::Tcp));
-                options.idle_timeout_tcp = Some(idle).filter(|idle| !idle.is_zero());
+                options.idle.tcp = Some(idle).filter(|idle| !idle.is_zero());
             }
             key::IDLE_TIMEOUT_UDP => {
                 let max = idle_max(Protocol::Udp);
-                self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, max);
+                self.duration(&mut options.idle.udp, annotation, value, SECOND, max);
             }
             key::IDLE_TIMEOUT_SCTP => {
                 let max = idle_max(Protocol::Sctp);
-                self.duration(&mut options.idle_timeout_sctp, annotation, value, SECOND, max);
+                self.duration(&mut options.idle.sctp, annotation, value, SECOND, max);
             }
             _ => {}
         }
@@ -241,18 +241,18 @@ impl Reader<'_> {
         if ours == key::FLOW_TRACKING {
             let tracking = config::flow_tracking(value);
             let tracking = self.word(annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
-            options.flow_tracking = tracking.unwrap_or(options.flow_tracking);
+            options.choice.flow_tracking = tracking.unwrap_or(options.choice.flow_tracking);
             return;
         }
         if ours == key::SYN_COOKIES {
             match config::syn_cookies(value) {
-                Some(choice) => options.syn_cookies = Some(choice),
+                Some(choice) => options.handshake.syn_cookies = Some(choice),
                 None => self.invalid(annotation, value, config::SYN_COOKIES_ACCEPTED),
             }
             return;
         }
         match config::mss_clamp(value) {
-            Some(clamp) => options.mss_clamp = clamp,
+            Some(clamp) => options.handshake.mss_clamp = clamp,
             None => self.invalid(annotation, value, config::MSS_CLAMP_ACCEPTED),
         }
     }

@@ -52,42 +52,14 @@ pub(super) struct Options {
     pub(super) tunnel: TunnelOptions,
     /// Whether the Service itself names its mode.
     mode_is_said: bool,
-    /// Whether endpoints or their nodes are the backends.
-    pub(super) target: config::Target,
-    /// The nodes that may be backends, or have backends; `None` allows all.
-    pub(super) node_selector: Option<Selector>,
-    pub(super) scheduler: config::Scheduler,
-    /// What the choice follows from, with schedulers that let the Service decide.
-    pub(super) hash: HashInput,
-    /// The number of slots of the table, if the scheduler has one.
-    pub(super) table_size: u32,
-    pub(super) drain_timeout: Duration,
-    /// How long a backend that has become ready takes to get its full share; zero: at once.
-    pub(super) slow_start: Duration,
-    /// Which flows are remembered; `OnChange` only if the Service can do without entries.
-    pub(super) flow_tracking: config::FlowTracking,
-    /// Whether packets without an entry are to find the former owner of their flow: with `on-change`, and if other gateways
-    /// share the flows that began since.
-    pub(super) follows_seats: bool,
-    /// The limit for the segment size in SYNs.
-    pub(super) mss_clamp: MssClamp,
-    /// When new connections are answered with SYN cookies; `None` as the configuration says for all.
-    pub(super) syn_cookies: Option<SynCookies>,
-    /// Idle time of an established TCP flow; `None`: by the `appProtocol` of the port.
-    pub(super) idle_timeout_tcp: Option<Duration>,
-    pub(super) idle_timeout_udp: Duration,
-    pub(super) idle_timeout_sctp: Duration,
+    pub(super) backends: BackendOptions,
+    pub(super) choice: Choice,
+    pub(super) handshake: Handshake,
+    pub(super) idle: IdleTimeouts,
     pub(super) limits: ServiceLimits,
     /// What new connections that backends refuse or ignore cause; `None` for nothing.
     pub(super) passive_health: Option<PassiveHealth>,
-    /// The header of the PROXY protocol that backends get.
-    pub(super) proxy_protocol: Option<ProxyHeaderRequest>,
-    /// The alias that says that backends rely on the client's address.
-    keeps_client: Option<String>,
-    /// The TLVs of that header.
-    pub(super) proxy_tlvs: ProxyTlvs,
-    /// The text of the TLV `vpce-id`.
-    pub(super) vpce_id: VpceId,
+    pub(super) proxy: ProxyOptions,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
@@ -99,12 +71,71 @@ pub(super) struct Options {
     pub(super) refused: Vec<PortRefusal>,
 }
 
+/// Which endpoints or nodes are the backends.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct BackendOptions {
+    /// Whether endpoints or their nodes are the backends.
+    pub(super) target: config::Target,
+    /// The nodes that may be backends, or have backends; `None` allows all.
+    pub(super) node_selector: Option<Selector>,
+    /// How long flows to a backend that has left continue.
+    pub(super) drain_timeout: Duration,
+}
+
+/// How the backend of a new flow is chosen, and which flows are remembered.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Choice {
+    pub(super) scheduler: config::Scheduler,
+    /// What the choice follows from, with schedulers that let the Service decide.
+    pub(super) hash: HashInput,
+    /// The number of slots of the table, if the scheduler has one.
+    pub(super) table_size: u32,
+    /// How long a backend that has become ready takes to get its full share; zero: at once.
+    pub(super) slow_start: Duration,
+    /// Which flows are remembered; `OnChange` only if the Service can do without entries.
+    pub(super) flow_tracking: config::FlowTracking,
+    /// Whether packets without an entry are to find the former owner of their flow: with `on-change`, and if other gateways
+    /// share the flows that began since.
+    pub(super) follows_seats: bool,
+}
+
+/// What is done to SYNs.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Handshake {
+    /// The limit for the segment size.
+    pub(super) mss_clamp: MssClamp,
+    /// When new connections are answered with SYN cookies; `None` as the configuration says for all.
+    pub(super) syn_cookies: Option<SynCookies>,
+}
+
+/// The idle times of established flows.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct IdleTimeouts {
+    /// `None`: by the `appProtocol` of the port.
+    pub(super) tcp: Option<Duration>,
+    pub(super) udp: Duration,
+    pub(super) sctp: Duration,
+}
+
+/// What backends get to know of the client.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ProxyOptions {
+    /// The header of the PROXY protocol.
+    pub(super) header: Option<ProxyHeaderRequest>,
+    /// The TLVs of that header.
+    pub(super) tlvs: ProxyTlvs,
+    /// The text of the TLV `vpce-id`.
+    pub(super) vpce_id: VpceId,
+    /// The alias that says that backends rely on the client's address.
+    keeps_client: Option<String>,
+}
+
 impl Options {
     /// The VIP at which a Service's endpoints are checked, if they answer clients from the VIP in this mode and the
     /// operator enables such checks. With target node, the node's proxy answers at its own address, so there is none.
     pub(super) fn at_vip(&self, settings: &Settings, vip: IpAddr) -> Option<Arc<AtVip>> {
         let wanted = settings.health.dsr_destination == DsrDestination::Vip;
-        let asked = wanted && self.mode.is_dsr() && self.target == config::Target::Pod;
+        let asked = wanted && self.mode.is_dsr() && self.backends.target == config::Target::Pod;
         asked.then(|| Arc::new(AtVip { vip, mode: self.mode, tunnel: self.tunnel }))
     }
 }
@@ -124,15 +155,15 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
             read.apply(&mut options, annotation, annotation, value);
         }
     }
-    if options.scheduler != config::Scheduler::Maglev
+    if options.choice.scheduler != config::Scheduler::Maglev
         && annotations.get(key::TABLE_SIZE).is_some_and(|size| config::table_size(size.trim()).is_ok())
     {
-        let why = format!("scheduler {} has no table", options.scheduler.as_str());
+        let why = format!("scheduler {} has no table", options.choice.scheduler.as_str());
         read.ignored(key::TABLE_SIZE, &why, "tidegate.dev/scheduler maglev, or no table size");
     }
-    options.refused.extend(hash::judge(&mut read, service, options.scheduler));
+    options.refused.extend(hash::judge(&mut read, service, options.choice.scheduler));
     choose_mode(&mut read, service, settings, &mut options);
-    if let Some(request) = &options.proxy_protocol
+    if let Some(request) = &options.proxy.header
         && let Some((field, diagnostic, refusal)) = proxy_protocol::refusal_in(request, options.mode)
     {
         read.push(&field, Reason::NotSupported, diagnostic);
@@ -140,8 +171,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     }
     options.refused.extend(proxy_protocol::judge_tlvs(
         &mut read,
-        options.proxy_protocol.as_ref(),
-        options.proxy_tlvs,
+        options.proxy.header.as_ref(),
+        options.proxy.tlvs,
     ));
     tunnel_options::identify(&mut options.tunnel, &service.meta.key, options.mode);
     tunnel_options::warn_without_effect(&mut read, annotations, options.mode);
@@ -151,7 +182,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     warn_without_effect(&mut read, annotations, &options);
     warn_without_port(&mut read, service);
     let protocols = service.ports.iter().map(|port| port.protocol);
-    let version = options.proxy_protocol.as_ref().map(|request| request.version);
+    let version = options.proxy.header.as_ref().map(|request| request.version);
     let header = version.filter(|version| *version != ProxyVersion::Toa);
     options.checks = options.health.clone().checks(&mut read, protocols, header);
     if let Some(annotation) = internal {
@@ -166,12 +197,13 @@ fn choose_mode(read: &mut Reader<'_>, service: &Service, settings: &Settings, op
     if options.mode_is_said {
         return;
     }
-    let told = options.proxy_protocol.is_some();
-    let keeps = options.keeps_client.is_some();
-    options.mode = client_address::mode(service, settings, options.target, (told, keeps), read.findings);
-    if let Some(alias) = options.keeps_client.clone()
+    let told = options.proxy.header.is_some();
+    let keeps = options.proxy.keeps_client.is_some();
+    options.mode =
+        client_address::mode(service, settings, options.backends.target, (told, keeps), read.findings);
+    if let Some(alias) = options.proxy.keeps_client.clone()
         && options.mode == ForwardingMode::FullNat
-        && options.proxy_protocol.is_none()
+        && options.proxy.header.is_none()
     {
         let why = "forwarding fullnat replaces the addresses of clients by the gateway's";
         read.refuse(options, &alias, why, client_address::ACCEPTED);
@@ -181,12 +213,12 @@ fn choose_mode(read: &mut Reader<'_>, service: &Service, settings: &Settings, op
 /// Decides which flows are remembered, and whether packets without an entry find the former owner of their flow.
 fn judge_flow_tracking(read: &mut Reader<'_>, service: &Service, settings: &Settings, options: &mut Options) {
     let needs_entries = tracks_always(service, settings, options);
-    options.follows_seats = needs_entries.is_none()
-        && (settings.shares_flows || options.flow_tracking == config::FlowTracking::OnChange);
-    if options.flow_tracking == config::FlowTracking::OnChange
+    options.choice.follows_seats = needs_entries.is_none()
+        && (settings.shares_flows || options.choice.flow_tracking == config::FlowTracking::OnChange);
+    if options.choice.flow_tracking == config::FlowTracking::OnChange
         && let Some(why) = needs_entries
     {
-        options.flow_tracking = config::FlowTracking::Always;
+        options.choice.flow_tracking = config::FlowTracking::Always;
         if service.meta.annotations.get(key::FLOW_TRACKING).is_some_and(|value| value.trim() == "on-change") {
             let accepted = "a DSR mode, scheduler rendezvous, no sessionAffinity, slow start or limit of connections, or always";
             read.ignored(key::FLOW_TRACKING, why, accepted);
@@ -201,7 +233,9 @@ fn warn_without_effect(read: &mut Reader<'_>, annotations: &Labels, options: &Op
         let why = "with forwarding dsr-l2, packets are as long on one link as on the other";
         read.ignored(key::MSS_CLAMP, why, "a tunnel or NAT mode in tidegate.dev/forwarding, or off");
     }
-    if options.mode.is_dsr() && matches!(options.syn_cookies, Some(SynCookies::Auto | SynCookies::Always)) {
+    if options.mode.is_dsr()
+        && matches!(options.handshake.syn_cookies, Some(SynCookies::Auto | SynCookies::Always))
+    {
         let why = "in DSR modes the backend answers the SYN";
         read.ignored(key::SYN_COOKIES, why, "tidegate.dev/forwarding nat or fullnat, or off");
     }
@@ -255,11 +289,11 @@ fn tracks_always(service: &Service, settings: &Settings, options: &Options) -> O
     let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
     if !options.mode.is_dsr() {
         Some("NAT modes need an entry for each flow")
-    } else if options.scheduler != config::Scheduler::Rendezvous {
+    } else if options.choice.scheduler != config::Scheduler::Rendezvous {
         Some("only scheduler rendezvous knows the former owner of a flow")
     } else if service.session_affinity.is_some() {
         Some("sessionAffinity: ClientIP needs an entry for each client")
-    } else if !options.slow_start.is_zero() {
+    } else if !options.choice.slow_start.is_zero() {
         Some("with slow start, owners change at each step")
     } else if options.limits.limits_new_flows() {
         Some("limits of connections need an entry for each flow")
@@ -271,30 +305,34 @@ fn tracks_always(service: &Service, settings: &Settings, options: &Options) -> O
 }
 
 fn defaults(settings: &Settings) -> Options {
+    let defaults = &settings.services.defaults;
     Options {
-        mode: settings.services.defaults.forwarding,
+        mode: defaults.forwarding,
         mode_is_said: false,
-        tunnel: settings.services.defaults.tunnel,
-        target: settings.services.defaults.target,
-        node_selector: None,
-        scheduler: settings.services.defaults.scheduler,
-        hash: settings.services.defaults.hash,
-        table_size: settings.services.defaults.table_size,
-        drain_timeout: settings.services.defaults.drain_timeout,
-        slow_start: settings.services.defaults.slow_start,
-        flow_tracking: settings.services.defaults.flow_tracking,
-        follows_seats: false,
-        mss_clamp: settings.services.defaults.mss_clamp,
-        syn_cookies: None,
-        idle_timeout_tcp: None,
-        idle_timeout_udp: IDLE_TIMEOUT_UDP,
-        idle_timeout_sctp: IDLE_TIMEOUT_SCTP,
+        tunnel: defaults.tunnel,
+        backends: BackendOptions {
+            target: defaults.target,
+            node_selector: None,
+            drain_timeout: defaults.drain_timeout,
+        },
+        choice: Choice {
+            scheduler: defaults.scheduler,
+            hash: defaults.hash,
+            table_size: defaults.table_size,
+            slow_start: defaults.slow_start,
+            flow_tracking: defaults.flow_tracking,
+            follows_seats: false,
+        },
+        handshake: Handshake { mss_clamp: defaults.mss_clamp, syn_cookies: None },
+        idle: IdleTimeouts { tcp: None, udp: IDLE_TIMEOUT_UDP, sctp: IDLE_TIMEOUT_SCTP },
         limits: ServiceLimits::default(),
         passive_health: Some(settings.health.passive),
-        proxy_protocol: None,
-        keeps_client: None,
-        proxy_tlvs: ProxyTlvs::NONE,
-        vpce_id: VpceId::default(),
+        proxy: ProxyOptions {
+            header: None,
+            tlvs: ProxyTlvs::NONE,
+            vpce_id: VpceId::default(),
+            keeps_client: None,
+        },
         health: HealthOptions::new(&settings.health),
         checks: Checks::default(),
         bgp: RouteAttributes::default(),
