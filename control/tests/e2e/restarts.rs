@@ -95,6 +95,34 @@ fn connections_to_backends_that_left_before_the_gateway_was_killed_do_not_break(
 }
 
 #[test]
+fn connections_without_entries_do_not_break_when_backends_leave_while_no_gateway_runs() {
+    let _turn = alone();
+    let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+    let on_change = |servers: &[u8]| {
+        let mut services = manifests_of(&paths(), servers);
+        for service in &mut services {
+            service.annotations.push(("tidegate.dev/flow-tracking", "on-change".to_owned()));
+        }
+        services
+    };
+    let mut world = start_with(vec![0], tables.path(), &on_change(&[1, 2, 3]));
+    let mut open = opened(&world);
+    open.retain(|(path, _)| path.forwarding.starts_with("dsr"));
+    world.take_gateway().kill();
+    world.write(&on_change(&[3]));
+    for restarts in 1..=2 {
+        world.launch_gateway();
+        world.gateway_mut().wait_until_ready().expect("ready");
+        let broken = broken(&mut open);
+        let log = world.gateway().log_tail(20);
+        assert!(broken.is_empty(), "after restart {restarts}: {broken:#?}\n{log}");
+        world.take_gateway().kill();
+    }
+    let left = open.iter().filter(|(_, tell)| tell.told.backend != server::name(3)).count();
+    assert!(left >= 2, "{left} connections have a backend that left");
+}
+
+#[test]
 fn tables_of_another_version_are_refused_with_the_reason_and_dsr_connections_live() {
     let _turn = alone();
     let tables = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
@@ -117,12 +145,16 @@ fn tables_of_another_version_are_refused_with_the_reason_and_dsr_connections_liv
 }
 
 fn start(cores: Vec<u32>, tables: &Path) -> World {
+    start_with(cores, tables, &manifests_of(&paths(), &[1, 2, 3]))
+}
+
+/// The services have the servers 1 to 3.
+fn start_with(cores: Vec<u32>, tables: &Path, services: &[Manifest]) -> World {
     let options =
         GatewayOptions { cores, flow_directory: Some(tables.to_owned()), ..GatewayOptions::default() };
-    let services: Vec<Manifest> = manifests_of(&paths(), &[1, 2, 3]);
     let vips =
         paths().iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect();
-    let world = World::over(lab_with(3, vips), options, &services, "");
+    let world = World::over(lab_with(3, vips), options, services, "");
     for path in paths() {
         world.wait_until_active(path, &[1, 2, 3]);
     }
