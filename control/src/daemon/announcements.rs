@@ -60,7 +60,7 @@ pub(super) fn round(round: &last_round::Round) -> Round {
     Round { outcome: Arc::clone(&round.outcome), unapplied: Arc::clone(&round.unapplied), serves }
 }
 
-/// Withdraws everything, before the gateway stops to forward.
+/// Withdraws everything, before the gateway stops forwarding.
 pub(super) async fn withdraw(announcer: Arc<Announcer>) {
     let withdrawn = tokio::task::spawn_blocking(move || announcer.withdraw(WITHDRAW_MAX)).await;
     if !matches!(withdrawn, Ok(true)) {

@@ -230,7 +230,7 @@ impl Gateway {
     pub(super) async fn shut_down(mut self, grace: Duration) {
         tracing::info!(?grace, "shutting down: not ready, still forwarding until the grace period ends");
         self.state.request_drain(DrainRequester::Signal, true);
-        // Routers must have another way before this gateway stops to forward.
+        // Routers must have another way before this gateway stops forwarding.
         announcements::withdraw(Arc::clone(&self.announcer)).await;
         // Old and new flows are forwarded to the last moment. No other gateway takes them over until a router has seen
         // that this gateway is not ready. If a new flow were refused here, its client would send the next SYN only a

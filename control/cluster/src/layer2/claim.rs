@@ -10,7 +10,7 @@
 //! (`resourceVersion`). A write that succeeds was sent before others could see it, so the last owner is silent for at
 //! least [`MARGIN`] before the next one begins, whatever the API server, the network or either process does. The clocks
 //! must only run at about the same rate: two of them may differ by less than [`MARGIN`] over D. The holder of a Lease that
-//! is given back has stopped to answer before.
+//! is given back has stopped answering before.
 //!
 //! Invariant: nothing here compares the clock of one machine with that of another.
 

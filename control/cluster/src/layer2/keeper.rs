@@ -382,7 +382,7 @@ impl Task {
             Some(error) => tracing::warn!(
                 namespace = self.namespace,
                 error,
-                "the Leases of VIPs cannot be kept: this gateway stops to answer for VIPs when its Leases end"
+                "the Leases of VIPs cannot be kept: this gateway stops answering for VIPs when its Leases end"
             ),
             None => tracing::info!(namespace = self.namespace, "the Leases of VIPs can be kept again"),
         }

@@ -40,7 +40,7 @@ fn desired_states(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_snapshot_generation", help, ["kind"])
         .sample(["desired"], sample.publication.generations.desired)
         .sample(["applied"], sample.publication.generations.applied);
-    let help = "1 for the state of the drain of the gateway, else 0: it serves; it announces nothing and packets still come; none come any more.";
+    let help = "Drain state of the gateway: 1 for the current state (serving, draining or drained).";
     let mut states = page.gauge("tidegate_gateway_state", help, ["state"]);
     for state in GatewayDrainState::ALL {
         states.sample([state.as_str()], usize::from(state == sample.gateway.drain));
@@ -190,7 +190,7 @@ pub(in crate::telemetry) fn layer2(page: &mut Exposition, layer2: &Layer2Counts)
         .sample(["other"], layer2.groups.saturating_sub(layer2.owned));
     let help = "Times that this gateway became the owner of a group of VIPs by a Lease.";
     page.counter("tidegate_layer2_leases_taken_total", help, []).sample([], layer2.taken);
-    let help = "Looks at the Leases of VIPs, and writes to them, that failed; the gateway stops to answer for VIPs when its Leases end.";
+    let help = "Looks at the Leases of VIPs, and writes to them, that failed; the gateway stops answering for VIPs when its Leases end.";
     page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
 }
 
