@@ -389,7 +389,7 @@ pub const KEYS: &[Key] = &[
         "Export series for each backend of each service port. Turn this off if there are too many series for your scraper."),
 
     Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
-        meaning: "Which flows this gateway tells other gateways about, so that they continue there \
+        meaning: "Which flows this gateway sends to other gateways, so that they continue there \
          ([flow-sharing.md](flow-sharing.md)): none; those whose backend another gateway would not choose; or these and all of `nat` and \
          `fullnat`. All modes except `none` need a key." },
     key("flowSharing.listen", "address and port", Value("0.0.0.0:10358"), "192.0.2.2:10358", Restart,
