@@ -395,6 +395,7 @@ mod associations {
     }
 
     #[tokio::test]
+    #[ignore = "needs root, for raw sockets: make test runs it"]
     async fn an_sctp_check_passes_by_an_init_ack_and_answers_it_with_an_abort() {
         let served = server(3868, |init, tag| vec![packet(init, tag, chunk::INIT_ACK)]);
         assert_eq!(ask("127.0.0.1:3868".parse().expect("an address"), Check::Sctp).await, GOOD);
@@ -403,6 +404,7 @@ mod associations {
     }
 
     #[tokio::test]
+    #[ignore = "needs root, for raw sockets: make test runs it"]
     async fn an_sctp_check_fails_by_an_abort_and_not_by_packets_that_do_not_answer_it() {
         let served = server(3869, |init, tag| {
             let mut damaged = packet(init, tag, chunk::INIT_ACK);
