@@ -8,7 +8,7 @@ use tidegate_spec::now::Now;
 
 use super::dsr::by_family;
 use super::eviction_reason::EvictionReason;
-use super::flow_state::{IdleTimeout, State, Worth};
+use super::flow_state::{EvictionClass, IdleTimeout, State};
 use super::key::{FlowHash, FlowKey, PackedKey};
 use super::shared_flow::{SharedFlow, SharedReply};
 use super::table::{Entry, Place, Table};
@@ -202,11 +202,11 @@ fn make_way<const A: usize, const W: usize, const K: usize, const B: usize>(
     flow: &SharedFlow,
     now: Now,
 ) -> Result<(), Adoption> {
-    let vitality = table.vitality(place, now);
-    let is_over = vitality.is_none_or(|flow| flow.expired() || flow.standing.is_over());
+    let own = table.flow_age(place, now);
+    let is_over = own.is_none_or(|own| own.expired() || own.status.is_over());
     let untouched =
         table.is_untouched(place) && table.peer(place).is_none_or(|peer| table.is_untouched(peer));
-    let is_older = vitality.is_none_or(|own| own.idle_ms >= flow.idle_ms);
+    let is_older = own.is_none_or(|own| own.idle_ms >= flow.idle_ms);
     if is_over || untouched && is_older {
         table.remove(place, EvictionReason::Removed);
         Ok(())
@@ -224,13 +224,13 @@ fn succeed<const A: usize, const W: usize, const K: usize, const B: usize>(
     refused: Adoption,
     now: Now,
 ) -> Result<(), Adoption> {
-    let Some(own) = table.vitality(place, now) else { return Err(refused) };
+    let Some(own) = table.flow_age(place, now) else { return Err(refused) };
     if flow.client.is_established() && own.idle_ms >= flow.idle_ms.saturating_add(NEWER_BY_MS) {
         table.remove(place, EvictionReason::Removed);
         return Ok(());
     }
-    let is_newer =
-        own.standing.worth == Worth::Established && flow.idle_ms >= own.idle_ms.saturating_add(NEWER_BY_MS);
+    let is_newer = own.status.eviction_class == EvictionClass::Established
+        && flow.idle_ms >= own.idle_ms.saturating_add(NEWER_BY_MS);
     Err(if is_newer { Adoption::Outdated } else { refused })
 }
 

@@ -96,7 +96,7 @@ impl Affinities {
     pub fn remember(&self, client: &FlowKey, backend: BackendId, now: Now) {
         let Some((bucket, check)) = self.place(client) else { return };
         let known = bucket.0.iter().find(|entry| entry.content_of(check).is_some());
-        let entry = known.or_else(|| bucket.0.iter().min_by_key(|entry| entry.worth(now)));
+        let entry = known.or_else(|| bucket.0.iter().min_by_key(|entry| entry.eviction_order(now)));
         let Some(entry) = entry else { return };
         let again = if known.is_some() { AGAIN } else { 0 };
         let content = u64::from(backend.raw()) << 32 | again | units(now);
@@ -119,9 +119,9 @@ impl Entry {
         (self.check.load(Ordering::Relaxed) ^ content & BACKEND_MASK == check).then_some(content)
     }
 
-    /// The order in which entries give way: those that are over, clients that connected once, the others; each from the
-    /// longest idle on.
-    fn worth(&self, now: Now) -> (bool, bool, u64) {
+    /// The order in which entries are evicted: those that are over, clients that connected once, the others; within
+    /// each group, the longest idle first.
+    fn eviction_order(&self, now: Now) -> (bool, bool, u64) {
         let content = self.content.load(Ordering::Relaxed);
         let idle = idle(content, now);
         let is_over = content == 0 || idle > OVER;

@@ -155,9 +155,9 @@ impl Entry {
         self.check.store(check ^ digest(record), Ordering::Relaxed);
     }
 
-    /// The order in which entries give way: those that are empty or over, unconfirmed ones, confirmed ones; each from
-    /// the longest idle on.
-    fn worth(&self, now: Now) -> (u8, u64) {
+    /// The order in which entries are evicted: those that are empty or over, unconfirmed ones, confirmed
+    /// ones; within each group, the longest idle first.
+    fn eviction_order(&self, now: Now) -> (u8, u64) {
         let record = self.load();
         let age = age(&record, now);
         let class = match (record[0] == 0, record[5] & CONFIRMED != 0) {
@@ -284,12 +284,12 @@ impl Associations {
         let Some((bucket, check)) = self.place(key) else { return };
         let is_confirmed = record[5] & CONFIRMED != 0;
         let known = bucket.0.iter().find(|entry| entry.record_of(check).is_some());
-        if known.is_some_and(|entry| !is_confirmed && entry.worth(now).0 == 2) {
+        if known.is_some_and(|entry| !is_confirmed && entry.eviction_order(now).0 == 2) {
             return;
         }
         let entry = known.or_else(|| {
-            let least = bucket.0.iter().min_by_key(|entry| entry.worth(now))?;
-            (is_confirmed || least.worth(now).0 < 2).then_some(least)
+            let least = bucket.0.iter().min_by_key(|entry| entry.eviction_order(now))?;
+            (is_confirmed || least.eviction_order(now).0 < 2).then_some(least)
         });
         if let Some(entry) = entry {
             entry.store(check, &timed(*record, now));

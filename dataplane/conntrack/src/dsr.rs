@@ -232,7 +232,7 @@ pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usiz
     place: Place,
     now: Now,
 ) -> Option<FlowView> {
-    let vitality = table.vitality(place, now)?;
+    let flow = table.flow_age(place, now)?;
     let key = table.key(place);
     Some(FlowView {
         service: ServiceId::from_raw(key.owner),
@@ -240,8 +240,8 @@ pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usiz
         client_port: (key.tag >> 16) as u16,
         backend: BackendId::from_raw(table.value(place)),
         kind: if key.tag & TWIN == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
-        phase: vitality.standing.phase,
-        idle_ms: vitality.idle_ms,
-        expired: vitality.expired(),
+        phase: flow.status.phase,
+        idle_ms: flow.idle_ms,
+        expired: flow.expired(),
     })
 }

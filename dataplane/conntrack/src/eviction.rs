@@ -31,9 +31,9 @@ use tidegate_spec::now::Now;
 
 use super::counts::{EvictionPriority, Load};
 use super::eviction_reason::EvictionReason;
-use super::flow_state::{Phase, Worth};
+use super::flow_state::{EvictionClass, Phase};
 use super::key::{FlowHash, PackedKey};
-use super::table::{Place, Table, Vitality};
+use super::table::{FlowAge, Place, Table};
 
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,33 +58,38 @@ struct Rank {
     tier: Tier,
     /// Zero for flows that are not opening.
     priority: Reverse<EvictionPriority>,
-    worth: Worth,
+    eviction_class: EvictionClass,
     idle_ms: Reverse<u32>,
 }
 
 /// The first part of a [`Rank`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Tier {
-    /// [`Worth::Closed`] or [`Worth::Closing`]: few packets of the flow are still expected.
+    /// [`EvictionClass::Closed`] or [`EvictionClass::Closing`]: few packets of the flow are still expected.
     Over,
-    /// [`Worth::Unanswered`] or [`Worth::Answered`].
+    /// [`EvictionClass::Unanswered`] or [`EvictionClass::Answered`].
     Opening,
-    /// [`Worth::Doubtful`].
+    /// [`EvictionClass::Doubtful`].
     Doubtful,
-    /// [`Worth::Established`].
+    /// [`EvictionClass::Established`].
     Established,
 }
 
 impl Rank {
-    fn new(v: &Vitality, load: impl FnOnce() -> Load) -> Self {
-        let tier = match v.standing.worth {
-            Worth::Closed | Worth::Closing => Tier::Over,
-            Worth::Unanswered | Worth::Answered => Tier::Opening,
-            Worth::Doubtful => Tier::Doubtful,
-            Worth::Established => Tier::Established,
+    fn new(v: &FlowAge, load: impl FnOnce() -> Load) -> Self {
+        let tier = match v.status.eviction_class {
+            EvictionClass::Closed | EvictionClass::Closing => Tier::Over,
+            EvictionClass::Unanswered | EvictionClass::Answered => Tier::Opening,
+            EvictionClass::Doubtful => Tier::Doubtful,
+            EvictionClass::Established => Tier::Established,
         };
         let priority = if tier == Tier::Opening { load().priority } else { EvictionPriority::default() };
-        Self { tier, priority: Reverse(priority), worth: v.standing.worth, idle_ms: Reverse(v.idle_ms) }
+        Self {
+            tier,
+            priority: Reverse(priority),
+            eviction_class: v.status.eviction_class,
+            idle_ms: Reverse(v.idle_ms),
+        }
     }
 
     /// Whether the flow is evicted for the new one without a search for a better one: it has ended, or has a larger
@@ -93,7 +98,7 @@ impl Rank {
         let Reverse(priority) = self.priority;
         let of_the_same_flood = new.load.floods
             && priority == new.load.priority
-            && (self.worth == Worth::Unanswered || priority.is_of_network())
+            && (self.eviction_class == EvictionClass::Unanswered || priority.is_of_network())
             && self.idle_ms.0 >= new.fresh_ms;
         match self.tier {
             Tier::Over => true,
@@ -371,8 +376,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             if self.is_empty(place) || !may(self, place) {
                 continue;
             }
-            let Some(v) = self.vitality(place, now) else { continue };
-            if v.idle_ms < idle_min_ms(v.standing.worth) {
+            let Some(v) = self.flow_age(place, now) else { continue };
+            if v.idle_ms < idle_min_ms(v.status.eviction_class) {
                 continue;
             }
             let rank = Rank::new(&v, || self.load_of(place));
@@ -392,7 +397,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             let least = longest.map_or(ESTABLISHED_IDLE_MIN_MS, |(idle_ms, _)| idle_ms + 1);
             // No flow is idle for longer than either of its entries.
             if !table.is_empty(chain[2]) && table.own_idle_ms(chain[2], now) >= least {
-                let idle_ms = table.vitality(chain[2], now).map_or(0, |v| v.idle_ms);
+                let idle_ms = table.flow_age(chain[2], now).map_or(0, |v| v.idle_ms);
                 if idle_ms >= least {
                     *longest = Some((idle_ms, chain));
                 }
@@ -423,10 +428,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 }
 
 /// How long a flow must have been idle to be evicted.
-fn idle_min_ms(worth: Worth) -> u32 {
-    match worth {
-        Worth::Closed | Worth::Unanswered | Worth::Answered | Worth::Closing => 0,
-        Worth::Doubtful => DOUBTFUL_IDLE_MIN_MS,
-        Worth::Established => ESTABLISHED_IDLE_MIN_MS,
+fn idle_min_ms(eviction_class: EvictionClass) -> u32 {
+    match eviction_class {
+        EvictionClass::Closed
+        | EvictionClass::Unanswered
+        | EvictionClass::Answered
+        | EvictionClass::Closing => 0,
+        EvictionClass::Doubtful => DOUBTFUL_IDLE_MIN_MS,
+        EvictionClass::Established => ESTABLISHED_IDLE_MIN_MS,
     }
 }

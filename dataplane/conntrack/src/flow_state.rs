@@ -6,8 +6,8 @@
 //!
 //! Without sequence numbers anyone who knows the 5-tuple can forge a FIN or a RST (RFC 5961). So with NAT one side
 //! alone never shortens the lifetime of a flow: until the other side closes or resets too, the idle timeout of the
-//! service applies, and only the [`Worth`] of the flow falls. Then it is evicted before others if there is no room or
-//! no port.
+//! service applies, and only the [`EvictionClass`] of the flow falls. The flow is then evicted before others when the
+//! table or the ports run out.
 //!
 //! Invariant: one packet never makes a flow [`Phase::Established`]. That takes a second packet that is not a SYN, and
 //! with NAT one from each side. A TCP flow that began with anything but a SYN never becomes established.
@@ -132,7 +132,7 @@ impl Phase {
 
 /// The order in which flows are evicted for a new one: the smallest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Worth {
+pub(super) enum EvictionClass {
     /// Reset, and confirmed by the other side.
     Closed,
     /// Not established and unanswered: nothing shows that the other side exists. With DSR no answer is seen.
@@ -151,24 +151,24 @@ pub(super) enum Worth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FlowStatus {
     pub(super) phase: Phase,
-    pub(super) worth: Worth,
+    pub(super) eviction_class: EvictionClass,
     /// How long the flow may be idle: never longer than the idle timeout of its service.
     pub(super) timeout_ms: u32,
 }
 
 impl FlowStatus {
-    fn new(phase: Phase, worth: Worth, timeout_ms: u32, idle: IdleTimeout) -> Self {
-        Self { phase, worth, timeout_ms: timeout_ms.min(idle.millis()) }
+    fn new(phase: Phase, eviction_class: EvictionClass, timeout_ms: u32, idle: IdleTimeout) -> Self {
+        Self { phase, eviction_class, timeout_ms: timeout_ms.min(idle.millis()) }
     }
 
     /// Whether nothing shows yet that the flow is established.
     pub(super) fn is_opening(self) -> bool {
-        matches!(self.worth, Worth::Unanswered | Worth::Answered)
+        matches!(self.eviction_class, EvictionClass::Unanswered | EvictionClass::Answered)
     }
 
     /// Whether both sides have ended the connection.
     pub(super) fn is_over(self) -> bool {
-        matches!(self.worth, Worth::Closed | Worth::Closing)
+        matches!(self.eviction_class, EvictionClass::Closed | EvictionClass::Closing)
     }
 }
 
@@ -282,15 +282,15 @@ impl State {
 
     /// The status of a flow for which only the client's side is seen.
     pub(super) fn alone(self, idle: IdleTimeout) -> FlowStatus {
-        let of = |phase, worth, timeout_ms| FlowStatus::new(phase, worth, timeout_ms, idle);
+        let of = |phase, eviction_class, timeout_ms| FlowStatus::new(phase, eviction_class, timeout_ms, idle);
         match self {
-            Self::TcpClosed => of(Phase::Closed, Worth::Closed, CLOSED_MS),
-            Self::TcpClosing => of(Phase::Closing, Worth::Closing, CLOSING_MS),
-            Self::TcpOpening | Self::TcpStray => of(Phase::Opening, Worth::Unanswered, OPENING_MS),
+            Self::TcpClosed => of(Phase::Closed, EvictionClass::Closed, CLOSED_MS),
+            Self::TcpClosing => of(Phase::Closing, EvictionClass::Closing, CLOSING_MS),
+            Self::TcpOpening | Self::TcpStray => of(Phase::Opening, EvictionClass::Unanswered, OPENING_MS),
             // Many datagram protocols send a packet only now and then, and so does a client with affinity.
-            Self::DatagramOpening => of(Phase::Opening, Worth::Unanswered, u32::MAX),
+            Self::DatagramOpening => of(Phase::Opening, EvictionClass::Unanswered, u32::MAX),
             Self::TcpEstablished | Self::DatagramStream => {
-                of(Phase::Established, Worth::Established, u32::MAX)
+                of(Phase::Established, EvictionClass::Established, u32::MAX)
             }
         }
     }
@@ -298,12 +298,12 @@ impl State {
     /// The state of both sides together. TCP is established when both sides have shown it, a datagram flow when the
     /// backend has answered. TCP has ended when both sides have ended it.
     pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> FlowStatus {
-        let of = |phase, worth, timeout_ms| FlowStatus::new(phase, worth, timeout_ms, idle);
+        let of = |phase, eviction_class, timeout_ms| FlowStatus::new(phase, eviction_class, timeout_ms, idle);
         if !client.is_tcp() {
             return if server == Self::DatagramOpening {
-                of(Phase::Opening, Worth::Unanswered, UNANSWERED_MS)
+                of(Phase::Opening, EvictionClass::Unanswered, UNANSWERED_MS)
             } else {
-                of(Phase::Established, Worth::Established, u32::MAX)
+                of(Phase::Established, EvictionClass::Established, u32::MAX)
             };
         }
         let either = |test: fn(Self) -> bool| test(client) || test(server);
@@ -311,16 +311,18 @@ impl State {
         let reset = either(|state| state == Self::TcpClosed);
         let unanswered = either(Self::is_opening);
         match (reset, unanswered) {
-            (true, true) => of(Phase::Closed, Worth::Closed, CLOSED_MS),
-            (true, false) if ended(client) && ended(server) => of(Phase::Closed, Worth::Closed, CLOSED_MS),
-            (true, false) => of(Phase::Closed, Worth::Doubtful, u32::MAX),
-            (false, true) if server == Self::TcpEstablished => {
-                of(Phase::Opening, Worth::Answered, OPENING_MS)
+            (true, true) => of(Phase::Closed, EvictionClass::Closed, CLOSED_MS),
+            (true, false) if ended(client) && ended(server) => {
+                of(Phase::Closed, EvictionClass::Closed, CLOSED_MS)
             }
-            (false, true) => of(Phase::Opening, Worth::Unanswered, OPENING_MS),
-            _ if ended(client) && ended(server) => of(Phase::Closing, Worth::Closing, CLOSING_MS),
-            _ if ended(client) || ended(server) => of(Phase::Closing, Worth::Doubtful, u32::MAX),
-            _ => of(Phase::Established, Worth::Established, u32::MAX),
+            (true, false) => of(Phase::Closed, EvictionClass::Doubtful, u32::MAX),
+            (false, true) if server == Self::TcpEstablished => {
+                of(Phase::Opening, EvictionClass::Answered, OPENING_MS)
+            }
+            (false, true) => of(Phase::Opening, EvictionClass::Unanswered, OPENING_MS),
+            _ if ended(client) && ended(server) => of(Phase::Closing, EvictionClass::Closing, CLOSING_MS),
+            _ if ended(client) || ended(server) => of(Phase::Closing, EvictionClass::Doubtful, u32::MAX),
+            _ => of(Phase::Established, EvictionClass::Established, u32::MAX),
         }
     }
 
@@ -496,9 +498,12 @@ mod tests {
         use State::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};
         for ended in [TcpClosing, TcpClosed] {
             for (a, b) in [(ended, TcpEstablished), (TcpEstablished, ended)] {
-                let standing = both(a, b);
-                assert_eq!((standing.worth, standing.timeout_ms), (Worth::Doubtful, idle.millis()));
-                assert_eq!(standing.phase, ended.phase());
+                let status = both(a, b);
+                assert_eq!(
+                    (status.eviction_class, status.timeout_ms),
+                    (EvictionClass::Doubtful, idle.millis())
+                );
+                assert_eq!(status.phase, ended.phase());
             }
         }
         assert_eq!(both(TcpClosing, TcpClosing).timeout_ms, CLOSING_MS);

@@ -22,7 +22,7 @@ use tidegate_spec::now::Now;
 use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
-use super::flow_state::{FlowStatus, IdleTimeout, Packet, State, Worth};
+use super::flow_state::{EvictionClass, FlowStatus, IdleTimeout, Packet, State};
 use super::key::{FlowHasher, FlowKey};
 use super::nat::ReplyKey;
 use super::view::{FlowKind, FlowView};
@@ -213,13 +213,13 @@ impl Masquerades {
             return ReplyKey::Free;
         };
         let idle_ms = slot.idle_ms(now);
-        match slot.status().worth {
+        match slot.status().eviction_class {
             _ if slot.is_expired(now) => ReplyKey::Free,
-            Worth::Closed | Worth::Closing => ReplyKey::Over,
-            Worth::Unanswered => ReplyKey::Opening { idle_ms },
-            Worth::Answered => ReplyKey::Answered { idle_ms },
-            Worth::Doubtful if idle_ms >= DOUBTFUL_IDLE_MIN_MS => ReplyKey::Doubtful { idle_ms },
-            Worth::Doubtful | Worth::Established => ReplyKey::Taken,
+            EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
+            EvictionClass::Unanswered => ReplyKey::Opening { idle_ms },
+            EvictionClass::Answered => ReplyKey::Answered { idle_ms },
+            EvictionClass::Doubtful if idle_ms >= DOUBTFUL_IDLE_MIN_MS => ReplyKey::Doubtful { idle_ms },
+            EvictionClass::Doubtful | EvictionClass::Established => ReplyKey::Taken,
         }
     }
 
@@ -315,8 +315,8 @@ impl Masquerades {
         })
     }
 
-    /// A flow that a new one may replace, among the next few slots: an expired one, or else the one that is worth the
-    /// least, and of these the longest idle. With `group` only flows of these sources.
+    /// A flow that a new one may replace, among the next few entries: an expired one, or else the one of the lowest
+    /// eviction class, and of these the longest idle. With `group`, only flows of these sources.
     fn victim(&mut self, group: Option<u16>, now: Now) -> Option<u32> {
         let mut best = None;
         for _ in 0..MASQUERADE_EVICTION_PROBES.min(self.slots.len()) {
@@ -328,9 +328,9 @@ impl Masquerades {
             if slot.is_expired(now) {
                 return Some(at);
             }
-            let worth = slot.status().worth;
-            let rank = (worth, u32::MAX - slot.idle_ms(now), at);
-            if worth <= Worth::Closing && best.is_none_or(|than| rank < than) {
+            let class = slot.status().eviction_class;
+            let rank = (class, u32::MAX - slot.idle_ms(now), at);
+            if class <= EvictionClass::Closing && best.is_none_or(|than| rank < than) {
                 best = Some(rank);
             }
         }

@@ -10,7 +10,7 @@ use tidegate_spec::ids::BackendId;
 use tidegate_spec::now::Now;
 
 use super::dsr::by_family;
-use super::flow_state::{State, Worth};
+use super::flow_state::{EvictionClass, State};
 use super::key::{FlowHasher, FlowKey, PackedKey, addr_of};
 use super::shared_flow::{SharedChange, SharedFlow, SharedReply, SideState};
 use super::table::{Place, Table};
@@ -164,10 +164,11 @@ fn shared<const A: usize, const W: usize, const K: usize, const B: usize>(
     now: Now,
 ) -> Option<SharedFlow> {
     let key = table.key(place);
-    let vitality = table.vitality(place, now)?;
-    let is_opening = matches!(vitality.standing.worth, Worth::Unanswered | Worth::Answered);
+    let flow = table.flow_age(place, now)?;
+    let is_opening =
+        matches!(flow.status.eviction_class, EvictionClass::Unanswered | EvictionClass::Answered);
     // A NAT flow that is not established dies with its gateway, and the client begins it again.
-    if vitality.expired() || is_opening && Table::<A, W, K, B>::PAIRED {
+    if flow.expired() || is_opening && Table::<A, W, K, B>::PAIRED {
         return None;
     }
     let reply = match table.peer(place) {
@@ -190,7 +191,7 @@ fn shared<const A: usize, const W: usize, const K: usize, const B: usize>(
         backend: BackendId::from_raw(table.value(place)),
         client: SideState(state),
         reply,
-        idle_ms: vitality.idle_ms,
+        idle_ms: flow.idle_ms,
         is_opening: is_opening && state != State::TcpStray,
         is_untouched: table.is_untouched(place) && peer_is_untouched,
     })

@@ -206,7 +206,7 @@ impl Tags {
         slots.find(|slot| slot.hash == hash.0)
     }
 
-    /// Writes a slot over the one that is worth least, or over the flow's own.
+    /// Writes a slot over the least valuable one, or over the flow's own.
     fn place(&mut self, slot: &Slot, hash: FlowHash, now: Now) {
         let set = self.set_mut(hash);
         let least = (0..WAYS).min_by_key(|&way| {

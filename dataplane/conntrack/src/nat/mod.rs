@@ -23,7 +23,7 @@ use tidegate_wire::Family;
 use super::dsr::by_family;
 use super::eviction_reason::{EvictionReason, FlowCounters};
 use super::first_lookup::First;
-use super::flow_state::{IdleTimeout, Packet, State, Worth};
+use super::flow_state::{EvictionClass, IdleTimeout, Packet, State};
 use super::insert_error::PairError;
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey};
 use super::memory::{TableKind, TableMemory};
@@ -194,16 +194,16 @@ impl NatTable {
         by_family!(self, key, |table, packed| {
             let place =
                 table.find(&packed, hash).filter(|&place| table.peer_key(place) != PackedKey::from(of));
-            let Some(v) = place.and_then(|place| table.vitality(place, now)) else { return ReplyKey::Free };
-            match v.standing.worth {
+            let Some(v) = place.and_then(|place| table.flow_age(place, now)) else { return ReplyKey::Free };
+            match v.status.eviction_class {
                 _ if v.expired() => ReplyKey::Expired,
-                Worth::Closed | Worth::Closing => ReplyKey::Over,
-                Worth::Unanswered => ReplyKey::Opening { idle_ms: v.idle_ms },
-                Worth::Answered => ReplyKey::Answered { idle_ms: v.idle_ms },
-                Worth::Doubtful if v.idle_ms >= DOUBTFUL_IDLE_MIN_MS => {
+                EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
+                EvictionClass::Unanswered => ReplyKey::Opening { idle_ms: v.idle_ms },
+                EvictionClass::Answered => ReplyKey::Answered { idle_ms: v.idle_ms },
+                EvictionClass::Doubtful if v.idle_ms >= DOUBTFUL_IDLE_MIN_MS => {
                     ReplyKey::Doubtful { idle_ms: v.idle_ms }
                 }
-                Worth::Doubtful | Worth::Established => ReplyKey::Taken,
+                EvictionClass::Doubtful | EvictionClass::Established => ReplyKey::Taken,
             }
         })
     }

@@ -9,7 +9,7 @@ use tidegate_spec::now::Now;
 
 use super::hits::{NatHit, ReplyHit};
 use crate::eviction::NoRoom;
-use crate::flow_state::{IdleTimeout, Packet, Phase, State, Worth};
+use crate::flow_state::{EvictionClass, IdleTimeout, Packet, Phase, State};
 use crate::insert_error::PairError;
 use crate::key::{FlowHash, PackedKey, addr_of};
 use crate::table::{Entry, Place, Table};
@@ -24,10 +24,10 @@ pub(super) fn may_be_copied<const A: usize, const W: usize, const K: usize, cons
     idle_min_ms: u32,
     now: Now,
 ) -> bool {
-    let Some(flow) = table.vitality(place, now) else { return false };
-    flow.standing.worth == Worth::Established
+    let Some(flow) = table.flow_age(place, now) else { return false };
+    flow.status.eviction_class == EvictionClass::Established
         && !flow.expired()
-        && flow.standing.timeout_ms >= idle_min_ms
+        && flow.status.timeout_ms >= idle_min_ms
         && packet.is_plain()
         && table.is_steady(place, packet)
         && table.stream(client).is_none()
@@ -83,11 +83,11 @@ pub(super) fn note<const A: usize, const W: usize, const K: usize, const B: usiz
         // The server has ended the connection and the client's SYN confirms that, or both sides had ended it.
         Some(peer) => {
             repeated = awaits_answer(table, place, peer)
-                && table.vitality(place, now).is_some_and(|flow| flow.idle_ms >= SYN_REPEATED_MS);
+                && table.flow_age(place, now).is_some_and(|flow| flow.idle_ms >= SYN_REPEATED_MS);
             let ended = table
                 .state(peer)
                 .is_some_and(|server| matches!(server.phase(), Phase::Closing | Phase::Closed));
-            ended || table.vitality(place, now)?.standing.is_over()
+            ended || table.flow_age(place, now)?.status.is_over()
         }
         None => false,
     };

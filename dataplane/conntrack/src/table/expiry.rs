@@ -13,22 +13,22 @@ use super::{Place, SEEN, Table};
 use crate::eviction_reason::EvictionReason;
 use crate::flow_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, Phase, State};
 
-/// The state of an entry, or of the pair that it belongs to.
+/// The status of a flow, and how long it has been idle. In tables of pairs, of both entries together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Vitality {
-    pub(crate) standing: FlowStatus,
+pub(crate) struct FlowAge {
+    pub(crate) status: FlowStatus,
     pub(crate) idle_ms: u32,
 }
 
-impl Vitality {
+impl FlowAge {
     pub(crate) fn expired(&self) -> bool {
-        self.idle_ms >= self.standing.timeout_ms
+        self.idle_ms >= self.status.timeout_ms
     }
 
     /// Whether the flow has expired in a table that is short of room, where opening flows have shorter timeouts.
     fn expired_in_a_hurry(&self, hurry: u32) -> bool {
-        let timeout_ms = self.standing.timeout_ms;
-        self.idle_ms >= if self.standing.is_opening() { hurried(timeout_ms, hurry) } else { timeout_ms }
+        let timeout_ms = self.status.timeout_ms;
+        self.idle_ms >= if self.status.is_opening() { hurried(timeout_ms, hurry) } else { timeout_ms }
     }
 }
 
@@ -52,16 +52,16 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if age > u32::MAX / 2 { 0 } else { age }
     }
 
-    /// The state of the flow: of the pair, in tables of pairs.
-    pub(crate) fn vitality(&self, place: Place, now: Now) -> Option<Vitality> {
+    /// The status and the idle time of the flow: of the pair, in tables of pairs.
+    pub(crate) fn flow_age(&self, place: Place, now: Now) -> Option<FlowAge> {
         let (own, idle) = (self.state(place)?, self.idle_timeout(place));
         let own_idle_ms = self.own_idle_ms(place, now);
         let Some((peer, state)) = self.peer(place).and_then(|peer| Some((peer, self.state(peer)?))) else {
-            return Some(Vitality { standing: own.alone(idle), idle_ms: own_idle_ms });
+            return Some(FlowAge { status: own.alone(idle), idle_ms: own_idle_ms });
         };
         let (client, server) = if self.is_twin(place) { (state, own) } else { (own, state) };
         let idle_ms = own_idle_ms.min(self.own_idle_ms(peer, now));
-        Some(Vitality { standing: State::of_both(client, server, idle), idle_ms })
+        Some(FlowAge { status: State::of_both(client, server, idle), idle_ms })
     }
 
     /// Whether the flow has expired. Exact. Does not read the peer of a flow that is in use.
@@ -77,7 +77,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             return own_idle_ms >= state.alone(idle).timeout_ms;
         }
         // The shortest timeout that any state of the pair can have.
-        own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired())
+        own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.flow_age(place, now).is_some_and(|v| v.expired())
     }
 
     /// Why the flow has expired, if it has. Unlike [`Self::is_expired`], it applies shorter timeouts to opening flows
@@ -97,11 +97,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if self.own_idle_ms(place, now) < shortest_ms {
             return None;
         }
-        let vitality = self.vitality(place, now)?;
-        if vitality.expired() {
+        let age = self.flow_age(place, now)?;
+        if age.expired() {
             Some(EvictionReason::Expired)
         } else {
-            vitality.expired_in_a_hurry(hurry).then_some(EvictionReason::Pressure)
+            age.expired_in_a_hurry(hurry).then_some(EvictionReason::Pressure)
         }
     }
 

@@ -19,7 +19,7 @@ mod counting;
 mod expiry;
 mod search;
 
-pub(super) use expiry::Vitality;
+pub(super) use expiry::FlowAge;
 
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::FLOW_SHARE_PERCENT;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use tidegate_spec::limits::SYN_REPEATED_MS;
 
-use super::super::flow_state::{FlowStatus, State, Worth};
+use super::super::flow_state::{EvictionClass, FlowStatus, State};
 use super::*;
 
 /// One step. Keys are from a small set, so that steps affect the same flows.
@@ -114,7 +114,7 @@ struct Flow {
 }
 
 impl Flow {
-    fn standing(&self) -> FlowStatus {
+    fn status(&self) -> FlowStatus {
         match self.server {
             Some((_, server)) => State::of_both(self.client.state, server.state, self.idle),
             None => self.client.state.alone(self.idle),
@@ -123,7 +123,7 @@ impl Flow {
 
     fn alive(&self, ms: u64) -> bool {
         let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
-        ms - seen < u64::from(self.standing().timeout_ms)
+        ms - seen < u64::from(self.status().timeout_ms)
     }
 
     /// How long the client of a pair has been waiting for an answer to its SYNs.
@@ -137,10 +137,12 @@ impl Flow {
     fn reply_key(&self, ms: u64) -> ReplyKey {
         let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
         let idle_ms = u32::try_from(ms - seen).unwrap();
-        let standing = self.standing();
-        match standing.phase {
-            _ if standing.is_over() => ReplyKey::Over,
-            Phase::Opening if standing.worth == Worth::Answered => ReplyKey::Answered { idle_ms },
+        let status = self.status();
+        match status.phase {
+            _ if status.is_over() => ReplyKey::Over,
+            Phase::Opening if status.eviction_class == EvictionClass::Answered => {
+                ReplyKey::Answered { idle_ms }
+            }
             Phase::Opening => ReplyKey::Opening { idle_ms },
             Phase::Closing | Phase::Closed if idle_ms >= 1000 => ReplyKey::Doubtful { idle_ms },
             _ => ReplyKey::Taken,
@@ -150,7 +152,7 @@ impl Flow {
     /// Records a packet of the client. Returns whether it opens the flow again.
     fn client_packet(&mut self, packet: Packet, ms: u64) -> bool {
         let ended = |side: Side| matches!(side.state, State::TcpClosing | State::TcpClosed);
-        let over = self.standing().is_over() || self.server.is_some_and(|(_, side)| ended(side));
+        let over = self.status().is_over() || self.server.is_some_and(|(_, side)| ended(side));
         let reopened = over && packet == Packet::Tcp(SYN);
         let state = if reopened { State::TcpOpening } else { self.client.state.next(packet) };
         self.client = Side { state, seen_ms: ms };
