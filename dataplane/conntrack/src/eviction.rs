@@ -312,8 +312,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Empties the slot of a flow that has expired, and returns it.
     fn expired_in(&mut self, bucket: u32, now: Now) -> Option<Place> {
-        let hurry = self.hurry();
-        let over = |place| self.looks_expired(place, now, hurry).map(|why| (place, why));
+        let divisor = self.pressure_divisor();
+        let over = |place| self.looks_expired(place, now, divisor).map(|why| (place, why));
         let (place, why) = self.places(bucket).into_iter().find_map(over)?;
         self.remove(place, why);
         Some(place)

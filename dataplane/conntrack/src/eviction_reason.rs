@@ -13,7 +13,7 @@ pub enum EvictionReason {
     TableFull,
     /// Removed by the pipeline or an operator.
     Removed,
-    /// Not established, and idle for longer than a table that is short of room allows.
+    /// Not established, and idle for longer than a table under memory pressure allows.
     Pressure,
     /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle for longest.
     LongestIdle,

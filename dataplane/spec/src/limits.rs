@@ -216,8 +216,8 @@ pub const DOUBTFUL_IDLE_MIN_MS: u32 = 1_000;
 /// An established flow is evicted for a new one only after this idle time, and only if no other flow can be.
 pub const ESTABLISHED_IDLE_MIN_MS: u32 = 10_000;
 
-/// (percentage, divisor): from this percentage of its bound on, a flow table is short of room and divides the timeouts
-/// of opening flows by the divisor. The first matching entry applies.
+/// (percentage, divisor): from this percentage of its bound on, a flow table is under memory pressure and divides the
+/// timeouts of opening flows by the divisor. The first matching entry applies.
 pub const FLOW_PRESSURE: [(usize, u32); 2] = [(90, 12), (75, 4)];
 
 /// Changes of flows that each kind of flow table notes between two turns of the worker, for other gateways. A turn changes

@@ -1,7 +1,7 @@
 //! When a flow has expired, and the walk that removes expired flows.
 //!
-//! The idle timeout depends on the state of the flow: of the pair, in tables of pairs. In a table that is short of room,
-//! opening flows have shorter timeouts ([`Table::hurry`]).
+//! The idle timeout depends on the state of the flow: of the pair, in tables of pairs. In a table under memory
+//! pressure, opening flows have shorter timeouts ([`Table::pressure_divisor`]).
 //!
 //! Promises: [`Table::is_expired`] is exact; [`Table::looks_expired`] is exact for one of the entries of a pair. Only
 //! [`Table::age`] removes anything.
@@ -25,23 +25,24 @@ impl FlowAge {
         self.idle_ms >= self.status.timeout_ms
     }
 
-    /// Whether the flow has expired in a table that is short of room, where opening flows have shorter timeouts.
-    fn expired_in_a_hurry(&self, hurry: u32) -> bool {
+    /// Whether the flow has expired in a table under memory pressure, where opening flows have shorter timeouts.
+    fn expired_under_pressure(&self, divisor: u32) -> bool {
         let timeout_ms = self.status.timeout_ms;
-        self.idle_ms >= if self.status.is_opening() { hurried(timeout_ms, hurry) } else { timeout_ms }
+        self.idle_ms
+            >= if self.status.is_opening() { timeout_under_pressure(timeout_ms, divisor) } else { timeout_ms }
     }
 }
 
-/// The timeout of an opening flow in a table that is short of room.
-fn hurried(timeout_ms: u32, hurry: u32) -> u32 {
-    (timeout_ms / hurry).max(IDLE_MIN_MS)
+/// The timeout of an opening flow in a table under memory pressure.
+fn timeout_under_pressure(timeout_ms: u32, divisor: u32) -> u32 {
+    (timeout_ms / divisor).max(IDLE_MIN_MS)
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     /// The divisor for the timeouts of opening flows at the current fill level.
-    pub(crate) fn hurry(&self) -> u32 {
+    pub(crate) fn pressure_divisor(&self) -> u32 {
         let pressed = FLOW_PRESSURE.iter().find(|(percent, _)| self.live * 100 >= self.bound * percent);
-        pressed.map_or(1, |(_, hurry)| *hurry)
+        pressed.map_or(1, |(_, divisor)| *divisor)
     }
 
     /// How long ago this direction sent, in milliseconds.
@@ -81,18 +82,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Why the flow has expired, if it has. Unlike [`Self::is_expired`], it applies shorter timeouts to opening flows
-    /// when the table is short of room ([`Self::hurry`]), and reads the peer only if the entry has expired by its own
-    /// state. A pair that has expired by the state of its other entry is found from that entry. For walks over many
-    /// entries.
+    /// when the table is under memory pressure ([`Self::pressure_divisor`]), and reads the peer only if the entry has
+    /// expired by its own state. A pair that has expired by the state of its other entry is found from that entry. For
+    /// walks over many entries.
     #[inline]
-    pub(crate) fn looks_expired(&self, place: Place, now: Now, hurry: u32) -> Option<EvictionReason> {
+    pub(crate) fn looks_expired(&self, place: Place, now: Now, divisor: u32) -> Option<EvictionReason> {
         let state = self.state(place)?;
         let mut shortest_ms = state.shortest_ms(self.idle_timeout(place), Self::PAIRED);
         // An affinity entry is not a flow: it lasts for the affinity timeout of its service.
         let affinity = !Self::PAIRED && self.is_twin(place);
-        let hurry = if affinity { 1 } else { hurry };
-        if hurry > 1 && state.phase() == Phase::Opening {
-            shortest_ms = hurried(shortest_ms, hurry);
+        let divisor = if affinity { 1 } else { divisor };
+        if divisor > 1 && state.phase() == Phase::Opening {
+            shortest_ms = timeout_under_pressure(shortest_ms, divisor);
         }
         if self.own_idle_ms(place, now) < shortest_ms {
             return None;
@@ -101,20 +102,20 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if age.expired() {
             Some(EvictionReason::Expired)
         } else {
-            age.expired_in_a_hurry(hurry).then_some(EvictionReason::Pressure)
+            age.expired_under_pressure(divisor).then_some(EvictionReason::Pressure)
         }
     }
 
     /// Removes the expired flows of the next `buckets` buckets. Returns how many.
     pub(crate) fn age(&mut self, now: Now, buckets: usize) -> usize {
         let mut removed = 0;
-        let hurry = self.hurry();
+        let divisor = self.pressure_divisor();
         for _ in 0..buckets.min(self.buckets as usize) {
             if self.live == 0 {
                 break;
             }
             for place in self.places(self.cursor) {
-                if let Some(why) = self.looks_expired(place, now, hurry) {
+                if let Some(why) = self.looks_expired(place, now, divisor) {
                     self.remove(place, why);
                     removed += 1;
                 }
