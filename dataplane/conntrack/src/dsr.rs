@@ -13,7 +13,7 @@ use super::eviction_reason::{EvictionReason, FlowCounters};
 use super::first_lookup::First;
 use super::flow_state::{IdleTimeout, Packet, Phase, State};
 use super::insert_error::Full;
-use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
+use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::memory::{TableKind, TableMemory};
 use super::table::{Entry, Place, Table};
 use super::view::{FlowKind, FlowView};
@@ -239,7 +239,7 @@ pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usiz
         client: addr_of(key.addr),
         client_port: (key.tag >> 16) as u16,
         backend: BackendId::from_raw(table.value(place)),
-        kind: if key.tag & TWIN == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
+        kind: if key.tag & AFFINITY_BIT == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
         phase: flow.status.phase,
         idle_ms: flow.idle_ms,
         expired: flow.expired(),

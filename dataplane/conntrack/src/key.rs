@@ -14,15 +14,18 @@ use tidegate_wire::Addr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     pub(super) owner: u32,
-    /// Port in the high half; bit 15 tells twins apart (see [`TWIN`]); the rest is 0.
+    /// Port in the high half; bit 15 is [`REPLY_BIT`] in NAT tables and [`AFFINITY_BIT`] in DSR tables; the rest is 0.
     pub(super) tag: u32,
     /// The address that is not the owner's.
     pub(super) addr: Addr,
 }
 
-/// Set in keys of affinity (in DSR tables) and of replies (in NAT tables), so that they never equal the
-/// key of a flow with the same numbers.
-pub(super) const TWIN: u32 = 1 << 15;
+/// Set in the reply keys of NAT tables, so that they never equal the key of a client's flow with the same numbers.
+pub(super) const REPLY_BIT: u32 = 1 << 15;
+
+/// Set in the affinity keys of DSR tables, so that they never equal the key of a flow with the same numbers. It is the
+/// bit of [`REPLY_BIT`]: no table has keys of both kinds.
+pub(super) const AFFINITY_BIT: u32 = REPLY_BIT;
 
 /// The bits of an entry's tag that are part of its key.
 pub(super) const KEY_MASK: u32 = 0xffff_8000;
@@ -39,7 +42,7 @@ impl FlowKey {
     #[inline]
     #[must_use]
     pub fn affinity(service: ServiceId, client: Addr) -> Self {
-        Self { owner: service.raw(), tag: TWIN, addr: client }
+        Self { owner: service.raw(), tag: AFFINITY_BIT, addr: client }
     }
 
     /// The replies of an endpoint to its peer: the client with `nat`, a SNAT address and port of the gateway with
@@ -47,7 +50,7 @@ impl FlowKey {
     #[inline]
     #[must_use]
     pub fn reply(endpoint: EndpointId, to: Addr, to_port: u16) -> Self {
-        Self { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | TWIN, addr: to }
+        Self { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | REPLY_BIT, addr: to }
     }
 
     /// The service port, in the key of a client's flow.
@@ -57,11 +60,19 @@ impl FlowKey {
         ServiceId::from_raw(self.owner)
     }
 
-    /// Whether this is the key of replies, or of affinity.
+    /// Whether a key of a NAT table is the one of replies. For a key of a DSR table, use [`Self::is_affinity_key`].
     #[inline]
     #[must_use]
-    pub fn is_twin(&self) -> bool {
-        self.tag & TWIN != 0
+    pub fn is_reply_key(&self) -> bool {
+        self.tag & REPLY_BIT != 0
+    }
+
+    /// Whether a key of a DSR table, or a client's key of a NAT table, is one of session affinity. For a key that may
+    /// be one of replies, use [`Self::is_reply_key`].
+    #[inline]
+    #[must_use]
+    pub fn is_affinity_key(&self) -> bool {
+        self.tag & AFFINITY_BIT != 0
     }
 
     /// The address in the key: the client, or the destination of replies.
@@ -261,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn twins_and_neighbours_are_other_keys_with_other_hashes() {
+    fn keys_of_flows_affinity_and_replies_differ_and_so_do_their_hashes() {
         let hasher = FlowHasher::new(7);
         let service = ServiceId::new(5, 0);
         let keys = [

@@ -15,7 +15,7 @@ use tidegate_wire::Addr;
 use super::FlowTables;
 use super::dsr;
 use super::flow_state::{IdleTimeout, State};
-use super::key::{FlowHash, FlowHasher, FlowKey, KEY_MASK, PackedKey, TWIN, addr_of};
+use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, FlowKey, KEY_MASK, PackedKey, REPLY_BIT, addr_of};
 use super::nat;
 use super::splice::Splice;
 use super::stream::{Stream, splice_at, stream_at};
@@ -184,7 +184,7 @@ fn scan<const A: usize, const W: usize, const K: usize, const B: usize>(
     for (at, bucket) in (0..count).zip(buckets) {
         let (entries, _) = bucket.as_chunks::<W>();
         for (n, entry) in entries[..K].iter().enumerate() {
-            if entry[TAG] & STATE_MASK == 0 || Table::<A, W, K, B>::PAIRED && entry[TAG] & TWIN != 0 {
+            if entry[TAG] & STATE_MASK == 0 || Table::<A, W, K, B>::PAIRED && entry[TAG] & REPLY_BIT != 0 {
                 continue;
             }
             let place = at as usize * (B / W) + n;
@@ -217,7 +217,7 @@ fn read<const A: usize, const W: usize, const K: usize, const B: usize>(
         client: addr_of(key.addr),
         client_port: (key.tag >> 16) as u16,
         backend: BackendId::from_raw(entry[VALUE]),
-        kind: if key.tag & TWIN == 0 { StoredKind::Dsr } else { StoredKind::Affinity },
+        kind: if key.tag & AFFINITY_BIT == 0 { StoredKind::Dsr } else { StoredKind::Affinity },
         states: [state; 2],
         idle,
         idle_ms: [age(entry[SEEN]); 2],
@@ -237,7 +237,7 @@ fn read<const A: usize, const W: usize, const K: usize, const B: usize>(
             names_it
                 && reply[VALUE] == entry[VALUE]
                 && reply[TAG] & IDLE_MASK == entry[TAG] & IDLE_MASK
-                && peer.tag & (TWIN | !KEY_MASK) == TWIN
+                && peer.tag & (REPLY_BIT | !KEY_MASK) == REPLY_BIT
         });
         let reply = reply.ok_or(NotRestored::Damaged)?;
         let server = state_of(reply).ok_or(NotRestored::Damaged)?;

@@ -10,7 +10,7 @@ use tidegate_spec::now::Now;
 use super::first_lookup::First;
 use super::flow_state::{IdleTimeout, Packet};
 use super::insert_error::Full;
-use super::key::{FlowHash, PackedKey, TWIN};
+use super::key::{FlowHash, PackedKey, REPLY_BIT};
 use super::{FlowTables, dsr, nat};
 
 /// The key of a flow whose addresses have `A` words.
@@ -27,7 +27,7 @@ impl<const A: usize> SteadyKey<A> {
     /// The key of the replies of an endpoint to this address and port.
     #[inline(always)]
     pub fn reply(endpoint: EndpointId, to: [u32; A], to_port: u16) -> Self {
-        Self(PackedKey { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | TWIN, addr: to })
+        Self(PackedKey { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | REPLY_BIT, addr: to })
     }
 }
 

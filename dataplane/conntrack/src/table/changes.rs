@@ -12,7 +12,7 @@ use tidegate_spec::now::Now;
 use super::{ADDR, Entry, OWNER, Place, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 use crate::eviction_reason::EvictionReason;
 use crate::flow_state::State;
-use crate::key::TWIN;
+use crate::key::REPLY_BIT;
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     #[inline]
@@ -22,10 +22,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::is_counted(&new.key) {
             self.counts.flow_begins(new.key.owner);
         }
-        if Self::is_affinity(&new.key) {
+        if Self::is_affinity_key(&new.key) {
             self.counts.affinity(new.key.owner, true);
         }
-        let flow = new.peer.as_ref().filter(|_| new.key.tag & TWIN != 0).unwrap_or(&new.key);
+        let flow = new.peer.as_ref().filter(|_| new.key.tag & REPLY_BIT != 0).unwrap_or(&new.key);
         self.count_opening(flow, false, new.state.is_opening());
         if place.0 < self.loads.end {
             self.load_changes(new.key.tag, new.value, None, Some(new.state));
@@ -136,7 +136,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::is_counted(&key) {
             self.counts.flow_ends(key.owner);
         }
-        if Self::is_affinity(&key) {
+        if Self::is_affinity_key(&key) {
             self.counts.affinity(key.owner, false);
         }
     }

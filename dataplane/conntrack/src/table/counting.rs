@@ -11,7 +11,7 @@ use tidegate_spec::ids::BackendId;
 use super::{OWNER, Place, TAG, Table};
 use crate::counts::Load;
 use crate::flow_state::State;
-use crate::key::{PackedKey, TWIN};
+use crate::key::{AFFINITY_BIT, PackedKey, REPLY_BIT};
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     /// Sets the share of the bound that one service may have once the table holds more than the bound.
@@ -28,18 +28,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// The service of a flow, from either of its entries.
     pub(crate) fn service_of(&self, place: Place) -> u32 {
         let entry = self.entry(place);
-        if Self::PAIRED && self.is_twin(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
+        if self.is_reply(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
     }
 
     /// Whether an entry with this key counts as a flow: all do except the replies of pairs.
     pub(super) fn is_counted(key: &PackedKey<A>) -> bool {
-        !Self::PAIRED || key.tag & TWIN == 0
+        !Self::PAIRED || key.tag & REPLY_BIT == 0
     }
 
     /// Whether an entry with this key is session affinity.
     #[inline]
-    pub(super) fn is_affinity(key: &PackedKey<A>) -> bool {
-        !Self::PAIRED && key.tag & TWIN != 0
+    pub(super) fn is_affinity_key(key: &PackedKey<A>) -> bool {
+        !Self::PAIRED && key.tag & AFFINITY_BIT != 0
     }
 
     /// Whether a service has any entry.
@@ -72,14 +72,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// The key of the client's side of a flow, from either of its entries.
     #[inline]
     fn flow_key(&self, place: Place) -> PackedKey<A> {
-        if Self::PAIRED && self.is_twin(place) { self.peer_key(place) } else { self.key(place) }
+        if self.is_reply(place) { self.peer_key(place) } else { self.key(place) }
     }
 
     /// Updates the count of opening entries for an entry whose state changes.
     #[inline]
     pub(super) fn count_opening(&mut self, flow: &PackedKey<A>, was: bool, is: bool) {
         // An affinity entry never counts as an opening flow.
-        if was == is || !Self::PAIRED && flow.tag & TWIN != 0 {
+        if was == is || Self::is_affinity_key(flow) {
             return;
         }
         if is {
@@ -111,7 +111,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if place.0 < self.loads.end {
             self.recount_load(place, after);
         }
-        if !self.journal.is_on || Self::is_affinity(&self.key(place)) {
+        if !self.journal.is_on || Self::is_affinity_key(&self.key(place)) {
             return;
         }
         let settled = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
@@ -146,8 +146,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         after: Option<State>,
     ) {
         let (before, after) = (before.map(State::is_ended), after.map(State::is_ended));
-        // An affinity entry is no flow.
-        if before == after || !Self::PAIRED && tag & TWIN != 0 {
+        // An affinity entry is not a flow.
+        if before == after || !Self::PAIRED && tag & AFFINITY_BIT != 0 {
             return;
         }
         if let Some(ended) = before {

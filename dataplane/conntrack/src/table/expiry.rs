@@ -60,7 +60,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let Some((peer, state)) = self.peer(place).and_then(|peer| Some((peer, self.state(peer)?))) else {
             return Some(FlowAge { status: own.alone(idle), idle_ms: own_idle_ms });
         };
-        let (client, server) = if self.is_twin(place) { (state, own) } else { (own, state) };
+        let (client, server) = if self.is_reply(place) { (state, own) } else { (own, state) };
         let idle_ms = own_idle_ms.min(self.own_idle_ms(peer, now));
         Some(FlowAge { status: State::of_both(client, server, idle), idle_ms })
     }
@@ -90,8 +90,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let state = self.state(place)?;
         let mut shortest_ms = state.shortest_ms(self.idle_timeout(place), Self::PAIRED);
         // An affinity entry is not a flow: it lasts for the affinity timeout of its service.
-        let affinity = !Self::PAIRED && self.is_twin(place);
-        let divisor = if affinity { 1 } else { divisor };
+        let divisor = if self.is_affinity(place) { 1 } else { divisor };
         if divisor > 1 && state.phase() == Phase::Opening {
             shortest_ms = timeout_under_pressure(shortest_ms, divisor);
         }

@@ -31,7 +31,7 @@ use super::counts::Counts;
 use super::eviction_reason::FlowCounters;
 use super::flow_state::{IdleTimeout, Packet, Phase, State};
 use super::journal::{Adopted, Journal};
-use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
+use super::key::{AFFINITY_BIT, FlowHash, FlowHasher, KEY_MASK, PackedKey, REPLY_BIT};
 use super::memory::{Part, TableKind, TableMemory, Words};
 use super::splice::Splice;
 use super::stream::{Stream, Streams};
@@ -70,7 +70,7 @@ pub(super) struct Place(usize);
 
 // The next process reads these words: a change of their meaning is a new `STORED_FORM` (`restore.rs`).
 pub(super) const OWNER: usize = 0;
-/// Port (16 bits), twin (1), state (3), idle timeout (12).
+/// Port (16 bits), reply or affinity (1), state (3), idle timeout (12).
 pub(super) const TAG: usize = 1;
 pub(super) const SEEN: usize = 2;
 pub(super) const VALUE: usize = 3;
@@ -349,15 +349,21 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.entry(place)[SEEN]
     }
 
-    /// Whether the entry is the reply of a pair, or affinity.
+    /// Whether the entry is the reply of a pair.
     #[inline]
-    pub(super) fn is_twin(&self, place: Place) -> bool {
-        self.entry(place)[TAG] & TWIN != 0
+    pub(super) fn is_reply(&self, place: Place) -> bool {
+        Self::PAIRED && self.entry(place)[TAG] & REPLY_BIT != 0
+    }
+
+    /// Whether the entry is session affinity.
+    #[inline]
+    pub(super) fn is_affinity(&self, place: Place) -> bool {
+        !Self::PAIRED && self.entry(place)[TAG] & AFFINITY_BIT != 0
     }
 
     /// Whether the entry counts as a flow: all do except the replies of pairs.
     pub(super) fn is_flow(&self, place: Place) -> bool {
-        !(self.is_empty(place) || Self::PAIRED && self.is_twin(place))
+        !(self.is_empty(place) || self.is_reply(place))
     }
 
     /// The phase of a flow.

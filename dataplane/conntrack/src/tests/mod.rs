@@ -103,7 +103,7 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
             if Table::<A, W, K, B>::PAIRED {
                 let peer = table.peer(place).expect("a pair has two entries");
                 assert_eq!(table.peer(peer), Some(place), "the peer names another");
-                assert_ne!(table.is_twin(peer), table.is_twin(place), "one entry for each direction");
+                assert_ne!(table.is_reply(peer), table.is_reply(place), "one entry for each direction");
                 assert_eq!(table.value(peer), table.value(place));
             }
         }
@@ -112,10 +112,9 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
     let counted = (0..16).map(|n| table.counts().flows(service(n).raw()) as usize).sum::<usize>();
     let paired = Table::<A, W, K, B>::PAIRED;
     assert_eq!(counted, if paired { keys.len() / 2 } else { keys.len() }, "flows are counted by service");
-    let affinity = |place| !paired && table.is_twin(place);
     let places = (0..table.buckets).flat_map(|bucket| table.places(bucket));
-    let opening =
-        places.filter(|&place| !affinity(place) && table.state(place).is_some_and(State::is_opening));
+    let opening = places
+        .filter(|&place| !table.is_affinity(place) && table.state(place).is_some_and(State::is_opening));
     let opening = opening.count();
     let counted = (0..16).map(|n| table.counts().opening_of(service(n).raw()) as usize).sum::<usize>();
     assert_eq!(

@@ -119,7 +119,7 @@ impl Pipeline {
         now: Now,
     ) -> Option<Copied> {
         let nat = &self.flows.nat;
-        let (service, copied) = if key.is_twin() {
+        let (service, copied) = if key.is_reply_key() {
             let hit = nat.reply_to_copy(key, hash, packet, COPIED_IDLE_MIN_MS, now)?;
             let client = Endpoint { addr: hit.client, port: hit.client_port };
             let service = snapshot.service_by_id(hit.service)?;
@@ -145,7 +145,7 @@ impl Pipeline {
         let hash = self.flows.hash(&key);
         let copied = self.copy(snapshot, &key, hash, packet, now);
         if copied.is_some() {
-            if key.is_twin() {
+            if key.is_reply_key() {
                 self.flows.nat.lookup_reply(&key, hash, packet, now);
             } else {
                 self.flows.nat.lookup(&key, hash, packet, now);

@@ -119,7 +119,7 @@ impl Pipeline {
             });
         }
         while let Some(key) = self.sharing.contradicted.pop() {
-            let is_dsr = key.is_twin()
+            let is_dsr = key.is_affinity_key()
                 || snapshot.service_by_id(key.service()).is_some_and(|service| service.mode.is_dsr());
             let flow = self.flows.shared_flow(&key, is_dsr, now);
             let tags = self.flows.flow_tags();
@@ -172,7 +172,7 @@ impl Pipeline {
         let record = match news {
             FlowNews::Is(record) => record,
             FlowNews::Gone(_) => {
-                self.flows.give_up_adopted(&key, key.is_twin() || service.mode.is_dsr());
+                self.flows.give_up_adopted(&key, key.is_affinity_key() || service.mode.is_dsr());
                 return Learned::Gone;
             }
         };
@@ -305,7 +305,7 @@ fn record_of(
     agreement: Agreement,
 ) -> Option<FlowRecord> {
     let service = snapshot.service_by_id(flow.key.service())?;
-    let is_affinity = flow.key.is_twin();
+    let is_affinity = flow.key.is_affinity_key();
     let client = Endpoint { addr: flow.key.addr(), port: flow.key.port() };
     let is_agreed =
         || agreement == Agreement::Presumed && !is_in_flux(snapshot, service, &client, flow.backend);
@@ -348,7 +348,7 @@ fn gone(snapshot: &Snapshot, shared: SharedFlows, key: &FlowKey) -> Option<FlowN
     let service = snapshot.service_by_id(key.service())?;
     let is_shared = match service.mode.is_dsr() {
         // Each gateway forgets affinity by itself.
-        _ if key.is_twin() => false,
+        _ if key.is_affinity_key() => false,
         true => service.on_change(),
         false => shared == SharedFlows::Nat,
     };
