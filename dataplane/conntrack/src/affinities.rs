@@ -10,9 +10,9 @@
 //! transposition table"). A connection to the same backend changes only the time, so no reader misses the entry
 //! meanwhile. Two writers at one place at the same moment may lose both entries.
 //!
-//! The table has a fixed size. An entry has eight places. If they are occupied, a client that connects once gives way
-//! to another one, so a flood of sources evicts only clients that have not connected again. A client whose entry was
-//! lost has the backend that the worker itself remembers, or that its hash selects.
+//! The table has a fixed size. An entry has eight places. If they are occupied, a client that has connected once is
+//! evicted for another one, so a flood of sources evicts only clients that have not connected again. A client whose
+//! entry was lost has the backend that the worker itself remembers, or that its hash selects.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_room_loses_nobody_in_a_thousand() {
+    fn a_half_full_table_loses_nobody_in_a_thousand() {
         let affinities = prepared(1 << 12);
         let clients: Vec<FlowKey> = (0..1 << 11).map(client).collect();
         clients.iter().for_each(|key| affinities.remember(key, BackendId::new(1, 0), START));

@@ -39,11 +39,11 @@ const TIME_SHIFT: u32 = 27;
 /// An unconfirmed entry is over after this time: 60 s, as the flow of a handshake without an answer.
 const HANDSHAKE: u64 = (60 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// A confirmed entry that was not used for this time gives way to any other: a day. Its paths have their flows.
+/// A confirmed entry that was not used for this time can be evicted for any other: a day. Its paths have their flows.
 const OLD: u64 = (86_400 * 1_000_000_000_u64) >> TIME_SHIFT;
 
-/// A path gives way to a new one after this time: an hour. Then the end of the association may not end its flow, which
-/// lasts until its idle timeout.
+/// A path can be evicted for a new one after this time: an hour. Then the end of the association may not end its flow,
+/// which lasts until its idle timeout.
 const OLD_PATH: u64 = (3_600 * 1_000_000_000_u64) >> TIME_SHIFT;
 
 /// What is known of an association.

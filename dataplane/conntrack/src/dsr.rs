@@ -149,7 +149,7 @@ impl DsrTable {
     ) -> Result<(), Full> {
         by_family!(mut self, key, |table, packed| {
             let Some(place) = table.find(&packed, hash) else {
-                return begin(table, (packed, hash), backend, packet, idle, now);
+                return create(table, (packed, hash), backend, packet, idle, now);
             };
             table.replace(place, now);
             table.write(place, &Entry::first(packed, None, backend, packet, idle, now));
@@ -171,7 +171,7 @@ impl DsrTable {
         idle: IdleTimeout,
         now: Now,
     ) -> Result<(), Full> {
-        by_family!(mut self, key, |table, packed| begin(table, (packed, hash), backend, packet, idle, now))
+        by_family!(mut self, key, |table, packed| create(table, (packed, hash), backend, packet, idle, now))
     }
 
     /// Removes a flow. Returns whether it was known.
@@ -196,7 +196,7 @@ impl DsrTable {
 
 /// [`DsrTable::insert_new`] in the table of one family.
 #[inline(always)]
-pub(super) fn begin<const A: usize, const W: usize, const K: usize, const B: usize>(
+pub(super) fn create<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     (key, hash): (PackedKey<A>, FlowHash),
     backend: BackendId,

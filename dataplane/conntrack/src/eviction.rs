@@ -1,17 +1,18 @@
-//! Finds the place of a new entry, and decides which entry is evicted for it.
+//! Allocates a place for a new entry, and decides which flow is evicted for it.
 //!
-//! In this order: a free slot of the first bucket, then of the second; the slot of a flow that has ended; a slot
-//! whose entry can move to its other bucket, two moves deep; the slot of the least valuable flow that is not
-//! established ([`Rank`]); the slot of the established flow that has been idle longest, if that is long enough; none.
-//! Once the table holds more than its bound, flows that are not established are evicted before free slots are used: a
-//! flood then replaces its own entries. Above the bound, a service that has reached its share of the table replaces its
-//! own flows, or flows that are not established, or none ([`Table::admit`]).
+//! A new entry gets, in this order: a free place in its first hash bucket, then in its second; the place of a flow that
+//! has ended; a place whose entry can move to its other bucket, at most two moves deep; the place of the flow that
+//! ranks lowest among those that are not established ([`Rank`]); the place of the established flow that has been idle
+//! longest, if that is long enough. Otherwise the new flow is refused. Once the table holds more than its bound, flows
+//! that are not established are evicted before free places are used, so that a flood replaces its own entries. Above
+//! the bound, a service that has reached its share of the table replaces its own flows, or flows that are not
+//! established, or none ([`Table::admit`]).
 //!
 //! A flood must not end the handshakes of others, which are opening flows like its own. So the opening flows of the
-//! network and of the service that have the most of them are evicted first ([`EvictionPriority`]); among these, unanswered flows;
-//! and among these, the oldest. If the two buckets of a new flow have no flow that clearly belongs to a flood, some
-//! other buckets are examined, and the least valuable flow of all is evicted. A new flow of a flood does not evict a
-//! flow of a service or network that has far fewer: it uses a free slot, or is refused.
+//! network and of the service that have the most of them are evicted first ([`EvictionPriority`]); among these, the
+//! unanswered flows; and among these, the oldest. If the two buckets of a new flow have no flow that clearly belongs to
+//! a flood, some other buckets are examined, and the flow of the lowest rank is evicted. A new flow of a flood doesn't
+//! evict a flow of a service or network that has far fewer: it uses a free place, or is refused.
 //!
 //! Why moves: without them, tables that are two thirds full and in use lose 10 % (three entries a bucket) to 21 %
 //! (two) of new flows to full buckets; with them less than 0.2 %, at the cost of reading 0.2 to 0.7 more buckets per
@@ -35,9 +36,9 @@ use super::flow_state::{EvictionClass, Phase};
 use super::key::{FlowHash, PackedKey};
 use super::table::{FlowAge, Place, Table};
 
-/// Why there is no room.
+/// Why a new flow is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoom {
+pub(super) enum AdmitError {
     /// Every flow that could be evicted is established and in use.
     Full,
     /// The service has reached its share of a full table, and none of its flows can be evicted.
@@ -46,9 +47,9 @@ pub(super) enum NoRoom {
 
 /// The properties of a new flow that decide which flows it may evict.
 #[derive(Debug, Clone, Copy)]
-struct Newcomer {
+struct NewFlow {
     load: Load,
-    /// How long an opening flow must have been idle to be evicted although there may be a free slot.
+    /// How long an opening flow must have been idle to be evicted although there may be a free place.
     fresh_ms: u32,
 }
 
@@ -94,22 +95,22 @@ impl Rank {
 
     /// Whether the flow is evicted for the new one without a search for a better one: it has ended, or has a larger
     /// priority, or is, like the new one, probably part of a flood.
-    fn makes_way_at_once(&self, new: Newcomer) -> bool {
+    fn is_evicted_at_once(&self, new: NewFlow) -> bool {
         let Reverse(priority) = self.priority;
-        let of_the_same_flood = new.load.floods
+        let is_of_this_flood = new.load.floods
             && priority == new.load.priority
             && (self.eviction_class == EvictionClass::Unanswered || priority.is_of_network())
             && self.idle_ms.0 >= new.fresh_ms;
         match self.tier {
             Tier::Over => true,
-            Tier::Opening => priority > new.load.priority || of_the_same_flood,
+            Tier::Opening => priority > new.load.priority || is_of_this_flood,
             Tier::Doubtful | Tier::Established => false,
         }
     }
 
-    /// Whether the flow is evicted for the new one although there may be a free slot: it is not established, its
+    /// Whether the flow is evicted for the new one although there may be a free place: it is not established, its
     /// service or network does not have far fewer flows, and its handshake has not just begun.
-    fn makes_way_before_free_slots(&self, new: Newcomer) -> bool {
+    fn is_evicted_before_free_places(&self, new: NewFlow) -> bool {
         let Reverse(priority) = self.priority;
         match self.tier {
             Tier::Over => true,
@@ -121,9 +122,9 @@ impl Rank {
         }
     }
 
-    /// Whether the flow is evicted for the new one if there is no free slot. If its service or network has far fewer
-    /// flows, it is evicted only if its handshake is not in progress.
-    fn makes_way(&self, new: Newcomer) -> bool {
+    /// Whether the flow may be evicted for the new one if there is no free place. If its service or network has far
+    /// fewer flows, it is evicted only if its handshake has stalled.
+    fn may_be_evicted(&self, new: NewFlow) -> bool {
         match self.tier {
             Tier::Over | Tier::Doubtful => true,
             Tier::Opening => {
@@ -135,15 +136,20 @@ impl Rank {
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// Returns an empty slot for a new flow, and counts a failure. A service that has reached its share of a full table
-    /// replaces a flow of its own, or a flow of any service that is not established. If its two buckets hold none, one
-    /// flow of a sample is evicted, and the new flow uses any slot. It is refused if all flows of the service in the buckets
-    /// and in a larger sample are established and in use. So a flood that fills the table with flows that are
-    /// not established does not turn the share against a service that has many established flows.
+    /// Returns a free place for a new flow, and counts a refusal. A service that has reached its share of a full table
+    /// replaces a flow of its own, or a flow of any service that is not established. If its two buckets have none, one
+    /// flow of a sample is evicted, and the new flow uses any place. It is refused if all flows of the service in the
+    /// buckets and in a larger sample are established and in use. So a flood that fills the table with flows that are
+    /// not established doesn't turn the share against a service that has many established flows.
     #[inline(always)]
-    pub(super) fn admit(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
+    pub(super) fn admit(
+        &mut self,
+        flow: &PackedKey<A>,
+        hash: FlowHash,
+        now: Now,
+    ) -> Result<Place, AdmitError> {
         if !self.is_over_share(flow.owner) {
-            return self.make_room(flow, hash, now).ok_or(NoRoom::Full);
+            return self.allocate(flow, hash, now).ok_or(AdmitError::Full);
         }
         self.admit_above_share(flow, hash, now)
     }
@@ -151,20 +157,25 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// [`Self::admit`] for a service that has reached its share of a full table.
     #[cold]
     #[inline(never)]
-    fn admit_above_share(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
-        let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.newcomer(flow));
+    fn admit_above_share(
+        &mut self,
+        flow: &PackedKey<A>,
+        hash: FlowHash,
+        now: Now,
+    ) -> Result<Place, AdmitError> {
+        let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.new_flow(flow));
         let own = self.least_in(homes, now, |table, place| table.service_of(place) == flow.owner);
-        let at_once = |(rank, _): &(Rank, Place)| rank.makes_way_at_once(new);
+        let at_once = |(rank, _): &(Rank, Place)| rank.is_evicted_at_once(new);
         let home = self.least_in(homes, now, |_, _| true);
         if let Some((_, place)) = own.filter(at_once).or_else(|| home.filter(at_once)) {
             self.remove(place, EvictionReason::ServiceShare);
             return Ok(place);
         }
         // The age does not matter here: the alternative is to refuse this flow.
-        let any_age = Newcomer { fresh_ms: 0, ..new };
+        let any_age = NewFlow { fresh_ms: 0, ..new };
         if let Some((place, is_home)) = self.least_of_more(home, flow, hash, any_age, now) {
             self.remove(place, EvictionReason::ServiceShare);
-            return if is_home { Ok(place) } else { self.make_room(flow, hash, now).ok_or(NoRoom::Full) };
+            return if is_home { Ok(place) } else { self.allocate(flow, hash, now).ok_or(AdmitError::Full) };
         }
         if let Some((_, place)) = own {
             self.remove(place, EvictionReason::ServiceShare);
@@ -174,27 +185,27 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let is_own = |table: &Self, place| table.service_of(place) == flow.owner && *flow != table.key(place);
         let Some((_, place)) = self.least_in(self.sample(hash, SHARE_SAMPLE), now, is_own) else {
             self.counters.refused += 1;
-            return Err(NoRoom::Share);
+            return Err(AdmitError::Share);
         };
         self.remove(place, EvictionReason::ServiceShare);
-        self.make_room(flow, hash, now).ok_or(NoRoom::Full)
+        self.allocate(flow, hash, now).ok_or(AdmitError::Full)
     }
 
-    /// Returns an empty slot for an entry with this hash of a new flow, or `None`, counted, if no flow there can be
-    /// evicted. `flow` is the key of the client's side. If it is already in the table, this call places the entry of
-    /// its reply, and does not evict it.
+    /// Returns a free place for an entry with this hash of a new flow. If no flow there can be evicted, counts a
+    /// refusal and returns `None`. `flow` is the key of the client's side. If that key is already in the table, the
+    /// place is for the entry of the reply, and the client's entry is not evicted.
     #[inline(always)]
-    pub(super) fn make_room(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
+    pub(super) fn allocate(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
         let within_bound = self.live < self.bound;
         if within_bound && let Some(place) = self.free_in_either(Self::homes(hash, self.buckets), None) {
             return Some(place);
         }
-        self.make_room_by_force(flow, hash, within_bound, now)
+        self.allocate_by_eviction(flow, hash, within_bound, now)
     }
 
-    /// [`Self::make_room`] where no slot is free, or the free slots are reserved.
+    /// [`Self::allocate`] if no place is free, or the free places are reserved.
     #[inline(never)]
-    fn make_room_by_force(
+    fn allocate_by_eviction(
         &mut self,
         flow: &PackedKey<A>,
         hash: FlowHash,
@@ -202,17 +213,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         now: Now,
     ) -> Option<Place> {
         let homes = Self::homes(hash, self.buckets);
-        let room = self.expired_in(homes[0], now).or_else(|| self.expired_in(homes[1], now));
-        let room = room.or_else(|| self.room_of_others(flow, hash, within_bound, now));
-        let room = room.or_else(|| self.evict_longest_idle(homes, now));
-        if room.is_none() {
+        let entry = self.expired_in(homes[0], now).or_else(|| self.expired_in(homes[1], now));
+        let entry = entry.or_else(|| self.evict_unestablished(flow, hash, within_bound, now));
+        let entry = entry.or_else(|| self.evict_longest_idle(homes, now));
+        if entry.is_none() {
             self.counters.refused += 1;
         }
-        room
+        entry
     }
 
-    /// Two empty slots, for the entries with these hashes of a new flow, if nothing has to give way to it: the table holds less
-    /// than its bound, and each entry has a free slot in one of its buckets. They are those that [`Self::make_room`] returns.
+    /// Two free places for the entries with these hashes of a new flow, if nothing has to be evicted for it: the table
+    /// is below its bound, and each entry has a free place in one of its buckets. [`Self::allocate`] returns the same
+    /// two.
     pub(super) fn free_for_pair(&self, hash: FlowHash, reply_hash: FlowHash) -> Option<[Place; 2]> {
         if self.live + 1 >= self.bound {
             return None;
@@ -221,27 +233,27 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Some([place, self.free_in_either(Self::homes(reply_hash, self.buckets), Some(place))?])
     }
 
-    /// Returns an empty slot for an entry with this hash without evicting a flow that has not expired.
+    /// Returns a free place for an entry with this hash. Evicts only flows that have expired.
     pub(super) fn free_place(&mut self, hash: FlowHash, now: Now) -> Option<Place> {
         let homes = [self.primary(hash), self.secondary(hash)];
-        let room = self.free_in_either(homes, None).or_else(|| self.expired_in(homes[0], now));
-        let room = room.or_else(|| self.expired_in(homes[1], now));
-        room.or_else(|| self.room_by_moving(homes, now))
+        let entry = self.free_in_either(homes, None).or_else(|| self.expired_in(homes[0], now));
+        let entry = entry.or_else(|| self.expired_in(homes[1], now));
+        entry.or_else(|| self.free_by_moving(homes, now))
     }
 
-    /// Returns the slot of a flow that is not established, or a free slot where that is fairer. Within the bound, the
-    /// two buckets have no free slot when this is called.
-    fn room_of_others(
+    /// Returns the place of a flow that is not established, or a free place where that is fairer. Within the bound, the
+    /// two buckets have no free place when this is called.
+    fn evict_unestablished(
         &mut self,
         flow: &PackedKey<A>,
         hash: FlowHash,
         within_bound: bool,
         now: Now,
     ) -> Option<Place> {
-        let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.newcomer(flow));
+        let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.new_flow(flow));
         if !within_bound {
             let home = self.least_in(homes, now, |table, place| *flow != table.key(place));
-            if let Some((_, place)) = home.filter(|(rank, _)| rank.makes_way_at_once(new)) {
+            if let Some((_, place)) = home.filter(|(rank, _)| rank.is_evicted_at_once(new)) {
                 self.remove(place, EvictionReason::TableFull);
                 return Some(place);
             }
@@ -255,20 +267,20 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
                 return Some(place);
             }
         }
-        if let Some(place) = self.room_by_moving(homes, now) {
+        if let Some(place) = self.free_by_moving(homes, now) {
             return Some(place);
         }
         let home = self.least_in(homes, now, |table, place| *flow != table.key(place));
-        let (_, place) = home.filter(|(rank, _)| rank.makes_way(new))?;
+        let (_, place) = home.filter(|(rank, _)| rank.may_be_evicted(new))?;
         let why = if within_bound { EvictionReason::BucketFull } else { EvictionReason::TableFull };
         self.remove(place, why);
         Some(place)
     }
 
-    fn newcomer(&self, flow: &PackedKey<A>) -> Newcomer {
-        // Free slots above this limit are reserved for flows that will be established.
+    fn new_flow(&self, flow: &PackedKey<A>) -> NewFlow {
+        // Free places above this limit are reserved for flows that will be established.
         let has_spare = self.live < self.bound + self.bound / 4;
-        Newcomer { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
+        NewFlow { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
     }
 
     /// The flow of least rank among a sample of the table and `home`, which is the least flow of the new flow's own
@@ -278,7 +290,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         home: Option<(Rank, Place)>,
         flow: &PackedKey<A>,
         hash: FlowHash,
-        new: Newcomer,
+        new: NewFlow,
         now: Now,
     ) -> Option<(Place, bool)> {
         let sample = self.sample(hash, EVICTION_SAMPLE);
@@ -292,7 +304,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             (home, _) => home.is_some(),
         };
         let (rank, place) = if is_home { home? } else { far? };
-        rank.makes_way_before_free_slots(new).then_some((place, is_home))
+        rank.is_evicted_before_free_places(new).then_some((place, is_home))
     }
 
     /// A row of buckets that starts at one chosen by the hash.
@@ -310,7 +322,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.free_in(homes[0], taken).or_else(|| self.free_in(homes[1], taken))
     }
 
-    /// Empties the slot of a flow that has expired, and returns it.
+    /// Removes a flow that has expired, and returns its place.
     fn expired_in(&mut self, bucket: u32, now: Now) -> Option<Place> {
         let divisor = self.pressure_divisor();
         let over = |place| self.looks_expired(place, now, divisor).map(|why| (place, why));
@@ -330,9 +342,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if here == primary { self.secondary(hash) } else { primary }
     }
 
-    /// Empties a slot of either bucket by moving its entry to its other bucket, where another entry may have to be
+    /// Frees a place in either bucket by moving its entry to its other bucket, where another entry may have to be
     /// moved first. Examines at most 2K + 2K² buckets.
-    fn room_by_moving(&mut self, homes: [u32; 2], now: Now) -> Option<Place> {
+    fn free_by_moving(&mut self, homes: [u32; 2], now: Now) -> Option<Place> {
         for place in homes.map(|bucket| self.places(bucket)).into_iter().flatten() {
             let other = self.other_bucket(place);
             if let Some(to) = self.free_or_expired_in(other, now) {
@@ -355,8 +367,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         None
     }
 
-    /// Moves an entry away and returns its slot. The slot may already be empty, if the peer of its entry expired
-    /// elsewhere.
+    /// Moves an entry away and returns its place, which may already be free if the entry's peer expired elsewhere.
     fn vacate(&mut self, place: Place, to: Place) -> Place {
         if !self.is_empty(place) {
             self.relocate(place, to);
@@ -388,10 +399,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         least
     }
 
-    /// Evicts the established flow that is idle for longest among those whose slot the new entry can use after up to
+    /// Evicts the established flow that has been idle longest among those whose place the new entry can use after up to
     /// two moves. Examines at most 2 + 2K + 2K² buckets.
     fn evict_longest_idle(&mut self, homes: [u32; 2], now: Now) -> Option<Place> {
-        // A chain of slots: each but the last holds an entry that can move to the next.
+        // A chain of places: the entry at each but the last can move to the next.
         let mut longest: Option<(u32, [Place; 3])> = None;
         let look = |table: &Self, longest: &mut Option<(u32, [Place; 3])>, chain: [Place; 3]| {
             let least = longest.map_or(ESTABLISHED_IDLE_MIN_MS, |(idle_ms, _)| idle_ms + 1);

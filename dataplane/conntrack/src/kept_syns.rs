@@ -73,8 +73,8 @@ impl KeptSyns {
         };
         let at = set_of(hash) * WAYS + usize::from(*next);
         let (Some(bytes), Some(note)) = (self.bytes.get_mut(at), self.notes.get_mut(at)) else { return };
-        if let Some(room) = bytes.get_mut(..frame.len()) {
-            room.copy_from_slice(frame);
+        if let Some(copy) = bytes.get_mut(..frame.len()) {
+            copy.copy_from_slice(frame);
             let tried = [backend].into_iter().collect();
             *note = Some(KeptSyn { flow: *flow, sequence, interface, tried, len });
             // The oldest of the set is overwritten next.
@@ -140,7 +140,7 @@ mod tests {
         assert!((2..9).all(|n| syns.sent_again(&key, hash, 5, backend(n))));
         let (syn, bytes) = syns.get(&key, hash).expect("it is stored");
         assert_eq!((syn.sequence, syn.interface, bytes), (5, 2, &b"a syn"[..]));
-        assert_eq!(syn.tried[..], [1, 2, 3, 4].map(backend), "the others have no room");
+        assert_eq!(syn.tried[..], [1, 2, 3, 4].map(backend), "the list is full");
         syns.keep(&key, hash, 6, backend(3), (0, b"later"));
         assert_eq!(syns.get(&key, hash).map(|(syn, _)| syn.sequence), Some(6));
     }

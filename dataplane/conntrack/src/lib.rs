@@ -92,7 +92,7 @@ use tidegate_wire::Family;
 /// let (syn, ack) = (Packet::Tcp(flags::SYN), Packet::Tcp(flags::ACK));
 /// let idle = IdleTimeout::new(Duration::from_secs(7_440));
 /// assert!(tables.dsr.lookup(&key, hash, syn, Now(0)).is_none());
-/// tables.dsr.insert(&key, hash, BackendId::new(9, 0), syn, idle, Now(0)).expect("an empty table has room");
+/// tables.dsr.insert(&key, hash, BackendId::new(9, 0), syn, idle, Now(0)).expect("an empty table refuses nothing");
 /// let hit = tables.dsr.lookup(&key, hash, ack, Now(1_000_000)).expect("the flow is known");
 /// assert_eq!((hit.backend, hit.phase), (BackendId::new(9, 0), Phase::Established));
 /// ```
@@ -137,8 +137,8 @@ impl FlowTables {
     /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
     /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space, and 32
     /// more with SCTP. The system zeroes the pages, and they take memory only once flows are stored there, so unused
-    /// kinds cost next to nothing. Masqueraded flows have room for an eighth as many, of 128 bytes at most. `seed` should
-    /// be secret.
+    /// kinds cost next to nothing. There is capacity for an eighth as many masqueraded flows, of 128 bytes at most.
+    /// `seed` should be secret.
     ///
     /// # Panics
     /// If there is not enough memory, or one table would have more than 2^32 cache lines.

@@ -41,7 +41,7 @@ pub struct Masquerade {
     pub local: Endpoint,
 }
 
-/// There is no room for a new flow: each flow that was examined is established.
+/// No flow can be evicted for a new one: each flow that was examined is established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MasqueradeFull;
 
@@ -227,7 +227,7 @@ impl Masquerades {
     /// or with the same replies, is removed.
     ///
     /// # Errors
-    /// [`MasqueradeFull`] if there is no room.
+    /// [`MasqueradeFull`] if no flow can be evicted.
     pub fn insert(
         &mut self,
         flow: &Masquerade,
@@ -483,7 +483,7 @@ mod tests {
                 table.take_local(one.proto, &one.local, &one.peer);
                 model.remove(&(one.source.addr, one.source.port));
             } else {
-                begin(&mut table, &one, Now(0)).expect("there is room");
+                begin(&mut table, &one, Now(0)).expect("the table is not full");
                 model.insert((one.source.addr, one.source.port), one);
             }
             assert_eq!(table.live(), model.len());
@@ -504,7 +504,7 @@ mod tests {
     fn a_source_has_a_quarter_at_most_and_replaces_its_own_unanswered_flows() {
         let mut table = table(8 * 256);
         let other = flow(2, 1);
-        begin(&mut table, &other, Now(0)).expect("there is room");
+        begin(&mut table, &other, Now(0)).expect("the table is not full");
         for port in 0..1000 {
             begin(&mut table, &flow(1, port), Now(0)).expect("it replaces a flow of its own");
             assert!(table.live() <= 65);
@@ -539,9 +539,9 @@ mod tests {
         let answer = |table: &mut Masquerades, bits, now| {
             table.inward(one.proto, &one.local, &one.peer, Packet::Tcp(bits), now)
         };
-        table.insert(&one, Packet::Tcp(SYN), idle, Now(0)).expect("there is room");
+        table.insert(&one, Packet::Tcp(SYN), idle, Now(0)).expect("the table is not full");
         assert_eq!(send(&mut table, SYN, seconds(60)), None, "an opening flow lasts for 60 s");
-        table.insert(&one, Packet::Tcp(SYN), idle, Now(0)).expect("there is room");
+        table.insert(&one, Packet::Tcp(SYN), idle, Now(0)).expect("the table is not full");
         assert_eq!(answer(&mut table, SYN | ACK, Now(0)), Some(one.source));
         assert_eq!(send(&mut table, ACK, Now(0)), Some(one.local));
         assert_eq!(table.local_key(one.proto, &one.local, &one.peer, Now(0)), ReplyKey::Taken);

@@ -103,7 +103,7 @@ pub enum NotRestored {
     Elsewhere,
     /// The table has it already, from a newer process.
     Known,
-    /// There is no room.
+    /// No flow can be evicted for it.
     Full,
 }
 
@@ -366,7 +366,7 @@ fn restore_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     let place = table.admit(&key, hash, now).map_err(|_| NotRestored::Full)?;
     table.write(place, &entry(key, 0, flow, to, now, Some(reply)));
     table.forget_streams(place);
-    let Some(place) = table.make_room(&key, reply_hash, now) else {
+    let Some(place) = table.allocate(&key, reply_hash, now) else {
         // The first entry may have been moved by the second insertion.
         if let Some(place) = table.find(&key, hash) {
             table.clear(place);

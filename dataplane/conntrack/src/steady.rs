@@ -69,11 +69,11 @@ pub trait SteadyTables<const A: usize> {
     /// Whether a key has an entry in this bucket of DSR flows, in any state.
     fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
 
-    /// Inserts a DSR flow that begins with `packet`, and that a look-up has found in neither bucket: its key with its hash.
+    /// Creates a DSR flow whose first packet is `packet`. A look-up has found its key in neither bucket.
     ///
     /// # Errors
     /// As [`DsrTable::insert_new`](super::DsrTable::insert_new).
-    fn begin_dsr(
+    fn create_dsr(
         &mut self,
         flow: (&SteadyKey<A>, u64),
         backend: BackendId,
@@ -88,9 +88,10 @@ pub trait SteadyTables<const A: usize> {
     /// Prefetches a bucket of NAT flows.
     fn prefetch_nat(&self, hash: u64, bucket: Bucket);
 
-    /// Inserts a NAT flow that begins with `packet`, and that a look-up has found in neither bucket: the client's key and that
-    /// of replies, with their hashes. Returns false, and changes nothing, if another flow has that key, or would have to give way.
-    fn begin_nat(
+    /// Creates a NAT flow from the client's key and the reply key, each with its hash, and its backend and first
+    /// packet. A look-up has found the client's key in neither bucket. Returns false, and changes nothing, if another
+    /// flow has the reply key or would have to be evicted.
+    fn create_nat(
         &mut self,
         flow: (&SteadyKey<A>, u64),
         reply: (&SteadyKey<A>, u64),
@@ -145,7 +146,7 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn begin_dsr(
+            fn create_dsr(
                 &mut self,
                 (key, hash): (&SteadyKey<$words>, u64),
                 backend: BackendId,
@@ -154,11 +155,11 @@ macro_rules! tables {
                 now: Now,
             ) -> Result<(), Full> {
                 debug_assert_eq!(hash, self.steady_hash(key), "the hash is that of the key");
-                dsr::begin(&mut self.dsr.$table, (key.0, FlowHash(hash)), backend, packet, idle, now)
+                dsr::create(&mut self.dsr.$table, (key.0, FlowHash(hash)), backend, packet, idle, now)
             }
 
             #[inline(always)]
-            fn begin_nat(
+            fn create_nat(
                 &mut self,
                 (flow, hash): (&SteadyKey<$words>, u64),
                 (reply, reply_hash): (&SteadyKey<$words>, u64),
@@ -168,7 +169,7 @@ macro_rules! tables {
             ) -> bool {
                 debug_assert_eq!(hash, self.steady_hash(flow), "the hash is that of the key");
                 let flow = (flow.0, FlowHash(hash));
-                nat::begin(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
+                nat::create(&mut self.nat.$table, flow, (reply.0, FlowHash(reply_hash)), first, idle, now)
             }
 
             #[inline(always)]

@@ -5,7 +5,7 @@
 //! ACK offer a pair, and the client's COOKIE ECHO, which repeats the server's tag, confirms it. With DSR the gateway sees
 //! only the client, so the first COOKIE ECHO tells it the server's tag.
 //!
-//! They are beside the flow tables because an entry has no room for them, and only packets that begin or end an
+//! They are beside the flow tables because an entry has no words for them, and only packets that begin or end an
 //! association read them. A slot is overwritten when its set is full, an unconfirmed pair before a confirmed one and an
 //! old one before a new one. Then nothing proves the packets that would end the flow, and it lasts until its idle
 //! timeout. So the loss of a slot, or a flood of INITs, ends no flow.

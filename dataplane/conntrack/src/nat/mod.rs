@@ -12,7 +12,7 @@ mod pair;
 mod streams;
 
 pub use hits::{NatHit, ReplyHit, ReplyKey};
-pub(super) use pair::{begin, view};
+pub(super) use pair::{create, view};
 
 use pair::{awaits_answer, hit, insert_pair, may_be_copied, note, reply_hit, set_both};
 use tidegate_spec::ids::{BackendId, ServiceId};

@@ -8,7 +8,7 @@ use tidegate_spec::limits::SYN_REPEATED_MS;
 use tidegate_spec::now::Now;
 
 use super::hits::{NatHit, ReplyHit};
-use crate::eviction::NoRoom;
+use crate::eviction::AdmitError;
 use crate::flow_state::{EvictionClass, IdleTimeout, Packet, Phase, State};
 use crate::insert_error::PairError;
 use crate::key::{FlowHash, PackedKey, addr_of};
@@ -150,13 +150,13 @@ pub(super) fn insert_pair<const A: usize, const W: usize, const K: usize, const 
     if is_known && let Some(place) = table.find(&flow.key, flow_hash) {
         table.replace(place, now);
     }
-    let place = table.admit(&flow.key, flow_hash, now).map_err(|no_room| match no_room {
-        NoRoom::Full => PairError::Full,
-        NoRoom::Share => PairError::Share,
+    let place = table.admit(&flow.key, flow_hash, now).map_err(|error| match error {
+        AdmitError::Full => PairError::Full,
+        AdmitError::Share => PairError::Share,
     })?;
     table.write(place, flow);
     table.forget_streams(place);
-    let Some(place) = table.make_room(&flow.key, reply_hash, now) else {
+    let Some(place) = table.allocate(&flow.key, reply_hash, now) else {
         // The first entry may have been moved by the second insertion.
         let place = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");
         table.clear(place);
@@ -167,10 +167,10 @@ pub(super) fn insert_pair<const A: usize, const W: usize, const K: usize, const 
     Ok(())
 }
 
-/// Inserts a flow that begins with `packet` and that a look-up has not found, if no other flow has its reply key and nothing has
-/// to give way to it. Returns false, and changes nothing, if not.
+/// Creates a flow whose first packet is `packet` and that a look-up has not found, if no other flow has its reply key
+/// and nothing has to be evicted for it. Returns false, and changes nothing, if not.
 #[inline(always)]
-pub(crate) fn begin<const A: usize, const W: usize, const K: usize, const B: usize>(
+pub(crate) fn create<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     (key, hash): (PackedKey<A>, FlowHash),
     (reply_key, reply_hash): (PackedKey<A>, FlowHash),

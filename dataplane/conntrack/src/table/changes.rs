@@ -17,7 +17,7 @@ use crate::key::REPLY_BIT;
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     #[inline]
     pub(crate) fn write(&mut self, place: Place, new: &Entry<A>) {
-        debug_assert!(self.is_empty(place), "room is made before an entry is written");
+        debug_assert!(self.is_empty(place), "an entry is written to a free place");
         self.live += 1;
         if Self::is_counted(&new.key) {
             self.counts.flow_begins(new.key.owner);

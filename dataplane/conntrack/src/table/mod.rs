@@ -1,7 +1,7 @@
 //! Buckets of entries in one block of memory: their layout, and how an entry is read. The other work on it is below
 //! `table/`: `search.rs` finds entries, `changes.rs` writes them, `expiry.rs` ages them, `counting.rs` counts them.
-//! `eviction.rs` makes room for new entries. The DSR and NAT tables define the meaning of an entry; they are this table with
-//! different sizes.
+//! `eviction.rs` allocates places for new entries. The DSR and NAT tables define the meaning of an entry; they are this
+//! table with different sizes.
 //!
 //! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs also the
 //! key of the other entry. A bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries, and each key
@@ -108,13 +108,13 @@ impl<const A: usize> Entry<A> {
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// Whether entries come in pairs: an entry then has room for a second key.
+    /// Whether entries come in pairs: an entry then has words for a second key.
     pub(super) const PAIRED: bool = W >= ADDR + A + 2 + A;
     const PEER_OWNER: usize = ADDR + A;
     const PEER_TAG: usize = ADDR + A + 1;
     const PEER_ADDR: usize = ADDR + A + 2;
 
-    /// A table with room for `bound` entries at two thirds of its capacity.
+    /// A table for `bound` entries, which are two thirds of its capacity.
     pub(super) fn new(
         bound: usize,
         hasher: FlowHasher,
@@ -158,7 +158,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         table
     }
 
-    /// The number of buckets of a table with room for `bound` entries.
+    /// The number of buckets of a table for `bound` entries.
     pub(super) fn buckets_for(bound: usize) -> u32 {
         let buckets = (bound.max(1).saturating_mul(3).div_ceil(2 * K)).max(4);
         u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines")

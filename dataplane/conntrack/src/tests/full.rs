@@ -126,14 +126,14 @@ fn a_flood_of_syns_pushes_out_no_established_flow() {
         assert!(tables.nat.peek(flow, tables.hash(flow), end).is_some());
         assert!(tables.nat.peek_reply(reply, tables.hash(reply), end).is_some());
     }
-    // The flood replaces its own entries, and most new flows, including those of real clients, still find room.
+    // The flood replaces its own entries, and most new flows, including those of real clients, are still admitted.
     assert!(tables.counters().evictions(EvictionReason::TableFull) > u64::from(flood));
     assert!(refused.0 < flood / 50 && refused.1 < flood / 50, "{refused:?} of {flood}");
     assert_whole(&tables);
 }
 
 #[test]
-fn a_table_full_of_established_flows_refuses_new_ones_and_takes_them_again_when_room_is_made() {
+fn a_table_full_of_established_flows_refuses_new_ones_until_flows_end() {
     let mut tables = FlowTables::new(50, 3);
     let mut keys = Vec::new();
     let mut pairs = Vec::new();

@@ -294,7 +294,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_dsr_table_with_room_is_a_hash_map(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
+    fn a_dsr_table_below_its_bound_is_a_hash_map(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
         let mut tables = FlowTables::new(200, seed);
         let (mut model, mut ms) = (Model::new(), start);
         for step in steps {
@@ -347,7 +347,7 @@ proptest! {
     }
 
     #[test]
-    fn a_nat_table_with_room_is_a_hash_map_of_pairs(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
+    fn a_nat_table_below_its_bound_is_a_hash_map_of_pairs(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
         let mut pairs = Pairs { tables: FlowTables::new(200, seed), model: Model::new(), ms: start };
         for step in steps {
             match step {

@@ -221,8 +221,11 @@ fn words_of_entries_are_those_of_this_form_so_that_a_change_needs_another_form()
     let (flow, reply) = pair(true, 5, 2005);
     let (hash, reply_hash) = (tables.hash(&flow), tables.hash(&reply));
     let (syn, timeout, now) = (Packet::Tcp(SYN), idle(900), at(77));
-    tables.dsr.insert(&flow, hash, backend(3), syn, timeout, now).expect("room");
-    tables.nat.insert_pair((&flow, hash), (&reply, reply_hash), backend(3), syn, timeout, now).expect("room");
+    tables.dsr.insert(&flow, hash, backend(3), syn, timeout, now).expect("the table is not full");
+    tables
+        .nat
+        .insert_pair((&flow, hash), (&reply, reply_hash), backend(3), syn, timeout, now)
+        .expect("the table is not full");
     let (client, local) = (u32::from_le_bytes([10, 0, 0, 5]), u32::from_le_bytes([10, 0, 0xff, 0xff]));
     // The port, the state (a SYN was seen), and 225 * 2^2 seconds.
     let tag = 40_000 << 16 | 1 << 12 | 2 << 8 | 225;

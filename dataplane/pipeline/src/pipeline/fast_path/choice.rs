@@ -245,7 +245,7 @@ pub(super) fn bind<const A: usize>(
         let flow = SteadyKey::flow(service.id, client, port);
         let reply = SteadyKey::reply(backend.endpoint, client, port);
         let first = (backend.id, Packet::Datagram);
-        if flows.begin_nat((&flow, item.flow_hash), (&reply, item.hash), first, service.idle, now) {
+        if flows.create_nat((&flow, item.flow_hash), (&reply, item.hash), first, service.idle, now) {
             (item.other, item.other_port, item.way) = (client, port, Way::ToBackend);
             ways.to_backends = true;
         }
@@ -276,7 +276,7 @@ pub(super) fn open<const A: usize>(
             let packet = &item.packet;
             let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
             // Without room, the flow may move when the owner of its hash changes. The table has counted that.
-            let _ = flows.begin_dsr((&key, item.flow_hash), backend, kind_of(packet), service.idle, now);
+            let _ = flows.create_dsr((&key, item.flow_hash), backend, kind_of(packet), service.idle, now);
         }
     }
 }
