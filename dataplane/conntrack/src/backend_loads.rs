@@ -1,11 +1,11 @@
 //! Counts the entries of each backend in one table, for the schedulers that compare loads.
 //!
 //! Counting begins with the first service that needs it, and then continues: all changes of entries behind `end` are
-//! counted. A table that holds flows then is walked once, some buckets in each turn, and `end` moves with the walk. A
-//! table without flows is counted from the first entry on. Until then, the only cost is one comparison when an entry is
-//! written, removed, or changes its state.
+//! counted. A table that has flows at that time is walked once, some hash buckets in each loop iteration, and `end`
+//! moves with the walk. A table without flows is counted from the first entry on. Until then, the only cost is one
+//! comparison when an entry is written, removed, or changes its state.
 //!
-//! Invariant: the counts are exact for the entries behind `end` whose backend is the present holder of its index.
+//! Invariant: the counts are exact for the entries behind `end` whose backend is the current owner of its index.
 
 use tidegate_select::loads::Load;
 use tidegate_spec::ids::BackendId;
@@ -53,19 +53,19 @@ impl BackendLoads {
         Self { words: vec![0; BACKENDS_MAX].into_boxed_slice(), end: 0 }
     }
 
-    /// Counts an entry of the present holder of an index.
-    pub(super) fn begins(&mut self, backend: u32, ended: bool) {
+    /// Counts an entry of the current owner of an index.
+    pub(super) fn add(&mut self, backend: u32, ended: bool) {
         self.change(backend, |word, generation| {
             if word.generation != generation {
-                // The flows of the former holder of the index are no longer of interest.
+                // The flows of the former owner of the index are no longer of interest.
                 *word = Word { generation, load: Load::default() };
             }
             *place(&mut word.load, ended) += 1;
         });
     }
 
-    /// Counts an entry that leaves.
-    pub(super) fn ends(&mut self, backend: u32, ended: bool) {
+    /// Counts an entry that is removed.
+    pub(super) fn remove(&mut self, backend: u32, ended: bool) {
         self.change(backend, |word, generation| {
             if word.generation == generation {
                 let count = place(&mut word.load, ended);
@@ -100,16 +100,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_former_holder_of_an_index_does_not_count() {
+    fn the_former_owner_of_an_index_does_not_count() {
         let mut loads = BackendLoads::new();
         let (old, new) = (BackendId::new(5, 1_023), BackendId::new(5, 0));
-        (0..3).for_each(|_| loads.begins(old.raw(), false));
+        (0..3).for_each(|_| loads.add(old.raw(), false));
         assert_eq!(loads.of(old), Load { active: 3, ended: 0 });
-        loads.begins(new.raw(), false);
-        loads.begins(new.raw(), true);
-        (0..3).for_each(|_| loads.ends(old.raw(), false));
+        loads.add(new.raw(), false);
+        loads.add(new.raw(), true);
+        (0..3).for_each(|_| loads.remove(old.raw(), false));
         assert_eq!((loads.of(old), loads.of(new)), (Load::default(), Load { active: 1, ended: 1 }));
-        loads.ends(new.raw(), true);
+        loads.remove(new.raw(), true);
         assert_eq!(loads.of(new), Load { active: 1, ended: 0 });
     }
 }

@@ -94,41 +94,42 @@ impl Counts {
         self.of_service.get(index(owner)).map_or(0, |counts| counts[FLOWS])
     }
 
-    /// The same without affinity entries.
+    /// The number of flows of a service, without affinity entries.
     pub(super) fn connections(&self, owner: u32) -> u32 {
         self.flows(owner).saturating_sub(self.affinities.get(index(owner)).copied().unwrap_or(0))
     }
 
-    /// Counts an affinity entry that begins or ends, in addition to [`Self::flow_begins`] and [`Self::flow_ends`].
+    /// Counts an affinity entry that is created or removed, in addition to [`Self::add_flow`] and
+    /// [`Self::remove_flow`].
     #[cold]
-    pub(super) fn affinity(&mut self, owner: u32, begins: bool) {
+    pub(super) fn change_affinities(&mut self, owner: u32, is_new: bool) {
         if let Some(count) = self.affinities.get_mut(index(owner)) {
-            *count = if begins { *count + 1 } else { *count - 1 };
+            *count = if is_new { *count + 1 } else { *count - 1 };
         }
     }
 
     #[inline]
-    pub(super) fn flow_begins(&mut self, owner: u32) {
+    pub(super) fn add_flow(&mut self, owner: u32) {
         if let Some(counts) = self.of_service.get_mut(index(owner)) {
             counts[FLOWS] += 1;
         }
     }
 
     #[inline]
-    pub(super) fn flow_ends(&mut self, owner: u32) {
+    pub(super) fn remove_flow(&mut self, owner: u32) {
         if let Some(counts) = self.of_service.get_mut(index(owner)) {
             counts[FLOWS] -= 1;
         }
     }
 
-    /// Counts an entry of this service and client that begins to be opening.
+    /// Counts an entry of this service and client that becomes opening.
     #[inline]
-    pub(super) fn opens<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
+    pub(super) fn add_opening<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
         self.opening += 1;
-        let slot = slot(self.secret, client);
-        self.of_network[slot] += 1;
-        if self.of_network[slot] > self.of_network[self.largest] {
-            self.largest = slot;
+        let network = network_index(self.secret, client);
+        self.of_network[network] += 1;
+        if self.of_network[network] > self.of_network[self.largest] {
+            self.largest = network;
         }
         if let Some(counts) = self.of_service.get_mut(index(owner)) {
             counts[OPENING] += 1;
@@ -137,9 +138,9 @@ impl Counts {
 
     /// Counts an entry of this service and client that is no longer opening.
     #[inline]
-    pub(super) fn settles<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
+    pub(super) fn remove_opening<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
         self.opening -= 1;
-        self.of_network[slot(self.secret, client)] -= 1;
+        self.of_network[network_index(self.secret, client)] -= 1;
         if let Some(counts) = self.of_service.get_mut(index(owner)) {
             counts[OPENING] -= 1;
         }
@@ -147,7 +148,7 @@ impl Counts {
 
     /// The load of a flow: the eviction priority from the counts of its network and its service, and whether either floods.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
-        let network_floods = self.floods(slot(self.secret, client));
+        let network_floods = self.floods(network_index(self.secret, client));
         let of_service = self.opening_of(owner);
         let service_floods = of_service > self.opening / OPENING_SERVICE_SHARE;
         // If a network floods, the other clients of the service do not count as flooding.
@@ -155,8 +156,8 @@ impl Counts {
         Load { priority: EvictionPriority::new(network_floods, of_service), floods }
     }
 
-    fn floods(&self, slot: usize) -> bool {
-        let of_network = self.of_network[slot];
+    fn floods(&self, network: usize) -> bool {
+        let of_network = self.of_network[network];
         of_network > OPENING_NETWORK_MIN && of_network > self.opening / OPENING_NETWORK_SHARE
     }
 
@@ -179,7 +180,7 @@ fn index(owner: u32) -> usize {
 
 /// The index of the counter of a client's network: a /24, or a /56. Addresses are in the form that entries store.
 #[inline]
-fn slot<const A: usize>(secret: u64, client: &[u32; A]) -> usize {
+fn network_index<const A: usize>(secret: u64, client: &[u32; A]) -> usize {
     // Multiply-shift (Dietzfelbinger et al. 1997) uses the upper bits.
     (network(client).wrapping_mul(secret) >> (u64::BITS - OPENING_NETWORKS.ilog2())) as usize
 }

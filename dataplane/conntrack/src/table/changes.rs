@@ -20,10 +20,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         debug_assert!(self.is_empty(place), "an entry is written to a free place");
         self.live += 1;
         if Self::is_counted(&new.key) {
-            self.counts.flow_begins(new.key.owner);
+            self.counts.add_flow(new.key.owner);
         }
         if Self::is_affinity_key(&new.key) {
-            self.counts.affinity(new.key.owner, true);
+            self.counts.change_affinities(new.key.owner, true);
         }
         let flow = new.peer.as_ref().filter(|_| new.key.tag & REPLY_BIT != 0).unwrap_or(&new.key);
         self.count_opening(flow, false, new.state.is_opening());
@@ -134,10 +134,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.erase(place);
         self.live -= 1;
         if Self::is_counted(&key) {
-            self.counts.flow_ends(key.owner);
+            self.counts.remove_flow(key.owner);
         }
         if Self::is_affinity_key(&key) {
-            self.counts.affinity(key.owner, false);
+            self.counts.change_affinities(key.owner, false);
         }
     }
 

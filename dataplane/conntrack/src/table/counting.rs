@@ -83,9 +83,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             return;
         }
         if is {
-            self.counts.opens(flow.owner, &flow.addr);
+            self.counts.add_opening(flow.owner, &flow.addr);
         } else {
-            self.counts.settles(flow.owner, &flow.addr);
+            self.counts.remove_opening(flow.owner, &flow.addr);
         }
     }
 
@@ -114,8 +114,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if !self.journal.is_on || Self::is_affinity_key(&self.key(place)) {
             return;
         }
-        let settled = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
-        if settled(self.state(place)) != settled(after) {
+        let ended = |state: Option<State>| state.filter(|state| !state.is_opening()).map(State::is_ended);
+        if ended(self.state(place)) != ended(after) {
             let flow = self.flow_key(place);
             self.journal.note(flow);
         }
@@ -151,10 +151,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             return;
         }
         if let Some(ended) = before {
-            self.loads.ends(backend, ended);
+            self.loads.remove(backend, ended);
         }
         if let Some(ended) = after {
-            self.loads.begins(backend, ended);
+            self.loads.add(backend, ended);
         }
     }
 
