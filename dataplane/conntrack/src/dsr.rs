@@ -4,7 +4,7 @@
 //! is 32 and 48 bytes of table per flow. The pipeline calls it with a key, its hash, and the kind of packet.
 //!
 //! The loss of an entry here breaks nothing by itself: the hash sends the packet to the same backend, unless the
-//! owner of its slot has changed since.
+//! owner of its Maglev slot has changed since.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::now::Now;

@@ -6,7 +6,7 @@
 pub enum EvictionReason {
     /// Idle for as long as its state and service allow.
     Expired,
-    /// Not established, and evicted for a new flow: there was no free slot near it, though the table is within its
+    /// Not established, and evicted for a new flow: there was no free place near it, though the table is within its
     /// bound.
     BucketFull,
     /// Not established, and evicted for a new flow: the table is over its bound.

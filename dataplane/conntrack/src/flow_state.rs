@@ -172,7 +172,7 @@ impl FlowStatus {
     }
 }
 
-/// The state of one entry, in three bits; 0 is the empty slot.
+/// The state of one entry, in three bits; 0 is a free place.
 ///
 /// The states of TCP also serve SCTP: a flow has one protocol.
 ///

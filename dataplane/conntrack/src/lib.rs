@@ -208,11 +208,11 @@ impl FlowTables {
         self.masquerades.age(now, buckets);
     }
 
-    /// Removes expired masqueraded flows among the next `slots` places. Call it like [`Self::age`].
+    /// Removes expired masqueraded flows among the next `entries` entries. Call it like [`Self::age`].
     #[inline]
-    pub fn age_masquerades(&mut self, now: Now, slots: usize) {
+    pub fn age_masquerades(&mut self, now: Now, entries: usize) {
         if !self.masquerades.is_empty() {
-            self.masquerades.age(now, slots);
+            self.masquerades.age(now, entries);
         }
     }
 

@@ -47,16 +47,16 @@ pub struct MasqueradeFull;
 
 /// The direction of a packet, and the index that finds its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     /// From the backend.
     Out,
     /// To the backend.
     In,
 }
 
-/// A place of the table.
+/// An entry of the table.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct Entry {
     flow: Masquerade,
     /// The states of the backend's and of the peer's packets.
     states: [State; 2],
@@ -66,11 +66,11 @@ struct Slot {
     is_used: bool,
     /// When the last packet passed ([`Now::millis`]).
     seen: u32,
-    /// The number of the next slot with the same hash, for each [`Way`]. The first one also links free slots.
+    /// The number of the next entry with the same hash, for each [`Direction`]. The first one also links free entries.
     next: [u32; 2],
 }
 
-impl Slot {
+impl Entry {
     fn status(&self) -> FlowStatus {
         State::of_both(self.states[0], self.states[1], self.idle)
     }
@@ -83,10 +83,10 @@ impl Slot {
         self.idle_ms(now) >= self.status().timeout_ms
     }
 
-    fn near(&self, way: Way) -> &Endpoint {
-        match way {
-            Way::Out => &self.flow.source,
-            Way::In => &self.flow.local,
+    fn near(&self, direction: Direction) -> &Endpoint {
+        match direction {
+            Direction::Out => &self.flow.source,
+            Direction::In => &self.flow.local,
         }
     }
 }
@@ -94,18 +94,18 @@ impl Slot {
 /// The masqueraded flows of one worker, of both families.
 #[derive(Debug)]
 pub struct Masquerades {
-    /// Slots have numbers from 1 on; 0 means none.
-    slots: Vec<Slot>,
-    /// The first slot of each hash, for each [`Way`].
+    /// Entries have numbers from 1 on; 0 means none.
+    entries: Vec<Entry>,
+    /// The first entry of each hash, for each [`Direction`].
     heads: [Vec<u32>; 2],
-    /// The first free slot among those used before.
+    /// The first free entry among those used before.
     free: u32,
     /// The number of flows for each group of sources.
     of_group: Vec<u32>,
     capacity: usize,
     share: u32,
     live: usize,
-    /// The next slot to examine for ageing, and for eviction.
+    /// The next entry to examine for ageing, and for eviction.
     hand: usize,
     hasher: FlowHasher,
 }
@@ -113,11 +113,11 @@ pub struct Masquerades {
 impl Masquerades {
     /// A table for a share of `entries_per_core` flows.
     pub(super) fn new(entries_per_core: usize, hasher: &FlowHasher) -> Self {
-        // Slot numbers have 32 bits.
+        // The numbers of entries have 32 bits.
         let capacity = (entries_per_core / MASQUERADE_TABLE_SHARE).clamp(MASQUERADE_FLOWS_MIN, 1 << 30);
         let buckets = capacity.next_power_of_two();
         Self {
-            slots: Vec::with_capacity(capacity),
+            entries: Vec::with_capacity(capacity),
             heads: [vec![0; buckets], vec![0; buckets]],
             free: 0,
             of_group: vec![0; MASQUERADE_SOURCES],
@@ -146,7 +146,7 @@ impl Masquerades {
     /// Bytes of address space.
     pub(super) fn memory_bytes(&self) -> usize {
         let indices = self.heads.iter().map(Vec::len).sum::<usize>() + self.of_group.len();
-        self.slots.capacity() * size_of::<Slot>() + indices * size_of::<u32>()
+        self.entries.capacity() * size_of::<Entry>() + indices * size_of::<u32>()
     }
 
     /// Finds the flow of a packet from a backend and records the packet in it. Returns the local address and port.
@@ -158,16 +158,16 @@ impl Masquerades {
         packet: Packet,
         now: Now,
     ) -> Option<Endpoint> {
-        let slot = self.alive(Way::Out, proto, source, peer, now)?;
-        let [own, other] = slot.states;
+        let entry = self.alive(Direction::Out, proto, source, peer, now)?;
+        let [own, other] = entry.states;
         // As with NAT flows: the peer has ended the connection and the SYN confirms that, or both sides had ended it.
-        slot.states = if packet.is_opening() && (other.is_ended() || slot.status().is_over()) {
+        entry.states = if packet.is_opening() && (other.is_ended() || entry.status().is_over()) {
             [State::first(packet), State::silent(packet)]
         } else {
             [own.next(packet), other]
         };
-        slot.seen = now.millis();
-        Some(slot.flow.local)
+        entry.seen = now.millis();
+        Some(entry.flow.local)
     }
 
     /// Finds the flow of a packet to a local address and port, and records the packet in it. Returns the backend's own
@@ -180,41 +180,41 @@ impl Masquerades {
         packet: Packet,
         now: Now,
     ) -> Option<Endpoint> {
-        let slot = self.alive(Way::In, proto, local, peer, now)?;
-        slot.states[1] = slot.states[1].next(packet);
-        slot.seen = now.millis();
-        Some(slot.flow.source)
+        let entry = self.alive(Direction::In, proto, local, peer, now)?;
+        entry.states[1] = entry.states[1].next(packet);
+        entry.seen = now.millis();
+        Some(entry.flow.source)
     }
 
     /// The local address and port of a backend's flow. Changes nothing.
     #[must_use]
     pub fn peek_outward(&self, proto: u8, source: &Endpoint, peer: &Endpoint, now: Now) -> Option<Endpoint> {
-        let slot = self.slot(self.find(Way::Out, proto, source, peer)?)?;
-        (!slot.is_expired(now)).then_some(slot.flow.local)
+        let entry = self.entry(self.find(Direction::Out, proto, source, peer)?)?;
+        (!entry.is_expired(now)).then_some(entry.flow.local)
     }
 
     /// The backend's address and port of the flow with this local address and port. Changes nothing.
     #[must_use]
     pub fn peek_inward(&self, proto: u8, local: &Endpoint, peer: &Endpoint, now: Now) -> Option<Endpoint> {
-        let slot = self.slot(self.find(Way::In, proto, local, peer)?)?;
-        (!slot.is_expired(now)).then_some(slot.flow.source)
+        let entry = self.entry(self.find(Direction::In, proto, local, peer)?)?;
+        (!entry.is_expired(now)).then_some(entry.flow.source)
     }
 
     /// Whether a flow has this local address and port towards a peer.
     #[must_use]
     pub fn has_local(&self, proto: u8, local: &Endpoint, peer: &Endpoint) -> bool {
-        self.find(Way::In, proto, local, peer).is_some()
+        self.find(Direction::In, proto, local, peer).is_some()
     }
 
     /// The state of a local address and port towards a peer, for a new flow that needs it.
     #[must_use]
     pub fn local_key(&self, proto: u8, local: &Endpoint, peer: &Endpoint, now: Now) -> ReplyKey {
-        let Some(slot) = self.find(Way::In, proto, local, peer).and_then(|at| self.slot(at)) else {
+        let Some(entry) = self.find(Direction::In, proto, local, peer).and_then(|at| self.entry(at)) else {
             return ReplyKey::Free;
         };
-        let idle_ms = slot.idle_ms(now);
-        match slot.status().eviction_class {
-            _ if slot.is_expired(now) => ReplyKey::Free,
+        let idle_ms = entry.idle_ms(now);
+        match entry.status().eviction_class {
+            _ if entry.is_expired(now) => ReplyKey::Free,
             EvictionClass::Closed | EvictionClass::Closing => ReplyKey::Over,
             EvictionClass::Unanswered => ReplyKey::Opening { idle_ms },
             EvictionClass::Answered => ReplyKey::Answered { idle_ms },
@@ -236,7 +236,7 @@ impl Masquerades {
         now: Now,
     ) -> Result<(), MasqueradeFull> {
         self.take_local(flow.proto, &flow.local, &flow.peer);
-        if let Some(at) = self.find(Way::Out, flow.proto, &flow.source, &flow.peer) {
+        if let Some(at) = self.find(Direction::Out, flow.proto, &flow.source, &flow.peer) {
             self.remove(at);
         }
         let group = self.group(&flow.source.addr);
@@ -245,7 +245,7 @@ impl Masquerades {
             let victim = self.victim(has_share.then_some(group), now).ok_or(MasqueradeFull)?;
             self.remove(victim);
         }
-        let slot = Slot {
+        let entry = Entry {
             flow: *flow,
             states: [State::first(packet), State::silent(packet)],
             idle,
@@ -254,21 +254,21 @@ impl Masquerades {
             seen: now.millis(),
             next: [0; 2],
         };
-        let at = match self.slot(self.free).map(|free| free.next[0]) {
+        let at = match self.entry(self.free).map(|free| free.next[0]) {
             Some(next) => std::mem::replace(&mut self.free, next),
             None => {
-                debug_assert!(self.slots.len() < self.slots.capacity(), "there is a place for each flow");
-                self.slots.push(slot);
+                debug_assert!(self.entries.len() < self.entries.capacity(), "there is a place for each flow");
+                self.entries.push(entry);
                 // The capacity is below 2^32.
-                self.slots.len() as u32
+                self.entries.len() as u32
             }
         };
-        let next = [Way::Out, Way::In].map(|way| {
-            let head = self.head(way, flow.proto, slot.near(way), &flow.peer);
-            std::mem::replace(&mut self.heads[way as usize][head], at)
+        let next = [Direction::Out, Direction::In].map(|direction| {
+            let head = self.head(direction, flow.proto, entry.near(direction), &flow.peer);
+            std::mem::replace(&mut self.heads[direction as usize][head], at)
         });
-        if let Some(place) = self.slot_mut(at) {
-            *place = Slot { next, ..slot };
+        if let Some(new) = self.entry_mut(at) {
+            *new = Entry { next, ..entry };
         }
         self.live += 1;
         self.of_group[usize::from(group)] += 1;
@@ -277,41 +277,41 @@ impl Masquerades {
 
     /// Removes the flow with this local address and port, if there is one.
     pub fn take_local(&mut self, proto: u8, local: &Endpoint, peer: &Endpoint) {
-        if let Some(at) = self.find(Way::In, proto, local, peer) {
+        if let Some(at) = self.find(Direction::In, proto, local, peer) {
             self.remove(at);
         }
     }
 
-    /// Removes expired flows among the next `slots` slots, at most all of them once. Returns how many.
-    pub(super) fn age(&mut self, now: Now, slots: usize) -> usize {
+    /// Removes expired flows among the next `entries` entries, at most all of them once. Returns how many.
+    pub(super) fn age(&mut self, now: Now, entries: usize) -> usize {
         let before = self.live;
-        for _ in 0..slots.min(self.slots.len()) {
+        for _ in 0..entries.min(self.entries.len()) {
             let at = self.advance();
-            if self.slot(at).is_some_and(|slot| slot.is_used && slot.is_expired(now)) {
+            if self.entry(at).is_some_and(|entry| entry.is_used && entry.is_expired(now)) {
                 self.remove(at);
             }
         }
         before - self.live
     }
 
-    /// The number of slots that have been used.
+    /// The number of entries that have been used.
     pub(super) fn places(&self) -> usize {
-        self.slots.len()
+        self.entries.len()
     }
 
-    /// The flow in one of the first [`Self::places`] slots.
+    /// The flow in one of the first [`Self::places`] entries.
     pub(super) fn view(&self, place: usize, now: Now) -> Option<FlowView> {
-        let slot = self.slots.get(place).filter(|slot| slot.is_used)?;
-        let Masquerade { proto, source, peer, local } = slot.flow;
+        let entry = self.entries.get(place).filter(|entry| entry.is_used)?;
+        let Masquerade { proto, source, peer, local } = entry.flow;
         Some(FlowView {
             service: ServiceId::from_raw(0),
             client: source.addr,
             client_port: source.port,
             backend: BackendId::from_raw(0),
             kind: FlowKind::Masquerade { proto, peer, local },
-            phase: slot.status().phase,
-            idle_ms: slot.idle_ms(now),
-            expired: slot.is_expired(now),
+            phase: entry.status().phase,
+            idle_ms: entry.idle_ms(now),
+            expired: entry.is_expired(now),
         })
     }
 
@@ -319,17 +319,17 @@ impl Masquerades {
     /// eviction class, and of these the longest idle. With `group`, only flows of these sources.
     fn victim(&mut self, group: Option<u16>, now: Now) -> Option<u32> {
         let mut best = None;
-        for _ in 0..MASQUERADE_EVICTION_PROBES.min(self.slots.len()) {
+        for _ in 0..MASQUERADE_EVICTION_PROBES.min(self.entries.len()) {
             let at = self.advance();
-            let Some(slot) = self.slot(at) else { continue };
-            if !slot.is_used || group.is_some_and(|group| group != slot.group) {
+            let Some(entry) = self.entry(at) else { continue };
+            if !entry.is_used || group.is_some_and(|group| group != entry.group) {
                 continue;
             }
-            if slot.is_expired(now) {
+            if entry.is_expired(now) {
                 return Some(at);
             }
-            let class = slot.status().eviction_class;
-            let rank = (class, u32::MAX - slot.idle_ms(now), at);
+            let class = entry.status().eviction_class;
+            let rank = (class, u32::MAX - entry.idle_ms(now), at);
             if class <= EvictionClass::Closing && best.is_none_or(|than| rank < than) {
                 best = Some(rank);
             }
@@ -337,62 +337,62 @@ impl Masquerades {
         best.map(|(.., at)| at)
     }
 
-    /// The number of the next slot to examine.
+    /// The number of the next entry to examine.
     fn advance(&mut self) -> u32 {
-        self.hand = if self.hand >= self.slots.len() { 1 } else { self.hand + 1 };
+        self.hand = if self.hand >= self.entries.len() { 1 } else { self.hand + 1 };
         // The capacity is below 2^32.
         self.hand as u32
     }
 
-    fn slot(&self, at: u32) -> Option<&Slot> {
-        self.slots.get((at as usize).wrapping_sub(1))
+    fn entry(&self, at: u32) -> Option<&Entry> {
+        self.entries.get((at as usize).wrapping_sub(1))
     }
 
-    fn slot_mut(&mut self, at: u32) -> Option<&mut Slot> {
-        self.slots.get_mut((at as usize).wrapping_sub(1))
+    fn entry_mut(&mut self, at: u32) -> Option<&mut Entry> {
+        self.entries.get_mut((at as usize).wrapping_sub(1))
     }
 
-    fn find(&self, way: Way, proto: u8, near: &Endpoint, peer: &Endpoint) -> Option<u32> {
+    fn find(&self, direction: Direction, proto: u8, near: &Endpoint, peer: &Endpoint) -> Option<u32> {
         if self.live == 0 {
             return None;
         }
-        let mut at = self.heads[way as usize][self.head(way, proto, near, peer)];
-        while let Some(slot) = self.slot(at) {
-            if slot.flow.proto == proto && slot.near(way) == near && slot.flow.peer == *peer {
+        let mut at = self.heads[direction as usize][self.head(direction, proto, near, peer)];
+        while let Some(entry) = self.entry(at) {
+            if entry.flow.proto == proto && entry.near(direction) == near && entry.flow.peer == *peer {
                 return Some(at);
             }
-            at = slot.next[way as usize];
+            at = entry.next[direction as usize];
         }
         None
     }
 
-    /// The slot of a flow, which is removed if it has expired.
+    /// The entry of a flow, which is removed if it has expired.
     fn alive(
         &mut self,
-        way: Way,
+        direction: Direction,
         proto: u8,
         near: &Endpoint,
         peer: &Endpoint,
         now: Now,
-    ) -> Option<&mut Slot> {
-        let at = self.find(way, proto, near, peer)?;
-        if self.slot(at)?.is_expired(now) {
+    ) -> Option<&mut Entry> {
+        let at = self.find(direction, proto, near, peer)?;
+        if self.entry(at)?.is_expired(now) {
             self.remove(at);
             return None;
         }
-        self.slot_mut(at)
+        self.entry_mut(at)
     }
 
     /// The position among the heads. The secret hash of the near end is a part of the key of the far end, so that a
     /// sender cannot choose packets with the same hash.
-    fn head(&self, way: Way, proto: u8, near: &Endpoint, peer: &Endpoint) -> usize {
-        let owner = u32::from(proto) | (way as u32) << 8;
+    fn head(&self, direction: Direction, proto: u8, near: &Endpoint, peer: &Endpoint) -> usize {
+        let owner = u32::from(proto) | (direction as u32) << 8;
         let first = FlowKey { owner, tag: u32::from(near.port) << 16, addr: near.addr };
         let first = self.hasher.hash(&first).bits();
         let tag = u32::from(peer.port) << 16 | (first >> 48) as u32;
         let both = FlowKey { owner: first as u32, tag, addr: peer.addr };
         // The number of heads is a power of two.
-        self.hasher.hash(&both).bits() as usize & (self.heads[way as usize].len() - 1)
+        self.hasher.hash(&both).bits() as usize & (self.heads[direction as usize].len() - 1)
     }
 
     /// The counter of a source: an IPv4 address, or a /64.
@@ -408,30 +408,30 @@ impl Masquerades {
     }
 
     fn remove(&mut self, at: u32) {
-        let Some(&slot) = self.slot(at).filter(|slot| slot.is_used) else { return };
-        for way in [Way::Out, Way::In] {
-            let index = way as usize;
-            let head = self.head(way, slot.flow.proto, slot.near(way), &slot.flow.peer);
+        let Some(&entry) = self.entry(at).filter(|entry| entry.is_used) else { return };
+        for direction in [Direction::Out, Direction::In] {
+            let index = direction as usize;
+            let head = self.head(direction, entry.flow.proto, entry.near(direction), &entry.flow.peer);
             let mut link = self.heads[index][head];
             if link == at {
-                self.heads[index][head] = slot.next[index];
+                self.heads[index][head] = entry.next[index];
                 continue;
             }
-            while let Some(before) = self.slot_mut(link) {
+            while let Some(before) = self.entry_mut(link) {
                 link = before.next[index];
                 if link == at {
-                    before.next[index] = slot.next[index];
+                    before.next[index] = entry.next[index];
                     break;
                 }
             }
         }
         let free = self.free;
-        if let Some(place) = self.slot_mut(at) {
+        if let Some(place) = self.entry_mut(at) {
             (place.is_used, place.next) = (false, [free, 0]);
         }
         self.free = at;
         self.live -= 1;
-        self.of_group[usize::from(slot.group)] -= 1;
+        self.of_group[usize::from(entry.group)] -= 1;
     }
 }
 

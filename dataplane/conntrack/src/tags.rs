@@ -5,10 +5,10 @@
 //! ACK offer a pair, and the client's COOKIE ECHO, which repeats the server's tag, confirms it. With DSR the gateway sees
 //! only the client, so the first COOKIE ECHO tells it the server's tag.
 //!
-//! They are beside the flow tables because an entry has no words for them, and only packets that begin or end an
-//! association read them. A slot is overwritten when its set is full, an unconfirmed pair before a confirmed one and an
-//! old one before a new one. Then nothing proves the packets that would end the flow, and it lasts until its idle
-//! timeout. So the loss of a slot, or a flood of INITs, ends no flow.
+//! They are beside the flow tables because an entry of those has no words for them, and only packets that begin or end
+//! an association read them. An entry here is overwritten when its set is full, an unconfirmed pair before a confirmed
+//! one and an old one before a new one. Then nothing proves the packets that would end the flow, and it lasts until its
+//! idle timeout. So the loss of an entry, or a flood of INITs, ends no flow.
 
 use std::ops::Range;
 
@@ -17,9 +17,9 @@ use tidegate_wire::sctp::Kind;
 
 use super::key::FlowHash;
 
-/// Slots of a set.
+/// Entries of a set.
 const WAYS: usize = 4;
-/// Words of a slot: the flow's hash, the confirmed and the offered pair, the time, and one unused word.
+/// Words of an entry: the flow's hash, the confirmed and the offered pair, the time, and one unused word.
 const WORDS: usize = 8;
 const SET: usize = WAYS * WORDS;
 
@@ -57,14 +57,14 @@ pub struct TagPair {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Slot {
+struct TagEntry {
     hash: u64,
     confirmed: TagPair,
     offered: TagPair,
     seen_ms: u32,
 }
 
-impl Slot {
+impl TagEntry {
     fn read(words: &[u32]) -> Self {
         Self {
             hash: u64::from(words[0]) | u64::from(words[1]) << 32,
@@ -160,63 +160,71 @@ impl Tags {
     /// Records the INIT that begins a flow. `hash` is that of the client's flow key.
     pub fn begin(&mut self, hash: FlowHash, initiate: u32, now: Now) {
         let offered = TagPair { client: initiate, server: 0 };
-        self.place(&Slot { hash: hash.0, offered, seen_ms: now.millis(), ..Slot::default() }, hash, now);
+        self.place(
+            &TagEntry { hash: hash.0, offered, seen_ms: now.millis(), ..TagEntry::default() },
+            hash,
+            now,
+        );
     }
 
     /// Gives a further path of an association the association's tags.
     pub fn adopt(&mut self, hash: FlowHash, tags: TagPair, confirmed: bool, now: Now) {
-        let slot = Slot { hash: hash.0, seen_ms: now.millis(), ..Slot::default() };
-        let slot = if confirmed { Slot { confirmed: tags, ..slot } } else { Slot { offered: tags, ..slot } };
-        self.place(&slot, hash, now);
+        let entry = TagEntry { hash: hash.0, seen_ms: now.millis(), ..TagEntry::default() };
+        let entry = if confirmed {
+            TagEntry { confirmed: tags, ..entry }
+        } else {
+            TagEntry { offered: tags, ..entry }
+        };
+        self.place(&entry, hash, now);
     }
 
     /// The tags of a flow: the confirmed pair, otherwise the offered one.
     #[must_use]
     pub fn pair(&self, hash: FlowHash) -> Option<TagPair> {
-        self.slot(hash).map(|slot| slot.pair())
+        self.entry(hash).map(|entry| entry.pair())
     }
 
     /// The pair of a flow that a COOKIE ECHO has confirmed.
     #[must_use]
     pub fn confirmed(&self, hash: FlowHash) -> Option<TagPair> {
-        self.slot(hash).filter(Slot::is_confirmed).map(|slot| slot.confirmed)
+        self.entry(hash).filter(TagEntry::is_confirmed).map(|entry| entry.confirmed)
     }
 
     /// The pair that INIT and INIT ACK have offered and that no COOKIE ECHO has confirmed.
     #[must_use]
     pub fn offered(&self, hash: FlowHash) -> Option<TagPair> {
-        self.slot(hash).map(|slot| slot.offered)
+        self.entry(hash).map(|entry| entry.offered)
     }
 
-    /// Makes a pair the offered one of a flow. Returns whether the flow has a slot.
+    /// Makes a pair the offered one of a flow. Returns whether the flow has an entry.
     pub fn offer(&mut self, hash: FlowHash, tags: TagPair) -> bool {
-        let mut slots = self.set_mut(hash).chunks_exact_mut(WORDS);
-        let Some((words, slot)) = slots.find_map(|words| {
-            let slot = Slot::read(words);
-            (slot.hash == hash.0).then_some((words, slot))
+        let mut entries = self.set_mut(hash).chunks_exact_mut(WORDS);
+        let Some((words, entry)) = entries.find_map(|words| {
+            let entry = TagEntry::read(words);
+            (entry.hash == hash.0).then_some((words, entry))
         }) else {
             return false;
         };
-        Slot { offered: tags, ..slot }.write(words);
+        TagEntry { offered: tags, ..entry }.write(words);
         true
     }
 
-    fn slot(&self, hash: FlowHash) -> Option<Slot> {
-        let mut slots = self.set(hash).chunks_exact(WORDS).map(Slot::read);
-        slots.find(|slot| slot.hash == hash.0)
+    fn entry(&self, hash: FlowHash) -> Option<TagEntry> {
+        let mut entries = self.set(hash).chunks_exact(WORDS).map(TagEntry::read);
+        entries.find(|entry| entry.hash == hash.0)
     }
 
-    /// Writes a slot over the least valuable one, or over the flow's own.
-    fn place(&mut self, slot: &Slot, hash: FlowHash, now: Now) {
+    /// Writes an entry over the flow's own, or else over the least valuable one of the set.
+    fn place(&mut self, entry: &TagEntry, hash: FlowHash, now: Now) {
         let set = self.set_mut(hash);
         let least = (0..WAYS).min_by_key(|&way| {
-            let there = Slot::read(&set[way * WORDS..]);
+            let there = TagEntry::read(&set[way * WORDS..]);
             let age = now.millis().wrapping_sub(there.seen_ms);
             let empty = there.hash == 0 && there.seen_ms == 0;
             (there.hash != hash.0, !empty, there.is_confirmed(), u32::MAX - age)
         });
         if let Some(way) = least {
-            slot.write(&mut set[way * WORDS..(way + 1) * WORDS]);
+            entry.write(&mut set[way * WORDS..(way + 1) * WORDS]);
         }
     }
 
@@ -225,12 +233,12 @@ impl Tags {
     #[must_use]
     pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &Shown, now: Now) -> Kind {
         for words in self.set_mut(hash).chunks_exact_mut(WORDS) {
-            let mut slot = Slot::read(words);
-            if slot.hash == hash.0 {
-                let kind = slot.take(from, shown);
+            let mut entry = TagEntry::read(words);
+            if entry.hash == hash.0 {
+                let kind = entry.take(from, shown);
                 if kind != Kind::Unproved {
-                    slot.seen_ms = now.millis();
-                    slot.write(words);
+                    entry.seen_ms = now.millis();
+                    entry.write(words);
                 }
                 return kind;
             }
@@ -251,7 +259,7 @@ impl Tags {
         &mut self.words[words]
     }
 
-    /// The words of the set in which a flow has its slot.
+    /// The words of the set in which a flow has its entry.
     fn words_of(&self, hash: FlowHash) -> Range<usize> {
         // A share of the range instead of a remainder (Lemire 2019).
         let set = (u128::from(hash.0) * u128::from(self.sets)) >> 64;

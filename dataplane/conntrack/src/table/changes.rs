@@ -83,7 +83,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.adopted.is_untouched(self.number(place), self.entry(place)[SEEN])
     }
 
-    /// Moves an entry to an empty slot of its other bucket.
+    /// Moves an entry to a free place of its other bucket.
     pub(crate) fn relocate(&mut self, from: Place, to: Place) {
         debug_assert!(!self.is_empty(from) && self.is_empty(to));
         match (from.0 < self.loads.end, to.0 < self.loads.end) {

@@ -286,7 +286,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.streams.set_splice(self.number(place), splice);
     }
 
-    /// The state of the entry, `None` for an empty slot.
+    /// The state of the entry, `None` for a free place.
     #[inline]
     pub(super) fn state(&self, place: Place) -> Option<State> {
         State::from_bits((self.entry(place)[TAG] & STATE_MASK) >> STATE_SHIFT)

@@ -1,4 +1,4 @@
-//! Finds the entry of a key, and an empty slot for a new one; records plain packets of established flows on the way.
+//! Finds the entry of a key, and a free place for a new one; records plain packets of established flows on the way.
 //!
 //! A look-up reads the first bucket of the key, which has been prefetched, and seldom the second. Within a bucket, all
 //! entries are compared without branches.
@@ -92,13 +92,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         (hits != 0).then(|| Place(start + hits.trailing_zeros() as usize * W))
     }
 
-    /// The first empty slot of a bucket, other than `taken`.
+    /// The first free place of a bucket, other than `taken`.
     #[inline(always)]
     pub(crate) fn free_in(&self, bucket: u32, taken: Option<Place>) -> Option<Place> {
         let start = self.start(bucket);
         let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
         let taken = taken.map_or(usize::MAX, |place| place.0);
-        // All slots are examined: which one is free is hard to predict.
+        // All places are examined: which one is free is hard to predict.
         let mut free = 0_u32;
         for n in 0..K {
             let is_empty = words[n * W + TAG] & STATE_MASK == 0;
@@ -175,7 +175,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let steady = if tcp { State::TcpEstablished as u32 } else { State::DatagramStream as u32 };
         let is_steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == steady << STATE_SHIFT;
         if !is_steady | (now.wrapping_sub(entry[SEEN]) >= IDLE_MIN_MS) {
-            // An empty slot has the state 0, and equals a key of zeros.
+            // A free place has the state 0, and equals a key of zeros.
             return if entry[TAG] & STATE_MASK == 0 { First::Absent } else { First::There };
         }
         entry[SEEN] = now;

@@ -154,8 +154,8 @@ proptest! {
         let then = at(1_000);
         let stored = before.as_stored(ENTRIES, SEED, then);
         let mut words = stored.tables.map(|table| table.entries.to_vec());
-        // Bits of words that are in use, for else nearly all flips are in empty slots. Each bit once: the same one in both entries
-        // of a flow can give it another backend that both name, and nothing can tell that from the truth.
+        // Bits of words that are in use, for else nearly all flips are in free places. Each bit once: the same one in
+        // both entries of a flow can give it another backend that both name, and nothing can tell that from the truth.
         let mut flipped = 0_u32;
         for &(table, n, bit) in &flips {
             if flipped >> bit & 1 == 1 {
