@@ -69,7 +69,7 @@ impl DsrTable {
         Self { v4, v6: Table::new(flows, hasher.clone(), TableKind::DsrV6, memory) }
     }
 
-    /// Prefetches the first of the key's two buckets, which holds most flows. Call it first, for the whole burst.
+    /// Prefetches the first of the key's two hash buckets, where most flows are. Call it first, for the whole burst.
     #[inline]
     pub fn prefetch(&self, key: &FlowKey, hash: FlowHash) {
         if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }

@@ -1,12 +1,12 @@
-//! Copies of established NAT flows that other workers hold, so that a worker forwards their plain packets itself.
+//! Copies of established NAT flows owned by other workers, so that a worker forwards their plain packets itself.
 //!
-//! One worker holds a NAT flow (`pipeline::owners`), but the packets of its two directions arrive at
-//! the workers that the NIC selects. Without copies, every packet that arrives elsewhere is handed over. With them, only
-//! the first ones are: the worker that holds the flow answers a hand-over with a [`FlowCopy`], and the worker that
-//! received the packet forwards the next ones itself. Once a second and direction it reports that the copy is in use
-//! ([`FlowUse`]). The holder then records the use in the flow, and confirms or withdraws the copy. Packets that begin or
-//! end a connection (SYN, FIN, RST) are always handed over, and remove the copy where they pass. So all decisions about a
-//! flow stay with the worker that holds it.
+//! Each NAT flow is owned by one worker (`pipeline::owners`), but the packets of its two directions arrive at the
+//! workers that the NIC selects. Without copies, every packet that arrives elsewhere is handed over to the owner. With
+//! them, only the first ones are: the owner answers a hand-over with a [`FlowCopy`], and the worker that received the
+//! packet forwards the next ones itself. Once a second and direction it reports that the copy is in use ([`FlowUse`]).
+//! The owner then records the use in the flow, and confirms or withdraws the copy. Packets that begin or end a
+//! connection (SYN, FIN, RST) are always handed over, and the worker that hands them over removes its copy. So the
+//! owner makes all decisions about a flow.
 //!
 //! A copy is correct for as long as the flow may not be removed, given to another backend, or lose its SNAT port: it
 //! serves for at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout
@@ -55,7 +55,7 @@ pub enum Copied {
     },
 }
 
-/// A message from the worker that holds a flow to one that receives packets of it.
+/// A message from the owner of a flow to a worker that receives packets of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowCopy {
     /// The key of the direction.
@@ -64,7 +64,7 @@ pub struct FlowCopy {
     pub copied: Option<Copied>,
 }
 
-/// A message from a worker that uses a copy to the one that holds the flow.
+/// A message from a worker that uses a copy to the owner of the flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowUse {
     /// The worker that has the copy.
@@ -80,26 +80,26 @@ pub struct FlowUse {
 pub struct Use {
     /// The flow.
     pub copied: Copied,
-    /// Whether the holder should now be told of the use.
-    pub is_to_be_reported: bool,
+    /// Whether the use must now be reported to the owner of the flow.
+    pub must_report: bool,
 }
 
-/// A place of the table: one cache line.
+/// An entry of the table: one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-struct Place {
+struct Entry {
     key: FlowKey,
     copied: Copied,
-    /// When the holder last confirmed the copy.
+    /// When the owner last confirmed the copy.
     confirmed_ms: u32,
     /// When its use was last reported.
     reported_ms: u32,
 }
 
-/// Two places for each hash.
+/// Entries of a set.
 const WAYS: usize = 2;
 
-type Set = [Option<Place>; WAYS];
+type Set = [Option<Entry>; WAYS];
 
 /// The copies that one worker has.
 #[derive(Debug)]
@@ -110,14 +110,14 @@ pub struct FlowCopies {
 }
 
 impl FlowCopies {
-    /// An empty table for about this many copies; 0 for a single worker, which holds all flows itself.
+    /// An empty table for about this many copies; 0 for a single worker, which owns all flows.
     #[must_use]
     pub fn new(copies: usize) -> Self {
         let sets = if copies == 0 { 0 } else { copies.div_ceil(WAYS).next_power_of_two() };
         Self { sets: vec![[None; WAYS]; sets].into_boxed_slice(), aged: 0 }
     }
 
-    /// Prefetches the places of a key.
+    /// Prefetches the set of a key.
     #[inline]
     pub fn prefetch(&self, hash: FlowHash) {
         if let Some(set) = self.sets.get(self.index(hash)) {
@@ -130,21 +130,21 @@ impl FlowCopies {
     pub fn find(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<Use> {
         let index = self.index(hash);
         let set = self.sets.get_mut(index)?;
-        let place = set.iter_mut().find(|place| place.as_ref().is_some_and(|place| place.key == *key))?;
+        let entry = set.iter_mut().find(|entry| entry.as_ref().is_some_and(|copy| copy.key == *key))?;
         let now = now.millis();
-        let copy = place
+        let copy = entry
             .as_mut()
             .filter(|copy| packet.is_plain() && now.wrapping_sub(copy.confirmed_ms) < COPY_MAX_MS);
         let Some(copy) = copy else {
-            *place = None;
+            *entry = None;
             return None;
         };
-        let is_to_be_reported = now.wrapping_sub(copy.confirmed_ms) >= USE_REPORTED_MS
+        let must_report = now.wrapping_sub(copy.confirmed_ms) >= USE_REPORTED_MS
             && now.wrapping_sub(copy.reported_ms) >= USE_REPEATED_MS;
-        if is_to_be_reported {
+        if must_report {
             copy.reported_ms = now;
         }
-        Some(Use { copied: copy.copied, is_to_be_reported })
+        Some(Use { copied: copy.copied, must_report })
     }
 
     /// The copy for a plain packet of this direction, if its use need not be reported. Changes nothing.
@@ -156,37 +156,38 @@ impl FlowCopies {
         (now.millis().wrapping_sub(copy.confirmed_ms) < USE_REPORTED_MS).then_some(&copy.copied)
     }
 
-    /// Stores a copy, or removes one that is withdrawn. A full set loses the copy that was confirmed least recently.
-    pub fn learn(&mut self, copy: &FlowCopy, hash: FlowHash, now: Now) {
+    /// Stores a copy from the owner of its flow, or removes one that is withdrawn. A full set loses the copy that was
+    /// confirmed least recently.
+    pub fn update(&mut self, copy: &FlowCopy, hash: FlowHash, now: Now) {
         let index = self.index(hash);
         let Some(set) = self.sets.get_mut(index) else { return };
         let now = now.millis();
-        let known = set.iter().position(|place| place.as_ref().is_some_and(|place| place.key == copy.key));
+        let known = set.iter().position(|entry| entry.as_ref().is_some_and(|known| known.key == copy.key));
         let Some(copied) = copy.copied else {
             if let Some(known) = known {
                 set[known] = None;
             }
             return;
         };
-        let age = |place: &Option<Place>| {
-            place.as_ref().map_or(u32::MAX, |place| now.wrapping_sub(place.confirmed_ms))
+        let age = |entry: &Option<Entry>| {
+            entry.as_ref().map_or(u32::MAX, |copy| now.wrapping_sub(copy.confirmed_ms))
         };
         let at = known.unwrap_or_else(|| if age(&set[0]) >= age(&set[1]) { 0 } else { 1 });
-        set[at] = Some(Place { key: copy.key, copied, confirmed_ms: now, reported_ms: now });
+        set[at] = Some(Entry { key: copy.key, copied, confirmed_ms: now, reported_ms: now });
     }
 
-    /// Removes the copies of one more set that serve no longer. Times wrap after 49 days, so every set must be visited
-    /// sooner. Call it once a turn.
+    /// Removes the expired copies of one more set. Times wrap after 49 days, so every set must be visited sooner. Call
+    /// it once in each iteration of the worker's loop.
     #[inline]
     pub fn age(&mut self, now: Now) {
         let Some(set) = self.sets.get_mut(self.aged) else {
             self.aged = 0;
             return;
         };
-        for place in set {
-            if place.as_ref().is_some_and(|copy| now.millis().wrapping_sub(copy.confirmed_ms) >= COPY_MAX_MS)
+        for entry in set {
+            if entry.as_ref().is_some_and(|copy| now.millis().wrapping_sub(copy.confirmed_ms) >= COPY_MAX_MS)
             {
-                *place = None;
+                *entry = None;
             }
         }
         self.aged += 1;
@@ -224,8 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_one_cache_line() {
-        assert_eq!((size_of::<Option<Place>>(), size_of::<Set>()), (64, 128));
+    fn an_entry_is_one_cache_line() {
+        assert_eq!((size_of::<Option<Entry>>(), size_of::<Set>()), (64, 128));
     }
 
     #[test]
@@ -233,8 +234,8 @@ mod tests {
         for last in [SYN, SYN | ACK, FIN | ACK, RST] {
             let (mut copies, (key, hash)) = (FlowCopies::new(64), key(1));
             assert_eq!(copies.find(&key, hash, PLAIN, at(5)), None);
-            copies.learn(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(5));
-            let found = Some(Use { copied: copied(1), is_to_be_reported: false });
+            copies.update(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(5));
+            let found = Some(Use { copied: copied(1), must_report: false });
             assert_eq!(copies.find(&key, hash, PLAIN, at(5)), found);
             assert_eq!(copies.find(&key, hash, Packet::Tcp(last), at(6)), None);
             assert_eq!(copies.find(&key, hash, PLAIN, at(6)), None, "it must be handed over from now on");
@@ -244,18 +245,18 @@ mod tests {
     #[test]
     fn a_use_is_reported_once_a_second_again_if_nobody_answers_and_then_the_copy_ends() {
         let (mut copies, (key, hash)) = (FlowCopies::new(64), key(1));
-        copies.learn(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(0));
+        copies.update(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(0));
         let peeked = [0, 999, 1_000, 4_000].map(|ms| copies.peek(&key, hash, at(ms)).is_some());
         assert_eq!(peeked, [true, true, false, false], "a use that must be reported is left to `find`");
-        let mut reported = |ms| copies.find(&key, hash, PLAIN, at(ms)).map(|found| found.is_to_be_reported);
+        let mut reported = |ms| copies.find(&key, hash, PLAIN, at(ms)).map(|found| found.must_report);
         assert_eq!(
             [999, 1_000, 1_001, 1_249, 1_250].map(&mut reported),
             [false, true, false, false, true].map(Some)
         );
         assert_eq!([3_999, 4_000, 3_999].map(reported), [Some(true), None, None]);
-        copies.learn(&FlowCopy { key, copied: Some(copied(2)) }, hash, at(4_000));
+        copies.update(&FlowCopy { key, copied: Some(copied(2)) }, hash, at(4_000));
         assert_eq!(copies.find(&key, hash, PLAIN, at(4_900)).map(|found| found.copied), Some(copied(2)));
-        copies.learn(&FlowCopy { key, copied: None }, hash, at(4_900));
+        copies.update(&FlowCopy { key, copied: None }, hash, at(4_900));
         assert_eq!(copies.find(&key, hash, PLAIN, at(4_900)), None);
     }
 
@@ -264,13 +265,13 @@ mod tests {
         let mut copies = FlowCopies::new(2);
         let keys = [1, 2, 3].map(key);
         for (n, (key, hash)) in keys.iter().enumerate() {
-            copies.learn(&FlowCopy { key: *key, copied: Some(copied(1)) }, *hash, at(n as u64));
+            copies.update(&FlowCopy { key: *key, copied: Some(copied(1)) }, *hash, at(n as u64));
         }
         let found = keys.map(|(key, hash)| copies.find(&key, hash, PLAIN, at(9)).is_some());
         assert_eq!(found, [false, true, true]);
         let (mut none, (key, hash)) = (FlowCopies::new(0), keys[0]);
         none.prefetch(hash);
-        none.learn(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(0));
+        none.update(&FlowCopy { key, copied: Some(copied(1)) }, hash, at(0));
         assert_eq!(none.find(&key, hash, PLAIN, at(0)), None);
     }
 }

@@ -107,8 +107,8 @@ pub struct FlowTables {
     /// Flows that backends originate and that are masqueraded.
     pub masquerades: Masquerades,
     hasher: FlowHasher,
-    /// Which table is aged next.
-    turn: usize,
+    /// The table that was aged last.
+    aged_table: usize,
 }
 
 /// Runs the same expression on each of the four tables.
@@ -160,7 +160,7 @@ impl FlowTables {
             tags: Tags::new(entries_per_core),
             masquerades: Masquerades::new(entries_per_core, &hasher),
             hasher,
-            turn: 0,
+            aged_table: 0,
         }
     }
 
@@ -185,8 +185,8 @@ impl FlowTables {
     #[inline]
     pub fn age(&mut self, now: Now, buckets: usize) -> usize {
         for _ in 0..4 {
-            self.turn = (self.turn + 1) % 4;
-            let removed = match self.turn {
+            self.aged_table = (self.aged_table + 1) % 4;
+            let removed = match self.aged_table {
                 0 => age(&mut self.dsr.v4, now, buckets),
                 1 => age(&mut self.dsr.v6, now, buckets),
                 2 => age(&mut self.nat.v4, now, buckets),

@@ -99,7 +99,7 @@ pub enum NotRestored {
     ModeChanged,
     /// Its client is no longer admitted.
     Denied,
-    /// Another worker holds it.
+    /// Another worker owns it.
     Elsewhere,
     /// The table has it already, from a newer process.
     Known,

@@ -4,7 +4,7 @@
 //! here is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and lets the other one
 //! change it.
 //!
-//! Promises: nothing of a flow changes here; each change that the journals hold is passed on once.
+//! Promises: nothing of a flow changes here; each change in the journals is passed on once.
 
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::now::Now;

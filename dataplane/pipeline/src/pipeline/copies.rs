@@ -71,7 +71,7 @@ impl Pipeline {
             burst.out.notes[at] =
                 Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known };
             self.send_by_copy(burst, packet, &destination);
-            if used.is_to_be_reported {
+            if used.must_report {
                 // At most one for each packet, so there is room.
                 let _ =
                     burst.out.flow_uses.try_push((holder, FlowUse { user: self.worker, key, packet: kind }));
@@ -135,7 +135,7 @@ impl Pipeline {
 
     /// Stores what the worker that holds a flow says about a copy.
     pub fn learn_copy(&mut self, copy: &FlowCopy, now: Now) {
-        self.copies.learn(copy, self.flows.hash(&copy.key), now);
+        self.copies.update(copy, self.flows.hash(&copy.key), now);
     }
 
     /// Records the use of a copy in the flow, as if its packet had been processed here. Returns the answer for the worker
