@@ -16,7 +16,7 @@ pub enum Action {
         frame: SmallFrame,
     },
     /// A neighbour is needed: workers report packets about it.
-    Hold {
+    Allocate {
         /// Its interface.
         interface: InterfaceIndex,
         /// The neighbour.

@@ -1,6 +1,6 @@
-//! Neighbours, each with its timer and its place on a shelf.
+//! Neighbours, each with its timer and its position in an LRU list.
 //!
-//! Invariant: an entry, its timer and its place change together ([`Entries::put`], [`Entries::take`]).
+//! Invariant: an entry, its timer and its position change together ([`Entries::put`], [`Entries::take`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +8,31 @@ use tidegate_spec::now::Now;
 use tidegate_wire::MacAddr;
 
 use super::key::Key;
-use super::shelves::{Shelf, Shelves, share_of};
+use super::lru_lists::{LruList, LruLists, share_of};
 use crate::rate::Bucket;
 
 /// Frames a second, and at once, for next hops of routes and backends.
 const PINNED_RATE: (u32, u32) = (20_000, 256);
 /// Frames a second, and at once, for neighbours that packets are sent to.
-const KEPT_RATE: (u32, u32) = (5_000, 256);
+const USED_RATE: (u32, u32) = (5_000, 256);
 /// Frames a second, and at once, for addresses that have not answered, of one interface and family.
-const ASKED_RATE: (u32, u32) = (1_000, 128);
+const REQUESTED_RATE: (u32, u32) = (1_000, 128);
 
 /// Timers that share a budget of frames.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct TimerQueue {
     pub(super) timers: BTreeSet<(Now, Key)>,
     pub(super) budget: Bucket,
 }
 
-/// The lane of next hops of routes and backends.
+/// The timer queue of next hops of routes and backends.
 pub(super) const PINNED: usize = 0;
-/// The lane of neighbours that packets are sent to.
-pub(super) const KEPT: usize = 1;
-/// The first lane of addresses that have not answered. There is one for each share.
-pub(super) const ASKED: usize = 2;
+/// The timer queue of neighbours that packets are sent to.
+pub(super) const USED: usize = 1;
+/// The first timer queue of addresses that have not answered. There is one for each share.
+pub(super) const REQUESTED: usize = 2;
 
-impl Lane {
+impl TimerQueue {
     fn new((rate, burst): (u32, u32)) -> Self {
         Self { timers: BTreeSet::new(), budget: Bucket::new(rate, burst) }
     }
@@ -46,10 +46,11 @@ pub(super) struct Entry {
     pub(super) mac: Option<MacAddr>,
     /// Whether the table marks it as given by an answer.
     pub(super) confirmed: bool,
-    /// Its shelf and its time there. `None` for a next hop of a route or backend, which is never evicted.
-    pub(super) shelf: Option<(Shelf, Now)>,
-    pub(super) wanted_at: Now,
-    pub(super) asked_at: Now,
+    /// Its LRU list, and the time by which it is ordered there. `None` for a next hop of a route or backend, which is
+    /// never evicted.
+    pub(super) lru: Option<(LruList, Now)>,
+    pub(super) needed_at: Now,
+    pub(super) requested_at: Now,
     /// When the link address last changed.
     pub(super) changed_at: Option<Now>,
     /// When its timer expires; `None` for a fixed neighbour.
@@ -74,19 +75,19 @@ pub(super) enum State {
 
 impl Entry {
     pub(super) fn new(now: Now, state: State) -> Self {
-        let (mac, confirmed, shelf, changed_at, due) = (None, false, None, None, None);
-        Self { state, mac, confirmed, shelf, wanted_at: now, asked_at: now, changed_at, due }
+        let (mac, confirmed, lru, changed_at, due) = (None, false, None, None, None);
+        Self { state, mac, confirmed, lru, needed_at: now, requested_at: now, changed_at, due }
     }
 
     pub(super) fn is_pinned(&self) -> bool {
-        self.shelf.is_none()
+        self.lru.is_none()
     }
 
-    fn lane(&self, key: &Key) -> usize {
-        match self.shelf {
+    fn timer_queue(&self, key: &Key) -> usize {
+        match self.lru {
             None => PINNED,
-            Some((Shelf::Heard | Shelf::Kept, _)) => KEPT,
-            Some((Shelf::Wanted | Shelf::Asked, _)) => ASKED + share_of(key),
+            Some((LruList::Unused | LruList::Used, _)) => USED,
+            Some((LruList::Pending | LruList::Requested, _)) => REQUESTED + share_of(key),
         }
     }
 }
@@ -95,15 +96,15 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Entries {
     by_key: BTreeMap<Key, Entry>,
-    pub(super) shelves: Shelves,
-    /// Timers by purpose: pinned next hops, neighbours in use, then one lane for each share of requested ones.
-    pub(super) lanes: Vec<Lane>,
+    pub(super) lru_lists: LruLists,
+    /// Timers by purpose: pinned next hops, neighbours in use, then one queue for each share of requested ones.
+    pub(super) timer_queues: Vec<TimerQueue>,
 }
 
 impl Default for Entries {
     fn default() -> Self {
-        let lanes = vec![Lane::new(PINNED_RATE), Lane::new(KEPT_RATE)];
-        Self { by_key: BTreeMap::new(), shelves: Shelves::default(), lanes }
+        let timer_queues = vec![TimerQueue::new(PINNED_RATE), TimerQueue::new(USED_RATE)];
+        Self { by_key: BTreeMap::new(), lru_lists: LruLists::default(), timer_queues }
     }
 }
 
@@ -113,9 +114,9 @@ impl Entries {
     }
 
     /// Records that a packet needs it now. Returns the entry, if there is one.
-    pub(super) fn note_wanted(&mut self, key: &Key, now: Now) -> Option<Entry> {
+    pub(super) fn note_needed(&mut self, key: &Key, now: Now) -> Option<Entry> {
         let entry = self.by_key.get_mut(key)?;
-        entry.wanted_at = now;
+        entry.needed_at = now;
         Some(*entry)
     }
 
@@ -126,30 +127,31 @@ impl Entries {
 
     /// Sets the number of interfaces.
     pub(super) fn resize(&mut self, interfaces: usize) {
-        self.shelves.resize(interfaces);
-        self.lanes.resize_with(ASKED + interfaces * 2, || Lane::new(ASKED_RATE));
+        self.lru_lists.resize(interfaces);
+        self.timer_queues.resize_with(REQUESTED + interfaces * 2, || TimerQueue::new(REQUESTED_RATE));
     }
 
-    /// Inserts or replaces an entry with its timer and shelf. Only this and [`Self::take`] change them.
+    /// Inserts or replaces an entry with its timer and its position in an LRU list. Only this and [`Self::take`] change
+    /// them.
     pub(super) fn put(&mut self, key: Key, entry: Entry) {
         self.take(key);
-        if let Some((shelf, since)) = entry.shelf {
-            self.shelves.put(key, shelf, since);
+        if let Some((list, since)) = entry.lru {
+            self.lru_lists.put(key, list, since);
         }
-        if let (Some(due), Some(lane)) = (entry.due, self.lanes.get_mut(entry.lane(&key))) {
-            lane.timers.insert((due, key));
+        if let (Some(due), Some(queue)) = (entry.due, self.timer_queues.get_mut(entry.timer_queue(&key))) {
+            queue.timers.insert((due, key));
         }
         self.by_key.insert(key, entry);
     }
 
-    /// Removes an entry with its timer and shelf.
+    /// Removes an entry with its timer and its position in an LRU list.
     pub(super) fn take(&mut self, key: Key) -> Option<Entry> {
         let entry = self.by_key.remove(&key)?;
-        if let Some((shelf, since)) = entry.shelf {
-            self.shelves.take(key, shelf, since);
+        if let Some((list, since)) = entry.lru {
+            self.lru_lists.take(key, list, since);
         }
-        if let (Some(due), Some(lane)) = (entry.due, self.lanes.get_mut(entry.lane(&key))) {
-            lane.timers.remove(&(due, key));
+        if let (Some(due), Some(queue)) = (entry.due, self.timer_queues.get_mut(entry.timer_queue(&key))) {
+            queue.timers.remove(&(due, key));
         }
         Some(entry)
     }

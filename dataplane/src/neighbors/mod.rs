@@ -22,10 +22,10 @@ mod conflicts;
 mod entries;
 pub mod faults;
 mod key;
+mod lru_lists;
 pub(crate) mod owned_addresses;
 pub mod resolver;
 mod resolver_context;
-mod shelves;
 mod vip_probes;
 
 use crate::punt;
@@ -94,12 +94,12 @@ pub fn tap_neighbors(around: &Surroundings) -> punt::fixed_neighbors::FixedNeigh
     fixed.filter_map(|&(address, mac)| Some(((around.interface_of(address)?, address), mac))).collect()
 }
 
-/// Applies an action to the table. Returns whether there was room for it. If not, the neighbour stays unresolved until
-/// a packet requests it again, and that is logged.
+/// Applies an action to the table. Returns false if the table is full. The neighbour then stays unresolved until a
+/// packet requests it again, and that is logged.
 #[must_use]
 pub fn apply(table: &NeighborTable, action: &Action) -> bool {
     match *action {
-        Action::Hold { interface, address } => return slot(table, interface, address).is_some(),
+        Action::Allocate { interface, address } => return slot(table, interface, address).is_some(),
         Action::Learn { interface, address, mac, how } => {
             tracing::debug!(interface, %address, %mac, ?how, "neighbor found");
             let Some(slot) = slot(table, interface, address) else { return false };
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_got_no_slot_of_a_full_table_gets_one_at_its_next_packet_when_there_is_room() {
+    fn a_client_refused_by_a_full_table_is_stored_later_at_its_next_packet() {
         use tidegate_pipeline::pipeline::Sighting;
         use tidegate_spec::now::Now;
         let table = NeighborTable::with_capacity(1);
@@ -245,13 +245,13 @@ mod tests {
         let mac = MacAddr([2, 0, 0, 0, 0, 9]);
         let mut resolver = resolver::Resolver::default();
         assert!(resolver.configure(Now(0), surroundings(&spec(), false)).len() > 1);
-        assert!(apply(&table, &Action::Hold { interface: 0, address: other }));
+        assert!(apply(&table, &Action::Allocate { interface: 0, address: other }));
         let unused = |_, _| false;
         let wanted = resolver.wanted(Now(1), 0, client);
-        assert!(!wanted.iter().all(|action| apply(&table, action)), "there is no room");
+        assert!(!wanted.iter().all(|action| apply(&table, action)), "the table is full");
         let sighting = Sighting::Request;
         let seen = resolver.seen(Now(2), (0, client), Some(mac), sighting, &unused);
-        assert!(!seen.iter().all(|action| apply(&table, action)), "there is no room");
+        assert!(!seen.iter().all(|action| apply(&table, action)), "the table is full");
         assert!(apply(&table, &Action::Release { interface: 0, address: other, fixed: false }));
         let again = resolver.wanted(Now(3), 0, client);
         assert!(!again.is_empty() && again.iter().all(|action| apply(&table, action)));

@@ -6,8 +6,8 @@
 //! override flag replaces nothing.
 //!
 //! Next hops of routes and backends are pinned: they are requested before any packet needs them, and nothing evicts
-//! them. Next hops that only packets need have their own shares ([`shelves`](super::shelves)). Each kind has its own
-//! budget of frames, so that none delays another.
+//! them. Next hops that only packets need have their own shares ([`lru_lists`](super::lru_lists)). Each kind has its
+//! own budget of frames, so that none delays another.
 //!
 //! Invariant: information from unknown stations about unneeded addresses changes nothing, unless the stations request
 //! one of our addresses. Invariant: entries and frames are bounded; an event costs the logarithm of the entries.
@@ -23,9 +23,9 @@ use tidegate_wire::MacAddr;
 
 use super::announcements::Announcements;
 use super::conflicts::{Conflicts, DEFEND_INTERVAL, Logged};
-use super::entries::{ASKED, Entries, Entry, KEPT, PINNED, State};
+use super::entries::{Entries, Entry, PINNED, REQUESTED, State, USED};
 use super::faults::{Faults, NeighborFault};
-use super::shelves::{IN_USE, Shelf};
+use super::lru_lists::{IN_USE, LruList};
 use super::vip_probes::{self, VipProbes};
 
 pub use super::action::{Action, Known};
@@ -36,7 +36,7 @@ pub use super::resolver_context::{Link, Surroundings};
 pub const REACHABLE: Duration = Duration::from_secs(30);
 /// How long an unconfirmed link address is used before it is probed (RFC 4861 DELAY_FIRST_PROBE_TIME).
 pub const DELAY: Duration = Duration::from_secs(5);
-/// How long a neighbour that receives no packets is remembered, if there is room.
+/// How long a neighbour that receives no packets is remembered, unless it is evicted.
 pub const IDLE_MAX: Duration = Duration::from_secs(600);
 /// Minimum pause between two changes of a link address by packets that we did not request.
 pub const LOCKED: Duration = Duration::from_secs(1);
@@ -131,10 +131,10 @@ impl Resolver {
             return actions;
         }
         // A request was already sent; the timer of the entry paces further ones. The worker did not find the neighbour
-        // in the table, which may have had no room before.
-        if let Some(entry) = self.entries.note_wanted(&key, now) {
+        // in the table, which may have been full before.
+        if let Some(entry) = self.entries.note_needed(&key, now) {
             actions.push(match (entry.state, entry.mac) {
-                (_, None) => Action::Hold { interface, address },
+                (_, None) => Action::Allocate { interface, address },
                 (State::Fixed, Some(mac)) => Action::Learn { interface, address, mac, how: Known::Fixed },
                 (_, Some(mac)) => {
                     let how = if entry.confirmed { Known::Confirmed } else { Known::Unconfirmed };
@@ -143,10 +143,10 @@ impl Resolver {
             });
             return actions;
         }
-        if self.make_room(now, &key, Shelf::Wanted, &|_, _| false, &mut actions) {
+        if self.evict_if_full(now, &key, LruList::Pending, &|_, _| false, &mut actions) {
             let entry = Entry::new(now, State::Incomplete { tries: 0 });
-            self.put(key, Entry { shelf: Some((Shelf::Wanted, now)), due: Some(now), ..entry });
-            actions.push(Action::Hold { interface, address });
+            self.put(key, Entry { lru: Some((LruList::Pending, now)), due: Some(now), ..entry });
+            actions.push(Action::Allocate { interface, address });
         }
         actions
     }
@@ -217,13 +217,13 @@ impl Resolver {
         self.announcements.send(now, FRAMES_PER_TICK, &self.around, &mut actions);
         self.vip_probes.send(now, &self.around, &mut actions);
         self.ticks = self.ticks.wrapping_add(1);
-        let shares = self.entries.lanes.len().saturating_sub(ASKED);
-        self.run_lane(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
-        self.run_lane(now, KEPT, FRAMES_PER_TICK, uses, &mut actions);
+        let shares = self.entries.timer_queues.len().saturating_sub(REQUESTED);
+        self.run_timer_queue(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
+        self.run_timer_queue(now, USED, FRAMES_PER_TICK, uses, &mut actions);
         for n in 0..shares {
-            // Each share is first in turn. Together they send no more than one of the other lanes.
-            let lane = ASKED + (self.ticks + n) % shares;
-            self.run_lane(now, lane, (FRAMES_PER_TICK / shares).max(1), uses, &mut actions);
+            // The shares are served round-robin. Together they send no more than one of the other queues.
+            let queue = REQUESTED + (self.ticks + n) % shares;
+            self.run_timer_queue(now, queue, (FRAMES_PER_TICK / shares).max(1), uses, &mut actions);
         }
         actions
     }
@@ -231,8 +231,9 @@ impl Resolver {
     /// When [`Self::tick`] must be called next.
     #[must_use]
     pub fn due(&self) -> Option<Now> {
-        let lanes = self.entries.lanes.iter();
-        let timers = lanes.filter_map(|lane| Some(lane.timers.first()?.0.max(lane.budget.ready_at())));
+        let timer_queues = self.entries.timer_queues.iter();
+        let timers =
+            timer_queues.filter_map(|queue| Some(queue.timers.first()?.0.max(queue.budget.ready_at())));
         timers.chain(self.announcements.due()).chain(self.vip_probes.due(&self.around)).min()
     }
 
@@ -272,11 +273,11 @@ impl Resolver {
     fn pin(&mut self, now: Now, key: Key, actions: &mut Vec<Action>) {
         match self.entries.get(&key) {
             Some(entry) if entry.is_pinned() => {}
-            Some(entry) => self.put(key, Entry { shelf: None, ..entry }),
+            Some(entry) => self.put(key, Entry { lru: None, ..entry }),
             None => {
                 let entry = Entry::new(now, State::Incomplete { tries: 0 });
                 self.put(key, Entry { due: Some(now), ..entry });
-                actions.push(Action::Hold { interface: key.0, address: key.1 });
+                actions.push(Action::Allocate { interface: key.0, address: key.1 });
             }
         }
     }
@@ -285,11 +286,11 @@ impl Resolver {
     /// the packets that it is about to send (RFC 826, RFC 4861 7.2.3).
     fn learn(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
         let here = self.around.interface_of(key.1).is_none_or(|interface| interface == key.0);
-        if !here || !self.make_room(now, &key, Shelf::Heard, uses, actions) {
+        if !here || !self.evict_if_full(now, &key, LruList::Unused, uses, actions) {
             return;
         }
         let entry = Entry { mac: Some(mac), ..Entry::new(now, State::Stale) };
-        self.put(key, Entry { shelf: Some((Shelf::Heard, now)), due: Some(now.plus(DELAY)), ..entry });
+        self.put(key, Entry { lru: Some((LruList::Unused, now)), due: Some(now.plus(DELAY)), ..entry });
         let (interface, address) = key;
         actions.push(Action::Learn { interface, address, mac, how: Known::Unconfirmed });
     }
@@ -328,11 +329,11 @@ impl Resolver {
                 }
                 return;
             }
-            // A flood of announcements must not change the address back and forth. An answer settles it.
+            // A flood of announcements must not change the address back and forth. An answer may change it.
             (_, Some(_), _, Some(_)) if locked && !answers => return,
             (_, Some(_), _, Some(mac)) => mac,
         };
-        let Some(shelf) = self.shelf_when_known(now, &key, entry, uses, actions) else {
+        let Some(lru) = self.list_when_known(now, &key, entry, uses, actions) else {
             self.refused += 1;
             return self.release(key, actions);
         };
@@ -343,103 +344,110 @@ impl Resolver {
         };
         let changed_at = if another.is_some() { Some(now) } else { entry.changed_at };
         let (mac, due) = (Some(believed), Some(due));
-        self.put(key, Entry { state, mac, confirmed: answers, shelf, changed_at, due, ..entry });
+        self.put(key, Entry { state, mac, confirmed: answers, lru, changed_at, due, ..entry });
         if entry.mac != mac || entry.confirmed != answers {
             let (interface, address) = key;
             actions.push(Action::Learn { interface, address, mac: believed, how: known });
         }
     }
 
-    /// The shelf of an entry with a link address; `None` if there is no room there.
-    fn shelf_when_known(
+    /// The LRU list of an entry with a link address; `None` if that list is full.
+    fn list_when_known(
         &mut self,
         now: Now,
         key: &Key,
         entry: Entry,
         uses: Uses<'_>,
         actions: &mut Vec<Action>,
-    ) -> Option<Option<(Shelf, Now)>> {
-        match entry.shelf {
-            Some((Shelf::Wanted | Shelf::Asked, _)) => {
-                self.make_room(now, key, Shelf::Kept, uses, actions).then_some(Some((Shelf::Kept, now)))
-            }
+    ) -> Option<Option<(LruList, Now)>> {
+        match entry.lru {
+            Some((LruList::Pending | LruList::Requested, _)) => self
+                .evict_if_full(now, key, LruList::Used, uses, actions)
+                .then_some(Some((LruList::Used, now))),
             stays => Some(stays),
         }
     }
 
-    /// The shelf of an entry without a link address that is requested now. `None` if it was requested before, and so many
-    /// others wait for their first request that it must not be requested again.
-    fn shelf_when_asked(
+    /// The LRU list of an entry without a link address that is requested now. `None` if it was requested before, and so
+    /// many others wait for their first request that it must not be requested again.
+    fn list_when_requested(
         &mut self,
         now: Now,
         key: &Key,
         entry: Entry,
         actions: &mut Vec<Action>,
-    ) -> Option<Option<(Shelf, Now)>> {
-        match entry.shelf {
-            Some((Shelf::Wanted, _)) => {
-                let has_room = self.make_room(now, key, Shelf::Asked, &|_, _| false, actions);
-                has_room.then_some(Some((Shelf::Asked, now)))
+    ) -> Option<Option<(LruList, Now)>> {
+        match entry.lru {
+            Some((LruList::Pending, _)) => {
+                let has_capacity = self.evict_if_full(now, key, LruList::Requested, &|_, _| false, actions);
+                has_capacity.then_some(Some((LruList::Requested, now)))
             }
-            Some((Shelf::Asked, _)) => {
-                (!self.entries.shelves.is_crowded(key, Shelf::Wanted)).then_some(entry.shelf)
+            Some((LruList::Requested, _)) => {
+                (!self.entries.lru_lists.is_crowded(key, LruList::Pending)).then_some(entry.lru)
             }
             stays => Some(stays),
         }
     }
 
-    /// Evicts an entry if necessary. Returns whether the shelf has room for one more.
-    fn make_room(
+    /// Evicts an entry of a full list, if one may be evicted. Returns whether the list can take one more.
+    fn evict_if_full(
         &mut self,
         now: Now,
         key: &Key,
-        shelf: Shelf,
+        list: LruList,
         uses: Uses<'_>,
         actions: &mut Vec<Action>,
     ) -> bool {
         for _ in 0..EVICTION_TRIES {
-            if self.entries.shelves.has_room(key, shelf) {
+            if self.entries.lru_lists.has_capacity(key, list) {
                 return true;
             }
-            let Some((since, oldest)) = self.entries.shelves.oldest(key, shelf) else { return false };
-            let used = matches!(shelf, Shelf::Heard | Shelf::Kept) && uses(oldest.0, oldest.1);
-            match shelf {
-                Shelf::Kept if used => self.note_use(now, oldest, actions, uses),
-                Shelf::Kept if since.plus(IN_USE) > now => return false,
-                Shelf::Heard if used => self.note_use(now, oldest, actions, uses),
-                Shelf::Wanted | Shelf::Asked | Shelf::Heard | Shelf::Kept => {
+            let Some((since, oldest)) = self.entries.lru_lists.oldest(key, list) else { return false };
+            let used = matches!(list, LruList::Unused | LruList::Used) && uses(oldest.0, oldest.1);
+            match list {
+                LruList::Used if used => self.note_use(now, oldest, actions, uses),
+                LruList::Used if since.plus(IN_USE) > now => return false,
+                LruList::Unused if used => self.note_use(now, oldest, actions, uses),
+                LruList::Pending | LruList::Requested | LruList::Unused | LruList::Used => {
                     self.evicted += 1;
                     self.release(oldest, actions);
                 }
             }
         }
-        self.entries.shelves.has_room(key, shelf)
+        self.entries.lru_lists.has_capacity(key, list)
     }
 
     /// Handles packets that were sent to this neighbour since the last check.
     fn note_use(&mut self, now: Now, key: Key, actions: &mut Vec<Action>, uses: Uses<'_>) {
         let Some(entry) = self.entries.get(&key) else { return };
-        let shelf = match entry.shelf {
+        let list = match entry.lru {
             None => return,
-            Some((Shelf::Kept, _)) => Shelf::Kept,
-            Some(_) if self.make_room(now, &key, Shelf::Kept, uses, actions) => Shelf::Kept,
-            Some((shelf, _)) => shelf,
+            Some((LruList::Used, _)) => LruList::Used,
+            Some(_) if self.evict_if_full(now, &key, LruList::Used, uses, actions) => LruList::Used,
+            Some((list, _)) => list,
         };
-        self.put(key, Entry { shelf: Some((shelf, now)), ..entry });
+        self.put(key, Entry { lru: Some((list, now)), ..entry });
     }
 
-    /// Handles expired timers of one lane, as far as its budget allows.
-    fn run_lane(&mut self, now: Now, at: usize, frames: usize, uses: Uses<'_>, actions: &mut Vec<Action>) {
+    /// Handles expired timers of one queue, as far as its budget allows.
+    fn run_timer_queue(
+        &mut self,
+        now: Now,
+        at: usize,
+        frames: usize,
+        uses: Uses<'_>,
+        actions: &mut Vec<Action>,
+    ) {
         let mut sent = 0;
         for _ in 0..TIMERS_PER_TICK {
-            let Some(lane) = self.entries.lanes.get_mut(at) else { return };
-            let Some(&(due, key)) = lane.timers.first() else { return };
-            if due > now || sent >= frames || lane.budget.ready_at() > now {
+            let Some(queue) = self.entries.timer_queues.get_mut(at) else { return };
+            let Some(&(due, key)) = queue.timers.first() else { return };
+            if due > now || sent >= frames || queue.budget.ready_at() > now {
                 return;
             }
             if self.expire(now, key, uses, actions) {
                 sent += 1;
-                self.entries.lanes[at].budget.take(now);
+                self.entries.timer_queues[at].budget.take(now);
             }
         }
     }
@@ -450,25 +458,25 @@ impl Resolver {
         match entry.state {
             // Nothing changes its link address, but the operator should know if it has another one.
             State::Fixed => {
-                self.ask(key, None, actions);
-                self.put(key, Entry { asked_at: now, due: Some(now.plus(vip_probes::EVERY)), ..entry });
+                self.send_request(key, None, actions);
+                self.put(key, Entry { requested_at: now, due: Some(now.plus(vip_probes::EVERY)), ..entry });
                 true
             }
             State::Incomplete { tries } => {
-                let unwanted = tries >= TRIES_FOR_TRAFFIC && entry.wanted_at <= entry.asked_at;
+                let unwanted = tries >= TRIES_FOR_TRAFFIC && entry.needed_at <= entry.requested_at;
                 if unwanted && !entry.is_pinned() {
                     self.release(key, actions);
                     return false;
                 }
-                let Some(shelf) = self.shelf_when_asked(now, &key, entry, actions) else {
+                let Some(lru) = self.list_when_requested(now, &key, entry, actions) else {
                     self.evicted += 1;
                     self.release(key, actions);
                     return false;
                 };
-                self.ask(key, None, actions);
+                self.send_request(key, None, actions);
                 let pause = RETRY_FIRST.saturating_mul(1 << tries.min(10)).min(RETRY_MAX);
                 let state = State::Incomplete { tries: tries.saturating_add(1) };
-                self.put(key, Entry { state, shelf, asked_at: now, due: Some(now.plus(pause)), ..entry });
+                self.put(key, Entry { state, lru, requested_at: now, due: Some(now.plus(pause)), ..entry });
                 true
             }
             State::Reachable | State::Stale => self.look_at_use(now, key, entry, uses, actions),
@@ -493,7 +501,7 @@ impl Resolver {
         uses: Uses<'_>,
         actions: &mut Vec<Action>,
     ) -> bool {
-        let Some((_, since)) = entry.shelf else { return self.probe(now, key, entry, 0, actions) };
+        let Some((_, since)) = entry.lru else { return self.probe(now, key, entry, 0, actions) };
         if uses(key.0, key.1) {
             self.note_use(now, key, actions, uses);
             let Some(entry) = self.entries.get(&key) else { return false };
@@ -513,15 +521,15 @@ impl Resolver {
 
     fn probe(&mut self, now: Now, key: Key, entry: Entry, tries: u8, actions: &mut Vec<Action>) -> bool {
         let to = if tries < PROBES { entry.mac } else { None };
-        self.ask(key, to, actions);
+        self.send_request(key, to, actions);
         let state = State::Probing { tries: tries.saturating_add(1) };
         let pause =
             PROBE_INTERVAL.saturating_mul(1 << tries.saturating_sub(2 * PROBES).min(10)).min(RETRY_MAX);
-        self.put(key, Entry { state, asked_at: now, due: Some(now.plus(pause)), ..entry });
+        self.put(key, Entry { state, requested_at: now, due: Some(now.plus(pause)), ..entry });
         true
     }
 
-    fn ask(&self, key: Key, known: Option<MacAddr>, actions: &mut Vec<Action>) {
+    fn send_request(&self, key: Key, known: Option<MacAddr>, actions: &mut Vec<Action>) {
         if let Some(frame) = self.around.request(key, known) {
             actions.push(Action::Send { interface: key.0, frame });
         }

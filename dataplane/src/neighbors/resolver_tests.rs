@@ -103,8 +103,8 @@ fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
 fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
-    let hold = [Action::Hold { interface: 0, address: ip("192.0.2.1") }];
-    assert_eq!(resolver.wanted(at(5), 0, ip("192.0.2.1")), hold);
+    let allocate = [Action::Allocate { interface: 0, address: ip("192.0.2.1") }];
+    assert_eq!(resolver.wanted(at(5), 0, ip("192.0.2.1")), allocate);
     let actions = resolver.tick(at(5), &UNUSED);
     let [(to, request)] = requests(&actions)[..] else { panic!("one request: {actions:?}") };
     assert_eq!(
@@ -112,8 +112,8 @@ fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
         (MacAddr::BROADCAST, OURS, "192.0.2.2".into())
     );
     assert_eq!(request.target_ip.to_string(), "192.0.2.1");
-    // The table may have had no room, so the place is requested again. The neighbour is asked once.
-    assert_eq!(resolver.wanted(at(6), 0, ip("192.0.2.1")), hold);
+    // The table may have been full, so the action is repeated. Only one request is sent.
+    assert_eq!(resolver.wanted(at(6), 0, ip("192.0.2.1")), allocate);
     assert_eq!(resolver.tick(at(6), &UNUSED), []);
     let learnt = answer(&mut resolver, at(7), ip("192.0.2.1"), ROUTER);
     assert_eq!(learnt, [learn(ip("192.0.2.1"), ROUTER, Known::Confirmed)]);
@@ -191,7 +191,7 @@ fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
     for address in hosts([10, 0, 0, 1], 200_000) {
         for action in resolver.wanted(at(2_000), 0, address) {
             slots += match action {
-                Action::Hold { .. } => 1,
+                Action::Allocate { .. } => 1,
                 Action::Release { .. } => -1,
                 other => panic!("{other:?}"),
             };
@@ -274,12 +274,12 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
 }
 
 #[test]
-fn neighbours_in_use_do_not_make_room_and_idle_ones_do() {
+fn idle_neighbours_are_evicted_and_those_in_use_are_not() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
-    let room = u32::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
+    let capacity = u32::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
     // Not faster than the rate limit of requests.
-    for (n, client) in (0..).zip(hosts([10, 0, 0, 1], room)) {
+    for (n, client) in (0..).zip(hosts([10, 0, 0, 1], capacity)) {
         on_demand(&mut resolver, at(1_000 + n), client, OTHER);
     }
     let late = ip("192.0.2.7");
@@ -290,9 +290,9 @@ fn neighbours_in_use_do_not_make_room_and_idle_ones_do() {
     };
     assert_eq!(arrives(&mut resolver, at(10_000), &USED).len(), 1, "released again");
     assert!(!is_known(&resolver, late) && resolver.crowding().0 == 1);
-    assert!(hosts([10, 0, 0, 1], room).all(|client| is_known(&resolver, client)));
+    assert!(hosts([10, 0, 0, 1], capacity).all(|client| is_known(&resolver, client)));
     arrives(&mut resolver, at(200_000), &UNUSED);
-    assert!(is_known(&resolver, late), "one that was idle for minutes made room");
+    assert!(is_known(&resolver, late), "one that was idle for minutes was evicted");
 }
 
 #[test]
@@ -324,7 +324,10 @@ fn requests_for_what_does_not_answer_are_limited_and_delay_no_probe_of_a_backend
     }
     assert!((11_000..=12_500).contains(&sent), "{sent} requests in 12 s");
     assert!(is_known(&resolver, ip("192.0.2.1")));
-    assert!(resolver.entries.lanes[PINNED].timers.first().unwrap().0 > at(55_000), "it was asked in time");
+    assert!(
+        resolver.entries.timer_queues[PINNED].timers.first().unwrap().0 > at(55_000),
+        "it was asked in time"
+    );
 }
 
 #[test]

@@ -1,0 +1,118 @@
+//! The neighbours that only packets need, in bounded shares, and which of them is evicted for another.
+//!
+//! Each interface has a share for each family, so that a flood on one of them does not affect the others. Each share
+//! has four LRU lists, each with its own capacity: addresses that wait for their first request; requested addresses
+//! that have not answered; stations that requested our address and to which nothing was sent yet; and neighbours that
+//! are in use or were used recently. A flood of packets to unused addresses fills the first list. It fills the second
+//! no faster than requests are sent, so that a request is not forgotten before its answer arrives. A flood of forged
+//! requests fills the third. None of these floods affects the last list, from which an entry that packets used within
+//! [`IN_USE`] is never evicted.
+//!
+//! Invariant: every operation takes time in the logarithm of the entries; none examines all of them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX;
+use tidegate_spec::now::Now;
+
+use super::key::Key;
+
+/// A neighbour that a packet was sent to within this time is not evicted.
+pub(super) const IN_USE: Duration = Duration::from_secs(60);
+
+/// The LRU list of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LruList {
+    /// A packet needs it, and no request was sent yet.
+    Pending,
+    /// Requested, without an answer so far.
+    Requested,
+    /// The neighbour sent its link address in a request for ours, and has not been used yet.
+    Unused,
+    /// Packets were sent to it, or it has answered.
+    Used,
+}
+
+/// The share of one interface and family.
+#[derive(Debug, Default)]
+struct Share {
+    /// Ordered by the time at which they were added.
+    pending: BTreeSet<(Now, Key)>,
+    /// Ordered by the time of the first request.
+    requested: BTreeSet<(Now, Key)>,
+    /// Ordered by the time at which they were added.
+    unused: BTreeSet<(Now, Key)>,
+    /// Ordered by the time of the last known use.
+    used: BTreeSet<(Now, Key)>,
+}
+
+/// The shares of all interfaces.
+#[derive(Debug, Default)]
+pub(super) struct LruLists {
+    shares: Vec<Share>,
+    /// The maximum number of entries of one share.
+    share_max: usize,
+}
+
+/// The index of the share of a neighbour.
+pub(super) fn share_of((interface, address): &Key) -> usize {
+    usize::from(*interface) * 2 + usize::from(address.is_ipv6())
+}
+
+impl LruLists {
+    /// Sets the number of interfaces. Existing entries stay.
+    pub(super) fn resize(&mut self, interfaces: usize) {
+        self.shares.resize_with(interfaces * 2, Share::default);
+        self.share_max = NEIGHBORS_ON_DEMAND_MAX / (interfaces * 2).max(1);
+    }
+
+    /// The capacity of a list in one share: half of the share for entries in use, a quarter for stations that requested
+    /// our address, and a quarter for addresses whose link address is not known, before and after the first request.
+    pub(super) fn capacity(&self, list: LruList) -> usize {
+        match list {
+            LruList::Pending | LruList::Requested => self.share_max / 8,
+            LruList::Unused => self.share_max / 4,
+            LruList::Used => self.share_max / 2,
+        }
+    }
+
+    /// Whether the list, in the share of this neighbour, can take one more entry.
+    pub(super) fn has_capacity(&mut self, key: &Key, list: LruList) -> bool {
+        let capacity = self.capacity(list);
+        self.set(key, list).is_some_and(|set| set.len() < capacity)
+    }
+
+    /// Whether the list, in the share of this neighbour, is more than half full.
+    pub(super) fn is_crowded(&mut self, key: &Key, list: LruList) -> bool {
+        let capacity = self.capacity(list);
+        self.set(key, list).is_some_and(|set| set.len() * 2 > capacity)
+    }
+
+    /// The entry at the head of the list, which would be evicted first, with its time.
+    pub(super) fn oldest(&mut self, key: &Key, list: LruList) -> Option<(Now, Key)> {
+        self.set(key, list)?.first().copied()
+    }
+
+    pub(super) fn put(&mut self, key: Key, list: LruList, since: Now) {
+        if let Some(set) = self.set(&key, list) {
+            set.insert((since, key));
+        }
+    }
+
+    pub(super) fn take(&mut self, key: Key, list: LruList, since: Now) {
+        if let Some(set) = self.set(&key, list) {
+            set.remove(&(since, key));
+        }
+    }
+
+    fn set(&mut self, key: &Key, list: LruList) -> Option<&mut BTreeSet<(Now, Key)>> {
+        let share = self.shares.get_mut(share_of(key))?;
+        Some(match list {
+            LruList::Pending => &mut share.pending,
+            LruList::Requested => &mut share.requested,
+            LruList::Unused => &mut share.unused,
+            LruList::Used => &mut share.used,
+        })
+    }
+}
