@@ -16,7 +16,7 @@ use tidegate_structures::table::{Table, places};
 use tidegate_wire::encapsulation::Encapsulation;
 use tidegate_wire::{Addr, Family};
 
-use crate::neighbors::NeighborSlot;
+use crate::neighbors::NeighborId;
 use crate::service::vacant_raw;
 
 /// The data of a backend that the packet path needs: one cache line.
@@ -32,7 +32,7 @@ pub struct Backend {
     /// (address, port, protocol), shared with the same endpoint behind other service ports.
     pub endpoint: EndpointId,
     /// Next hop towards it: the backend itself if it is on-link, otherwise a router.
-    pub neighbor: NeighborSlot,
+    pub neighbor: NeighborId,
     /// Its port, in host order.
     pub port: u16,
     /// Egress interface.

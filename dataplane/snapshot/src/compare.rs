@@ -21,7 +21,7 @@ use tidegate_wire::{Addr, Family};
 use super::compile::compile_anew;
 use super::state::Snapshot;
 use crate::backend::Backend;
-use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::neighbors::{NeighborId, NeighborTable};
 use crate::routes::NextHop;
 use crate::service::{BackendInfo, Service, ServiceInfo};
 
@@ -258,28 +258,27 @@ impl<'a> Seen<'a> {
             let address = Addr::from(address);
             let hop = self.snapshot.route(&address);
             let hop = hop.map(|NextHop { interface, via, neighbor }| {
-                (interface, via, neighbor.map(|slot| self.next_hop(slot)))
+                (interface, via, neighbor.map(|id| self.next_hop(id)))
             });
             (address, hop, self.snapshot.source_fault(&address))
         })
     }
 
     fn next_hops(self) -> Vec<impl Debug> {
-        let mut hops: Vec<_> =
-            self.snapshot.next_hops().into_iter().map(|slot| self.next_hop(slot)).collect();
+        let mut hops: Vec<_> = self.snapshot.next_hops().into_iter().map(|id| self.next_hop(id)).collect();
         hops.sort_unstable();
         hops
     }
 
-    fn next_hop(self, slot: NeighborSlot) -> Option<(InterfaceIndex, Addr)> {
-        self.neighbors.key(slot)
+    fn next_hop(self, id: NeighborId) -> Option<(InterfaceIndex, Addr)> {
+        self.neighbors.key(id)
     }
 
     fn surroundings(self) -> impl Debug {
         let snapshot = self.snapshot;
-        let routers: Vec<_> = snapshot.default_routers().iter().map(|slot| self.next_hop(*slot)).collect();
+        let routers: Vec<_> = snapshot.default_routers().iter().map(|id| self.next_hop(*id)).collect();
         let mut fixed: Vec<_> =
-            snapshot.carried.static_neighbors.iter().map(|slot| self.next_hop(*slot)).collect();
+            snapshot.carried.static_neighbors.iter().map(|id| self.next_hop(*id)).collect();
         fixed.sort_unstable();
         let sources = [Family::V4, Family::V6]
             .map(|family| (snapshot.snat_addresses(family), snapshot.tunnel_source(family)));

@@ -8,7 +8,7 @@ use tidegate_wire::Addr;
 
 use super::interface::Interface;
 use crate::addresses::Addresses;
-use crate::neighbors::NeighborSlot;
+use crate::neighbors::NeighborId;
 use crate::routes::Routes;
 use crate::source_ranges::SourceRanges;
 
@@ -28,11 +28,11 @@ pub(super) struct Network {
     pub(super) tunnel_source_v4: Option<TunnelPrefix>,
     pub(super) tunnel_source_v6: Option<TunnelPrefix>,
     /// The next hops of routes.
-    pub(super) routers: Arc<[NeighborSlot]>,
+    pub(super) routers: Arc<[NeighborId]>,
     /// The addresses of these, sorted: another host has each of them, whatever else the spec uses it for.
     pub(super) router_addresses: Arc<[Addr]>,
     /// Those of default routes.
-    pub(super) default_routers: Arc<[NeighborSlot]>,
+    pub(super) default_routers: Arc<[NeighborId]>,
     /// The gateways whose tunnel packets are opened, sorted.
     pub(super) tunnel_peers: Arc<[Addr]>,
     /// The networks whose own traffic is forwarded or refused; `None` if there are none.

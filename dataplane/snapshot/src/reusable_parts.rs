@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use tidegate_select::maglev::Tables;
 
-use super::holds::Holds;
 use super::indices::Generations;
 use super::lineage::Lineage;
-use crate::neighbors::NeighborSlot;
+use super::neighbor_references::NeighborReferences;
+use crate::neighbors::NeighborId;
 
 /// Not read by workers.
 #[derive(Debug)]
 pub(super) struct Carried {
     pub(super) generations: Generations,
     pub(super) tables: Tables,
-    pub(super) static_neighbors: Arc<[NeighborSlot]>,
-    /// Keep the slots of next hops while the snapshot can be read.
-    pub(super) holds: Holds,
+    pub(super) static_neighbors: Arc<[NeighborId]>,
+    /// Keep the entries of next hops while the snapshot can be read.
+    pub(super) neighbor_references: NeighborReferences,
     pub(super) lineage: Lineage,
 }

@@ -6,7 +6,7 @@
 //! cluster), whatever their lengths. The compile of a snapshot builds it; it is read for each packet that leaves
 //! towards a client.
 //!
-//! Invariant: `via` of every next hop is on-link at its interface, and has its slot in the neighbour table.
+//! Invariant: `via` of every next hop is on-link at its interface, and has its entry in the neighbour table.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tidegate_spec::ids::InterfaceIndex;
 use tidegate_structures::ranks::{Number, Ranks};
 use tidegate_wire::Addr;
 
-use crate::neighbors::NeighborSlot;
+use crate::neighbors::NeighborId;
 
 /// The egress interface of a packet, and the station on that link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct NextHop {
     pub interface: InterfaceIndex,
     /// The router; `None` if the destination itself is on-link.
     pub via: Option<Addr>,
-    /// The router's slot in the neighbour table; `None` if the destination itself must be looked up.
-    pub neighbor: Option<NeighborSlot>,
+    /// The router's id in the neighbour table; `None` if the destination itself must be looked up.
+    pub neighbor: Option<NeighborId>,
 }
 
 /// A prefix and its next hop.

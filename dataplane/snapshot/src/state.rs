@@ -19,7 +19,7 @@ use super::network::{Network, Transit};
 use super::reusable_parts::Carried;
 use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
-use crate::neighbors::NeighborSlot;
+use crate::neighbors::NeighborId;
 use crate::routes::{NextHop, Routes};
 use crate::service::{ChoiceBasis, FurtherVips, Service, ServiceInfo, Services};
 use crate::service_limits::{LimitedService, LimitedServices};
@@ -287,7 +287,7 @@ impl Snapshot {
 
     /// The next hops of default routes.
     #[must_use]
-    pub fn default_routers(&self) -> &[NeighborSlot] {
+    pub fn default_routers(&self) -> &[NeighborId] {
         &self.network.default_routers
     }
 
@@ -446,7 +446,7 @@ impl Snapshot {
 
     /// The next hops that routes and backends need resolved, sorted.
     #[must_use]
-    pub fn next_hops(&self) -> Vec<NeighborSlot> {
+    pub fn next_hops(&self) -> Vec<NeighborId> {
         let of_backends = self.backends.iter().map(|backend| backend.neighbor);
         let mut all: Vec<_> = self.network.routers.iter().copied().chain(of_backends).collect();
         all.sort_unstable();

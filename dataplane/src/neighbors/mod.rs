@@ -5,13 +5,13 @@
 //! machine, and learnt addresses are written to the table that workers read.
 //!
 //! Invariant: the slow path is the only writer of link addresses, besides the compile of a snapshot, which creates
-//! slots.
+//! entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_snapshot::neighbors::{NeighborSlot, NeighborTable};
+use tidegate_snapshot::neighbors::{NeighborId, NeighborTable};
 use tidegate_spec::SnapshotSpec;
 use tidegate_spec::ownership::Layer2;
 use tidegate_wire::{Addr, VlanId};
@@ -99,26 +99,26 @@ pub fn tap_neighbors(around: &Surroundings) -> punt::fixed_neighbors::FixedNeigh
 #[must_use]
 pub fn apply(table: &NeighborTable, action: &Action) -> bool {
     match *action {
-        Action::Allocate { interface, address } => return slot(table, interface, address).is_some(),
+        Action::Allocate { interface, address } => return intern(table, interface, address).is_some(),
         Action::Learn { interface, address, mac, how } => {
             tracing::debug!(interface, %address, %mac, ?how, "neighbor found");
-            let Some(slot) = slot(table, interface, address) else { return false };
+            let Some(id) = intern(table, interface, address) else { return false };
             match how {
-                Known::Fixed => table.set_static(slot, mac),
+                Known::Fixed => table.set_static(id, mac),
                 Known::Confirmed => {
-                    table.learn(slot, mac);
+                    table.learn(id, mac);
                 }
                 Known::Unconfirmed => {
-                    table.learn(slot, mac);
-                    table.mark_stale(slot);
+                    table.learn(id, mac);
+                    table.mark_stale(id);
                 }
             }
         }
         Action::Release { interface, address, fixed } => {
             tracing::debug!(interface, %address, "neighbor released");
             let address = Addr::from(address);
-            if let Some(slot) = table.lookup(interface, &address).filter(|_| fixed) {
-                table.clear_static(slot);
+            if let Some(id) = table.lookup(interface, &address).filter(|_| fixed) {
+                table.clear_static(id);
             }
             table.release(interface, &address);
         }
@@ -127,9 +127,9 @@ pub fn apply(table: &NeighborTable, action: &Action) -> bool {
     true
 }
 
-fn slot(table: &NeighborTable, interface: u8, address: IpAddr) -> Option<NeighborSlot> {
-    let slot = table.intern(interface, Addr::from(address));
-    slot.map_err(|error| tracing::debug!(%address, interface, %error, "cannot store the neighbor")).ok()
+fn intern(table: &NeighborTable, interface: u8, address: IpAddr) -> Option<NeighborId> {
+    let id = table.intern(interface, Addr::from(address));
+    id.map_err(|error| tracing::debug!(%address, interface, %error, "cannot store the neighbor")).ok()
 }
 
 #[cfg(test)]

@@ -264,7 +264,7 @@ impl Resolver {
         (self.refused, self.evicted)
     }
 
-    /// Counts a neighbour for which the table had no slot. The next packet to it is another attempt.
+    /// Counts a neighbour for which the table had no free entry. The next packet to it is another attempt.
     pub fn count_refused(&mut self, neighbors: u64) {
         self.refused += neighbors;
     }

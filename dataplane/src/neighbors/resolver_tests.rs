@@ -187,10 +187,10 @@ fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
     answer(&mut resolver, at(1), backend, ROUTER);
     let clients: Vec<IpAddr> = hosts([192, 0, 2, 100], 100).collect();
     clients.iter().for_each(|&client| on_demand(&mut resolver, at(1_000), client, OTHER));
-    let mut slots = 0_i64;
+    let mut stored = 0_i64;
     for address in hosts([10, 0, 0, 1], 200_000) {
         for action in resolver.wanted(at(2_000), 0, address) {
-            slots += match action {
+            stored += match action {
                 Action::Allocate { .. } => 1,
                 Action::Release { .. } => -1,
                 other => panic!("{other:?}"),
@@ -198,7 +198,7 @@ fn a_flood_of_unused_addresses_evicts_no_known_neighbour() {
         }
     }
     let all = i64::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
-    assert!((1..=all / 8).contains(&slots), "{slots} addresses asked for at once");
+    assert!((1..=all / 8).contains(&stored), "{stored} addresses requested at once");
     assert!(clients.iter().all(|&client| is_known(&resolver, client)) && is_known(&resolver, backend));
     assert!(
         resolver.unresolved().any(|(_, address)| address == hosts([10, 0, 0, 1], 200_000).last().unwrap())
@@ -258,10 +258,10 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
     let newcomer = ip("192.0.2.99");
     told(&mut resolver, at(1), newcomer, OTHER, Sighting::Request);
     let uses = |_, address| address == newcomer;
-    let mut slots = 0_i64;
+    let mut stored = 0_i64;
     for address in hosts([10, 0, 0, 1], 100_000) {
         for action in resolver.seen(at(2), (0, address), Some(ROUTER), Sighting::Request, &uses) {
-            slots += match action {
+            stored += match action {
                 Action::Learn { .. } => 1,
                 Action::Release { .. } => -1,
                 other => panic!("{other:?}"),
@@ -269,7 +269,7 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
         }
     }
     let all = i64::try_from(tidegate_spec::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
-    assert!((1..=all / 8).contains(&slots), "{slots} forged neighbours at once");
+    assert!((1..=all / 8).contains(&stored), "{stored} forged neighbours at once");
     assert!(clients.iter().all(|&client| is_known(&resolver, client)) && is_known(&resolver, newcomer));
 }
 

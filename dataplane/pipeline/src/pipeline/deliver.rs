@@ -15,7 +15,7 @@ use tidegate_wire::encapsulation::Encapsulation;
 use tidegate_wire::{Family, Headers};
 
 use super::burst::{Burst, Destination, Packet};
-use super::next_hop::way_by_slot;
+use super::next_hop::way_by_id;
 use super::oversized::mtu_to;
 use super::segment_size;
 use super::state::Pipeline;
@@ -201,7 +201,7 @@ impl Pipeline {
     ) {
         let Packet { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
         let at = usize::from(*frame);
-        let way = match way_by_slot(&burst.view, backend.interface, backend.neighbor) {
+        let way = match way_by_id(&burst.view, backend.interface, backend.neighbor) {
             Ok(way) => way,
             Err(no_next_hop) => return no_next_hop.report(burst, at),
         };

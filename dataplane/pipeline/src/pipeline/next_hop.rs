@@ -3,7 +3,7 @@
 //! Promises: nothing waits. A next hop whose link address is not known is reported, and the packet is dropped or parked.
 
 use tidegate_snapshot::Interface;
-use tidegate_snapshot::neighbors::NeighborSlot;
+use tidegate_snapshot::neighbors::NeighborId;
 use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::verdict::Refusal;
 use tidegate_wire::{Addr, MacAddr};
@@ -70,29 +70,29 @@ impl NoNextHop {
 #[inline(always)]
 pub(super) fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<NextHop, NoNextHop> {
     match destination {
-        Destination::Backend { backend, .. } => way_by_slot(view, backend.interface, backend.neighbor),
+        Destination::Backend { backend, .. } => way_by_id(view, backend.interface, backend.neighbor),
         Destination::Client { client, .. } => way_by_route(view, &client.addr),
     }
 }
 
 #[inline(always)]
-pub(super) fn way_by_slot(
+pub(super) fn way_by_id(
     view: &View<'_>,
     index: InterfaceIndex,
-    slot: NeighborSlot,
+    id: NeighborId,
 ) -> Result<NextHop, NoNextHop> {
     let interface = view.snapshot.interface(index).ok_or(NoNextHop::NO_ROUTE)?;
-    match view.neighbors.mac(slot) {
+    match view.neighbors.mac(id) {
         Some(destination) => Ok(NextHop::new(interface, index, destination)),
-        None => Err(NoNextHop::unresolved(view.neighbors.key(slot))),
+        None => Err(NoNextHop::unresolved(view.neighbors.key(id))),
     }
 }
 
 /// The next hop to a client: the router of a route, or the client itself if it is on-link.
 pub(super) fn way_by_route(view: &View<'_>, client: &Addr) -> Result<NextHop, NoNextHop> {
     let route = view.snapshot.route(client).ok_or(NoNextHop::NO_ROUTE)?;
-    if let Some(slot) = route.neighbor {
-        return way_by_slot(view, route.interface, slot);
+    if let Some(id) = route.neighbor {
+        return way_by_id(view, route.interface, id);
     }
     let addr = route.via.unwrap_or(*client);
     let interface = view.snapshot.interface(route.interface).ok_or(NoNextHop::NO_ROUTE)?;

@@ -2,9 +2,9 @@
 //!
 //! Runs on a control thread. A fault that concerns everything refuses the spec; a fault of one part becomes a
 //! [`Problem`], and that part is left out. Everything is sorted by identity first, so the order of the spec does not
-//! matter. The only side effects are on the neighbour table: next hops get slots, fixed ones their addresses.
+//! matter. The only side effects are on the neighbour table: next hops get entries, fixed ones their addresses.
 //!
-//! Invariant: after an error the neighbour table is unchanged: slots that were taken are released.
+//! Invariant: after an error the neighbour table is unchanged: entries that were allocated are released.
 
 mod changes;
 mod identity;
@@ -25,21 +25,21 @@ use services::{Programmed, Sorted, at_most, sorted_services};
 use tidegate_spec::limits;
 use tidegate_spec::{CompileError, Problem, ServiceKey, SnapshotSpec};
 
-use super::holds::Holds;
 use super::interface::Interface;
 use super::lineage::{Lineage, Problems, place};
+use super::neighbor_references::NeighborReferences;
 use super::network::Network;
 use super::reusable_parts::Carried;
 use super::state::Snapshot;
 use crate::backend::{Backends, Endpoints};
-use crate::neighbors::{Hold, NeighborSlot, NeighborTable};
+use crate::neighbors::{NeighborId, NeighborTable, References};
 use crate::service::Services;
 use crate::source_ranges::Sets;
 use crate::source_rates::SourceRates;
 
 impl Snapshot {
     /// Compiles a spec. Objects that exist in `previous` keep their ids, and unchanged Maglev tables are shared with
-    /// it. Next hops get their slots in `neighbors`.
+    /// it. Next hops get their entries in `neighbors`.
     ///
     /// If the mode of a service port changes from or to NAT, its backends get new ids: their flows are of a different
     /// kind.
@@ -84,14 +84,14 @@ pub(super) fn compile_anew(
     let services = sorted_services(spec)?;
     let mut problems = Problems::default();
 
-    let mut hold = neighbors.hold();
-    let network = Network::build(spec, &services, interfaces, &mut hold, &mut problems.network);
-    // Before the backends, which must not take their room.
-    let static_neighbors = network.set_static(spec, previous, &mut hold, &mut problems.neighbors);
-    let mut of_backends = neighbors.hold();
+    let mut references = neighbors.references();
+    let network = Network::build(spec, &services, interfaces, &mut references, &mut problems.network);
+    // Before the backends, which must not use up their capacity.
+    let static_neighbors = network.set_static(spec, previous, &mut references, &mut problems.neighbors);
+    let mut of_backends = neighbors.references();
     let mut programmed = program(&network, &services, &mut of_backends, &mut problems);
     if problems.lack_room() {
-        of_backends = neighbors.hold();
+        of_backends = neighbors.references();
         let taken = network.routers.iter().chain(&*static_neighbors).collect::<HashSet<_>>().len();
         let room = neighbors.usage().next_hops_max.saturating_sub(taken);
         of_backends.grant(Some(next_hop_shares::granted(spec, &network, &services, room)));
@@ -99,8 +99,16 @@ pub(super) fn compile_anew(
         of_backends.grant(None);
     }
     let ids = Ids::assign(&programmed, previous);
-    let holds = Holds::of(hold).and(of_backends);
-    let snapshot = assemble(spec, previous, network, &programmed, ids, (static_neighbors, holds), problems);
+    let neighbor_references = NeighborReferences::of(references).and(of_backends);
+    let snapshot = assemble(
+        spec,
+        previous,
+        network,
+        &programmed,
+        ids,
+        (static_neighbors, neighbor_references),
+        problems,
+    );
     let problems = snapshot.carried.lineage.problems.all();
     Ok((snapshot, problems))
 }
@@ -109,12 +117,12 @@ pub(super) fn compile_anew(
 fn program<'a>(
     network: &Network,
     services: &[Sorted<'a>],
-    hold: &mut Hold,
+    references: &mut References,
     problems: &mut Problems,
 ) -> Vec<Programmed<'a>> {
     let one = |service: &Sorted<'a>| {
         let mut found = Vec::new();
-        let programmed = network.program(service, hold, &mut found);
+        let programmed = network.program(service, references, &mut found);
         problems.left_out(place(&service.spec.key), found);
         programmed
     };
@@ -157,7 +165,7 @@ fn assemble(
     network: Network,
     programmed: &[Programmed<'_>],
     ids: Ids,
-    (static_neighbors, holds): (Arc<[NeighborSlot]>, Holds),
+    (static_neighbors, neighbor_references): (Arc<[NeighborId]>, NeighborReferences),
     mut problems: Problems,
 ) -> Snapshot {
     let tables = previous.map(|snapshot| snapshot.carried.tables.clone()).unwrap_or_default();
@@ -213,7 +221,13 @@ fn assemble(
         sources,
         source_rates: source_rates(spec, previous),
         admission,
-        carried: Carried { generations: ids.generations, tables, static_neighbors, holds, lineage },
+        carried: Carried {
+            generations: ids.generations,
+            tables,
+            static_neighbors,
+            neighbor_references,
+            lineage,
+        },
     }
 }
 

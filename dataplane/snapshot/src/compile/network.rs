@@ -1,7 +1,7 @@
 //! The network around the services: interfaces, routes, addresses, and whether a backend can be reached.
 //!
 //! The compile of a snapshot calls it after it has checked the spec. [`Network::reach`] contains each rule that
-//! leaves a backend out, with its reason; nothing here refuses a spec. Next hops get their slots in the neighbour
+//! leaves a backend out, with its reason; nothing here refuses a spec. Next hops get their entries in the neighbour
 //! table here.
 
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use tidegate_wire::{Addr, Family};
 use super::services::{Programmed, Reachable, Sorted, socket};
 use crate::addresses::{AddressKind, Addresses, Meaning, SourceFault, not_one_host};
 use crate::interface::Interface;
-use crate::neighbors::{Hold, NeighborSlot};
+use crate::neighbors::{NeighborId, References};
 use crate::network::{Network, Transit};
 use crate::routes::{NextHop, Route, Routes};
 use crate::source_ranges::SourceRanges;
@@ -28,7 +28,7 @@ impl Network {
         spec: &SnapshotSpec,
         services: &[Sorted<'_>],
         interfaces: Arc<[Interface]>,
-        neighbors: &mut Hold,
+        neighbors: &mut References,
         problems: &mut Vec<Problem>,
     ) -> Self {
         let mut list = connected(&interfaces);
@@ -44,18 +44,18 @@ impl Network {
                 problems.push(Problem::RouterOffLink { to, via });
                 continue;
             };
-            let Ok(slot) = neighbors.intern(interface, via.into()) else {
+            let Ok(id) = neighbors.intern(interface, via.into()) else {
                 problems.push(Problem::RouterTableFull { to, via });
                 continue;
             };
-            let route = Route::new(&to, NextHop { interface, via: Some(via.into()), neighbor: Some(slot) });
+            let route = Route::new(&to, NextHop { interface, via: Some(via.into()), neighbor: Some(id) });
             if list[..links].iter().any(|link| link.same_prefix(&route)) {
                 problems.push(Problem::RouteShadowed { to, via });
                 continue;
             }
-            routers.push(slot);
+            routers.push(id);
             if to.prefix_len() == 0 {
-                default_routers.push((Addr::from(via), slot));
+                default_routers.push((Addr::from(via), id));
             }
             list.push(route);
         }
@@ -76,7 +76,7 @@ impl Network {
             routes: Routes::build(&list),
             routers: routers.into(),
             router_addresses: sorted(spec.network.routes.iter().map(|route| &route.via)),
-            default_routers: default_routers.into_iter().map(|(_, slot)| slot).collect(),
+            default_routers: default_routers.into_iter().map(|(_, id)| id).collect(),
             addresses,
             layer2: layer2(served().map(|service| (service.vip, service.spec.layer2))),
             snat_v4: snat(Family::V4),
@@ -92,7 +92,7 @@ impl Network {
     pub(super) fn program<'a>(
         &self,
         service: &Sorted<'a>,
-        neighbors: &mut Hold,
+        neighbors: &mut References,
         problems: &mut Vec<Problem>,
     ) -> Programmed<'a> {
         let &Sorted { spec, vip, ref backends } = service;
@@ -115,8 +115,8 @@ impl Network {
         vip: Addr,
         address: Addr,
         backend: &BackendSpec,
-        neighbors: &mut Hold,
-    ) -> Result<(InterfaceIndex, NeighborSlot), BackendProblem> {
+        neighbors: &mut References,
+    ) -> Result<(InterfaceIndex, NeighborId), BackendProblem> {
         let mode = service.mode;
         let (service_port, backend_port) = (service.key.port, backend.port);
         if backend_port == 0 {
@@ -148,13 +148,13 @@ impl Network {
         if mode == ForwardingMode::DsrL2 && hop.via.is_some() {
             return Err(BackendProblem::NotOnLink);
         }
-        let slot = match hop.neighbor {
-            Some(slot) => slot,
+        let id = match hop.neighbor {
+            Some(id) => id,
             None => {
                 neighbors.intern(hop.interface, address).map_err(|_| BackendProblem::NeighborTableFull)?
             }
         };
-        Ok((hop.interface, slot))
+        Ok((hop.interface, id))
     }
 
     /// Stores the link addresses of fixed neighbours, and clears those of neighbours that are no longer fixed.
@@ -162,9 +162,9 @@ impl Network {
         &self,
         spec: &SnapshotSpec,
         previous: Option<&Snapshot>,
-        neighbors: &mut Hold,
+        neighbors: &mut References,
         problems: &mut Vec<Problem>,
-    ) -> Arc<[NeighborSlot]> {
+    ) -> Arc<[NeighborId]> {
         let connected = Routes::build(&connected(&self.interfaces));
         let mut fixed = Vec::new();
         let mut by_address: Vec<_> = spec.network.neighbors.iter().collect();
@@ -175,18 +175,18 @@ impl Network {
                 problems.push(Problem::NeighborOffLink { ip });
                 continue;
             };
-            let Ok(slot) = neighbors.intern(hop.interface, addr) else {
+            let Ok(id) = neighbors.intern(hop.interface, addr) else {
                 problems.push(Problem::NeighborTableFull { ip });
                 continue;
             };
-            neighbors.table().set_static(slot, neighbor.mac);
-            fixed.push(slot);
+            neighbors.table().set_static(id, neighbor.mac);
+            fixed.push(id);
         }
         fixed.sort_unstable();
         fixed.dedup();
         let before = previous.map_or(&[][..], |snapshot| &snapshot.carried.static_neighbors);
-        for &slot in before.iter().filter(|slot| fixed.binary_search(slot).is_err()) {
-            neighbors.table().clear_static(slot);
+        for &id in before.iter().filter(|id| fixed.binary_search(id).is_err()) {
+            neighbors.table().clear_static(id);
         }
         fixed.into()
     }
@@ -226,7 +226,7 @@ fn layer2(vips: impl Iterator<Item = (Addr, Layer2)>) -> Arc<[(Addr, Layer2)]> {
 /// cluster, whose own processes, and Pods behind its masquerading, are clients of VIPs like any other host.
 fn no_clients<'a>(
     spec: &'a SnapshotSpec,
-    default_routers: &'a [(Addr, NeighborSlot)],
+    default_routers: &'a [(Addr, NeighborId)],
 ) -> impl Iterator<Item = (Addr, Meaning)> + 'a {
     // The addresses of a prefix are checked by range instead.
     let tunnels = [spec.network.tunnel_source_v4, spec.network.tunnel_source_v6].into_iter().flatten();

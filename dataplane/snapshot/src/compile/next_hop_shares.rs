@@ -4,7 +4,7 @@
 //! earlier namespace has already, go to the others. So a namespace that needs no more than its share loses nothing,
 //! whatever the others do. Within a namespace, ports are served in the order of their keys.
 //!
-//! Invariant: the result depends only on the spec, not on which slots are free at the moment.
+//! Invariant: the result depends only on the spec, not on which entries are free at the moment.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -25,7 +25,7 @@ pub(super) fn granted(
     services: &[Sorted<'_>],
     room: usize,
 ) -> HashSet<Hop> {
-    // These have their slots already.
+    // These have their entries already.
     let own = spec.network.routes.iter().map(|route| route.via);
     let own = own.chain(spec.network.neighbors.iter().map(|neighbor| neighbor.ip)).map(Addr::from);
     let own: HashSet<Hop> =

@@ -8,7 +8,7 @@ use tidegate_spec::limits;
 use tidegate_spec::{BackendSpec, CompileError, Scheduler, ServiceSpec, SnapshotSpec};
 use tidegate_wire::Addr;
 
-use crate::neighbors::NeighborSlot;
+use crate::neighbors::NeighborId;
 
 /// A service port with its backends sorted by identity.
 pub(super) struct Sorted<'a> {
@@ -28,7 +28,7 @@ pub(super) struct Reachable<'a> {
     pub(super) spec: &'a BackendSpec,
     pub(super) address: Addr,
     pub(super) interface: InterfaceIndex,
-    pub(super) neighbor: NeighborSlot,
+    pub(super) neighbor: NeighborId,
 }
 
 pub(super) fn at_most(what: &'static str, count: usize, max: usize) -> Result<(), CompileError> {

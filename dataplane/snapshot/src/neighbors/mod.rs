@@ -1,25 +1,25 @@
 //! `NeighborTable`: the link address of each next hop, shared by all snapshots and workers.
 //!
-//! A slot belongs to one (interface, address) while it is held: by snapshots with a [`Hold`], which they drop when
-//! they are dropped, and by the resolver with [`NeighborTable::intern`] until [`NeighborTable::release`]. Backends
-//! and routes of a snapshot name their next hops by slot. A slot without a holder is free for another next hop, so
-//! neither a long life nor a flood fills the table. The two kinds of holders have separate room: next hops that
-//! packets request cannot take the place of a backend.
+//! An entry belongs to one (interface, address) while it has a reference. Snapshots have theirs in [`References`],
+//! which are dropped with them; the resolver takes one with [`NeighborTable::intern`] and gives it back with
+//! [`NeighborTable::release`]. Backends and routes of a snapshot name their next hops by [`NeighborId`]. An entry
+//! without a reference is free for another next hop, so neither a long uptime nor a flood fills the table. Snapshots
+//! and the resolver have separate capacities: next hops that packets request cannot take the place of a backend.
 //!
-//! Orderings. Readers take no lock. The version of a slot is odd while the slot is free and while its key is written.
-//! [`NeighborTable::resolve`] reads the version before the key and again after the link address, so it never returns
-//! the address of another neighbour that got the slot meanwhile. Removal closes the gap in the index by moving later
-//! entries forward. Each is stored at its new place before its old place changes, and `removals` grows in between, so
-//! a reader that missed a moving entry sees that and searches again. State and link address are one word.
+//! Orderings. Readers take no lock. The version of an entry is odd while the entry is free and while its key is
+//! written. [`NeighborTable::resolve`] reads the version before the key and again after the link address, so it never
+//! returns the address of another neighbour that got the entry meanwhile. Removal closes the gap in the index by moving
+//! later elements forward. Each is stored at its new place before its old place changes, and `removals` grows in
+//! between, so a reader that missed a moving element sees that and searches again. State and link address are one word.
 //!
 //! Invariant: readers never wait, and never see an address that was not learnt for the next hop that they look up.
 
-mod hold;
+mod references;
 #[cfg(test)]
 mod tests;
 mod writers;
 
-pub use hold::Hold;
+pub use references::References;
 pub use writers::Usage;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -36,12 +36,12 @@ use writers::Writers;
 
 use crate::path_mtu::PathMtus;
 
-/// The number of a next hop in the table. Valid while the next hop has a holder.
+/// The number of a next hop in the table. Valid while the next hop has a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
-pub struct NeighborSlot(u32);
+pub struct NeighborId(u32);
 
-impl NeighborSlot {
+impl NeighborId {
     /// The position, below the table's capacity.
     #[inline]
     #[must_use]
@@ -50,7 +50,7 @@ impl NeighborSlot {
     }
 }
 
-/// The table has no free slot for another next hop.
+/// The table has no free entry for another next hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the neighbour table is full; accepted: {NEXT_HOPS_MAX} next hops of backends and routes, and \
@@ -87,7 +87,7 @@ const FIND_TRIES: usize = 8;
 struct Key {
     high: AtomicU64,
     low: AtomicU64,
-    /// Odd while the slot has no holder.
+    /// Odd while the entry is free.
     version: AtomicU32,
     interface: AtomicU8,
 }
@@ -102,7 +102,7 @@ impl Default for Key {
 /// The table of next hops and their link addresses. A copy is the same table.
 #[derive(Debug, Clone)]
 pub struct NeighborTable {
-    /// Open addressing, at most half full. An element is a slot number + 1, or 0 if it is free.
+    /// Open addressing, at most half full. An element is an id + 1, or 0 if it is free.
     index: Arc<[AtomicU32]>,
     keys: Arc<[Key]>,
     /// State and link address in a dense array, so that busy next hops share cache lines.
@@ -144,11 +144,11 @@ impl NeighborTable {
     }
 
     fn with(next_hops: usize, on_demand: usize, seed: u64) -> Self {
-        let slots = next_hops + on_demand;
+        let entries = next_hops + on_demand;
         Self {
-            index: (0..(slots * 2).next_power_of_two()).map(|_| AtomicU32::new(0)).collect(),
-            keys: (0..slots).map(|_| Key::default()).collect(),
-            links: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            index: (0..(entries * 2).next_power_of_two()).map(|_| AtomicU32::new(0)).collect(),
+            keys: (0..entries).map(|_| Key::default()).collect(),
+            links: (0..entries).map(|_| AtomicU64::new(0)).collect(),
             removals: Arc::default(),
             seed,
             writers: Arc::new(Mutex::new(Writers::new(next_hops, on_demand))),
@@ -179,18 +179,18 @@ impl NeighborTable {
 
     /// Prefetches the data that [`Self::mac`] reads.
     #[inline]
-    pub fn prefetch(&self, slot: NeighborSlot) {
-        if let Some(link) = self.links.get(slot.index()) {
+    pub fn prefetch(&self, id: NeighborId) {
+        if let Some(link) = self.links.get(id.index()) {
             prefetch::read(link);
         }
     }
 
-    /// The link address to send to, if one is known. Costs one load. Call it only for a slot with a holder, such as one
-    /// of the snapshot that the caller uses.
+    /// The link address to send to, if one is known. Costs one load. Call it only for an entry with a reference, such
+    /// as one of the snapshot that the caller uses.
     #[inline]
     #[must_use]
-    pub fn mac(&self, slot: NeighborSlot) -> Option<MacAddr> {
-        let word = self.links.get(slot.index())?.load(Relaxed);
+    pub fn mac(&self, id: NeighborId) -> Option<MacAddr> {
+        let word = self.links.get(id.index())?.load(Relaxed);
         (word & STATES != 0).then(|| mac_of(word))
     }
 
@@ -198,10 +198,10 @@ impl NeighborTable {
     #[inline]
     #[must_use]
     pub fn resolve(&self, interface: InterfaceIndex, addr: &Addr) -> Option<MacAddr> {
-        let (slot, version) = self.find(interface, addr)?;
-        let link = &self.links[slot as usize];
+        let (id, version) = self.find(interface, addr)?;
+        let link = &self.links[id as usize];
         let word = link.load(Relaxed);
-        if word & STATES == 0 || !self.unchanged(slot, version) {
+        if word & STATES == 0 || !self.unchanged(id, version) {
             return None;
         }
         if word & USED == 0 {
@@ -210,63 +210,62 @@ impl NeighborTable {
         Some(mac_of(word))
     }
 
-    /// The current entry of a neighbour, to compare a sighting with: the outer `Option` tells whether its slot has a
-    /// holder, the inner one is the known link address. Does not count as use. Lock-free.
+    /// The current entry of a neighbour, to compare a sighting with: the outer `Option` says whether it has an
+    /// entry, the inner one is the known link address. Does not count as use. Lock-free.
     #[must_use]
     pub fn peek(&self, interface: InterfaceIndex, addr: &Addr) -> Option<Option<MacAddr>> {
-        let (slot, version) = self.find(interface, addr)?;
-        let word = self.links[slot as usize].load(Relaxed);
-        self.unchanged(slot, version).then(|| (word & STATES != 0).then(|| mac_of(word)))
+        let (id, version) = self.find(interface, addr)?;
+        let word = self.links[id as usize].load(Relaxed);
+        self.unchanged(id, version).then(|| (word & STATES != 0).then(|| mac_of(word)))
     }
 
-    /// The slot of a next hop, if it has one. Lock-free. The slot belongs to this next hop only while it has a
-    /// holder.
+    /// The id of a next hop, if it has one. Lock-free. The id belongs to this next hop only while it has a reference.
     #[inline]
     #[must_use]
-    pub fn lookup(&self, interface: InterfaceIndex, addr: &Addr) -> Option<NeighborSlot> {
-        self.find(interface, addr).map(|(slot, _)| NeighborSlot(slot))
+    pub fn lookup(&self, interface: InterfaceIndex, addr: &Addr) -> Option<NeighborId> {
+        self.find(interface, addr).map(|(id, _)| NeighborId(id))
     }
 
     /// Whether a packet has looked up this next hop by its address since the last call.
     #[must_use]
     pub fn take_use(&self, interface: InterfaceIndex, addr: &Addr) -> bool {
-        let slot = self.lookup(interface, addr);
-        slot.is_some_and(|slot| self.links[slot.index()].fetch_and(!USED, Relaxed) & USED != 0)
+        let id = self.lookup(interface, addr);
+        id.is_some_and(|id| self.links[id.index()].fetch_and(!USED, Relaxed) & USED != 0)
     }
 
     /// Stores a link address from an answer. Returns false, and changes nothing, if configuration gives the address.
-    pub fn learn(&self, slot: NeighborSlot, mac: MacAddr) -> bool {
-        self.update(slot, |_| RESOLVED | word_of(mac))
+    pub fn learn(&self, id: NeighborId, mac: MacAddr) -> bool {
+        self.update(id, |_| RESOLVED | word_of(mac))
     }
 
     /// Records that the address has not been confirmed for a while. It stays in use.
-    pub fn mark_stale(&self, slot: NeighborSlot) {
-        self.update(slot, |word| if word & RESOLVED == 0 { word } else { word & MAC_MASK | STALE });
+    pub fn mark_stale(&self, id: NeighborId) {
+        self.update(id, |word| if word & RESOLVED == 0 { word } else { word & MAC_MASK | STALE });
     }
 
     /// Clears the link address, unless configuration gives it.
-    fn forget(&self, slot: NeighborSlot) {
-        self.update(slot, |_| 0);
+    fn forget(&self, id: NeighborId) {
+        self.update(id, |_| 0);
     }
 
     /// Stores a link address that configuration gives.
-    pub fn set_static(&self, slot: NeighborSlot, mac: MacAddr) {
-        if let Some(link) = self.links.get(slot.index()) {
+    pub fn set_static(&self, id: NeighborId, mac: MacAddr) {
+        if let Some(link) = self.links.get(id.index()) {
             link.store(STATIC | word_of(mac), Release);
         }
     }
 
     /// Removes the link address that configuration gave. The neighbour is then resolved like the others.
-    pub fn clear_static(&self, slot: NeighborSlot) {
-        if let Some(link) = self.links.get(slot.index()) {
+    pub fn clear_static(&self, id: NeighborId) {
+        if let Some(link) = self.links.get(id.index()) {
             let _ = link.fetch_update(Release, Relaxed, |word| (word & STATIC != 0).then_some(0));
         }
     }
 
     /// The state of a next hop.
     #[must_use]
-    pub fn state(&self, slot: NeighborSlot) -> NeighborState {
-        let word = self.links.get(slot.index()).map_or(0, |link| link.load(Relaxed));
+    pub fn state(&self, id: NeighborId) -> NeighborState {
+        let word = self.links.get(id.index()).map_or(0, |link| link.load(Relaxed));
         match word & STATES {
             STATIC => NeighborState::Static(mac_of(word)),
             STALE => NeighborState::Stale(mac_of(word)),
@@ -275,30 +274,30 @@ impl NeighborTable {
         }
     }
 
-    /// The interface and address of a slot; `None` for a free slot.
+    /// The interface and address of an entry; `None` for a free one.
     #[must_use]
-    pub fn key(&self, slot: NeighborSlot) -> Option<(InterfaceIndex, Addr)> {
-        let key = self.keys.get(slot.index())?;
+    pub fn key(&self, id: NeighborId) -> Option<(InterfaceIndex, Addr)> {
+        let key = self.keys.get(id.index())?;
         let version = key.version.load(Acquire);
         let whole = u128::from(key.high.load(Relaxed)) << 64 | u128::from(key.low.load(Relaxed));
         let found = (key.interface.load(Relaxed), Addr::v6(whole.to_be_bytes()));
-        (version.is_multiple_of(2) && self.unchanged(slot.0, version)).then_some(found)
+        (version.is_multiple_of(2) && self.unchanged(id.0, version)).then_some(found)
     }
 
-    /// The number of next hops that have a slot.
+    /// The number of next hops that have an entry.
     #[must_use]
     pub fn len(&self) -> usize {
         let usage = self.usage();
         usage.next_hops + usage.on_demand
     }
 
-    /// Whether no next hop has a slot.
+    /// Whether no next hop has an entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The slot and its version, or `None` if the next hop has none.
+    /// The id and the version of its entry, or `None` if the next hop has none.
     #[inline]
     fn find(&self, interface: InterfaceIndex, addr: &Addr) -> Option<(u32, u32)> {
         let hash = self.hash(interface, addr);
@@ -323,35 +322,35 @@ impl NeighborTable {
         None
     }
 
-    /// The slot and its version, or the place in the index where it would be stored.
+    /// The id and the version of its entry, or the place in the index where the id would be stored.
     #[inline]
     fn probe(&self, hash: usize, interface: InterfaceIndex, addr: &Addr) -> Result<(u32, u32), usize> {
         let (high, low) = words(addr);
         let mask = self.index.len() - 1;
         let mut at = hash & mask;
         loop {
-            let Some(slot) = self.index[at].load(Acquire).checked_sub(1) else {
+            let Some(id) = self.index[at].load(Acquire).checked_sub(1) else {
                 return Err(at);
             };
-            let key = &self.keys[slot as usize];
+            let key = &self.keys[id as usize];
             let version = key.version.load(Acquire);
             if key.low.load(Relaxed) == low
                 && key.high.load(Relaxed) == high
                 && key.interface.load(Relaxed) == interface
                 && version.is_multiple_of(2)
-                && self.unchanged(slot, version)
+                && self.unchanged(id, version)
             {
-                return Ok((slot, version));
+                return Ok((id, version));
             }
             at = (at + 1) & mask;
         }
     }
 
-    /// Whether the slot has not changed since its version was read.
+    /// Whether the entry has not changed since its version was read.
     #[inline]
-    fn unchanged(&self, slot: u32, version: u32) -> bool {
+    fn unchanged(&self, id: u32, version: u32) -> bool {
         fence(Acquire);
-        self.keys[slot as usize].version.load(Relaxed) == version
+        self.keys[id as usize].version.load(Relaxed) == version
     }
 
     #[inline]
@@ -362,9 +361,9 @@ impl NeighborTable {
     }
 
     /// Changes an entry that is not static. Returns false if it is static. Keeps the mark of use.
-    fn update(&self, slot: NeighborSlot, change: impl Fn(u64) -> u64) -> bool {
+    fn update(&self, id: NeighborId, change: impl Fn(u64) -> u64) -> bool {
         let changed = |word: u64| (word & STATIC == 0).then(|| change(word & !USED) | word & USED);
-        self.links.get(slot.index()).is_some_and(|link| link.fetch_update(Release, Relaxed, changed).is_ok())
+        self.links.get(id.index()).is_some_and(|link| link.fetch_update(Release, Relaxed, changed).is_ok())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests that slots are allocated, read during writes, and freed.
+//! Tests that entries are allocated, read during writes, and freed.
 
 use super::*;
 use proptest::prelude::*;
@@ -16,64 +16,64 @@ fn mac(n: u64) -> MacAddr {
 #[test]
 fn an_address_is_learnt_goes_stale_and_is_forgotten() {
     let table = NeighborTable::with_capacity(4);
-    let slot = table.intern(0, addr(1)).unwrap();
-    assert_eq!((table.mac(slot), table.state(slot)), (None, NeighborState::Unresolved));
-    assert!(table.learn(slot, mac(0x0200_0000_0001)));
-    assert_eq!(table.state(slot), NeighborState::Resolved(mac(0x0200_0000_0001)));
-    table.mark_stale(slot);
-    assert_eq!(table.state(slot), NeighborState::Stale(mac(0x0200_0000_0001)));
-    assert_eq!(table.mac(slot), Some(mac(0x0200_0000_0001)));
-    table.forget(slot);
-    assert_eq!(table.mac(slot), None);
-    table.mark_stale(slot);
-    assert_eq!(table.state(slot), NeighborState::Unresolved);
+    let id = table.intern(0, addr(1)).unwrap();
+    assert_eq!((table.mac(id), table.state(id)), (None, NeighborState::Unresolved));
+    assert!(table.learn(id, mac(0x0200_0000_0001)));
+    assert_eq!(table.state(id), NeighborState::Resolved(mac(0x0200_0000_0001)));
+    table.mark_stale(id);
+    assert_eq!(table.state(id), NeighborState::Stale(mac(0x0200_0000_0001)));
+    assert_eq!(table.mac(id), Some(mac(0x0200_0000_0001)));
+    table.forget(id);
+    assert_eq!(table.mac(id), None);
+    table.mark_stale(id);
+    assert_eq!(table.state(id), NeighborState::Unresolved);
 }
 
 #[test]
 fn a_static_address_outlasts_answers_until_configuration_takes_it_back() {
     let table = NeighborTable::with_capacity(4);
-    let slot = table.intern(0, addr(1)).unwrap();
-    table.learn(slot, mac(1));
-    table.set_static(slot, mac(2));
-    assert!(!table.learn(slot, mac(3)));
-    table.forget(slot);
-    table.mark_stale(slot);
-    assert_eq!(table.state(slot), NeighborState::Static(mac(2)));
-    table.clear_static(slot);
-    assert_eq!(table.state(slot), NeighborState::Unresolved);
-    table.learn(slot, mac(4));
-    table.clear_static(slot);
-    assert_eq!(table.mac(slot), Some(mac(4)));
+    let id = table.intern(0, addr(1)).unwrap();
+    table.learn(id, mac(1));
+    table.set_static(id, mac(2));
+    assert!(!table.learn(id, mac(3)));
+    table.forget(id);
+    table.mark_stale(id);
+    assert_eq!(table.state(id), NeighborState::Static(mac(2)));
+    table.clear_static(id);
+    assert_eq!(table.state(id), NeighborState::Unresolved);
+    table.learn(id, mac(4));
+    table.clear_static(id);
+    assert_eq!(table.mac(id), Some(mac(4)));
 }
 
 #[test]
 fn the_all_zero_link_address_is_told_from_none() {
     let table = NeighborTable::with_capacity(1);
-    let slot = table.intern(0, addr(1)).unwrap();
-    table.set_static(slot, MacAddr::ZERO);
-    assert_eq!(table.mac(slot), Some(MacAddr::ZERO));
+    let id = table.intern(0, addr(1)).unwrap();
+    table.set_static(id, MacAddr::ZERO);
+    assert_eq!(table.mac(id), Some(MacAddr::ZERO));
 }
 
 #[test]
 fn a_full_table_refuses_the_next_and_keeps_the_others() {
     let table = NeighborTable::with_capacity(3);
-    let slots: Vec<_> = (0..3).map(|n| table.intern(0, addr(n)).unwrap()).collect();
+    let ids: Vec<_> = (0..3).map(|n| table.intern(0, addr(n)).unwrap()).collect();
     assert_eq!(table.intern(0, addr(3)), Err(TableFull));
     assert_eq!(table.lookup(0, &addr(3)), None);
-    assert_eq!(table.intern(0, addr(1)), Ok(slots[1]));
-    assert_eq!(table.slots(), slots);
+    assert_eq!(table.intern(0, addr(1)), Ok(ids[1]));
+    assert_eq!(table.ids(), ids);
     let usage = Usage { next_hops: 0, next_hops_max: 3, on_demand: 3, on_demand_max: 3 };
     assert_eq!((table.len(), table.usage(), usage.is_full()), (3, usage, true));
 }
 
 #[test]
-fn a_slot_of_another_table_reads_as_unknown() {
+fn an_id_of_another_table_reads_as_unknown() {
     let (small, large) = (NeighborTable::with_capacity(1), NeighborTable::with_capacity(9));
-    let slots: Vec<_> = (0..5).map(|n| large.intern(0, addr(n)).unwrap()).collect();
-    let slot = slots[4];
-    assert_eq!((small.mac(slot), small.key(slot)), (None, None));
-    assert!(!small.learn(slot, mac(1)));
-    small.prefetch(slot);
+    let ids: Vec<_> = (0..5).map(|n| large.intern(0, addr(n)).unwrap()).collect();
+    let id = ids[4];
+    assert_eq!((small.mac(id), small.key(id)), (None, None));
+    assert!(!small.learn(id, mac(1)));
+    small.prefetch(id);
 }
 
 proptest! {
@@ -82,14 +82,14 @@ proptest! {
         let table = NeighborTable::with_capacity(256);
         let mut oracle = HashMap::new();
         for &(interface, n) in &keys {
-            let slot = table.intern(interface, addr(n)).unwrap();
+            let id = table.intern(interface, addr(n)).unwrap();
             let next = oracle.len();
-            prop_assert_eq!(slot.index(), *oracle.entry((interface, n)).or_insert(next));
-            prop_assert_eq!(table.key(slot), Some((interface, addr(n))));
+            prop_assert_eq!(id.index(), *oracle.entry((interface, n)).or_insert(next));
+            prop_assert_eq!(table.key(id), Some((interface, addr(n))));
         }
         for interface in 0..3 {
             for n in 0..200 {
-                let found = table.lookup(interface, &addr(n)).map(NeighborSlot::index);
+                let found = table.lookup(interface, &addr(n)).map(NeighborId::index);
                 prop_assert_eq!(found, oracle.get(&(interface, n)).copied());
             }
         }
@@ -104,12 +104,12 @@ fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in 0..4_000 {
-                let slot = table.intern(1, addr(n)).unwrap();
+                let id = table.intern(1, addr(n)).unwrap();
                 for flip in 0..8 {
-                    table.learn(slot, link(n, flip));
+                    table.learn(id, link(n, flip));
                 }
                 if n % 3 == 0 {
-                    table.forget(slot);
+                    table.forget(id);
                 }
             }
             done.store(true, Release);
@@ -118,9 +118,9 @@ fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
             let mut seen = 0;
             while !done.load(Acquire) || seen == 0 {
                 for n in 0..4_000 {
-                    let Some(slot) = table.lookup(1, &addr(n)) else { continue };
-                    assert_eq!(table.key(slot), Some((1, addr(n))));
-                    if let Some(found) = table.mac(slot) {
+                    let Some(id) = table.lookup(1, &addr(n)) else { continue };
+                    assert_eq!(table.key(id), Some((1, addr(n))));
+                    if let Some(found) = table.mac(id) {
                         assert!((0..8).any(|flip| found == link(n, flip)), "{found} for host {n}");
                         seen += 1;
                     }
@@ -129,55 +129,55 @@ fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
         });
     });
     for n in 0..4_000 {
-        let slot = table.lookup(1, &addr(n)).unwrap();
-        assert_eq!(table.mac(slot), (n % 3 != 0).then(|| link(n, 7)));
+        let id = table.lookup(1, &addr(n)).unwrap();
+        assert_eq!(table.mac(id), (n % 3 != 0).then(|| link(n, 7)));
     }
 }
 
 #[test]
-fn an_unused_next_hop_releases_its_slot_and_its_address() {
+fn an_unused_next_hop_releases_its_entry_and_its_address() {
     let table = NeighborTable::with_capacity(2);
     for n in 0..100_000 {
-        let slot = table.intern(0, addr(n)).expect("the others have been released");
-        assert_eq!(table.mac(slot), None, "nothing of the neighbour before");
-        table.learn(slot, mac(u64::from(n)));
+        let id = table.intern(0, addr(n)).expect("the others have been released");
+        assert_eq!(table.mac(id), None, "nothing of the neighbour before");
+        table.learn(id, mac(u64::from(n)));
         assert_eq!(table.resolve(0, &addr(n)), Some(mac(u64::from(n))));
         table.release(0, &addr(n));
-        assert_eq!((table.lookup(0, &addr(n)), table.key(slot), table.mac(slot)), (None, None, None));
+        assert_eq!((table.lookup(0, &addr(n)), table.key(id), table.mac(id)), (None, None, None));
     }
     assert!(table.is_empty());
 }
 
 #[test]
-fn packets_cannot_take_the_room_of_backends_nor_backends_that_of_packets() {
+fn packets_and_backends_have_separate_capacities() {
     let table = NeighborTable::with_capacity(2);
-    let mut hold = table.hold();
+    let mut references = table.references();
     for n in 0..2 {
         table.intern(0, addr(n)).unwrap();
-        hold.intern(0, addr(10 + n)).unwrap();
+        references.intern(0, addr(10 + n)).unwrap();
     }
-    assert_eq!((table.intern(0, addr(2)), hold.intern(0, addr(12))), (Err(TableFull), Err(TableFull)));
-    assert_eq!(hold.intern(0, addr(0)), Err(TableFull), "it would be one backend more");
-    assert!(table.intern(0, addr(10)).is_ok(), "it has its slot from the snapshot");
-    drop(hold);
+    assert_eq!((table.intern(0, addr(2)), references.intern(0, addr(12))), (Err(TableFull), Err(TableFull)));
+    assert_eq!(references.intern(0, addr(0)), Err(TableFull), "it would be one backend more");
+    assert!(table.intern(0, addr(10)).is_ok(), "the snapshot has allocated its entry");
+    drop(references);
     assert_eq!(table.lookup(0, &addr(11)), None);
-    assert!(table.lookup(0, &addr(10)).is_some(), "the resolver holds it still");
+    assert!(table.lookup(0, &addr(10)).is_some(), "the resolver still refers to it");
     assert_eq!(table.usage().next_hops, 0);
 }
 
 #[test]
-fn a_slot_is_free_only_when_every_holder_has_given_it_up() {
+fn an_entry_is_free_only_without_references() {
     let table = NeighborTable::with_capacity(4);
-    let (mut old, mut new) = (table.hold(), table.hold());
-    let slot = old.intern(0, addr(1)).unwrap();
-    assert_eq!((old.intern(0, addr(1)), new.intern(0, addr(1))), (Ok(slot), Ok(slot)));
-    new.keep(slot);
+    let (mut old, mut new) = (table.references(), table.references());
+    let id = old.intern(0, addr(1)).unwrap();
+    assert_eq!((old.intern(0, addr(1)), new.intern(0, addr(1))), (Ok(id), Ok(id)));
+    new.share(id);
     table.intern(0, addr(1)).unwrap();
-    table.learn(slot, mac(1));
+    table.learn(id, mac(1));
     drop(old);
-    assert_eq!(table.mac(slot), Some(mac(1)));
+    assert_eq!(table.mac(id), Some(mac(1)));
     table.release(0, &addr(1));
-    assert_eq!((table.key(slot), table.mac(slot)), (Some((0, addr(1))), None));
+    assert_eq!((table.key(id), table.mac(id)), (Some((0, addr(1))), None));
     drop(new);
     assert_eq!(table.lookup(0, &addr(1)), None);
 }
@@ -185,28 +185,28 @@ fn a_slot_is_free_only_when_every_holder_has_given_it_up() {
 #[test]
 fn a_release_leaves_the_address_that_configuration_gives() {
     let table = NeighborTable::with_capacity(4);
-    let mut hold = table.hold();
-    let slot = hold.intern(0, addr(1)).unwrap();
+    let mut references = table.references();
+    let id = references.intern(0, addr(1)).unwrap();
     table.intern(0, addr(1)).unwrap();
-    table.set_static(slot, mac(1));
+    table.set_static(id, mac(1));
     table.release(0, &addr(1));
-    assert_eq!(table.state(slot), NeighborState::Static(mac(1)));
+    assert_eq!(table.state(id), NeighborState::Static(mac(1)));
 }
 
 #[test]
 fn only_what_packets_resolve_counts_as_used() {
     let table = NeighborTable::with_capacity(4);
-    let slot = table.intern(0, addr(1)).unwrap();
+    let id = table.intern(0, addr(1)).unwrap();
     assert_eq!((table.resolve(0, &addr(1)), table.peek(0, &addr(1))), (None, Some(None)));
-    table.learn(slot, mac(1));
+    table.learn(id, mac(1));
     assert_eq!((table.peek(0, &addr(1)), table.peek(0, &addr(2))), (Some(Some(mac(1))), None));
     assert!(!table.take_use(0, &addr(1)), "nobody asked for an address and got one");
     assert_eq!(table.resolve(0, &addr(1)), Some(mac(1)));
-    table.learn(slot, mac(2));
-    assert_eq!(table.state(slot), NeighborState::Resolved(mac(2)), "the note of use is no state");
+    table.learn(id, mac(2));
+    assert_eq!(table.state(id), NeighborState::Resolved(mac(2)), "the note of use is no state");
     assert!(table.take_use(0, &addr(1)) && !table.take_use(0, &addr(1)));
-    table.forget(slot);
-    assert_eq!(table.mac(slot), None);
+    table.forget(id);
+    assert_eq!(table.mac(id), None);
 }
 
 proptest! {
@@ -214,16 +214,16 @@ proptest! {
     fn finds_what_a_hash_map_finds_while_entries_come_and_go(
         moves in proptest::collection::vec((any::<bool>(), 0_u32..40), 0..400),
     ) {
-        // Few slots for many keys cause long runs in the index. Every removal has to keep them intact.
+        // Few entries for many keys cause long runs in the index. Every removal has to keep them intact.
         let table = NeighborTable::with_capacity(12);
         let mut oracle = HashMap::new();
         for (comes, n) in moves {
             if comes {
                 let full = oracle.len() == 12 && !oracle.contains_key(&n);
                 match table.intern(0, addr(n)) {
-                    Ok(slot) => {
+                    Ok(id) => {
                         prop_assert!(!full);
-                        prop_assert_eq!(slot, *oracle.entry(n).or_insert(slot));
+                        prop_assert_eq!(id, *oracle.entry(n).or_insert(id));
                     }
                     Err(TableFull) => prop_assert!(full),
                 }
@@ -240,19 +240,19 @@ proptest! {
 }
 
 #[test]
-fn a_reader_beside_slots_that_change_hands_sees_its_own_neighbour_or_none_and_never_misses_one_that_stays() {
-    // Each link address identifies its host. There are four slots for many hosts, so slots are soon reused.
+fn a_reader_during_reuse_sees_its_own_neighbour_or_none_and_misses_no_other() {
+    // Each link address identifies its host. There are four entries for many hosts, so entries are soon reused.
     let (table, done) = (NeighborTable::with_capacity(8), AtomicBool::new(false));
     for n in 0..4 {
-        let slot = table.intern(1, addr(n)).unwrap();
-        table.learn(slot, mac(u64::from(n)));
+        let id = table.intern(1, addr(n)).unwrap();
+        table.learn(id, mac(u64::from(n)));
     }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..40_000_u32 {
                 let n = 4 + round % 61;
-                let slot = table.intern(1, addr(n)).unwrap();
-                table.learn(slot, mac(u64::from(n)));
+                let id = table.intern(1, addr(n)).unwrap();
+                table.learn(id, mac(u64::from(n)));
                 table.release(1, &addr(4 + round.wrapping_sub(3) % 61));
             }
             done.store(true, Release);

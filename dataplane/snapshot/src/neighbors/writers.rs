@@ -1,8 +1,9 @@
-//! State of the neighbour table that only writers use: the holders of each slot, and the number of slots of each kind.
+//! State of the neighbour table that only writers use: the references to each entry, and the number of entries of each
+//! kind.
 
 use std::collections::VecDeque;
 
-/// The usage of the table, by kind of holder.
+/// The usage of the table, by kind of reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Next hops of backends, routes and fixed neighbours.
@@ -26,25 +27,25 @@ impl Usage {
 /// State that only writers use.
 #[derive(Debug)]
 pub(super) struct Writers {
-    pub(super) holders: Vec<Holders>,
-    /// The first slot that has never been used.
+    pub(super) refs: Vec<RefCounts>,
+    /// The first entry that has never been used.
     pub(super) fresh: u32,
-    /// Free slots to be reused, the one freed longest ago first.
+    /// Free entries to be reused, the one freed longest ago first.
     pub(super) freed: VecDeque<u32>,
     pub(super) usage: Usage,
 }
 
-/// The holders of one slot.
+/// The number of references to one entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Holders {
-    /// The number of snapshots that hold it.
+pub(super) struct RefCounts {
+    /// The number of snapshots that refer to it.
     pub(super) snapshots: u32,
     pub(super) resolver: bool,
 }
 
-/// The kinds of holders.
+/// The kinds of references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holder {
+pub(super) enum RefKind {
     Snapshot,
     Resolver,
 }
@@ -52,33 +53,33 @@ pub(super) enum Holder {
 impl Writers {
     pub(super) fn new(next_hops_max: usize, on_demand_max: usize) -> Self {
         Self {
-            holders: vec![Holders::default(); next_hops_max + on_demand_max],
+            refs: vec![RefCounts::default(); next_hops_max + on_demand_max],
             fresh: 0,
             freed: VecDeque::new(),
             usage: Usage { next_hops_max, on_demand_max, ..Usage::default() },
         }
     }
 
-    /// Updates the usage for a slot whose holders change from `before` to `after`.
-    pub(super) fn account(&mut self, before: Holders, after: Holders) {
-        let kind = |holders: Holders| match holders {
-            Holders { snapshots: 1.., .. } => (1, 0),
-            Holders { resolver: true, .. } => (0, 1),
-            Holders { .. } => (0, 0),
+    /// Updates the usage for an entry whose references change from `before` to `after`.
+    pub(super) fn account(&mut self, before: RefCounts, after: RefCounts) {
+        let usage = |refs: RefCounts| match refs {
+            RefCounts { snapshots: 1.., .. } => (1, 0),
+            RefCounts { resolver: true, .. } => (0, 1),
+            RefCounts { .. } => (0, 0),
         };
-        let (next_hops, on_demand) = kind(before);
+        let (next_hops, on_demand) = usage(before);
         self.usage.next_hops -= next_hops;
         self.usage.on_demand -= on_demand;
-        let (next_hops, on_demand) = kind(after);
+        let (next_hops, on_demand) = usage(after);
         self.usage.next_hops += next_hops;
         self.usage.on_demand += on_demand;
     }
 
-    /// Whether there is room for another slot of this kind.
-    pub(super) fn has_room(&self, holder: Holder) -> bool {
-        match holder {
-            Holder::Snapshot => self.usage.next_hops < self.usage.next_hops_max,
-            Holder::Resolver => self.usage.on_demand < self.usage.on_demand_max,
+    /// Whether the table can take another entry of this kind.
+    pub(super) fn has_capacity(&self, kind: RefKind) -> bool {
+        match kind {
+            RefKind::Snapshot => self.usage.next_hops < self.usage.next_hops_max,
+            RefKind::Resolver => self.usage.on_demand < self.usage.on_demand_max,
         }
     }
 }

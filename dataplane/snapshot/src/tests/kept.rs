@@ -1,4 +1,4 @@
-//! What lives on from one snapshot to the next: ids, Maglev tables, slots of neighbours.
+//! What lives on from one snapshot to the next: ids, Maglev tables, entries of neighbours.
 
 use super::*;
 
@@ -103,11 +103,11 @@ fn fixed_neighbours_are_set_and_taken_back() {
     ];
     let (first, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
     assert_eq!(problems, [Problem::NeighborOffLink { ip: ip("192.0.2.1") }]);
-    let slot = first.route(&addr("198.51.100.1")).unwrap().neighbor.unwrap();
-    assert_eq!(neighbors.state(slot), NeighborState::Static(MAC));
+    let id = first.route(&addr("198.51.100.1")).unwrap().neighbor.unwrap();
+    assert_eq!(neighbors.state(id), NeighborState::Static(MAC));
     spec.network.neighbors.clear();
     Snapshot::compile(&spec, Some(&first), &neighbors).unwrap();
-    assert_eq!(neighbors.state(slot), NeighborState::Unresolved);
+    assert_eq!(neighbors.state(id), NeighborState::Unresolved);
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn next_hops_that_no_snapshot_names_any_more_give_their_slots_up() {
         }
         let (next, problems) = Snapshot::compile(&spec, Some(&snapshot), &neighbors).unwrap();
         assert_eq!(problems, [], "after {n} changes");
-        for slot in next.next_hops() {
-            let (interface, addr) = neighbors.key(slot).expect("it is held");
-            assert_eq!(neighbors.lookup(interface, &addr), Some(slot));
+        for id in next.next_hops() {
+            let (interface, addr) = neighbors.key(id).expect("the snapshot refers to it");
+            assert_eq!(neighbors.lookup(interface, &addr), Some(id));
         }
         snapshot = next;
     }

@@ -139,7 +139,7 @@ fn a_backend_that_was_left_out_of_a_full_table_is_tried_again_by_every_compile()
     drop(first);
     spec.generation += 1;
     let (third, problems) = Snapshot::compile(&spec, Some(&second), &neighbors).unwrap();
-    assert_eq!(problems, [], "the slots that the first snapshot held are free");
+    assert_eq!(problems, [], "the entries of the first snapshot are free");
     assert_eq!(third.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [1, 1]);
 }
 
@@ -157,7 +157,7 @@ fn a_namespace_with_more_next_hops_than_the_table_has_takes_none_of_another_name
     assert_eq!(snapshot.services().map(|(_, info)| info.backends.len()).collect::<Vec<_>>(), [3, 1]);
     assert!(problems.len() == 5 && problems.iter().all(Problem::is_lack_of_room), "{problems:?}");
 
-    // A snapshot that is in use keeps its slots. The share is free when it is no longer in use.
+    // A snapshot that is in use keeps its entries. The share is free when it is no longer in use.
     let first = network(vec![ServiceSpec::clone(&spec.services[0])]);
     spec.network.neighbors.clear();
     let neighbors = NeighborTable::with_capacity(fixed + 2);

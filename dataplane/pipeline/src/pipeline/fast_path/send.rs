@@ -6,7 +6,7 @@
 use tidegate_snapshot::Interface;
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::counters::Direction;
-use tidegate_snapshot::neighbors::NeighborSlot;
+use tidegate_snapshot::neighbors::NeighborId;
 use tidegate_snapshot::path_mtu;
 use tidegate_spec::ids::{BackendId, InterfaceIndex, ServiceId};
 use tidegate_spec::limits::BURST;
@@ -176,7 +176,7 @@ fn backend_of<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s
 #[inline(always)]
 pub(super) fn reachable<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
     let backend = backend_of(view, item)?;
-    let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
+    let hop = hop_by_id(view, backend.interface, backend.neighbor)?;
     (item.packet.ip_len <= hop.interface.mtu).then_some(backend)
 }
 
@@ -188,7 +188,7 @@ fn to_backend<F: Frame, const A: usize>(
     item: &Item<A>,
 ) -> Option<(InterfaceIndex, ServiceId)> {
     let backend = backend_of(view, item)?;
-    let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
+    let hop = hop_by_id(view, backend.interface, backend.neighbor)?;
     match backend.encapsulation {
         None if backend.mode == ForwardingMode::DsrL2 => {
             if item.packet.ip_len > hop.interface.mtu {
@@ -279,7 +279,7 @@ fn translate_to_backend<F: Frame, const A: usize>(
     item: &Item<A>,
 ) -> Option<(InterfaceIndex, ServiceId)> {
     let backend = backend_of(view, item)?;
-    let hop = hop_by_slot(view, backend.interface, backend.neighbor)?;
+    let hop = hop_by_id(view, backend.interface, backend.neighbor)?;
     if item.packet.ip_len > hop.interface.mtu {
         return None;
     }
@@ -314,9 +314,9 @@ where
 }
 
 #[inline(always)]
-fn hop_by_slot<'s>(view: &View<'s>, index: InterfaceIndex, slot: NeighborSlot) -> Option<Hop<'s>> {
+fn hop_by_id<'s>(view: &View<'s>, index: InterfaceIndex, id: NeighborId) -> Option<Hop<'s>> {
     let interface = view.snapshot.interface(index).filter(|interface| interface.vlan.is_none())?;
-    let destination = view.neighbors.mac(slot)?;
+    let destination = view.neighbors.mac(id)?;
     Some(Hop { index, interface, destination })
 }
 
@@ -331,8 +331,8 @@ where
     Families: Family<A>,
 {
     let (route, clients) = Families::route(view.snapshot, number)?;
-    if let Some(slot) = route.neighbor {
-        return Some(LastHop { clients, hop: hop_by_slot(view, route.interface, slot) });
+    if let Some(id) = route.neighbor {
+        return Some(LastHop { clients, hop: hop_by_id(view, route.interface, id) });
     }
     // Each client on the link is its own next hop, and the resolver wants to know which ones are in use.
     let destination = view.neighbors.resolve(route.interface, client)?;

@@ -26,7 +26,7 @@ use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::indices::{Generations, Kind};
 use crate::lineage::{Fresh, Lineage, Problems, place};
-use crate::neighbors::{Hold, NeighborTable};
+use crate::neighbors::{NeighborTable, References};
 use crate::network::Network;
 use crate::reusable_parts::Carried;
 use crate::service::{Service, ServiceInfo};
@@ -39,8 +39,8 @@ pub(super) fn revise(
     neighbors: &NeighborTable,
 ) -> Option<(Snapshot, Vec<Problem>)> {
     let before = &previous.carried;
-    // What was left out must be tried again: there may be room now. The holds of a chain of revisions would also keep
-    // slots that nobody needs any more.
+    // What was left out must be tried again: there may be room now. The references of a chain of revisions would also
+    // keep neighbours that nobody needs any more.
     if before.lineage.problems.lack_room() {
         return None;
     }
@@ -57,8 +57,8 @@ pub(super) fn revise(
     let news = changes.services.iter().filter_map(|change| change.new);
     let sorted: Vec<Sorted<'_>> = news.map(|new| sorted_service(new.spec).ok()).collect::<Option<_>>()?;
     let mut problems = before.lineage.problems.clone();
-    let mut hold = neighbors.hold();
-    let revised = revised(previous, &sorted, &network, &mut hold, &mut problems);
+    let mut references = neighbors.references();
+    let revised = revised(previous, &sorted, &network, &mut references, &mut problems);
     // The compile from scratch divides the room among namespaces.
     if problems.lack_room() {
         return None;
@@ -99,10 +99,10 @@ pub(super) fn revise(
         sources: previous.sources.clone(),
         source_rates: previous.source_rates.clone(),
         admission: previous.admission,
-        carried: carried(before, spec, &changes, numbers.into_ids(), hold, problems, same_outside),
+        carried: carried(before, spec, &changes, numbers.into_ids(), references, problems, same_outside),
     };
-    if frees_next_hops || snapshot.carried.holds.is_long() {
-        hold_anew(&mut snapshot);
+    if frees_next_hops || snapshot.carried.neighbor_references.is_long() {
+        renew_references(&mut snapshot);
     }
     let problems = snapshot.carried.lineage.problems();
     Some((snapshot, problems))
@@ -113,12 +113,12 @@ fn revised<'a>(
     previous: &'a Snapshot,
     sorted: &'a [Sorted<'a>],
     network: &Network,
-    hold: &mut Hold,
+    references: &mut References,
     problems: &mut Problems,
 ) -> Vec<Revised<'a>> {
     let programmed = sorted.iter().map(|service| {
         let mut found = Vec::new();
-        let programmed = network.program(service, hold, &mut found);
+        let programmed = network.program(service, references, &mut found);
         problems.left_out(place(&service.spec.key), found);
         Revised::new(previous, programmed)
     });
@@ -142,7 +142,7 @@ fn carried(
     spec: &SnapshotSpec,
     changes: &Changes<'_>,
     (generations, fresh): (Generations, Fresh),
-    hold: Hold,
+    references: References,
     problems: Problems,
     same_outside: bool,
 ) -> Carried {
@@ -150,7 +150,7 @@ fn carried(
         generations,
         tables: before.tables.clone(),
         static_neighbors: Arc::clone(&before.static_neighbors),
-        holds: before.holds.and(hold),
+        neighbor_references: before.neighbor_references.and(references),
         lineage: Lineage {
             network: before.lineage.network.clone(),
             services: listed(spec, before, changes),
@@ -260,12 +260,13 @@ fn records(
     (services, hot)
 }
 
-/// Holds what the snapshot names, and no more.
-fn hold_anew(snapshot: &mut Snapshot) {
-    let slots = snapshot.next_hops();
+/// Gives the snapshot references to the neighbours that it names, and no others.
+fn renew_references(snapshot: &mut Snapshot) {
+    let next_hops = snapshot.next_hops();
     let others = snapshot.carried.static_neighbors.iter().chain(&*snapshot.network.default_routers);
-    let holds = snapshot.carried.holds.only(slots.iter().chain(others).copied());
-    snapshot.carried.holds = holds;
+    let neighbor_references =
+        snapshot.carried.neighbor_references.only(next_hops.iter().chain(others).copied());
+    snapshot.carried.neighbor_references = neighbor_references;
 }
 
 /// A service that changed or came.
