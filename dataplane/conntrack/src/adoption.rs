@@ -1,6 +1,6 @@
-//! How a flow of another gateway enters the tables, and leaves them if it has had no packet here.
+//! Imports the flows of other gateways into the tables, and removes those that have had no packet on this gateway.
 //!
-//! Invariant: an adopted flow evicts no flow, and takes the place of none that has had a packet here, except that of an
+//! Invariant: an adopted flow evicts no flow, and replaces none that has had a packet on this gateway, except an
 //! earlier connection of the same client port.
 
 use tidegate_spec::limits::{ADOPTED_FILL_PERCENT, ADOPTED_OPENING_FILL_PERCENT};
@@ -14,31 +14,31 @@ use super::shared_flow::{SharedFlow, SharedReply};
 use super::table::{Entry, Place, Table};
 use super::{DsrTable, FlowTables, NatTable};
 
-/// A connection of a client port is newer than another one if its last packet is later by this. Messages are under way for
-/// less.
+/// A connection of a client port is newer than another one if its last packet is later by this. It takes longer than
+/// the delivery of a message.
 const NEWER_BY_MS: u32 = 1_000;
 
 /// The key, hash and state of the other side of a pair.
 type OtherSide<const A: usize> = Option<(PackedKey<A>, FlowHash, State)>;
 
-/// What became of the flow of another gateway.
+/// The result of importing a flow of another gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adoption {
     /// It is in the table now.
     New,
     /// It was in the table.
     Known,
-    /// Another flow that has had packets here has its key.
+    /// Its key belongs to another flow, which has had packets on this gateway.
     Conflict,
-    /// A connection of the same client port that has had packets here since has its key: the other gateway has one that is
-    /// over.
+    /// Its key belongs to a newer connection of the same client port, which has had packets on this gateway: the other
+    /// gateway has one that is over.
     Outdated,
     /// The table, or the share of its service, is too full for flows of others.
     Full,
 }
 
 impl FlowTables {
-    /// Stores a flow of another gateway, or what it says about a flow that is known here.
+    /// Imports a flow of another gateway, or its state if the flow is in the table.
     ///
     /// # Panics
     /// If the keys of both sides have different families.
@@ -53,8 +53,8 @@ impl FlowTables {
         }
     }
 
-    /// Removes the flow with this key of its client, which has left the table of another gateway, if it has had no packet
-    /// here. Returns whether it did.
+    /// Removes the flow with this client's key if it has had no packet on this gateway: the gateway that sent it has
+    /// removed it. Returns whether the flow was removed.
     pub fn give_up_adopted(&mut self, key: &FlowKey, is_dsr: bool) -> bool {
         let hash = self.hash(key);
         if is_dsr {
@@ -96,7 +96,7 @@ impl NatTable {
             Ok(adoption) => adoption,
             Err(refused) => return refused,
         };
-        // The numbers of a flow that has had packets here are newer.
+        // The numbers of a flow that has had packets on this gateway are newer.
         let untouched = by_family!(self, key, |table, packed| {
             table.find(&packed, hash).is_some_and(|place| table.is_untouched(place))
         });
@@ -129,12 +129,13 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
             }
             return Ok(Adoption::Known);
         }
-        make_way(table, place, flow, now).or_else(|refused| succeed(table, place, flow, refused, now))?;
+        remove_replaceable(table, place, flow, now)
+            .or_else(|refused| resolve_conflict(table, place, flow, refused, now))?;
     }
     if let Some((reply, reply_hash, _)) = other
         && let Some(place) = table.find(&reply, reply_hash)
     {
-        make_way(table, place, flow, now)?;
+        remove_replaceable(table, place, flow, now)?;
     }
     let percent =
         if flow.client.0.is_opening() { ADOPTED_OPENING_FILL_PERCENT } else { ADOPTED_FILL_PERCENT };
@@ -169,8 +170,8 @@ fn adopt<const A: usize, const W: usize, const K: usize, const B: usize>(
     Ok(Adoption::New)
 }
 
-/// Gives an entry what another gateway says of its side. An entry that has had packets here only learns that the flow is in
-/// use, that it is established, and that the side has ended it.
+/// Updates an entry with the state that another gateway has for its side. If the entry has had packets on this gateway,
+/// the update only shows that the flow is in use, that it is established, or that the side has ended it.
 fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     place: Place,
@@ -180,12 +181,12 @@ fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
 ) {
     let Some(own) = table.state(place) else { return };
     let idle_ms = now.millis().wrapping_sub(seen);
-    let is_news = idle_ms < table.own_idle_ms(place, now);
+    let is_newer = idle_ms < table.own_idle_ms(place, now);
     if table.is_untouched(place) {
-        if is_news || state != own {
-            table.adopt(place, state, if is_news { seen } else { table.seen(place) });
+        if is_newer || state != own {
+            table.adopt(place, state, if is_newer { seen } else { table.seen(place) });
         }
-    } else if is_news {
+    } else if is_newer {
         let state = if own.is_opening() || state.is_ended() { state } else { own };
         table.touch_at(place, state, seen);
     } else if own == State::TcpStray && state == State::TcpEstablished {
@@ -194,9 +195,9 @@ fn merge<const A: usize, const W: usize, const K: usize, const B: usize>(
     }
 }
 
-/// Removes the flow at a place if a flow of another gateway may have its key: it is over, or it was adopted before and has
-/// had no packet since that the other gateway told of.
-fn make_way<const A: usize, const W: usize, const K: usize, const B: usize>(
+/// Removes the flow at a place if a flow of another gateway may have its key: the flow is over, or it was adopted, has
+/// had no packet on this gateway, and its last packet is not later than that of the other flow.
+fn remove_replaceable<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     place: Place,
     flow: &SharedFlow,
@@ -215,9 +216,9 @@ fn make_way<const A: usize, const W: usize, const K: usize, const B: usize>(
     }
 }
 
-/// Decides between two connections of the same client port with different backends, of which `place` has had packets here:
-/// the one whose last packet is later is the one that exists, if it is established.
-fn succeed<const A: usize, const W: usize, const K: usize, const B: usize>(
+/// Decides between two connections of the same client port with different backends. The one at `place` has had packets
+/// on this gateway. The one whose last packet is later is the one that exists, if it is established.
+fn resolve_conflict<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     place: Place,
     flow: &SharedFlow,

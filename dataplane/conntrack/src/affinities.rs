@@ -1,7 +1,7 @@
 //! The backends of clients with `sessionAffinity: ClientIP`, which all workers of a gateway share.
 //!
 //! The connections of a client arrive at several workers. Each worker has entries of its own in its flow table, and
-//! this table tells it which backend the client got at another worker. Only packets that begin a flow of such a
+//! finds in this table which backend the client got at another worker. Only packets that begin a flow of such a
 //! Service read or write it: with relaxed loads and stores, without a lock and without waiting. A gateway with one
 //! worker has none.
 //!

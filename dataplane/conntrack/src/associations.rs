@@ -75,7 +75,7 @@ pub struct Path {
     pub worker: WorkerIndex,
 }
 
-/// The end of an association, which a worker tells another one: the flow of one path, and the kind of the packet.
+/// The end of an association, which one worker reports to another: the flow of one path, and the kind of the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedPath {
     /// The worker that has the flow.
@@ -86,7 +86,7 @@ pub struct EndedPath {
     pub is_shutdown: bool,
 }
 
-/// Ended paths that wait to be told. More are not told: their flows last until their idle timeout.
+/// Ended paths that wait to be reported. Further ones are not reported: their flows last until their idle timeout.
 pub type EndedPaths = ArrayVec<EndedPath, 32>;
 
 /// The content of an entry. The first word has the time in its lower half.

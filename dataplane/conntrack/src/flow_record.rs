@@ -1,8 +1,7 @@
 //! Flows in terms that all gateways share: addresses and ports instead of ids, and ages instead of times.
 //!
-//! A gateway that takes a flow over needs nothing else. `Pipeline::share` writes
-//! records, and `Pipeline::adopt` reads them; how gateways exchange them is no
-//! concern of this crate.
+//! A record is all that a gateway needs to take a flow over. `Pipeline::share` writes records and `Pipeline::adopt`
+//! reads them. How gateways exchange them is not decided in this crate.
 //!
 //! Invariant: a record contains no id, no hash and no time of the process that wrote it.
 
@@ -28,7 +27,7 @@ impl FlowName {
     }
 }
 
-/// A flow, as a gateway tells another one about it, or the backend that a client has by session affinity.
+/// A flow, as one gateway sends it to another, or the backend that a client has by session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// Which flow it is.
@@ -43,7 +42,7 @@ pub struct FlowRecord {
     pub tags: Option<TagPair>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// Another gateway told of the flow, and it has had no packet here since.
+    /// The flow was received from another gateway, and has had no packet on this one since.
     pub is_relayed: bool,
 }
 
@@ -59,11 +58,11 @@ pub struct Translation {
     pub stream: Option<Stream>,
     /// The translation of sequence numbers after a SYN cookie.
     pub splice: Option<Splice>,
-    /// Whether a reply has come to this gateway, if it has adopted the flow. Other gateways don't get it.
+    /// Whether a reply has reached this gateway, if it has adopted the flow. Not sent to other gateways.
     pub has_replies: bool,
 }
 
-/// What a gateway tells the others about its flows.
+/// What a gateway sends to the others about its flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowNews {
     /// A flow, as it is now.
@@ -83,10 +82,12 @@ impl FlowNews {
     }
 }
 
-/// A walk through the tables that others have asked for, by counts that only grow: a walk begins when one has grown.
+/// The walks through the tables that other gateways have requested, as counts that only grow. A walk begins when its
+/// count has grown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Walks {
-    /// Walks for gateways that missed something: flows that came from others and were not used here are left out.
+    /// Walks for gateways that missed messages. Flows that were received from others, and are unused since, are
+    /// skipped.
     pub refreshing: u64,
     /// Walks for a gateway that has lost its tables: all flows.
     pub complete: u64,

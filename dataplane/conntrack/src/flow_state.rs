@@ -265,9 +265,10 @@ impl State {
         }
     }
 
-    /// The same for SCTP (RFC 9260 section 4). Only a packet with the right tag ends anything, so nothing is taken back:
-    /// data that was under way does not make the flow established again, and a SHUTDOWN whose sender still receives data
-    /// leaves it closing. A new handshake does.
+    /// The state after another packet of the same direction of an SCTP association (RFC 9260 section 4). Only a packet
+    /// with the right tag ends a flow, so later packets don't undo that: data in flight does not make the flow
+    /// established again, and a SHUTDOWN whose sender still receives data leaves it closing. Only a new handshake
+    /// establishes it again.
     fn next_of_association(self, kind: Kind) -> Self {
         match (self, kind) {
             (_, Kind::End) => Self::TcpClosed,

@@ -1,9 +1,9 @@
-//! The flows of one table whose state has changed lately, for other gateways (`shared_changes.rs`), and which entries came from
-//! other gateways.
+//! The flows of one table whose state has changed, which are to be sent to other gateways (`shared_changes.rs`); and
+//! which entries were received from other gateways.
 //!
 //! A [`Journal`] is a short list of keys. It is off unless flows are shared, and a packet that changes no state of its flow
-//! never reaches it. [`Adopted`] remembers for each entry that another gateway told of when its last packet was, so that an
-//! entry with that time still has not been used here.
+//! never reaches it. [`Adopted`] records the time of the last packet of each entry that was received from another
+//! gateway: an entry that still has that time has had no packet on this gateway.
 //!
 //! Invariant: both are memory that the constructor reserved. A full journal takes no more keys.
 
@@ -50,8 +50,8 @@ impl<const A: usize> Journal<A> {
     }
 }
 
-/// The time of the last packet of each entry that another gateway told of, by the number of its place. The memory is
-/// zeroed by the system and stays untouched until the first entry is adopted.
+/// The time of the last packet of each entry that was received from another gateway, by the number of its place. The
+/// memory is zeroed by the system and stays untouched until the first entry is adopted.
 #[derive(Debug)]
 pub(super) struct Adopted {
     stamps: Box<[u32]>,
@@ -84,7 +84,8 @@ impl Adopted {
         }
     }
 
-    /// Whether the entry at a place was adopted and has had no packet here, if its last packet was at `seen`.
+    /// Whether the entry at a place was adopted and has had no packet on this gateway, if its last packet was at
+    /// `seen`.
     pub(super) fn is_untouched(&self, place: usize, seen: u32) -> bool {
         self.is_used && self.stamps[place] == seen | 1
     }

@@ -1,7 +1,7 @@
 //! The memory of flow tables: the heap, or memory that the caller provides, such as huge pages or a file that outlives
 //! the process.
 //!
-//! A table asks for its arrays by [`Part`], at its construction only. Nothing here knows what an entry is.
+//! A table requests its arrays by [`Part`], at its construction only. Nothing here knows what an entry is.
 //!
 //! Invariant: memory that is provided has the wanted length, is zeroed, and begins at a cache line.
 

@@ -1,8 +1,8 @@
 //! Flows of the tables for other gateways: which have changed, and which there are.
 //!
 //! A flow is shared once it is established, and again when a side ends it. A flow that was adopted and has had no packet
-//! here is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and lets the other one
-//! change it.
+//! on this gateway is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and lets the
+//! other one change it.
 //!
 //! Promises: nothing of a flow changes here; each change in the journals is passed on once.
 
@@ -59,14 +59,14 @@ impl FlowTables {
     }
 
     /// Passes all noted changes on, each with the tags of all flows, and forgets them.
-    pub fn take_changes(&mut self, now: Now, mut tell: impl FnMut(SharedChange, FlowTags<'_>)) {
+    pub fn take_changes(&mut self, now: Now, mut report: impl FnMut(SharedChange, FlowTags<'_>)) {
         let Self { dsr, nat, tags, hasher, .. } = self;
         let tags = FlowTags { tags, hasher };
-        let mut tell = |change| tell(change, tags);
-        take_changes(&mut dsr.v4, now, &mut tell);
-        take_changes(&mut dsr.v6, now, &mut tell);
-        take_changes(&mut nat.v4, now, &mut tell);
-        take_changes(&mut nat.v6, now, &mut tell);
+        let mut report = |change| report(change, tags);
+        take_changes(&mut dsr.v4, now, &mut report);
+        take_changes(&mut dsr.v6, now, &mut report);
+        take_changes(&mut nat.v4, now, &mut report);
+        take_changes(&mut nat.v6, now, &mut report);
     }
 
     /// Shows the flows that may be shared of up to `buckets` buckets from `cursor` on (0 at first): those of `nat` tables
@@ -119,18 +119,18 @@ impl DsrTable {
 fn take_changes<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &mut Table<A, W, K, B>,
     now: Now,
-    tell: &mut impl FnMut(SharedChange),
+    report: &mut impl FnMut(SharedChange),
 ) {
     for at in 0..table.journal.len() {
         let key = table.journal.key(at);
         match table.find(&key, table.hash_of(&key)) {
             None => {
                 let key = FlowKey { owner: key.owner, tag: key.tag, addr: addr_of(key.addr) };
-                tell(SharedChange::Gone(key));
+                report(SharedChange::Gone(key));
             }
             Some(place) => {
                 if let Some(flow) = shared(table, place, now) {
-                    tell(SharedChange::Is(flow));
+                    report(SharedChange::Is(flow));
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! A flow as gateways tell each other about it, with the ids of this process. The pipeline translates ids to names that all
-//! gateways share ([`flow_record`](crate::flow_record)).
+//! A flow as gateways send it to each other, with the ids of this process. The pipeline translates ids to names that
+//! all gateways share ([`flow_record`](crate::flow_record)).
 
 use tidegate_spec::ids::BackendId;
 
@@ -8,7 +8,7 @@ use super::key::FlowKey;
 use super::splice::Splice;
 use super::stream::Stream;
 
-/// The state of one side of a flow, as gateways tell it each other.
+/// The state of one side of a flow, as gateways send it to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SideState(pub(super) State);
 
@@ -54,7 +54,7 @@ pub struct SharedFlow {
     /// Its beginning was seen, and nothing shows yet that it is established. Only DSR flows are shown before. A flow whose
     /// beginning was not seen is not opening: it came from another gateway, which may have had it for hours.
     pub is_opening: bool,
-    /// It came from another gateway and has had no packet here.
+    /// It was received from another gateway and has had no packet on this one.
     pub is_untouched: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct SharedReply {
     pub stream: Option<Stream>,
     /// The translation of sequence numbers after a SYN cookie.
     pub splice: Option<Splice>,
-    /// Whether a reply has come here since the flow was adopted, if it was.
+    /// Whether a reply has reached this gateway since the flow was adopted, if it was.
     pub has_replies: bool,
 }
 

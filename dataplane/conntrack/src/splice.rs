@@ -1,5 +1,5 @@
-//! A TCP connection whose handshake the gateway answered itself, with a SYN cookie, before there was a flow: what the
-//! client was told, and what the backend says later.
+//! A TCP connection whose handshake the gateway answered itself, with a SYN cookie, before there was a flow: what was
+//! sent to the client, and what the backend answers later.
 //!
 //! A splice begins with the client's segment that returns the cookie, and then waits for the backend. The backend's SYN
 //! ACK joins both sides: from then on, the backend's sequence numbers differ by a constant from those that the client

@@ -1,5 +1,5 @@
-//! Look-ups for plain packets of established flows, which are nearly all packets, and the beginning of flows that only need an
-//! entry: the fast path of the pipeline calls them.
+//! Look-ups for plain packets of established flows, which are nearly all packets, and the creation of flows that need
+//! only an entry. The fast path of the pipeline uses both.
 //!
 //! Invariant: an entry that is found here is one that the look-ups of [`DsrTable`](super::DsrTable) and
 //! [`NatTable`](super::NatTable) find for the same packet, and both leave it alike.
@@ -100,8 +100,8 @@ pub trait SteadyTables<const A: usize> {
         now: Now,
     ) -> bool;
 
-    /// The backend of an established flow that is in use, if its entry is in this bucket of its key. Records a plain packet;
-    /// `tcp` is whether it is one of TCP.
+    /// The backend of an established flow that is in use, if its entry is in this hash bucket of its key. Records a
+    /// plain packet; `tcp` is whether it is a TCP segment.
     fn steady_dsr(
         &mut self,
         key: &SteadyKey<A>,

@@ -1,9 +1,9 @@
 //! The verification tags of SCTP associations, by flow: they show which packets may end a flow (RFC 9260 section 8.5).
 //!
 //! A tag is a random number that an endpoint chooses and that its peer repeats in every packet. So a sender that does
-//! not see the packets of an association cannot forge its ABORT. The tags are learned from the handshake: INIT and INIT
+//! not see the packets of an association cannot forge its ABORT. The tags are read from the handshake: INIT and INIT
 //! ACK offer a pair, and the client's COOKIE ECHO, which repeats the server's tag, confirms it. With DSR the gateway sees
-//! only the client, so the first COOKIE ECHO tells it the server's tag.
+//! only the client, so it reads the server's tag from the first COOKIE ECHO.
 //!
 //! They are beside the flow tables because an entry of those has no words for them, and only packets that begin or end
 //! an association read them. An entry here is overwritten when its set is full, an unconfirmed pair before a confirmed
@@ -106,7 +106,7 @@ impl TagEntry {
         wanted != 0 && shown.tag == wanted
     }
 
-    /// The kind of the packet, as far as its tag proves it. Learns the tags of a handshake.
+    /// The kind of the packet, as far as its tag proves it. Stores the tags of a handshake.
     fn take(&mut self, from: Side, shown: &Shown) -> Kind {
         match (shown.kind, from) {
             (Kind::Init, Side::Client | Side::ClientAlone) => {
@@ -228,7 +228,7 @@ impl Tags {
         }
     }
 
-    /// The kind of a packet of a flow, as far as its tag proves it, and learns the tags of a handshake. `hash` is that
+    /// The kind of a packet of a flow, as far as its tag proves it. Stores the tags of a handshake. `hash` is that
     /// of the client's flow key.
     #[must_use]
     pub fn proved(&mut self, hash: FlowHash, from: Side, shown: &Shown, now: Now) -> Kind {
@@ -343,7 +343,7 @@ mod tests {
     fn a_flood_of_inits_displaces_other_inits_before_an_association_and_proves_nothing() {
         let mut tags = associated();
         for n in 0..2_u64 {
-            // The same set: the upper bits of the hash choose it.
+            // All of these are in one set: the upper bits of the hash choose it.
             tags.begin(FlowHash(FLOW.0 ^ (n + 1)), 1, NOW);
         }
         for n in 2..10_000_u64 {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn with_one_side_seen_the_first_cookie_tells_the_servers_tag() {
+    fn with_one_side_seen_the_first_cookie_has_the_servers_tag() {
         let mut tags = Tags::new(16);
         tags.begin(FLOW, 7, NOW);
         let alone = Side::ClientAlone;

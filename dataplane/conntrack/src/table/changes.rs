@@ -66,19 +66,19 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.mark_adopted(place);
     }
 
-    /// Records a packet that another gateway saw. That gateway tells the others itself.
+    /// Records a packet that another gateway saw, and which that gateway reports to the others itself.
     pub(crate) fn touch_at(&mut self, place: Place, state: State, seen: u32) {
         let is_on = std::mem::replace(&mut self.journal.is_on, false);
         self.touch(place, state, Now(u64::from(seen) * 1_000_000));
         self.journal.is_on = is_on;
     }
 
-    /// Marks an entry as one of another gateway, which has had no packet here.
+    /// Marks an entry as received from another gateway.
     pub(crate) fn mark_adopted(&mut self, place: Place) {
         self.adopted.mark(self.number(place), self.seen(place));
     }
 
-    /// Whether the entry came from another gateway and has had no packet here.
+    /// Whether the entry was received from another gateway and has had no packet on this one.
     pub(crate) fn is_untouched(&self, place: Place) -> bool {
         self.adopted.is_untouched(self.number(place), self.entry(place)[SEEN])
     }

@@ -248,7 +248,7 @@ fn a_syn_reopens_a_nat_flow_that_the_server_has_closed() {
 }
 
 #[test]
-fn both_directions_of_a_nat_flow_tell_all_that_translation_needs() {
+fn both_directions_of_a_nat_flow_have_all_that_translation_needs() {
     for v4 in [true, false] {
         let mut tables = FlowTables::new(100, 1);
         let (flow, reply) = pair(v4, 7, 5000);

@@ -275,7 +275,7 @@ impl Pairs {
         self.tables.nat.insert_pair(flow, reply, backend, packet, idle, at(self.ms))
     }
 
-    /// The same in the model: a flow that has the reply key gives it up.
+    /// Inserts a pair into the model, and removes a flow that has its reply key.
     fn model_pair(
         &mut self,
         (key, reply): (FlowKey, FlowKey),
