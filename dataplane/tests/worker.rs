@@ -47,7 +47,7 @@ impl Bench {
     /// Records that the resolver has found this neighbour.
     fn learn(&self, address: &str, mac: MacAddr) {
         let slot = self.neighbors.intern(0, ip(address).into()).unwrap();
-        assert!(self.neighbors.learn(slot, mac));
+        assert!(self.neighbors.set_resolved(slot, mac));
     }
 
     fn drops(&self, worker: usize, why: Refusal) -> u64 {

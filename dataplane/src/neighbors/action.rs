@@ -23,14 +23,14 @@ pub enum Action {
         address: IpAddr,
     },
     /// Workers may use this link address.
-    Learn {
+    Update {
         /// Its interface.
         interface: InterfaceIndex,
         /// The neighbour.
         address: IpAddr,
         /// The link address.
         mac: MacAddr,
-        /// How the link address was learnt.
+        /// Where the link address comes from.
         how: Known,
     },
     /// A neighbour is no longer needed.
@@ -57,7 +57,7 @@ pub enum Action {
     },
 }
 
-/// How a link address was learnt.
+/// Where a link address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
     /// From configuration: no answer changes it.

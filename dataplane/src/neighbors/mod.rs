@@ -2,7 +2,7 @@
 //! actions.
 //!
 //! The machine is [`resolver`]; the slow path drives it. Here a [`SnapshotSpec`] becomes the [`Surroundings`] of the
-//! machine, and learnt addresses are written to the table that workers read.
+//! machine, and received link addresses are written to the table that workers read.
 //!
 //! Invariant: the slow path is the only writer of link addresses, besides the compile of a snapshot, which creates
 //! entries.
@@ -82,8 +82,8 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
 /// that is in no network of an interface has no route, as in the snapshot.
 #[must_use]
 pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::Routes {
-    let way = |via: IpAddr| Some((around.interface_of(via)?, via));
-    spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
+    let next_hop = |via: IpAddr| Some((around.interface_of(via)?, via));
+    spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), next_hop(route.via)?))).collect()
 }
 
 /// The configured neighbours of a forwarding state with their interface, as the kernel gets them on its taps. So health checks
@@ -100,16 +100,16 @@ pub fn tap_neighbors(around: &Surroundings) -> punt::fixed_neighbors::FixedNeigh
 pub fn apply(table: &NeighborTable, action: &Action) -> bool {
     match *action {
         Action::Allocate { interface, address } => return intern(table, interface, address).is_some(),
-        Action::Learn { interface, address, mac, how } => {
+        Action::Update { interface, address, mac, how } => {
             tracing::debug!(interface, %address, %mac, ?how, "neighbor found");
             let Some(id) = intern(table, interface, address) else { return false };
             match how {
                 Known::Fixed => table.set_static(id, mac),
                 Known::Confirmed => {
-                    table.learn(id, mac);
+                    table.set_resolved(id, mac);
                 }
                 Known::Unconfirmed => {
-                    table.learn(id, mac);
+                    table.set_resolved(id, mac);
                     table.mark_stale(id);
                 }
             }

@@ -108,7 +108,7 @@ impl Resolver {
             if known.is_none_or(|entry| entry.state != State::Fixed || entry.mac != Some(mac)) {
                 let entry = Entry::new(now, State::Fixed);
                 self.put(key, Entry { mac: Some(mac), due: Some(now), ..entry });
-                actions.push(Action::Learn { interface: key.0, address: key.1, mac, how: Known::Fixed });
+                actions.push(Action::Update { interface: key.0, address: key.1, mac, how: Known::Fixed });
             }
         }
         for key in pinned.into_iter().filter(|key| !fixed.contains_key(key)) {
@@ -135,10 +135,10 @@ impl Resolver {
         if let Some(entry) = self.entries.note_needed(&key, now) {
             actions.push(match (entry.state, entry.mac) {
                 (_, None) => Action::Allocate { interface, address },
-                (State::Fixed, Some(mac)) => Action::Learn { interface, address, mac, how: Known::Fixed },
+                (State::Fixed, Some(mac)) => Action::Update { interface, address, mac, how: Known::Fixed },
                 (_, Some(mac)) => {
                     let how = if entry.confirmed { Known::Confirmed } else { Known::Unconfirmed };
-                    Action::Learn { interface, address, mac, how }
+                    Action::Update { interface, address, mac, how }
                 }
             });
             return actions;
@@ -168,7 +168,9 @@ impl Resolver {
         }
         match (self.entries.get(&key), mac) {
             (Some(entry), _) => self.update(now, key, entry, mac, how, uses, &mut actions),
-            (None, Some(mac)) if how == Sighting::Request => self.learn(now, key, mac, uses, &mut actions),
+            (None, Some(mac)) if how == Sighting::Request => {
+                self.add_unused(now, key, mac, uses, &mut actions)
+            }
             (None, _) => {}
         }
         actions
@@ -284,19 +286,19 @@ impl Resolver {
 
     /// Handles a station that is not needed yet and requests one of our addresses: its link address will be ready for
     /// the packets that it is about to send (RFC 826, RFC 4861 7.2.3).
-    fn learn(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
-        let here = self.around.interface_of(key.1).is_none_or(|interface| interface == key.0);
-        if !here || !self.evict_if_full(now, &key, LruList::Unused, uses, actions) {
+    fn add_unused(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
+        let on_link = self.around.interface_of(key.1).is_none_or(|interface| interface == key.0);
+        if !on_link || !self.evict_if_full(now, &key, LruList::Unused, uses, actions) {
             return;
         }
         let entry = Entry { mac: Some(mac), ..Entry::new(now, State::Stale) };
         self.put(key, Entry { lru: Some((LruList::Unused, now)), due: Some(now.plus(DELAY)), ..entry });
         let (interface, address) = key;
-        actions.push(Action::Learn { interface, address, mac, how: Known::Unconfirmed });
+        actions.push(Action::Update { interface, address, mac, how: Known::Unconfirmed });
     }
 
     /// Applies a received link address to an entry (RFC 4861 7.2.5, and 7.2.3 for requests).
-    #[allow(clippy::too_many_arguments, reason = "what was told, of whom, and what follows")]
+    #[allow(clippy::too_many_arguments, reason = "a packet, its neighbour, and the resulting actions")]
     fn update(
         &mut self,
         now: Now,
@@ -309,9 +311,9 @@ impl Resolver {
     ) {
         // A packet that claims to be an answer counts as one only if a request is pending; otherwise any station could
         // confirm any address.
-        let asked = matches!(entry.state, State::Incomplete { tries: 1.. } | State::Probing { .. });
+        let requested = matches!(entry.state, State::Incomplete { tries: 1.. } | State::Probing { .. });
         let (answers, overrides) = match how {
-            Sighting::Answer { overrides } => (asked, overrides),
+            Sighting::Answer { overrides } => (requested, overrides),
             Sighting::Announcement { overrides } => (false, overrides),
             Sighting::Request => (false, true),
         };
@@ -347,7 +349,7 @@ impl Resolver {
         self.put(key, Entry { state, mac, confirmed: answers, lru, changed_at, due, ..entry });
         if entry.mac != mac || entry.confirmed != answers {
             let (interface, address) = key;
-            actions.push(Action::Learn { interface, address, mac: believed, how: known });
+            actions.push(Action::Update { interface, address, mac: believed, how: known });
         }
     }
 
@@ -513,7 +515,7 @@ impl Resolver {
         }
         if let (true, Some(mac)) = (entry.confirmed, entry.mac) {
             let (interface, address) = key;
-            actions.push(Action::Learn { interface, address, mac, how: Known::Unconfirmed });
+            actions.push(Action::Update { interface, address, mac, how: Known::Unconfirmed });
         }
         self.put(key, Entry { state: State::Stale, confirmed: false, due: Some(now.plus(DELAY)), ..entry });
         false

@@ -86,7 +86,7 @@ impl Surroundings {
     }
 
     /// The links on which one of our addresses is announced: its own link, or all links if it is on none (it is routed
-    /// here). Stations that have it in a cache then learn that it moved.
+    /// here). Stations that have it in a cache then update their entry.
     pub(super) fn announced_on(&self, address: IpAddr) -> Vec<InterfaceIndex> {
         match self.interface_of(address) {
             Some(interface) => vec![interface],

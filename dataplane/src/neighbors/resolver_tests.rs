@@ -59,15 +59,15 @@ const ANSWER: Sighting = Sighting::Answer { overrides: true };
 const ANNOUNCEMENT: Sighting = Sighting::Announcement { overrides: true };
 
 fn answer(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr) -> Vec<Action> {
-    told(resolver, now, address, mac, ANSWER)
+    receive(resolver, now, address, mac, ANSWER)
 }
 
-fn told(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr, how: Sighting) -> Vec<Action> {
+fn receive(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr, how: Sighting) -> Vec<Action> {
     resolver.seen(now, (0, address), Some(mac), how, &UNUSED)
 }
 
-fn learn(address: IpAddr, mac: MacAddr, how: Known) -> Action {
-    Action::Learn { interface: 0, address, mac, how }
+fn update(address: IpAddr, mac: MacAddr, how: Known) -> Action {
+    Action::Update { interface: 0, address, mac, how }
 }
 
 /// A pinned neighbour that has answered.
@@ -75,7 +75,7 @@ fn pinned(address: IpAddr, mac: MacAddr) -> Resolver {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), Surroundings { next_hops: [address].into(), ..around() });
     resolver.tick(at(0), &UNUSED);
-    assert_eq!(answer(&mut resolver, at(10), address, mac), [learn(address, mac, Known::Confirmed)]);
+    assert_eq!(answer(&mut resolver, at(10), address, mac), [update(address, mac, Known::Confirmed)]);
     resolver
 }
 
@@ -83,7 +83,7 @@ fn pinned(address: IpAddr, mac: MacAddr) -> Resolver {
 fn on_demand(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr) {
     resolver.wanted(now, 0, address);
     run(resolver, now);
-    assert_eq!(answer(resolver, now, address, mac).last(), Some(&learn(address, mac, Known::Confirmed)));
+    assert_eq!(answer(resolver, now, address, mac).last(), Some(&update(address, mac, Known::Confirmed)));
 }
 
 fn hosts(first: [u8; 4], count: u32) -> impl Iterator<Item = IpAddr> {
@@ -100,7 +100,7 @@ fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
 }
 
 #[test]
-fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
+fn a_needed_neighbour_is_requested_and_its_answer_stored() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let allocate = [Action::Allocate { interface: 0, address: ip("192.0.2.1") }];
@@ -115,8 +115,8 @@ fn a_needed_neighbour_is_requested_and_its_answer_learnt() {
     // The table may have been full, so the action is repeated. Only one request is sent.
     assert_eq!(resolver.wanted(at(6), 0, ip("192.0.2.1")), allocate);
     assert_eq!(resolver.tick(at(6), &UNUSED), []);
-    let learnt = answer(&mut resolver, at(7), ip("192.0.2.1"), ROUTER);
-    assert_eq!(learnt, [learn(ip("192.0.2.1"), ROUTER, Known::Confirmed)]);
+    let updates = answer(&mut resolver, at(7), ip("192.0.2.1"), ROUTER);
+    assert_eq!(updates, [update(ip("192.0.2.1"), ROUTER, Known::Confirmed)]);
     assert_eq!(resolver.known().collect::<Vec<_>>(), [(0, ip("192.0.2.1"), ROUTER)]);
 }
 
@@ -133,18 +133,18 @@ fn ipv6_neighbours_are_solicited_at_their_group() {
         matches!(ndp::parse(frame, &headers), Ok(Some(ndp::Ndp::Solicitation { target, source_mac: Some(OURS) }))
         if IpAddr::V6(target) == ip("2001:db8::1"))
     );
-    let learnt = answer(&mut resolver, at(1), ip("2001:db8::1"), ROUTER);
-    assert_eq!(learnt.len(), 1);
+    let updates = answer(&mut resolver, at(1), ip("2001:db8::1"), ROUTER);
+    assert_eq!(updates.len(), 1);
 }
 
 #[test]
-fn what_is_told_about_neighbours_that_nobody_wants_changes_nothing() {
+fn packets_about_unneeded_neighbours_change_nothing() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     for host in 1..=200 {
         let address = IpAddr::from([192, 0, 2, host]);
         assert!(answer(&mut resolver, at(1), address, OTHER).is_empty());
-        assert!(told(&mut resolver, at(1), address, OTHER, ANNOUNCEMENT).is_empty());
+        assert!(receive(&mut resolver, at(1), address, OTHER, ANNOUNCEMENT).is_empty());
     }
     assert_eq!((resolver.known().count(), resolver.due()), (0, None));
 }
@@ -154,17 +154,17 @@ fn a_host_that_requests_our_address_is_known_before_its_first_packet_and_probed_
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let client = ip("192.0.2.77");
-    let heard = told(&mut resolver, at(0), client, OTHER, Sighting::Request);
-    assert_eq!(heard, [learn(client, OTHER, Known::Unconfirmed)]);
+    let actions = receive(&mut resolver, at(0), client, OTHER, Sighting::Request);
+    assert_eq!(actions, [update(client, OTHER, Known::Unconfirmed)]);
     assert!(
-        told(&mut resolver, at(0), ip("198.51.100.7"), OTHER, Sighting::Request).len() == 1,
+        receive(&mut resolver, at(0), ip("198.51.100.7"), OTHER, Sighting::Request).len() == 1,
         "by a route"
     );
     assert!(run(&mut resolver, at(60_000)).is_empty(), "no packet uses it, so nobody asks");
-    let asked: Vec<Action> =
+    let requested: Vec<Action> =
         run_with(&mut resolver, at(65_000), &USED).into_iter().map(|(_, action)| action).collect();
-    assert_eq!(requests(&asked)[0].0, OTHER, "a probe");
-    assert_eq!(answer(&mut resolver, at(65_001), client, OTHER), [learn(client, OTHER, Known::Confirmed)]);
+    assert_eq!(requests(&requested)[0].0, OTHER, "a probe");
+    assert_eq!(answer(&mut resolver, at(65_001), client, OTHER), [update(client, OTHER, Known::Confirmed)]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_neighbour_that_is_not_used_is_not_probed_and_released_in_the_end() {
     on_demand(&mut resolver, at(0), ip("192.0.2.7"), OTHER);
     let story: Vec<Action> = run(&mut resolver, at(700_000)).into_iter().map(|(_, action)| action).collect();
     let released = Action::Release { interface: 0, address: ip("192.0.2.7"), fixed: false };
-    assert_eq!(story, [learn(ip("192.0.2.7"), OTHER, Known::Unconfirmed), released]);
+    assert_eq!(story, [update(ip("192.0.2.7"), OTHER, Known::Unconfirmed), released]);
     assert_eq!(resolver.due(), None);
 }
 
@@ -212,20 +212,20 @@ fn a_flood_of_unused_addresses_leaves_each_request_the_time_for_its_answer() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     let mut flood = hosts([10, 0, 0, 1], 200_000);
-    let (mut asked, mut answered) = (Vec::new(), 0);
+    let (mut requested, mut answered) = (Vec::new(), 0);
     for milli in 1_000..3_000 {
         for address in flood.by_ref().take(100) {
             resolver.wanted(at(milli), 0, address);
         }
         let actions = resolver.tick(at(milli), &UNUSED);
-        asked.extend(requests(&actions).iter().map(|(_, packet)| (milli, IpAddr::V4(packet.target_ip))));
+        requested.extend(requests(&actions).iter().map(|(_, packet)| (milli, IpAddr::V4(packet.target_ip))));
         // An answer takes 2 ms.
-        for &(_, address) in asked.iter().filter(|(when, _)| when + 2 == milli) {
-            let learnt = learn(address, OTHER, Known::Confirmed);
-            answered += usize::from(answer(&mut resolver, at(milli), address, OTHER).contains(&learnt));
+        for &(_, address) in requested.iter().filter(|(when, _)| when + 2 == milli) {
+            let confirmed = update(address, OTHER, Known::Confirmed);
+            answered += usize::from(answer(&mut resolver, at(milli), address, OTHER).contains(&confirmed));
         }
     }
-    let in_time = asked.iter().filter(|(when, _)| when + 2 < 3_000).count();
+    let in_time = requested.iter().filter(|(when, _)| when + 2 < 3_000).count();
     assert!(in_time > 1_900, "{in_time} requests");
     assert_eq!(answered, in_time);
 }
@@ -236,16 +236,16 @@ fn while_addresses_wait_for_their_first_request_no_other_is_requested_again() {
     resolver.configure(at(0), around());
     let (early, mut flood) = (ip("192.0.2.7"), hosts([10, 0, 0, 1], 200_000));
     resolver.wanted(at(999), 0, early);
-    let mut asked = Vec::new();
+    let mut requested = Vec::new();
     for milli in 1_000..3_000 {
         for address in flood.by_ref().take(100) {
             resolver.wanted(at(milli), 0, address);
         }
         let actions = resolver.tick(at(milli), &UNUSED);
-        asked.extend(requests(&actions).iter().map(|(_, packet)| IpAddr::V4(packet.target_ip)));
+        requested.extend(requests(&actions).iter().map(|(_, packet)| IpAddr::V4(packet.target_ip)));
     }
-    let distinct: BTreeSet<IpAddr> = asked.iter().copied().collect();
-    assert_eq!((distinct.len(), distinct.contains(&early)), (asked.len(), true));
+    let distinct: BTreeSet<IpAddr> = requested.iter().copied().collect();
+    assert_eq!((distinct.len(), distinct.contains(&early)), (requested.len(), true));
     assert!(resolver.crowding().1 > 100_000, "and the others are counted");
 }
 
@@ -256,13 +256,13 @@ fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that
     let clients: Vec<IpAddr> = hosts([192, 0, 2, 100], 50).collect();
     clients.iter().for_each(|&client| on_demand(&mut resolver, at(0), client, OTHER));
     let newcomer = ip("192.0.2.99");
-    told(&mut resolver, at(1), newcomer, OTHER, Sighting::Request);
+    receive(&mut resolver, at(1), newcomer, OTHER, Sighting::Request);
     let uses = |_, address| address == newcomer;
     let mut stored = 0_i64;
     for address in hosts([10, 0, 0, 1], 100_000) {
         for action in resolver.seen(at(2), (0, address), Some(ROUTER), Sighting::Request, &uses) {
             stored += match action {
-                Action::Learn { .. } => 1,
+                Action::Update { .. } => 1,
                 Action::Release { .. } => -1,
                 other => panic!("{other:?}"),
             };
@@ -326,27 +326,27 @@ fn requests_for_what_does_not_answer_are_limited_and_delay_no_probe_of_a_backend
     assert!(is_known(&resolver, ip("192.0.2.1")));
     assert!(
         resolver.entries.timer_queues[PINNED].timers.first().unwrap().0 > at(55_000),
-        "it was asked in time"
+        "it was requested in time"
     );
 }
 
 #[test]
-fn only_an_answer_that_was_asked_for_makes_a_neighbour_reachable() {
+fn only_a_requested_answer_makes_a_neighbour_reachable() {
     let router = ip("192.0.2.1");
     let mut resolver = pinned(router, ROUTER);
     let probe = resolver.due().unwrap();
     for second in 1..=29 {
         for how in [ANSWER, ANNOUNCEMENT, Sighting::Request] {
-            assert!(told(&mut resolver, at(second * 1_000), router, ROUTER, how).is_empty());
+            assert!(receive(&mut resolver, at(second * 1_000), router, ROUTER, how).is_empty());
         }
     }
     assert_eq!(resolver.due(), Some(probe), "it is probed as if nobody had said anything");
     run(&mut resolver, probe);
-    assert!(told(&mut resolver, probe, router, ROUTER, ANNOUNCEMENT).is_empty());
+    assert!(receive(&mut resolver, probe, router, ROUTER, ANNOUNCEMENT).is_empty());
     assert_eq!(resolver.due(), Some(probe.plus(PROBE_INTERVAL)), "still probing");
-    let nothing_told = resolver.seen(probe, (0, router), None, ANSWER, &UNUSED);
+    let actions = resolver.seen(probe, (0, router), None, ANSWER, &UNUSED);
     assert!(
-        nothing_told.is_empty() && resolver.due() > Some(probe.plus(REACHABLE - DELAY)),
+        actions.is_empty() && resolver.due() > Some(probe.plus(REACHABLE - DELAY)),
         "no option is needed"
     );
 }
@@ -356,7 +356,7 @@ fn an_advertisement_without_override_only_triggers_a_probe() {
     let router = ip("2001:db8::1");
     let mut resolver = pinned(router, ROUTER);
     for overrides in [Sighting::Announcement { overrides: false }, Sighting::Answer { overrides: false }] {
-        assert!(told(&mut resolver, at(100), router, OTHER, overrides).is_empty());
+        assert!(receive(&mut resolver, at(100), router, OTHER, overrides).is_empty());
     }
     assert_eq!(resolver.known().collect::<Vec<_>>(), [(0, router, ROUTER)]);
     assert_eq!(resolver.due(), Some(at(100).plus(DELAY)), "stale: RFC 4861 7.2.5");
@@ -366,15 +366,15 @@ fn an_advertisement_without_override_only_triggers_a_probe() {
 fn an_unsolicited_move_is_followed_probed_and_not_repeated_within_a_second() {
     let router = ip("192.0.2.1");
     let mut resolver = pinned(router, ROUTER);
-    let moved = told(&mut resolver, at(1_000), router, OTHER, ANNOUNCEMENT);
-    assert_eq!(moved, [learn(router, OTHER, Known::Unconfirmed)]);
+    let moved = receive(&mut resolver, at(1_000), router, OTHER, ANNOUNCEMENT);
+    assert_eq!(moved, [update(router, OTHER, Known::Unconfirmed)]);
     for milli in 1_001..2_000 {
-        assert!(told(&mut resolver, at(milli), router, ROUTER, ANNOUNCEMENT).is_empty());
+        assert!(receive(&mut resolver, at(milli), router, ROUTER, ANNOUNCEMENT).is_empty());
     }
     assert_eq!(resolver.due(), Some(at(1_000).plus(DELAY)));
     let probe = resolver.tick(at(6_000), &UNUSED);
     assert_eq!(requests(&probe)[0].0, OTHER);
-    assert_eq!(answer(&mut resolver, at(6_001), router, OTHER), [learn(router, OTHER, Known::Confirmed)]);
+    assert_eq!(answer(&mut resolver, at(6_001), router, OTHER), [update(router, OTHER, Known::Confirmed)]);
 }
 
 #[test]
@@ -432,14 +432,14 @@ fn requests_back_off_and_traffic_alone_gives_up() {
 }
 
 #[test]
-fn configured_next_hops_are_asked_for_before_any_packet_and_never_given_up() {
+fn configured_next_hops_are_requested_before_any_packet_and_never_given_up() {
     let mut resolver = Resolver::default();
     let next_hops = [ip("192.0.2.1"), ip("198.51.100.1")].into();
     resolver.configure(at(0), Surroundings { next_hops, ..around() });
     assert_eq!(requests(&resolver.tick(at(0), &UNUSED)).len(), 1, "only the one that is on a link");
     let sent = run(&mut resolver, at(300_000));
     let last = sent.last().unwrap().0;
-    assert!(last > at(240_000), "still asked for after minutes: {last:?}");
+    assert!(last > at(240_000), "still requested after minutes: {last:?}");
     assert!(sent.len() < 20, "but not often: {}", sent.len());
 }
 
@@ -499,7 +499,7 @@ fn fixed_neighbours_are_published_at_once_and_cannot_be_replaced() {
     let fixed = vec![(ip("192.0.2.1"), ROUTER)];
     let next_hops = [ip("192.0.2.1")].into();
     let actions = resolver.configure(at(0), Surroundings { fixed, next_hops, ..around() });
-    assert_eq!(actions, [learn(ip("192.0.2.1"), ROUTER, Known::Fixed)]);
+    assert_eq!(actions, [update(ip("192.0.2.1"), ROUTER, Known::Fixed)]);
     assert!(answer(&mut resolver, at(1), ip("192.0.2.1"), OTHER).is_empty());
     let actions = resolver.configure(at(2), around());
     assert_eq!(actions, [Action::Release { interface: 0, address: ip("192.0.2.1"), fixed: true }]);
@@ -511,13 +511,13 @@ fn a_fixed_neighbour_that_answers_with_another_mac_is_a_fault() {
     let router = ip("192.0.2.1");
     let with = |mac| Surroundings { fixed: vec![(router, mac)], ..around() };
     resolver.configure(at(0), with(ROUTER));
-    let asked = resolver.tick(at(0), &UNUSED);
-    assert_eq!((requests(&asked)[0].0, requests(&asked).len()), (MacAddr::BROADCAST, 1));
+    let requested = resolver.tick(at(0), &UNUSED);
+    assert_eq!((requests(&requested)[0].0, requests(&requested).len()), (MacAddr::BROADCAST, 1));
     assert!(answer(&mut resolver, at(1), router, OTHER).is_empty(), "the configuration decides");
     let fault =
         NeighborFault::OtherMac { interface: 0, address: router, configured: ROUTER, answered: OTHER };
     assert_eq!(resolver.faults(at(2)), [fault]);
-    assert_eq!(requests(&resolver.tick(at(15_000), &UNUSED)).len(), 1, "asked again");
+    assert_eq!(requests(&resolver.tick(at(15_000), &UNUSED)).len(), 1, "requested again");
     answer(&mut resolver, at(15_001), router, ROUTER);
     assert_eq!(resolver.faults(at(15_002)), [], "another device had its address");
     answer(&mut resolver, at(30_000), router, OTHER);
@@ -549,7 +549,7 @@ fn a_vip_of_backends_is_probed_and_who_answers_is_a_fault_with_a_name() {
 }
 
 #[test]
-fn removed_backends_are_forgotten_and_kept_ones_are_not_asked_again() {
+fn removed_backends_are_forgotten_and_kept_ones_are_not_requested_again() {
     let mut resolver = Resolver::default();
     let (a, b) = (ip("192.0.2.10"), ip("192.0.2.11"));
     resolver.configure(at(0), Surroundings { next_hops: [a, b].into(), ..around() });
@@ -591,12 +591,12 @@ fn a_restored_link_gets_our_announcements_and_requests_for_its_neighbours() {
     answer(&mut resolver, at(60_000), ip("192.0.2.1"), ROUTER);
     resolver.link_up(at(60_001), 0);
     let actions = resolver.tick(at(60_001), &UNUSED);
-    let asked: Vec<_> =
+    let requested: Vec<_> =
         requests(&actions).into_iter().map(|(to, packet)| (to, packet.target_ip.to_string())).collect();
     for wanted in
         [(MacAddr::BROADCAST, "192.0.2.100"), (ROUTER, "192.0.2.1"), (MacAddr::BROADCAST, "192.0.2.7")]
     {
-        assert!(asked.contains(&(wanted.0, wanted.1.to_owned())), "{wanted:?} is not in {asked:?}");
+        assert!(requested.contains(&(wanted.0, wanted.1.to_owned())), "{wanted:?} is not in {requested:?}");
     }
     assert!(
         resolver.known().any(|(_, address, mac)| (address, mac) == (ip("192.0.2.1"), ROUTER)),

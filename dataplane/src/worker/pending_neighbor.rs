@@ -218,7 +218,7 @@ mod tests {
         }
         assert!(pending.release(Now(0), &neighbors).is_none());
         let slot = neighbors.intern(0, host(2).1).unwrap();
-        neighbors.learn(slot, MacAddr([2, 0, 0, 0, 0, 9]));
+        neighbors.set_resolved(slot, MacAddr([2, 0, 0, 0, 0, 9]));
         assert!(pending.release(Now(1), &neighbors).is_none(), "it has just looked");
         let later = Now(0).plus(LOOK_EVERY);
         let Some(Released::Resolved(frames)) = pending.release(later, &neighbors) else { panic!("found") };
@@ -272,7 +272,7 @@ mod tests {
             assert_eq!(pending.park(host(n), HERE, 3, over), Ok(0), "one that was never silent");
         }
         let slot = neighbors.intern(0, host(100).1).unwrap();
-        neighbors.learn(slot, MacAddr([2, 0, 0, 0, 0, 9]));
+        neighbors.set_resolved(slot, MacAddr([2, 0, 0, 0, 0, 9]));
         let later = over.plus(LOOK_EVERY);
         let Some(Released::Resolved(frames)) = pending.release(later, &neighbors) else { panic!("found") };
         assert_eq!(frames[..], [(HERE, 3)]);

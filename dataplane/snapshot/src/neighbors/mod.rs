@@ -12,7 +12,7 @@
 //! later elements forward. Each is stored at its new place before its old place changes, and `removals` grows in
 //! between, so a reader that missed a moving element sees that and searches again. State and link address are one word.
 //!
-//! Invariant: readers never wait, and never see an address that was not learnt for the next hop that they look up.
+//! Invariant: readers never wait, and never see an address that was not received for the next hop that they look up.
 
 mod references;
 #[cfg(test)]
@@ -63,9 +63,9 @@ pub struct TableFull;
 pub enum NeighborState {
     /// No link address is known, or it is no longer valid.
     Unresolved,
-    /// Learnt from an answer.
+    /// Received in an answer.
     Resolved(MacAddr),
-    /// Learnt, and not confirmed recently; still used (RFC 4861 7.3.2).
+    /// Received, and not confirmed recently; still used (RFC 4861 7.3.2).
     Stale(MacAddr),
     /// Given by configuration; answers do not change it.
     Static(MacAddr),
@@ -234,7 +234,7 @@ impl NeighborTable {
     }
 
     /// Stores a link address from an answer. Returns false, and changes nothing, if configuration gives the address.
-    pub fn learn(&self, id: NeighborId, mac: MacAddr) -> bool {
+    pub fn set_resolved(&self, id: NeighborId, mac: MacAddr) -> bool {
         self.update(id, |_| RESOLVED | word_of(mac))
     }
 

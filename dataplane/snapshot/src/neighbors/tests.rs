@@ -14,11 +14,11 @@ fn mac(n: u64) -> MacAddr {
 }
 
 #[test]
-fn an_address_is_learnt_goes_stale_and_is_forgotten() {
+fn an_address_is_resolved_goes_stale_and_is_cleared() {
     let table = NeighborTable::with_capacity(4);
     let id = table.intern(0, addr(1)).unwrap();
     assert_eq!((table.mac(id), table.state(id)), (None, NeighborState::Unresolved));
-    assert!(table.learn(id, mac(0x0200_0000_0001)));
+    assert!(table.set_resolved(id, mac(0x0200_0000_0001)));
     assert_eq!(table.state(id), NeighborState::Resolved(mac(0x0200_0000_0001)));
     table.mark_stale(id);
     assert_eq!(table.state(id), NeighborState::Stale(mac(0x0200_0000_0001)));
@@ -33,21 +33,21 @@ fn an_address_is_learnt_goes_stale_and_is_forgotten() {
 fn a_static_address_outlasts_answers_until_configuration_takes_it_back() {
     let table = NeighborTable::with_capacity(4);
     let id = table.intern(0, addr(1)).unwrap();
-    table.learn(id, mac(1));
+    table.set_resolved(id, mac(1));
     table.set_static(id, mac(2));
-    assert!(!table.learn(id, mac(3)));
+    assert!(!table.set_resolved(id, mac(3)));
     table.forget(id);
     table.mark_stale(id);
     assert_eq!(table.state(id), NeighborState::Static(mac(2)));
     table.clear_static(id);
     assert_eq!(table.state(id), NeighborState::Unresolved);
-    table.learn(id, mac(4));
+    table.set_resolved(id, mac(4));
     table.clear_static(id);
     assert_eq!(table.mac(id), Some(mac(4)));
 }
 
 #[test]
-fn the_all_zero_link_address_is_told_from_none() {
+fn the_all_zero_link_address_is_not_taken_for_none() {
     let table = NeighborTable::with_capacity(1);
     let id = table.intern(0, addr(1)).unwrap();
     table.set_static(id, MacAddr::ZERO);
@@ -72,7 +72,7 @@ fn an_id_of_another_table_reads_as_unknown() {
     let ids: Vec<_> = (0..5).map(|n| large.intern(0, addr(n)).unwrap()).collect();
     let id = ids[4];
     assert_eq!((small.mac(id), small.key(id)), (None, None));
-    assert!(!small.learn(id, mac(1)));
+    assert!(!small.set_resolved(id, mac(1)));
     small.prefetch(id);
 }
 
@@ -106,7 +106,7 @@ fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
             for n in 0..4_000 {
                 let id = table.intern(1, addr(n)).unwrap();
                 for flip in 0..8 {
-                    table.learn(id, link(n, flip));
+                    table.set_resolved(id, link(n, flip));
                 }
                 if n % 3 == 0 {
                     table.forget(id);
@@ -140,7 +140,7 @@ fn an_unused_next_hop_releases_its_entry_and_its_address() {
     for n in 0..100_000 {
         let id = table.intern(0, addr(n)).expect("the others have been released");
         assert_eq!(table.mac(id), None, "nothing of the neighbour before");
-        table.learn(id, mac(u64::from(n)));
+        table.set_resolved(id, mac(u64::from(n)));
         assert_eq!(table.resolve(0, &addr(n)), Some(mac(u64::from(n))));
         table.release(0, &addr(n));
         assert_eq!((table.lookup(0, &addr(n)), table.key(id), table.mac(id)), (None, None, None));
@@ -173,7 +173,7 @@ fn an_entry_is_free_only_without_references() {
     assert_eq!((old.intern(0, addr(1)), new.intern(0, addr(1))), (Ok(id), Ok(id)));
     new.share(id);
     table.intern(0, addr(1)).unwrap();
-    table.learn(id, mac(1));
+    table.set_resolved(id, mac(1));
     drop(old);
     assert_eq!(table.mac(id), Some(mac(1)));
     table.release(0, &addr(1));
@@ -198,11 +198,11 @@ fn only_what_packets_resolve_counts_as_used() {
     let table = NeighborTable::with_capacity(4);
     let id = table.intern(0, addr(1)).unwrap();
     assert_eq!((table.resolve(0, &addr(1)), table.peek(0, &addr(1))), (None, Some(None)));
-    table.learn(id, mac(1));
+    table.set_resolved(id, mac(1));
     assert_eq!((table.peek(0, &addr(1)), table.peek(0, &addr(2))), (Some(Some(mac(1))), None));
-    assert!(!table.take_use(0, &addr(1)), "nobody asked for an address and got one");
+    assert!(!table.take_use(0, &addr(1)), "no packet has resolved it");
     assert_eq!(table.resolve(0, &addr(1)), Some(mac(1)));
-    table.learn(id, mac(2));
+    table.set_resolved(id, mac(2));
     assert_eq!(table.state(id), NeighborState::Resolved(mac(2)), "the note of use is no state");
     assert!(table.take_use(0, &addr(1)) && !table.take_use(0, &addr(1)));
     table.forget(id);
@@ -245,14 +245,14 @@ fn a_reader_during_reuse_sees_its_own_neighbour_or_none_and_misses_no_other() {
     let (table, done) = (NeighborTable::with_capacity(8), AtomicBool::new(false));
     for n in 0..4 {
         let id = table.intern(1, addr(n)).unwrap();
-        table.learn(id, mac(u64::from(n)));
+        table.set_resolved(id, mac(u64::from(n)));
     }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..40_000_u32 {
                 let n = 4 + round % 61;
                 let id = table.intern(1, addr(n)).unwrap();
-                table.learn(id, mac(u64::from(n)));
+                table.set_resolved(id, mac(u64::from(n)));
                 table.release(1, &addr(4 + round.wrapping_sub(3) % 61));
             }
             done.store(true, Release);

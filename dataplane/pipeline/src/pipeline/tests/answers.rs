@@ -74,7 +74,7 @@ fn the_resolver_hears_only_what_is_news_about_neighbours_that_somebody_wants() {
     let slot = lab.neighbors.intern(0, ip(wanted).into()).unwrap();
     let answer = seen(wanted, CLIENT, Sighting::Answer { overrides: true });
     assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [answer]);
-    lab.neighbors.learn(slot, CLIENT);
+    lab.neighbors.set_resolved(slot, CLIENT);
     assert_eq!(
         lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events,
         [answer],

@@ -79,7 +79,7 @@ fn a_packet_with_an_unresolved_next_hop_waits_for_a_retry_and_is_reported_to_the
     assert_eq!(fate.refused(), Refusal::NeighborUnresolved);
     let addr = super::lab::ip("10.0.0.1").into();
     assert_eq!(fate.events, [NeighborEvent::Wanted { interface: 0, addr }]);
-    lab.neighbors.learn(lab.neighbors.lookup(0, &addr).unwrap(), super::lab::backend_mac(1));
+    lab.neighbors.set_resolved(lab.neighbors.lookup(0, &addr).unwrap(), super::lab::backend_mac(1));
     lab.send(question()).sent(TransmitReason::Forward);
 }
 

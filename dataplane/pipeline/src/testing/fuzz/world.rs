@@ -235,7 +235,7 @@ impl World {
                 && let Some(slot) = self.neighbors.lookup(interface, &addr)
                 && addr.bytes()[15] % 2 == 0
             {
-                self.neighbors.learn(slot, MacAddr([2, 0, 0, 0, 2, addr.bytes()[15]]));
+                self.neighbors.set_resolved(slot, MacAddr([2, 0, 0, 0, 2, addr.bytes()[15]]));
             }
         }
         for (to, frame) in elsewhere {
