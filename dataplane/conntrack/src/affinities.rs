@@ -5,8 +5,8 @@
 //! Service read or write it: with relaxed loads and stores, without a lock and without waiting. A gateway with one
 //! worker has none.
 //!
-//! An entry is two words: the content, and a secret hash of the key xored with the backend of the content. A reader that
-//! gets the words of two clients gets the hash of neither, unless both have the same backend (Hyatt, "A lock-less
+//! An entry is two words: the content, and a secret hash of the key xored with the backend of the content. A reader
+//! that gets the words of two clients gets the hash of neither, unless both have the same backend (Hyatt, "A lock-less
 //! transposition table"). A connection to the same backend changes only the time, so no reader misses the entry
 //! meanwhile. Two writers at one place at the same moment may lose both entries.
 //!

@@ -220,8 +220,8 @@ impl Associations {
         Some(association)
     }
 
-    /// Records an association under this key. One that nothing has confirmed does not replace a confirmed one: a late copy
-    /// of a packet of its handshake has the same key.
+    /// Records an association under this key. One that nothing has confirmed does not replace a confirmed one: a late
+    /// copy of a packet of its handshake has the same key.
     pub fn remember(&self, key: &AssociationKey, association: &Association, now: Now) {
         self.store(key, &association.record(), now);
     }

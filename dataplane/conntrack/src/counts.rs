@@ -146,7 +146,8 @@ impl Counts {
         }
     }
 
-    /// The load of a flow: the eviction priority from the counts of its network and its service, and whether either floods.
+    /// The load of a flow: the eviction priority from the counts of its network and its service, and whether either
+    /// floods.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
         let network_floods = self.floods(network_index(self.secret, client));
         let of_service = self.opening_of(owner);

@@ -10,8 +10,8 @@
 //!
 //! A copy is correct for as long as the flow may not be removed, given to another backend, or lose its SNAT port: it
 //! serves for at most [`COPY_MAX_MS`] without a confirmation, and only flows with a longer idle timeout
-//! ([`COPIED_IDLE_MIN_MS`]) are copied. When an operator removes a flow (a drain, changed source ranges), packets may use
-//! its copy until the next report, a second later.
+//! ([`COPIED_IDLE_MIN_MS`]) are copied. When an operator removes a flow (a drain, changed source ranges), packets may
+//! use its copy until the next report, a second later.
 //!
 //! The table belongs to one worker. It is a cache: a copy that is missing or displaced costs hand-overs.
 //!
@@ -28,8 +28,8 @@ use crate::{FlowHash, FlowKey, Packet};
 pub const COPY_MAX_MS: u32 = 4_000;
 /// The use of a copy is reported when its last confirmation is older than this, in milliseconds.
 pub const USE_REPORTED_MS: u32 = 1_000;
-/// A report that nobody has answered is repeated after this time, in milliseconds: either message may have been lost in a
-/// full ring.
+/// A report that nobody has answered is repeated after this time, in milliseconds: either message may have been lost in
+/// a full ring.
 pub const USE_REPEATED_MS: u32 = 250;
 /// Flows with a shorter idle timeout are not copied, in milliseconds: they could end while a copy serves.
 pub const COPIED_IDLE_MIN_MS: u32 = 2 * COPY_MAX_MS;

@@ -1,8 +1,8 @@
 //! The flows of one table whose state has changed, which are to be sent to other gateways (`shared_changes.rs`); and
 //! which entries were received from other gateways.
 //!
-//! A [`Journal`] is a short list of keys. It is off unless flows are shared, and a packet that changes no state of its flow
-//! never reaches it. [`Adopted`] records the time of the last packet of each entry that was received from another
+//! A [`Journal`] is a short list of keys. It is off unless flows are shared, and a packet that changes no state of its
+//! flow never reaches it. [`Adopted`] records the time of the last packet of each entry that was received from another
 //! gateway: an entry that still has that time has had no packet on this gateway.
 //!
 //! Invariant: both are memory that the constructor reserved. A full journal takes no more keys.

@@ -1,8 +1,8 @@
 //! The latest SYNs of a worker, so that a connection that a backend refuses can be offered to another one.
 //!
 //! A SYN is stored as it was received, in the set of places that the hash of its flow selects; it overwrites the oldest
-//! SYN of the set. An answer takes far less time than the table takes to fill, and a SYN that was overwritten costs only
-//! time: its client sends it again.
+//! SYN of the set. An answer takes far less time than the table takes to fill, and a SYN that was overwritten costs
+//! only time: its client sends it again.
 //!
 //! Invariant: fixed memory, and nothing is allocated after construction.
 

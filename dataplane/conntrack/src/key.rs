@@ -91,8 +91,8 @@ impl FlowKey {
 }
 
 /// The key of what [`Associations`](crate::associations::Associations) knows: a number with the pair of ports, client
-/// first. It has the form of a flow's key, so that it has the same secret hash. The address of such a key is one that no
-/// client has, except with [`Self::of_address`]. It identifies the kind.
+/// first. It has the form of a flow's key, so that it has the same secret hash. The address of such a key is one that
+/// no client has, except with [`Self::of_address`]. It identifies the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AssociationKey(pub FlowKey);
 

@@ -317,8 +317,9 @@ impl FlowTables {
         (end < base).then_some(end)
     }
 
-    /// Shows the flows, also masqueraded ones, of up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or `None`
-    /// after the last bucket. Flows that are added, removed or moved during the scan may be missed or shown twice.
+    /// Shows the flows, also masqueraded ones, of up to `buckets` buckets from `cursor` on (0 at first). Returns the
+    /// next cursor, or `None` after the last bucket. Flows that are added, removed or moved during the scan may be
+    /// missed or shown twice.
     pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
         let end = cursor.saturating_add(buckets);
         let mut base = 0;

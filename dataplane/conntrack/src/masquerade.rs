@@ -1,17 +1,17 @@
 //! Flows that backends originate and that leave with a SNAT address of the gateway as their source
 //! (`dataplane.gateway.masquerade`).
 //!
-//! They are in a table of their own, because their key is the whole 5-tuple: no service and no endpoint stands for a part
-//! of it. So they never take a place of a Service's flow. Off the fast path: a packet reads two or three cache lines that
-//! nothing prefetches.
+//! They are in a table of their own, because their key is the whole 5-tuple: no service and no endpoint stands for a
+//! part of it. So they never take a place of a Service's flow. Off the fast path: a packet reads two or three cache
+//! lines that nothing prefetches.
 //!
-//! States and timeouts are those of NAT flows ([`State::of_both`]). Bounds: a table holds a fixed number of flows, and the
-//! flows of one source (an IPv4 address, or a /64) are at most a quarter of it. A new flow beyond a bound replaces one
-//! that has ended or was never established, among a few places: of the same source, if the source has its share. An
+//! States and timeouts are those of NAT flows ([`State::of_both`]). Bounds: a table holds a fixed number of flows, and
+//! the flows of one source (an IPv4 address, or a /64) are at most a quarter of it. A new flow beyond a bound replaces
+//! one that has ended or was never established, among a few places: of the same source, if the source has its share. An
 //! established flow is never replaced.
 //!
-//! Invariant: two flows never have the same replies, nor the same packets of the source. Memory is reserved at the start,
-//! and touched only when it is used.
+//! Invariant: two flows never have the same replies, nor the same packets of the source. Memory is reserved at the
+//! start, and touched only when it is used.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_spec::limits::{
@@ -27,8 +27,8 @@ use super::key::{FlowHasher, FlowKey};
 use super::nat::ReplyKey;
 use super::view::{FlowKind, FlowView};
 
-/// The addresses and ports of a masqueraded flow. With ICMP echo the port of `source` and `local` is the identifier, and
-/// that of `peer` is 0.
+/// The addresses and ports of a masqueraded flow. With ICMP echo the port of `source` and `local` is the identifier,
+/// and that of `peer` is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Masquerade {
     /// The protocol number.

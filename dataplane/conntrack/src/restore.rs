@@ -1,12 +1,12 @@
 //! Flows of a process that has ended, from the memory of its tables.
 //!
 //! [`StoredTables::scan`] reads the entries and checks each of them: the memory may end in the middle of a change, and
-//! the file that it comes from may be damaged. [`FlowTables::restore`] inserts a flow into the tables of this process, as
-//! if its packets had passed here. So nothing depends on the numbers, the secret or the size of the other tables: the
-//! caller says which service and backend of the present snapshot a flow has.
+//! the file that it comes from may be damaged. [`FlowTables::restore`] inserts a flow into the tables of this process,
+//! as if its packets had passed here. So nothing depends on the numbers, the secret or the size of the other tables:
+//! the caller says which service and backend of the present snapshot a flow has.
 //!
-//! Invariant: whatever the words, nothing here panics. An entry counts only if it is in a bucket of its key and its state
-//! exists; a NAT flow only if both entries name each other and the same backend.
+//! Invariant: whatever the words, nothing here panics. An entry counts only if it is in a bucket of its key and its
+//! state exists; a NAT flow only if both entries name each other and the same backend.
 
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::now::Now;

@@ -1,8 +1,8 @@
 //! Flows of the tables for other gateways: which have changed, and which there are.
 //!
-//! A flow is shared once it is established, and again when a side ends it. A flow that was adopted and has had no packet
-//! on this gateway is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and lets the
-//! other one change it.
+//! A flow is shared once it is established, and again when a side ends it. A flow that was adopted and has had no
+//! packet on this gateway is *untouched*: this gateway passes it on only to a gateway that has lost its tables, and
+//! lets the other one change it.
 //!
 //! Promises: nothing of a flow changes here; each change in the journals is passed on once.
 
@@ -69,8 +69,8 @@ impl FlowTables {
         take_changes(&mut nat.v6, now, &mut report);
     }
 
-    /// Shows the flows that may be shared of up to `buckets` buckets from `cursor` on (0 at first): those of `nat` tables
-    /// only if `with_nat`. Returns the next cursor, or `None` after the last bucket.
+    /// Shows the flows that may be shared of up to `buckets` buckets from `cursor` on (0 at first): those of `nat`
+    /// tables only if `with_nat`. Returns the next cursor, or `None` after the last bucket.
     pub fn scan_shared(
         &self,
         cursor: u64,

@@ -38,7 +38,8 @@ impl SideState {
     }
 }
 
-/// A flow for other gateways, or from another one. Or, without another side, the backend that a client has by session affinity.
+/// A flow for other gateways, or from another one. Or, without another side, the backend that a client has by session
+/// affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedFlow {
     /// The key of the client's side.
@@ -51,8 +52,8 @@ pub struct SharedFlow {
     pub reply: Option<SharedReply>,
     /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// Its beginning was seen, and nothing shows yet that it is established. Only DSR flows are shown before. A flow whose
-    /// beginning was not seen is not opening: it came from another gateway, which may have had it for hours.
+    /// Its beginning was seen, and nothing shows yet that it is established. Only DSR flows are shown before. A flow
+    /// whose beginning was not seen is not opening: it came from another gateway, which may have had it for hours.
     pub is_opening: bool,
     /// It was received from another gateway and has had no packet on this one.
     pub is_untouched: bool,

@@ -65,8 +65,9 @@ impl Stream {
         }
     }
 
-    /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any: it must
-    /// have the next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was sent.
+    /// Where a segment of the client belongs. `carries` is false for a RST, which has no data and must not get any: it
+    /// must have the next number that the backend expects (RFC 9293 section 3.10.7.4), so it follows a header that was
+    /// sent.
     ///
     /// Every segment gets the option until the backend has acknowledged a byte: any of them can end the handshake, if
     /// others are lost or late.

@@ -2,8 +2,8 @@
 //!
 //! A tag is a random number that an endpoint chooses and that its peer repeats in every packet. So a sender that does
 //! not see the packets of an association cannot forge its ABORT. The tags are read from the handshake: INIT and INIT
-//! ACK offer a pair, and the client's COOKIE ECHO, which repeats the server's tag, confirms it. With DSR the gateway sees
-//! only the client, so it reads the server's tag from the first COOKIE ECHO.
+//! ACK offer a pair, and the client's COOKIE ECHO, which repeats the server's tag, confirms it. With DSR the gateway
+//! sees only the client, so it reads the server's tag from the first COOKIE ECHO.
 //!
 //! They are beside the flow tables because an entry of those has no words for them, and only packets that begin or end
 //! an association read them. An entry here is overwritten when its set is full, an unconfirmed pair before a confirmed
@@ -98,7 +98,8 @@ impl TagEntry {
         if self.is_confirmed() { self.confirmed } else { self.offered }
     }
 
-    /// Whether a packet has the tag that its receiver requires, or with bit T the sender's own (RFC 9260 section 8.5.1).
+    /// Whether a packet has the tag that its receiver requires, or with bit T the sender's own (RFC 9260 section
+    /// 8.5.1).
     fn proves(&self, from: Side, shown: &Shown) -> bool {
         let pair = self.pair();
         let to_server = (from != Side::Server) != shown.reflected;
@@ -127,8 +128,8 @@ impl TagEntry {
         shown.kind
     }
 
-    /// Confirms the offered pair with the client's COOKIE ECHO. A forged INIT does not get that far: its sender does not
-    /// see the tag and the cookie of the INIT ACK (RFC 9260 section 5.2.2).
+    /// Confirms the offered pair with the client's COOKIE ECHO. A forged INIT does not get that far: its sender does
+    /// not see the tag and the cookie of the INIT ACK (RFC 9260 section 5.2.2).
     fn confirm(&mut self, tag: u32) -> Kind {
         if tag == 0 || tag != self.offered.server {
             return Kind::Plain;

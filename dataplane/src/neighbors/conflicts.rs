@@ -4,8 +4,8 @@
 //! which is logged: at most one of each for an address in [`DEFEND_INTERVAL`]. So two gateways that announce the same
 //! VIP on one link do not answer each other without end: the second claim within the interval gets no answer.
 //!
-//! A station that claims many addresses, such as a router with proxy ARP for a whole network, must not hide the claims of
-//! others. So there is room for each of our addresses on each link, and each station has a part of the log lines.
+//! A station that claims many addresses, such as a router with proxy ARP for a whole network, must not hide the claims
+//! of others. So each of our addresses has an entry on each link, and each station has a part of the log lines.
 //!
 //! Invariant: the memory is bounded; while [`REMEMBERED_MAX`] addresses are in dispute on a link, further ones there
 //! are only counted.
@@ -22,8 +22,8 @@ use super::key::Key;
 
 /// The minimum interval between two defences of an address (RFC 5227 section 1.1).
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// The maximum number of addresses in dispute that are remembered for one link. Only addresses of ours are claimed, so a
-/// gateway with fewer of them never reaches it. It takes some 6 MB.
+/// The maximum number of addresses in dispute that are remembered for one link. Only addresses of ours are claimed, so
+/// a gateway with fewer of them never reaches it. It takes some 6 MB.
 pub(super) const REMEMBERED_MAX: usize = 65_536;
 /// The maximum number of claims of one station that are logged in [`DEFEND_INTERVAL`].
 pub(super) const LOGGED_PER_STATION: usize = 16;

@@ -1,8 +1,8 @@
-//! What the link says against the configuration: other stations with our addresses, and configured neighbours with another link
-//! address.
+//! What the link says against the configuration: other stations with our addresses, and configured neighbours with
+//! another link address.
 //!
-//! A fault lasts while it is seen again and again, and [`KEPT`] longer. Nothing here changes what is forwarded: the operator
-//! decides who is right.
+//! A fault lasts while it is seen again and again, and [`KEPT`] longer. Nothing here changes what is forwarded: the
+//! operator decides who is right.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,7 +14,8 @@ use tidegate_wire::MacAddr;
 
 use super::key::Key;
 
-/// How long a fault is reported after it was last seen. Probes and checks are sent every 15 s, and any of them may be lost.
+/// How long a fault is reported after it was last seen. Probes and checks are sent every 15 s, and any of them may be
+/// lost.
 const KEPT: Duration = Duration::from_secs(50);
 /// The maximum number of faults. Only our own addresses and configured neighbours can have one.
 const FAULTS_MAX: usize = 4_096;
@@ -75,8 +76,8 @@ impl Faults {
         }
     }
 
-    /// The faults that are not over. `configured` is the link address that the configuration gives a neighbour now, and `known`
-    /// the neighbours with their link addresses.
+    /// The faults that are not over. `configured` is the link address that the configuration gives a neighbour now, and
+    /// `known` the neighbours with their link addresses.
     pub(super) fn current(
         &mut self,
         now: Now,

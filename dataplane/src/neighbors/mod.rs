@@ -86,8 +86,8 @@ pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::R
     spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), next_hop(route.via)?))).collect()
 }
 
-/// The configured neighbours of a forwarding state with their interface, as the kernel gets them on its taps. So health checks
-/// use the same link address as packets, also if it is wrong.
+/// The configured neighbours of a forwarding state with their interface, as the kernel gets them on its taps. So health
+/// checks use the same link address as packets, also if it is wrong.
 #[must_use]
 pub fn tap_neighbors(around: &Surroundings) -> punt::fixed_neighbors::FixedNeighbors {
     let fixed = around.fixed.iter();

@@ -1,5 +1,6 @@
-//! Which addresses are ours at this moment: those of a forwarding state that are always ours, those whose key the gateway
-//! owns now, its SNAT addresses unless it has released them, and those of other gateways that it has taken over.
+//! Which addresses are ours at this moment: those of a forwarding state that are always ours, those whose key the
+//! gateway owns now, its SNAT addresses unless it has released them, and those of other gateways that it has taken
+//! over.
 //!
 //! The slow path checks this before each round of announcements, so a gateway whose time as an owner is over announces
 //! nothing more. Pure, except that [`Ownership`] reads its clock.

@@ -117,8 +117,8 @@ impl Resolver {
         actions
     }
 
-    /// Applies a change of the addresses that are ours: announces those that became ours, and no longer those that ceased
-    /// to be.
+    /// Applies a change of the addresses that are ours: announces those that became ours, and no longer those that
+    /// ceased to be.
     pub fn own(&mut self, now: Now, owned: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.around.owned, owned);
         self.announcements.of_new(now, &before, &self.around);
@@ -181,7 +181,8 @@ impl Resolver {
         self.faults.claimed(now, (interface, address), mac);
         let Some(logged) = self.conflicts.first(now, (interface, address), mac) else { return Vec::new() };
         let announced = self.around.owned.contains(&address);
-        // Another gateway that took a SNAT address over by mistake is silent by then, and announces nothing when it stops.
+        // Another gateway that took a SNAT address over by mistake is silent by then, and announces nothing when it
+        // stops.
         if announced && self.around.snat.contains(&address) {
             self.announcements.later(now.plus(DEFEND_INTERVAL), interface, address);
         }

@@ -21,7 +21,8 @@ pub struct Surroundings {
     pub owned: BTreeSet<IpAddr>,
     /// The SNAT addresses among them. The driver removes them while the gateway has released them.
     pub snat: BTreeSet<IpAddr>,
-    /// VIPs that backends have too (DSR): while they are in `owned`, the gateway checks that no backend answers for them.
+    /// VIPs that backends have too (DSR): while they are in `owned`, the gateway checks that no backend answers for
+    /// them.
     pub probed: BTreeSet<IpAddr>,
     /// VIPs that the gateway has while it owns their key. The driver adds them to `owned`.
     pub shared: BTreeMap<IpAddr, OwnerKey>,

@@ -1,8 +1,9 @@
 //! Probes for our own VIPs: does another station answer for one of them?
 //!
-//! In the DSR modes each backend has the VIP too, and must not answer for it. One that does takes the clients of its link away
-//! from the gateway, and nothing else shows that. So the gateway sends a request for each such VIP in turn (RFC 5227
-//! section 2.1.1), as a station does that looks for a conflict. An answer is a claim of our address like any other.
+//! In the DSR modes each backend has the VIP too, and must not answer for it. One that does takes the clients of its
+//! link away from the gateway, and nothing else shows that. So the gateway sends a request for each such VIP in turn
+//! (RFC 5227 section 2.1.1), as a station does that looks for a conflict. An answer is a claim of our address like any
+//! other.
 //!
 //! Invariant: one address at a time, and no more often than every [`PAUSE_MIN`], however many VIPs there are.
 

@@ -1,4 +1,5 @@
-//! What a look-up of a NAT flow returns: the flow seen from its client or from its endpoint, or the state of a reply key.
+//! What a look-up of a NAT flow returns: the flow seen from its client or from its endpoint, or the state of a reply
+//! key.
 
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_wire::Addr;
@@ -22,8 +23,8 @@ pub struct NatHit {
     pub reopened: bool,
     /// The packet is a SYN that its client repeats, after [`SYN_REPEATED_MS`] or more, and that nobody has answered.
     pub repeated: bool,
-    /// The packet is a SYN, and the first one here of a flow that was adopted from another gateway. The caller may insert
-    /// another pair over this one.
+    /// The packet is a SYN, and the first one here of a flow that was adopted from another gateway. The caller may
+    /// insert another pair over this one.
     pub adopted: bool,
 }
 

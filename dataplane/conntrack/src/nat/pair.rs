@@ -1,5 +1,5 @@
-//! The two entries of one NAT flow in the table of its family: how they are inserted, how a packet changes them, and what
-//! they say.
+//! The two entries of one NAT flow in the table of its family: how they are inserted, how a packet changes them, and
+//! what they say.
 //!
 //! Invariant: both entries are created together or not at all, and each names the other.
 

@@ -3,8 +3,8 @@
 //!
 //! One service cannot use a full table alone: above its share it replaces only its own flows.
 //!
-//! Promises: an entry is counted from its first write to its end, exactly once. The entries of backends are counted once
-//! [`Table::count_loads`] has walked the table, and below `loads.end` before that.
+//! Promises: an entry is counted from its first write to its end, exactly once. The entries of backends are counted
+//! once [`Table::count_loads`] has walked the table, and below `loads.end` before that.
 
 use tidegate_spec::ids::BackendId;
 

@@ -140,9 +140,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         })
     }
 
-    /// Searches one bucket of a key for the entry of a flow that this direction shows as established and that is in use,
-    /// records the time of a plain packet in it, and returns the entry's words. `tcp` is whether the packet is one of TCP.
-    /// Changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more steps.
+    /// Searches one bucket of a key for the entry of a flow that this direction shows as established and that is in
+    /// use, records the time of a plain packet in it, and returns the entry's words. `tcp` is whether the packet is one
+    /// of TCP. Changes nothing in all other cases. [`Self::see_first`] does the same for any packet, in more steps.
     #[inline(always)]
     pub(crate) fn steady(
         &mut self,

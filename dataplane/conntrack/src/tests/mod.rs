@@ -1,4 +1,5 @@
-//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them, `restore` reads them as another process does.
+//! Tests of the flow tables. `oracle` compares them with `HashMap`s, `full` fills them, `restore` reads them as another
+//! process does.
 
 mod full;
 mod oracle;
