@@ -169,7 +169,7 @@ impl Resolver {
         match (self.entries.get(&key), mac) {
             (Some(entry), _) => self.update(now, key, entry, mac, how, uses, &mut actions),
             (None, Some(mac)) if how == Sighting::Request => {
-                self.add_unused(now, key, mac, uses, &mut actions)
+                self.add_unused(now, key, mac, uses, &mut actions);
             }
             (None, _) => {}
         }
