@@ -17,8 +17,8 @@ if [[ ${1:-} != inside ]]; then
   "$cargo" fetch --locked -q --target "$(rustc -vV | sed -n 's/^host: //p')"
   TIDEGATE_ROOT=$(mktemp -d)
   trap 'rm -rf --one-file-system "$TIDEGATE_ROOT"' EXIT
-  # ring is built with the C compiler, and every program is linked with it.
-  mmdebstrap --quiet --variant=apt --include=gcc,libc6-dev bookworm "$TIDEGATE_ROOT" ${MIRROR:+"$MIRROR"}
+  # ring is built with the C compiler, every program is linked with it, and tests read the certificates of the system.
+  mmdebstrap --quiet --variant=apt --include=gcc,libc6-dev,ca-certificates bookworm "$TIDEGATE_ROOT" ${MIRROR:+"$MIRROR"}
   found=$(find "$TIDEGATE_ROOT" -name 'librte_*' -o -name 'libdpdk*')
   [[ -z $found ]] || die "the new root has DPDK: $found"
   export TIDEGATE_ROOT
