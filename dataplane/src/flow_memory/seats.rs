@@ -95,7 +95,7 @@ impl Record {
         })
     }
 
-    /// What a process learns from it at `now`, by [`kernel_ms`].
+    /// What it means to a process at `now`, by [`kernel_ms`].
     fn seat(&self, now: u32) -> EarlierSeat {
         let &Self { backend, weight, former, .. } = self;
         EarlierSeat {
@@ -113,44 +113,78 @@ pub(super) struct Seats {
     log: RecordLog<RECORD>,
     /// The service ports of the last snapshot.
     last: Chunked<SharedService>,
-    /// The service ports whose weights are in the file, as they were then.
+    /// The service ports whose weights have been recorded.
     recorded: BTreeMap<ServiceKey, Recorded>,
-    /// What an earlier process has recorded, until the first snapshot with the port.
-    earlier: BTreeMap<ServiceKey, Earlier>,
 }
 
-/// A service port of an earlier process.
-#[derive(Debug)]
-struct Earlier {
-    owner: u32,
-    /// When the process ended, by [`kernel_ms`].
-    ended: u32,
-    /// The weight of each backend, its weight before a recent change, and when that was.
-    seats: BTreeMap<SocketAddr, (u16, u16, u32)>,
-}
-
-impl Earlier {
-    /// When the weight of a backend changed, if that was before this process began. A change that the earlier process has not
-    /// seen came after its end.
-    fn change(&self, backend: SocketAddr, weight: u16, former: u16) -> u32 {
-        match self.seats.get(&backend) {
-            Some(&(was, before, changed)) if (was, before) == (weight, former) => changed,
-            _ => self.ended,
-        }
-    }
-}
-
+/// The weights of a service port.
 #[derive(Debug)]
 struct Recorded {
-    service: SharedService,
+    /// [`owner_mark`] of the Service.
+    owner: u32,
+    weights: Weights,
     changes: Changes,
+    by: Recorder,
+}
+
+/// Who has recorded weights.
+#[derive(Debug)]
+enum Recorder {
+    /// This process, of this service port.
+    Own(SharedService),
+    /// An earlier process, which ended at this time by [`kernel_ms`]. They are not in the file.
+    Earlier(u32),
+}
+
+impl Recorded {
+    /// The weights of a service port, and when they changed. Those that differ from the record `before` have changed now, or
+    /// after the end of the process that recorded them.
+    fn new(service: &SharedService, before: Option<&Self>) -> Self {
+        let owner = owner_mark(&service.namespace, &service.name);
+        let before = before.filter(|before| before.owner == owner);
+        let latest = match before.map(|before| &before.by) {
+            Some(Recorder::Earlier(ended)) => *ended,
+            Some(Recorder::Own(_)) | None => kernel_ms(),
+        };
+        let weights = weights(service);
+        let moved = weights.iter().filter(|(_, (weight, former))| weight != former);
+        let changed = |(backend, (weight, _)): (&SocketAddr, &(u16, u16))| {
+            let known = before.and_then(|before| {
+                let (was, _) = before.weights.get(backend).copied().unwrap_or_default();
+                before.changes.get(backend).copied().filter(|_| was == *weight)
+            });
+            (*backend, known.unwrap_or(latest))
+        };
+        let changes = moved.map(changed).collect();
+        Self { owner, weights, changes, by: Recorder::Own(service.clone()) }
+    }
+
+    /// Whether this process has recorded this service port as it is.
+    fn is_of(&self, service: &SharedService) -> bool {
+        matches!(&self.by, Recorder::Own(own) if own.is_same(service))
+    }
+
+    /// Appends what differs from the record `before`: weights, and zeros for backends that have none any more.
+    fn append(&self, key: ServiceKey, before: Option<&Self>, bytes: &mut Vec<u8>) {
+        let in_file = before.filter(|before| matches!(before.by, Recorder::Own(_)));
+        if in_file.is_some_and(|before| (before.owner, &before.weights) == (self.owner, &self.weights)) {
+            return;
+        }
+        let former = in_file.into_iter().flat_map(|before| before.weights.keys());
+        let backends: BTreeSet<&SocketAddr> = former.chain(self.weights.keys()).collect();
+        for backend in backends {
+            let (weight, former) = self.weights.get(backend).copied().unwrap_or_default();
+            let changed = self.changes.get(backend).copied().unwrap_or_default();
+            Record { key, owner: self.owner, backend: *backend, weight, former, changed }.write(bytes);
+        }
+    }
 }
 
 impl Seats {
     /// An empty file in this directory.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         let log = RecordLog::create(directory.join(FILE))?;
-        Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new(), earlier: BTreeMap::new() })
+        Ok(Self { log, last: Chunked::default(), recorded: BTreeMap::new() })
     }
 
     /// Keeps when the weights changed that an earlier process has recorded.
@@ -158,66 +192,58 @@ impl Seats {
         let now = kernel_ms();
         // The truncation is intended: only differences count.
         let then = |ago: Duration| now.wrapping_sub(ago.as_millis() as u32);
-        let followed = ports.iter().filter(|(_, port)| !port.seats.is_empty());
-        let earlier = followed.map(|(key, port)| {
-            let seats =
-                port.seats.iter().map(|seat| (seat.backend, (seat.weight, seat.former, then(seat.ago))));
-            (*key, Earlier { owner: port.owner, ended: then(port.ended), seats: seats.collect() })
-        });
-        self.earlier = earlier.collect();
+        for (key, port) in ports.iter().filter(|(_, port)| !port.seats.is_empty()) {
+            let (owner, by) = (port.owner, Recorder::Earlier(then(port.ended)));
+            let weights = port.seats.iter().map(|seat| (seat.backend, (seat.weight, seat.former))).collect();
+            let moved = port.seats.iter().filter(|seat| seat.weight != seat.former);
+            let changes = moved.map(|seat| (seat.backend, then(seat.ago))).collect();
+            self.recorded.insert(*key, Recorded { owner, weights, changes, by });
+        }
     }
 
     /// Records the weights that have changed.
     pub(super) fn add(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let (mut bytes, mut changed) = (Vec::new(), Vec::new());
         for (at, service) in snapshot.specs().iter().enumerate() {
-            if self.last.get(at).is_some_and(|last| last.is_same(service)) {
-                continue;
-            }
             let before = self.recorded.get(&service.key);
-            if before.is_some_and(|before| before.service.is_same(service)) {
+            let is_known = self.last.get(at).is_some_and(|last| last.is_same(service));
+            if is_known || before.is_some_and(|before| before.is_of(service)) {
                 continue;
             }
-            if let Some(new) = append(&mut bytes, (before, self.earlier.get(&service.key)), service) {
+            let (new, length) = (Recorded::new(service, before), bytes.len());
+            new.append(service.key, before, &mut bytes);
+            if bytes.len() > length {
                 changed.push((service.key, new));
             }
         }
-        if bytes.is_empty() {
-            self.last = snapshot.specs().clone();
-            return Ok(());
+        if !bytes.is_empty() {
+            if self.log.is_too_long(bytes.len(), || count(snapshot)) {
+                return self.rewrite(snapshot);
+            }
+            self.log.append(&bytes)?;
+            self.recorded.extend(changed);
         }
-        if self.log.is_too_long(bytes.len(), || count(snapshot)) {
-            return self.rewrite(snapshot);
-        }
-        self.log.append(&bytes)?;
-        changed.iter().for_each(|(key, _)| drop(self.earlier.remove(key)));
-        self.recorded.extend(changed);
         self.last = snapshot.specs().clone();
         Ok(())
     }
 
     /// Writes the file anew.
     pub(super) fn rewrite(&mut self, snapshot: &Snapshot) -> io::Result<()> {
-        let (mut bytes, mut recorded) = (Vec::new(), BTreeMap::new());
+        let (mut bytes, mut recorded) = (Vec::new(), Vec::new());
         for service in snapshot.specs().iter() {
-            let before =
-                self.recorded.get(&service.key).filter(|before| owner(&before.service) == owner(service));
-            let changes = changes(before, self.earlier.get(&service.key), service);
-            let weights = weights(service);
-            weights.keys().for_each(|backend| write(&mut bytes, service, *backend, &weights, &changes));
-            if !weights.is_empty() {
-                recorded.insert(service.key, Recorded { service: service.clone(), changes });
+            let new = Recorded::new(service, self.recorded.get(&service.key));
+            new.append(service.key, None, &mut bytes);
+            if !new.weights.is_empty() {
+                recorded.push((service.key, new));
             }
         }
         self.log.replace(&bytes)?;
-        recorded.keys().for_each(|key| drop(self.earlier.remove(key)));
-        (self.recorded, self.last) = (recorded, snapshot.specs().clone());
+        // Ports of the earlier process may still come.
+        self.recorded.retain(|_, one| matches!(one.by, Recorder::Earlier(_)));
+        self.recorded.extend(recorded);
+        self.last = snapshot.specs().clone();
         Ok(())
     }
-}
-
-fn owner(service: &ServiceSpec) -> u32 {
-    owner_mark(&service.namespace, &service.name)
 }
 
 /// The records that the file needs, at most.
@@ -229,53 +255,6 @@ fn count(snapshot: &Snapshot) -> usize {
         }
     };
     snapshot.specs().iter().map(most).sum()
-}
-
-/// When the weights of a service port changed: those that differ from the record have changed now, unless an earlier process
-/// knew the port.
-fn changes(before: Option<&Recorded>, earlier: Option<&Earlier>, service: &ServiceSpec) -> Changes {
-    let earlier = earlier.filter(|earlier| before.is_none() && earlier.owner == owner(service));
-    let (was, now) = (before.map(|before| weights(&before.service)).unwrap_or_default(), kernel_ms());
-    let moved = weights(service).into_iter().filter(|(_, (weight, former))| weight != former);
-    let changed = |(backend, (weight, former)): (SocketAddr, (u16, u16))| {
-        if let Some(earlier) = earlier {
-            return (backend, earlier.change(backend, weight, former));
-        }
-        let is_old = was.get(&backend).map_or(0, |(weight, _)| *weight) == weight;
-        let known = before.and_then(|before| before.changes.get(&backend)).filter(|_| is_old);
-        (backend, known.copied().unwrap_or(now))
-    };
-    moved.map(changed).collect()
-}
-
-/// Appends what differs from the record of a service port: weights, and zeros for backends that have none any more.
-fn append(
-    bytes: &mut Vec<u8>,
-    (before, earlier): (Option<&Recorded>, Option<&Earlier>),
-    service: &SharedService,
-) -> Option<Recorded> {
-    let was = before.map(|before| weights(&before.service)).unwrap_or_default();
-    let is = weights(service);
-    let has_same_owner = before.is_none_or(|before| owner(&before.service) == owner(service));
-    if was == is && has_same_owner {
-        return None;
-    }
-    let changes = changes(before.filter(|_| has_same_owner), earlier, service);
-    let backends: BTreeSet<SocketAddr> = was.into_keys().chain(is.keys().copied()).collect();
-    backends.into_iter().for_each(|backend| write(bytes, service, backend, &is, &changes));
-    Some(Recorded { service: service.clone(), changes })
-}
-
-fn write(
-    bytes: &mut Vec<u8>,
-    service: &ServiceSpec,
-    backend: SocketAddr,
-    weights: &Weights,
-    changes: &Changes,
-) {
-    let (weight, former) = weights.get(&backend).copied().unwrap_or_default();
-    let changed = changes.get(&backend).copied().unwrap_or_default();
-    Record { key: service.key, owner: owner(service), backend, weight, former, changed }.write(bytes);
 }
 
 /// Adds the weights of an earlier process to its service ports. A port that another Service had then gets none.
@@ -382,7 +361,7 @@ mod tests {
         };
         let port = EarlierPort {
             key: service.key,
-            owner: owner(&service),
+            owner: owner_mark(&service.namespace, &service.name),
             backends: Vec::new(),
             // 11 has come before the end, and 12 has left after it.
             seats: vec![seat(11, 1, 0, 90), seat(12, 1, 1, 0)],
