@@ -1,14 +1,14 @@
-//! The clock that goes on from process to process: the kernel's, since boot.
+//! The clock that all processes share: the kernel's, since boot.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tidegate_spec::now::Now;
 
-/// The kernel's clock minus a worker's, in milliseconds modulo 2^32.
+/// The kernel's clock, which shows `kernel_ms`, minus a worker's, in milliseconds modulo 2^32.
 #[must_use]
-pub(super) fn clock_difference(now: Now) -> u32 {
-    kernel_ms().wrapping_sub(now.millis())
+pub(super) fn clock_difference(kernel_ms: u32, now: Now) -> u32 {
+    kernel_ms.wrapping_sub(now.millis())
 }
 
 /// The kernel's clock since boot, which counts the time in which the machine sleeps.

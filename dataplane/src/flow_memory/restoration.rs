@@ -212,7 +212,8 @@ impl Outliving {
     /// Records the worker's time for the next process.
     pub fn keep_time(&mut self, now: Now) {
         if let Some([difference, last]) = self.clock.as_deref_mut() {
-            (*difference, *last) = (clock_difference(now), kernel_ms());
+            *last = kernel_ms();
+            *difference = clock_difference(*last, now);
         }
     }
 }

@@ -244,8 +244,8 @@ impl Store {
         Some(file.and_then(|file| file.set_len(words as u64 * 4).map(|()| file)))
     }
 
-    /// The words in which a worker keeps the difference of the kernel's clock and its own, and when it last ran; `None` if the process has no
-    /// directory.
+    /// The words in which a worker keeps the difference of the kernel's clock and its own, and when it last ran; `None` if
+    /// the process has no directory.
     pub(super) fn clock(&self, worker: u8) -> Option<io::Result<&'static mut [u32]>> {
         let path = self.own.as_ref().ok()?.run.join(clock_name(worker));
         let clock = || {
@@ -378,7 +378,7 @@ impl About {
             entries: shape.entries,
             steering: fingerprint(&shape.steering),
             seed: shape.seed,
-            clock: clock_difference(now),
+            clock: clock_difference(kernel_ms(), now),
         }
     }
 

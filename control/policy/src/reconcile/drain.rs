@@ -49,7 +49,7 @@ impl PortMemory {
         }
         let (seats, ended) = &self.earlier_seats;
         // This process began at 0.
-        let history = || SeatHistory::of_earlier(seats, window, now, now);
+        let history = || SeatHistory::of_earlier(seats, window, now);
         let since = window.saturating_sub(*ended + now);
         (!seats.is_empty()).then(|| (Cow::Owned(Seats { history: history(), until: None }), since))
     }

@@ -33,16 +33,16 @@ struct Moved {
 }
 
 impl SeatHistory {
-    /// The history that an earlier process had, at `now`; `later` has passed since its seats were read.
+    /// The history that an earlier process had, at `now`. Its seats were read at 0.
     #[must_use]
-    pub fn of_earlier(seats: &[EarlierSeat], window: Duration, later: Duration, now: Duration) -> Self {
+    pub fn of_earlier(seats: &[EarlierSeat], window: Duration, now: Duration) -> Self {
         let weights = seats.iter().filter(|seat| seat.weight > 0).map(|seat| (seat.backend, seat.weight));
         let moved = seats.iter().filter(|seat| seat.weight != seat.former);
-        let moved = moved.filter_map(|seat| {
-            let left = window.saturating_sub(seat.ago + later);
-            // A window that is over must not hide a later change.
-            (!left.is_zero()).then(|| (seat.backend, Moved { former: seat.former, until: now + left }))
+        let moved = moved.map(|seat| {
+            (seat.backend, Moved { former: seat.former, until: window.saturating_sub(seat.ago) })
         });
+        // A window that is over must not hide a later change.
+        let moved = moved.filter(|(_, one)| one.until > now);
         Self { weights: weights.collect(), moved: moved.collect() }
     }
 
@@ -149,7 +149,7 @@ mod tests {
         // 1 left and 3 came before the restart, and 5 and 6 long before it. During the restart 2 and 6 leave, and 4 comes.
         let seats =
             [seat(1, 0, 1, 40), seat(2, 1, 1, 0), seat(3, 1, 0, 30), seat(5, 0, 1, 95), seat(6, 1, 0, 96)];
-        let earlier = SeatHistory::of_earlier(&seats, window, now, now);
+        let earlier = SeatHistory::of_earlier(&seats, window, now);
         let present = weights(&[(3, 1), (4, 1)]);
         let next = SeatHistory::next(Some(&earlier), present.clone(), window, now);
         assert_eq!(former(&next), [(at(1), 1), (at(2), 1), (at(3), 0), (at(4), 0), (at(6), 1)]);
