@@ -13,7 +13,7 @@ pub const PEERS_MAX: usize = 64;
 pub const QUEUE_MAX: usize = 65_536;
 /// Changes of weights that a peer gets when a session with it begins, and when it asks. Of more, it does not learn the others.
 pub const SEATS_MAX: usize = 16_384;
-/// The same for backends that have left. One copy of both fits into the queue.
+/// Backends that have left, likewise. The queue holds one copy of both.
 pub const LEFT_MAX: usize = 32_768;
 /// Batches that are under way to one peer, and that the peer keeps when one before them is missing.
 pub const WINDOW: usize = 256;

@@ -1,4 +1,4 @@
-//! What a gateway tells its peers beside flows: recent changes of backends, and its SNAT addresses.
+//! What a gateway sends its peers beside flows: recent changes of backends, and its SNAT addresses.
 //!
 //! Invariant: a list of addresses of a peer counts only when all of it has arrived, and no list grows without a limit.
 

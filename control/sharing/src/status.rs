@@ -14,7 +14,7 @@ pub enum Rejection {
     Malformed,
     /// It was not sealed with our key, or was changed on the way.
     Unauthentic,
-    /// It belongs to no session of now: a late one, or a copy of an old one.
+    /// It belongs to no current session: it is late, or a copy of an old one.
     NoSession,
     /// It was received before.
     Replayed,

@@ -80,8 +80,8 @@ impl Seen<'_> {
 pub(super) enum Step {
     /// The gateway waits.
     Waits,
-    /// The gateway begins to forward: peers without a session are to be sought, and the others are to send the changes of
-    /// backends again and to say when everything has arrived.
+    /// The gateway begins to forward: peers without a session are to be sought. After an interruption, the others are also to
+    /// send the changes of backends again and to say when everything has arrived.
     Seeks,
     /// Peers are to send the changes of backends again, and to say when everything has arrived.
     Checks,

@@ -1,6 +1,6 @@
 //! The requests that change the desired state, from the operator and from the exchange with other gateways.
 //!
-//! Invariant: each request has one answer, and a request of an operator who was told that it failed is not carried out.
+//! Invariant: each request has one answer, and a request that an operator saw fail is not carried out.
 
 use tidegate_admin_api::ReloadAnswer;
 use tidegate_policy::reconcile::DrainTarget;
@@ -21,12 +21,12 @@ pub(super) enum Command {
     UndrainGateway(oneshot::Sender<Option<Option<String>>>),
     /// Read the configuration again.
     Reload(oneshot::Sender<ReloadAnswer>),
-    /// Learn which backends changed before this gateway started. The answer says that the workers know it.
+    /// Apply changes of backends that other gateways have seen. The answer says that the workers have them.
     LearnSeats(Moved, oneshot::Sender<()>),
 }
 
 impl Command {
-    /// Whether nobody waits for the answer to a request of the operator, who was then told that it failed.
+    /// Whether nobody waits for the answer to a request of the operator, who then saw it fail.
     pub(super) fn is_abandoned(&self) -> bool {
         match self {
             Self::Drain(_, answer) => answer.is_closed(),

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::command::Command;
 use super::controller::Controller;
-use super::flow_sharing::{FlowExchange, Teach};
+use super::flow_sharing::{ApplyChanges, FlowExchange};
 use super::gateway::{Gateway, Held};
 use super::inputs::{FromCluster, Inputs, Signals};
 use super::layer2::Layer2;
@@ -133,7 +133,7 @@ fn share_flows(
 ) -> anyhow::Result<Option<FlowExchange>> {
     let of_exchange = Arc::clone(state);
     let is_able = move || of_exchange.forwards();
-    let seats = (&state.moved_seats, teach(commands));
+    let seats = (&state.moved_seats, apply_changes(commands));
     let links = (state.sharing_keys(), start::snat_links(dataplane, state));
     let flow_exchange = FlowExchange::start(config, dataplane, is_able, seats, flow_peers, links)?;
     if let Some(exchange) = &flow_exchange {
@@ -143,7 +143,7 @@ fn share_flows(
 }
 
 /// How the exchange with other gateways gives the controller changes of backends that it has not seen.
-fn teach(commands: mpsc::Sender<Command>) -> Teach {
+fn apply_changes(commands: mpsc::Sender<Command>) -> ApplyChanges {
     Box::new(move |moved, answer| match commands.try_send(Command::LearnSeats(moved, answer)) {
         Err(mpsc::error::TrySendError::Full(Command::LearnSeats(moved, _))) => Some(moved),
         // Otherwise the controller has them, or the gateway stops.

@@ -85,7 +85,7 @@ impl Allocation {
         granted.external.push((Assigned { address: ip, pool: name }, ports));
     }
 
-    /// No pool authorises the address; `is_kept` tells whether the Service has ports of it already.
+    /// No pool authorises the address; `is_kept`: whether the Service has ports of it already.
     fn denied(&self, applicant: &Applicant<'_>, (at, ip): (usize, IpAddr), is_kept: bool) -> Problem {
         let (why, accepted) = self.why_denied(applicant, ip);
         let what = match is_kept {

@@ -8,7 +8,7 @@
 //! and the status says so.
 
 mod interruptions;
-mod learning;
+mod received_changes;
 mod socket;
 mod status;
 
@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use interruptions::Interruptions;
-use learning::Learning;
-pub(super) use learning::Teach;
+pub(super) use received_changes::ApplyChanges;
+use received_changes::ReceivedChanges;
 use socket::{FlowSocket, is_own};
 use status::Fingerprints;
 pub(crate) use status::{Gap, Shown};
@@ -64,14 +64,14 @@ pub(super) struct FlowExchange {
 
 impl FlowExchange {
     /// Opens the socket and starts the thread; `None` if the configuration shares no flows. `is_able` tells whether the
-    /// workers have the Services: until then, messages of peers wait. `seats` are the controller's, and `teach` gives
+    /// workers have the Services: until then, messages of peers wait. `seats` are the controller's, and `apply` gives
     /// it those of others. `found` will have the gateways of the cluster, if peers are found there. `snat` are the connections
     /// to what moves SNAT addresses.
     pub(super) fn start(
         config: &GatewayConfig,
         dataplane: &Dataplane,
         is_able: impl Fn() -> bool + Send + 'static,
-        (seats, teach): (&Arc<MovedSeats>, Teach),
+        (seats, apply): (&Arc<MovedSeats>, ApplyChanges),
         found: &Arc<OnceLock<FlowPeers>>,
         (new_keys, snat): (watch::Receiver<Option<Keys>>, SnatLinks),
     ) -> anyhow::Result<Option<Self>> {
@@ -112,7 +112,7 @@ impl FlowExchange {
             catch_up: CatchUp::new(finds_peers, keeps_flows),
             found: finds_peers.then(|| FoundPeers::new(listen, Arc::clone(found))),
             seats: Arc::clone(seats),
-            learning: Learning::new(teach),
+            received: ReceivedChanges::new(apply),
             keys: new_keys,
             snat: (flows == SharedFlows::Nat).then(|| SnatExchange::new(config.name.clone(), snat)),
         };
@@ -188,7 +188,7 @@ struct Exchange {
     found: Option<FoundPeers>,
     /// Changes of backends that peers are told.
     seats: Arc<MovedSeats>,
-    learning: Learning,
+    received: ReceivedChanges,
     /// The keys of the configuration.
     keys: watch::Receiver<Option<Keys>>,
     /// Who has which SNAT addresses, if NAT flows are shared.
@@ -244,20 +244,20 @@ impl Exchange {
             hub.was_told_too_little();
         }
         if self.ability.was_able {
-            let (sharing, learning) = (&self.sharing, &mut self.learning);
+            let (sharing, received) = (&self.sharing, &mut self.received);
             let has_caught_up = self.catch_up.was_over();
             hub.pass_on(|message| match message {
                 // The flows of backends that have left follow these.
-                Message::Flow(news) => !learning.is_under_way() && sharing.learn(news),
+                Message::Flow(news) => !received.is_under_way() && sharing.learn(news),
                 // This gateway has already sent flows by what it knew, and stays with that.
                 Message::Change(_, BackendChange::Moved(_)) if has_caught_up => true,
-                Message::Change(service, change) => learning.learn(*service, *change),
+                Message::Change(service, change) => received.add(*service, *change),
                 // The hub has used it.
                 Message::Walk(_) => true,
                 // The hub keeps it.
                 Message::Snat(_) => true,
             });
-            learning.pass_on();
+            received.pass_on();
         }
         let socket = &self.socket;
         hub.poll(now, |to, datagram| socket.send(to, datagram, &mut trouble));
@@ -369,14 +369,17 @@ impl Exchange {
             peers: expected.map(Vec::as_slice),
             passed_on: self.hub.counts().passed_on,
             refused: unknown.iter().map(|&why| outcomes[why as usize]).sum(),
-            has_taken_all: !self.learning.is_under_way() && self.sharing.has_learned_all(),
+            has_taken_all: !self.received.is_under_way() && self.sharing.has_learned_all(),
             is_able,
         };
         let step = self.catch_up.step(&seen, now);
         match step {
             Step::Seeks => {
                 self.hub.seek(now);
-                self.hub.ask(Walk::Check);
+                // After the start, peers send everything by themselves, and are asked later.
+                if self.catch_up.was_over() {
+                    self.hub.ask(Walk::Check);
+                }
             }
             Step::Checks => self.hub.ask(Walk::Check),
             Step::AsksAgain => self.hub.ask(Walk::Again),

@@ -197,10 +197,10 @@ fn choose_mode(read: &mut Reader<'_>, service: &Service, settings: &Settings, op
     if options.mode_is_said {
         return;
     }
-    let told = options.proxy.header.is_some();
+    let has_header = options.proxy.header.is_some();
     let keeps = options.proxy.keeps_client.is_some();
     options.mode =
-        client_address::mode(service, settings, options.backends.target, (told, keeps), read.findings);
+        client_address::mode(service, settings, options.backends.target, (has_header, keeps), read.findings);
     if let Some(alias) = options.proxy.keeps_client.clone()
         && options.mode == ForwardingMode::FullNat
         && options.proxy.header.is_none()
