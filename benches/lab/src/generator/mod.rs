@@ -272,6 +272,28 @@ impl<'a> Generator<'a> {
         bail!("the forwarder has passed no frame within {} s", CONNECTED.as_secs())
     }
 
+    /// Receives frames, and marks their flows in `back`. Returns how many came, and how many flows were not marked before.
+    fn receive_back(&mut self, direction: Direction, back: &mut [bool]) -> (u64, u32) {
+        let mut seen = std::mem::take(&mut self.seen);
+        let (mut came, mut new) = (0, 0);
+        self.receive(direction, |flow, _, frame| {
+            came += 1;
+            if let Some(done) = back.get_mut(flow as usize)
+                && !*done
+            {
+                *done = true;
+                new += 1;
+                if direction == Direction::Requests
+                    && let Some(one) = Seen::of(frame)
+                {
+                    seen[flow as usize] = one;
+                }
+            }
+        });
+        self.seen = seen;
+        (came, new)
+    }
+
     /// Sends one frame of each flow in this direction until all have come back.
     fn exchange(&mut self, what: &str, direction: Direction, tcp_flags: u8) -> Result<()> {
         let flows = self.job.scenario.flows;
@@ -293,22 +315,9 @@ impl<'a> Generator<'a> {
                 under_way += 1;
                 let since = Instant::now();
                 loop {
-                    let mut seen = std::mem::take(&mut self.seen);
-                    self.receive(direction, |flow, _, frame| {
-                        under_way = under_way.saturating_sub(1);
-                        if let Some(done) = back.get_mut(flow as usize)
-                            && !*done
-                        {
-                            *done = true;
-                            missing -= 1;
-                            if direction == Direction::Requests
-                                && let Some(one) = Seen::of(frame)
-                            {
-                                seen[flow as usize] = one;
-                            }
-                        }
-                    });
-                    self.seen = seen;
+                    let (came, new) = self.receive_back(direction, &mut back);
+                    under_way = under_way.saturating_sub(came);
+                    missing -= new;
                     if under_way < WINDOW {
                         break;
                     }
@@ -320,21 +329,7 @@ impl<'a> Generator<'a> {
             }
             let until = Instant::now() + LATE;
             while Instant::now() < until {
-                let mut seen = std::mem::take(&mut self.seen);
-                self.receive(direction, |flow, _, frame| {
-                    if let Some(done) = back.get_mut(flow as usize)
-                        && !*done
-                    {
-                        *done = true;
-                        missing -= 1;
-                        if direction == Direction::Requests
-                            && let Some(one) = Seen::of(frame)
-                        {
-                            seen[flow as usize] = one;
-                        }
-                    }
-                });
-                self.seen = seen;
+                missing -= self.receive_back(direction, &mut back).1;
             }
             if missing < before {
                 (before, progress) = (missing, Instant::now());
