@@ -15,3 +15,5 @@ mod log_sink;
 mod logging;
 mod state_file;
 pub mod telemetry;
+#[cfg(test)]
+mod views_testing;

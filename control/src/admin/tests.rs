@@ -1,6 +1,5 @@
 //! Tests of the admin socket with real sockets, the real client, and a backend with state.
 
-use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -9,9 +8,10 @@ use std::time::Duration;
 use hyper::Method;
 use tidegate_admin_api::*;
 use tidegate_model::objects::ServiceType;
-use tidegate_spec::{ForwardingMode, Protocol};
+use tidegate_spec::ForwardingMode;
 
 use super::*;
+use crate::views_testing;
 
 /// Stores the drained targets, and knows one backend.
 #[derive(Default)]
@@ -20,51 +20,23 @@ struct Daemon {
 }
 
 fn backend_view() -> BackendView {
-    BackendView {
-        address: "10.0.0.1".parse().expect("an address"),
-        port: 8080,
-        weight: 1,
-        state: BackendViewState::Active,
-        why: BackendWhy::Ready,
-        warm_up_percent: None,
-        node: None,
-        zone: None,
-        pod: Some("default/web-0".into()),
-        health: HealthView::default(),
-    }
+    let backend = views_testing::backend("10.0.0.1:8080", BackendViewState::Active);
+    BackendView { pod: Some("default/web-0".into()), ..backend }
 }
 
 fn service_view() -> ServiceView {
-    let vip: IpAddr = "203.0.113.1".parse().expect("an address");
+    let vip = "203.0.113.1";
+    let port = views_testing::port(vip, ForwardingMode::Nat, vec![backend_view()]);
     ServiceView {
         namespace: "default".into(),
-        name: "web".into(),
         service_type: Some(ServiceType::LoadBalancer),
         vips: vec![VipView {
-            address: vip,
+            address: vip.parse().expect("an address"),
             kind: VipKind::LoadBalancer,
             pool: "public".into(),
             edge: Default::default(),
         }],
-        pending: None,
-        refused: None,
-        unapplied: None,
-        warnings: vec![],
-        ports: vec![PortView {
-            vip,
-            name: "http".into(),
-            port: 80,
-            protocol: Protocol::Tcp,
-            mode: ForwardingMode::Nat,
-            app_protocol: None,
-            refused: None,
-            fail_open: false,
-            note: None,
-            backends: vec![backend_view()],
-        }],
-        mode: None,
-        bgp: Default::default(),
-        created: None,
+        ..views_testing::service("web", vec![port])
     }
 }
 

@@ -114,50 +114,16 @@ fn leave_out(port: &mut PortView, backends: &BTreeSet<SocketAddr>) {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_policy::reconcile::view::BackendView;
     use tidegate_spec::{BackendProblem, ForwardingMode, Protocol};
 
     use super::*;
+    use crate::views_testing;
 
     fn service(name: &str, vip: &str) -> Arc<ServiceView> {
-        let backend = |address: &str| BackendView {
-            address: address.parse().unwrap(),
-            port: 80,
-            weight: 1,
-            state: BackendViewState::Active,
-            why: BackendWhy::Ready,
-            warm_up_percent: None,
-            node: None,
-            zone: None,
-            pod: None,
-            health: Default::default(),
-        };
-        let port = PortView {
-            vip: vip.parse().unwrap(),
-            name: "http".into(),
-            port: 80,
-            protocol: Protocol::Tcp,
-            mode: ForwardingMode::DsrL2,
-            app_protocol: None,
-            refused: None,
-            fail_open: false,
-            note: None,
-            backends: vec![backend("10.0.0.1"), backend("10.0.0.2")],
-        };
-        Arc::new(ServiceView {
-            namespace: "shop".into(),
-            name: name.into(),
-            service_type: None,
-            vips: vec![],
-            pending: None,
-            refused: None,
-            unapplied: None,
-            warnings: vec![],
-            ports: vec![port],
-            mode: None,
-            bgp: Default::default(),
-            created: None,
-        })
+        let backends =
+            ["10.0.0.1:80", "10.0.0.2:80"].map(|at| views_testing::backend(at, BackendViewState::Active));
+        let port = views_testing::port(vip, ForwardingMode::DsrL2, backends.into());
+        Arc::new(views_testing::service(name, vec![port]))
     }
 
     fn left_out(backend: &str) -> Problem {

@@ -1,12 +1,12 @@
 //! Which counters become symptoms, and when these end.
 
 use tidegate_dataplane::gateway::BackendStats;
-use tidegate_policy::reconcile::view::{BackendView, BackendWhy, HealthView, PortView};
 use tidegate_snapshot::counters::Traffic;
 use tidegate_spec::ids::{BackendId, ServiceId};
 use tidegate_wire::MacAddr;
 
 use super::*;
+use crate::views_testing;
 
 const VIP: &str = "203.0.113.1";
 const BACKEND: &str = "10.0.0.1";
@@ -37,44 +37,9 @@ fn stats(mode: ForwardingMode, requests: u64, replies: u64) -> ServiceStats {
 }
 
 fn view(state: BackendViewState) -> Arc<ServiceView> {
-    let backend = BackendView {
-        address: ip(BACKEND),
-        port: 80,
-        weight: 1,
-        state,
-        why: BackendWhy::Ready,
-        warm_up_percent: None,
-        node: None,
-        zone: None,
-        pod: None,
-        health: HealthView::default(),
-    };
-    let port = PortView {
-        vip: ip(VIP),
-        name: "http".into(),
-        port: 80,
-        protocol: Protocol::Tcp,
-        mode: ForwardingMode::Nat,
-        app_protocol: None,
-        refused: None,
-        fail_open: false,
-        note: None,
-        backends: vec![backend],
-    };
-    Arc::new(ServiceView {
-        namespace: "shop".into(),
-        name: "web".into(),
-        service_type: None,
-        vips: vec![],
-        pending: None,
-        refused: None,
-        unapplied: None,
-        warnings: vec![],
-        ports: vec![port],
-        mode: None,
-        bgp: Default::default(),
-        created: None,
-    })
+    let backend = views_testing::backend(&format!("{BACKEND}:80"), state);
+    let port = views_testing::port(VIP, ForwardingMode::Nat, vec![backend]);
+    Arc::new(views_testing::service("web", vec![port]))
 }
 
 /// Looks every [`EVERY`] at these counters of one Service, and returns the reasons that were found each time.

@@ -23,9 +23,7 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, ServiceType};
 use tidegate_pipeline::pipeline::{CookieCounts, RestoreCounts};
 use tidegate_policy::pools::PoolUsage;
-use tidegate_policy::reconcile::view::{
-    BackendView, BackendViewState, BackendWhy, HealthView, PortRefusal, PortView, ServiceView,
-};
+use tidegate_policy::reconcile::view::{BackendView, BackendViewState, PortRefusal, PortView, ServiceView};
 use tidegate_policy::reconcile::{Finding, ObjectKind, Reason};
 use tidegate_snapshot::counters::Traffic;
 use tidegate_snapshot::service_limits::LimitedService;
@@ -36,6 +34,7 @@ use tidegate_spec::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_structures::histogram::{Durations, Recorder};
 
 use super::*;
+use crate::views_testing;
 
 /// A parsed page.
 #[derive(Debug, Default)]
@@ -280,30 +279,12 @@ fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceSt
 }
 
 fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
-    let backend = |(address, state): &(&str, BackendViewState)| BackendView {
-        address: address.parse().unwrap(),
-        port: 8080,
-        weight: 1,
-        state: *state,
-        why: BackendWhy::Ready,
-        warm_up_percent: (*state == BackendViewState::Active).then_some(30),
-        node: None,
-        zone: None,
-        pod: None,
-        health: HealthView::default(),
+    let backend = |&(address, state): &(&str, BackendViewState)| {
+        let at = std::net::SocketAddr::new(address.parse().unwrap(), 8080).to_string();
+        let warm_up_percent = (state == BackendViewState::Active).then_some(30);
+        BackendView { warm_up_percent, ..views_testing::backend(&at, state) }
     };
-    PortView {
-        vip: vip.parse().unwrap(),
-        name: "http".into(),
-        port: 80,
-        protocol: Protocol::Tcp,
-        mode: ForwardingMode::FullNat,
-        app_protocol: None,
-        refused: None,
-        fail_open: false,
-        note: None,
-        backends: backends.iter().map(backend).collect(),
-    }
+    views_testing::port(vip, ForwardingMode::FullNat, backends.iter().map(backend).collect())
 }
 
 fn recorded(nanos: &[u64]) -> Durations {
@@ -406,24 +387,17 @@ fn world() -> World {
             service_stats("2001:db8:1::1", 7, &[("2001:db8::a", 4), ("10.0.0.1", 3)]),
         ],
         services: vec![Arc::new(ServiceView {
-            namespace: "shop".into(),
-            name: "web".into(),
             service_type: Some(ServiceType::LoadBalancer),
-            vips: Vec::new(),
-            pending: None,
-            refused: None,
-            unapplied: None,
-            warnings: vec![],
-            ports: vec![
-                port_view("203.0.113.1", &[("10.0.0.1", active), ("10.0.0.2", down)]),
-                port_view(
-                    "2001:db8:1::1",
-                    &[("10.0.0.1", active), ("2001:db8::a", BackendViewState::Draining)],
-                ),
-            ],
-            mode: None,
-            bgp: Default::default(),
-            created: None,
+            ..views_testing::service(
+                "web",
+                vec![
+                    port_view("203.0.113.1", &[("10.0.0.1", active), ("10.0.0.2", down)]),
+                    port_view(
+                        "2001:db8:1::1",
+                        &[("10.0.0.1", active), ("2001:db8::a", BackendViewState::Draining)],
+                    ),
+                ],
+            )
         })],
         findings: vec![
             finding(Reason::ExternalIpDenied),
